@@ -296,7 +296,7 @@ TEST(InspectReportTest, NamesThePartOfThePlanThatTheEngineCannotServe) {
   const InspectReport other = ReportOf(WithEverything());
   EXPECT_THAT(ReportToText(other),
               AllOf(HasSubstr("not served            layer 0 key"),
-                    HasSubstr("a basis of the sequence")));
+                    HasSubstr("a basis made for each sequence")));
   EXPECT_EQ(ReportToJson(other)["served"], false);
 }
 

@@ -13,8 +13,11 @@ absl::StatusOr<int64_t> CollectiveBytes(const char* call, int64_t rows,
   if (rows < 0 || columns < 0 ||
       __builtin_mul_overflow(rows, columns, &bytes) ||
       __builtin_mul_overflow(bytes, int64_t{sizeof(float)}, &bytes)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        call, ": invalid size of ", rows, " x ", columns, " numbers"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(call,
+                     ": the matrix must have 0 or more rows and columns, and "
+                     "at most 2^63 - 1 bytes, but it has ",
+                     rows, " x ", columns, " numbers"));
   }
   return bytes;
 }
@@ -27,11 +30,11 @@ absl::Status CheckFirstColumns(plan::TpShard shard,
     rising = first_columns[i - 1] <= first_columns[i];
   }
   if (rising) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("AllGather: want the first columns of ", shard.size,
-                   " ranks, ascending from 0, and then the number of columns; "
-                   "have ",
-                   absl::StrJoin(first_columns, ", ")));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "AllGather: first_columns must have the first column of each of the ",
+      shard.size,
+      " ranks, ascending from 0, and then the number of columns; it is [",
+      absl::StrJoin(first_columns, ", "), "]"));
 }
 
 }  // namespace kvasir::worker

@@ -116,8 +116,8 @@ class CpuCollective final : public Collective {
                          int64_t bytes,
                          kernels::Workspace& workspace) override {
     if (bytes < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Broadcast: invalid size of ", bytes, " bytes"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Broadcast: the size must be 0 bytes or more, is ", bytes));
     }
     absl::Status status;
     return Run(kBroadcast, stream, workspace, bytes,

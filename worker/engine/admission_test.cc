@@ -29,7 +29,7 @@ Admission Limited() {
 }
 
 TEST(WorkerAdmissionTest,
-     APromptThatLeavesNoRoomForOutputIsRefusedAsNeverFits) {
+     APromptThatLeavesNoRoomForOutputIsRefusedWithTheReasonNeverFits) {
   EXPECT_TRUE(Limited().CheckRequest(Good()).ok());
   Request request = Good();
   request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(32, 1));
@@ -45,7 +45,8 @@ TEST(WorkerAdmissionTest,
   EXPECT_EQ(refusal.status.message(), message);
 }
 
-TEST(WorkerAdmissionTest, ARequestForOtherWeightsIsRetriedElsewhere) {
+TEST(WorkerAdmissionTest,
+     TheRouterMayRetryARequestForOtherWeightsOnAnotherWorker) {
   EXPECT_TRUE(Admission::CheckWeights("", "have").ok());
   EXPECT_TRUE(Admission::CheckWeights("have", "have").ok());
   const Refusal refusal = Admission::CheckWeights("want", "have");
@@ -55,7 +56,8 @@ TEST(WorkerAdmissionTest, ARequestForOtherWeightsIsRetriedElsewhere) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST(WorkerAdmissionTest, ARequestWithAnInvalidValueIsNotRetriedElsewhere) {
+TEST(WorkerAdmissionTest,
+     TheRouterMayNotRetryARequestWithAnInvalidValueOnAnotherWorker) {
   Request request = Good();
   request.sampling.set_n(5);
   const Refusal refusal = Limited().CheckRequest(request);
@@ -77,7 +79,7 @@ TEST(WorkerAdmissionTest, AFullQueueAcceptsOnlyARequestThatStartsAtOnce) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST(WorkerAdmissionTest, RefusesARequestWhoseIdAndAttemptAreLive) {
+TEST(WorkerAdmissionTest, ARequestWithTheIdAndAttemptOfALiveRequestIsRefused) {
   const Refusal refusal = Limited().CheckPlace(Good(), {.is_live = true});
   EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kAlreadyExists,
                                        HasSubstr("request r, attempt 2")));
@@ -96,7 +98,8 @@ TEST(WorkerAdmissionTest, OnlyADrainingEngineRefusesWithTheReasonDraining) {
   }
 }
 
-TEST(WorkerAdmissionTest, TheClientsOwnQueueTimeoutIsNotRetriedElsewhere) {
+TEST(WorkerAdmissionTest,
+     ARequestThatExceedsItsOwnQueueTimeoutMayNotBeRetriedOnAnotherWorker) {
   Request request = Good();
   EXPECT_EQ(Admission::QueueTimeout(request, absl::Seconds(2)).reason,
             kvasir::v1::Refusal::RETRY_ELSEWHERE);

@@ -169,7 +169,7 @@ class EngineTest : public ::testing::TestWithParam<bool> {
   std::unique_ptr<Engine> engine_;
 };
 
-TEST_P(EngineTest, ARequestUsesAnAllowedEvictionBudget) {
+TEST_P(EngineTest, ARequestIsServedWithItsEvictionBudgetIfTheBudgetIsAllowed) {
   fake_.groups[0].eviction = {.budget_tokens = 8, .every_tokens = 4};
   options_.scheduler.eviction.groups = {
       {.pages = {.eviction = fake_.groups[0].eviction}, .least_slots = 2}};
@@ -213,7 +213,7 @@ TEST_P(EngineTest,
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, StreamsTheTokensOfEverySample) {
+TEST_P(EngineTest, TheEngineStreamsTheTokensOfEverySampleOfARequest) {
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("r", 6);
   request.sampling.set_n(3);
@@ -230,7 +230,7 @@ TEST_P(EngineTest, StreamsTheTokensOfEverySample) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, WarmsUpWithTheLargestBatchBeforeItIsReady) {
+TEST_P(EngineTest, TheEngineWarmsUpWithTheLargestBatchBeforeItIsReady) {
   KVASIR_ASSERT_OK(Start());
   engine_->Stop();
   EXPECT_EQ(executor_->largest_batch_tokens(), 32u);
@@ -274,7 +274,7 @@ TEST_P(EngineTest, SubmitRefusesInvalidRequests) {
                        HasSubstr("n is 9, want 1 to 8")));
 }
 
-TEST_P(EngineTest, SubmitRefusesRequestsAboveTheQueueBound) {
+TEST_P(EngineTest, SubmitRefusesARequestIfTheQueueIsFull) {
   options_.scheduler.max_num_seqs = 1;  // `first` has the only seat
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
@@ -307,7 +307,8 @@ TEST_P(EngineTest, SubmitRefusesRequestsAboveTheQueueBound) {
   for (const auto& sink : sinks) sink->AwaitEnd();
 }
 
-TEST_P(EngineTest, WithoutAQueueOnlyRequestsWithAFreeSeatAreAccepted) {
+TEST_P(EngineTest,
+       IfTheQueueHasLengthZeroOnlyRequestsThatCanRunAtOnceAreAccepted) {
   options_.scheduler.max_queue = 0;
   options_.scheduler.max_num_seqs = 2;
   KVASIR_ASSERT_OK(Start());
@@ -331,7 +332,8 @@ TEST_P(EngineTest, WithoutAQueueOnlyRequestsWithAFreeSeatAreAccepted) {
   EXPECT_EQ(later->samples()[0].tokens, Expected(MakeRequest("later")));
 }
 
-TEST_P(EngineTest, SubmitRefusesALiveAttemptButAcceptsTheNextOne) {
+TEST_P(EngineTest,
+       SubmitRefusesAnAttemptThatIsLiveButAcceptsTheNextAttemptOfTheRequest) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto sink = std::make_shared<WaitableSink>();
@@ -371,7 +373,7 @@ TEST_P(EngineTest, AnAbortDuringAStepDropsTheTokensOfThatStep) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, ADrainRefusesNewRequestsAndFinishesOldOnes) {
+TEST_P(EngineTest, ADrainingEngineRefusesNewRequestsAndFinishesAcceptedOnes) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto sink = std::make_shared<WaitableSink>();
@@ -447,7 +449,7 @@ TEST_P(EngineTest, StopFailsRunningAndWaitingRequestsWithTheReasonDraining) {
 }
 
 TEST_P(EngineTest,
-       RefuseAllDuringAStepDropsTheStepsTokensAndTheEngineContinues) {
+       RefuseAllDropsTheTokensOfTheRunningStepAndTheEngineContinues) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto running = std::make_shared<WaitableSink>();
@@ -561,7 +563,7 @@ TEST_P(EngineTest, NonFiniteNumbersFailOnlyTheRequestThatProducedThem) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, WatchdogReportsTheHangingStepWithoutTokenIds) {
+TEST_P(EngineTest, TheWatchdogReportsAStepThatHangsAndOmitsItsTokenIds) {
   base::Mutex mutex;
   base::CondVar changed;
   std::vector<StallReport> reports;
@@ -593,7 +595,7 @@ TEST_P(EngineTest, WatchdogReportsTheHangingStepWithoutTokenIds) {
   sink->AwaitEnd();
 }
 
-TEST_P(EngineTest, WatchdogReportsNothingWithoutWork) {
+TEST_P(EngineTest, TheWatchdogReportsNothingWhileNoStepRuns) {
   std::atomic<int> stalls = 0;
   options_.clock = &manual_clock_;
   options_.watchdog = absl::Milliseconds(20);
@@ -633,7 +635,7 @@ class CountingListener final : public LoadListener {
   std::vector<LoadSnapshot> received_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST_P(EngineTest, ListenersReceiveTheLoadAtOnceAndAfterEachChange) {
+TEST_P(EngineTest, ALoadListenerReceivesTheLoadAtOnceAndAgainAfterEachChange) {
   KVASIR_ASSERT_OK(Start());
   const auto listener = std::make_shared<CountingListener>();
   engine_->SubscribeLoad(listener);
@@ -680,7 +682,8 @@ class CountingObserver final : public EngineObserver {
   std::vector<RequestSummary> ends;
 };
 
-TEST_P(EngineTest, TheObserverReceivesStepsEndsOfRequestsAndRefusals) {
+TEST_P(EngineTest,
+       TheObserverIsToldOfEachStepAndRefusalAndOfEachRequestThatEnds) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -706,7 +709,8 @@ TEST_P(EngineTest, TheObserverReceivesStepsEndsOfRequestsAndRefusals) {
   EXPECT_EQ(observer.ends[0].reason, kvasir::v1::FINISH_LENGTH);
 }
 
-TEST_P(EngineTest, TheLoadOfEachStepTellsTheObserverAboutADrain) {
+TEST_P(EngineTest,
+       TheLoadReportedAfterEachStepShowsTheObserverThatTheEngineDrains) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -738,7 +742,7 @@ class AbortingSink final : public RecordingSink {
   const std::string id_;
 };
 
-TEST_P(EngineTest, ASinkMayAbortFromItsCallback) {
+TEST_P(EngineTest, ARequestMayBeAbortedFromTheCallbackThatReceivesItsTokens) {
   KVASIR_ASSERT_OK(Start());
   const auto sink = std::make_shared<AbortingSink>(engine_.get(), "r");
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r", 50), sink).status);
@@ -749,7 +753,7 @@ TEST_P(EngineTest, ASinkMayAbortFromItsCallback) {
   EXPECT_LE(sink->samples()[0].tokens.size(), 2u);
 }
 
-TEST_P(EngineTest, SurvivesAStormOfThreadsWithRandomAborts) {
+TEST_P(EngineTest, ManyThreadsMaySubmitAndAbortRequestsAtRandomTimes) {
   options_.scheduler.max_queue = 64;
   KVASIR_ASSERT_OK(Start());
   constexpr int kThreads = 4;
@@ -870,7 +874,8 @@ TEST_P(EngineTest, TheNextStepIsEnqueuedBeforeTokensAreDelivered) {
 
 // The step that was planned ahead samples a token for the request that has
 // ended; that token is dropped.
-TEST_P(EngineTest, AStepPlannedAheadForAnEndedRequestIsStillAwaited) {
+TEST_P(EngineTest,
+       TheEngineAwaitsAStepThatWasPlannedAheadForARequestThatHasEnded) {
   options_.warm_up = false;
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("a", 20);
@@ -914,7 +919,8 @@ class FailingExecutor final : public Executor {
   Executor& own_;
 };
 
-TEST_P(EngineTest, AFailedEnqueueOrAnnounceDuringAStepFailsEveryRequest) {
+TEST_P(EngineTest,
+       EveryRequestFailsIfTheNextStepCannotBeEnqueuedOrAnnouncedDuringAStep) {
   options_.warm_up = false;
   KVASIR_ASSERT_OK(Start());
   for (const bool announce : {true, false}) {
@@ -1011,7 +1017,7 @@ TEST_P(EngineTest, StopAwaitsTheRunningStepAndReportsItsFailure) {
   ExpectNothingHeld();
 }
 
-TEST(EngineCreateTest, AnErrorStatesTheSizesIfThePoolIsTooSmallForOneSequence) {
+TEST(EngineCreateTest, TheErrorForAPoolTooSmallForOneSequenceStatesTheSizes) {
   cache::KvCacheConfig config;
   config.page_tokens = 4;
   config.cache_id = "test";

@@ -98,9 +98,9 @@ absl::Status CheckEvictionBudget(const EvictionBudget& budget,
   const bool is_share = budget.ratio > 0 && budget.ratio <= 1;
   if (budget.ratio != 0 ? !is_share || budget.tokens > 0 : budget.tokens == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "eviction_budget has ", budget.tokens, " tokens and the ratio ",
+        "eviction_budget: tokens is ", budget.tokens, " and ratio is ",
         budget.ratio,
-        ": set exactly one of them, and a ratio above 0 and at most 1"));
+        ", want exactly one of them set, and a ratio above 0 and at most 1"));
   }
   if (!limits.evicts()) {
     return Wrong(budget, ", but the served plan evicts nothing: want none");

@@ -43,7 +43,7 @@ void ExpectRefused(const EvictionLimits& limits, const EvictionBudget& budget,
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
 }
 
-TEST(EvictionLimitsTest, ARequestMayKeepMoreSlotsThanThePlan) {
+TEST(EvictionLimitsTest, ARequestMayHaveALargerEvictionBudgetThanThePlan) {
   const EvictionLimits limits = Limits();
   for (const char* text : {"0.2", "0.5", "1", "100", "4000"}) {
     KVASIR_EXPECT_OK(
@@ -68,7 +68,8 @@ TEST(EvictionLimitsTest, ARequestMayKeepMoreSlotsThanThePlan) {
       << "nothing is evicted, of the output either";
 }
 
-TEST(EvictionLimitsTest, ThePlansOwnBudgetGivesThePlansEvictionCounts) {
+TEST(EvictionLimitsTest,
+     ARequestForThePlansBudgetGetsTheEvictionCountsOfThePlan) {
   EvictionLimits limits = Limits();
   limits.groups.pop_back();
   EXPECT_EQ(EvictionsOf(Budget("0.2"), limits)[1],
@@ -76,7 +77,7 @@ TEST(EvictionLimitsTest, ThePlansOwnBudgetGivesThePlansEvictionCounts) {
 }
 
 TEST(EvictionLimitsTest,
-     ABudgetBelowThePlansIsRefusedUnlessTheOperatorAllowsIt) {
+     ABudgetBelowThatOfThePlanIsRefusedUnlessTheOperatorAllowsIt) {
   EvictionLimits limits = Limits();
   ExpectRefused(limits, Budget("0.1"), 1000,
                 "eviction_budget is 0.1 and keeps 100 slots at 1000 prompt "
@@ -172,12 +173,12 @@ TEST(EvictionLimitsTest, AnInvalidBudgetIsRefused) {
        {EvictionBudget{}, EvictionBudget{.ratio = nan},
         EvictionBudget{.ratio = -0.5}, EvictionBudget{.ratio = 1.5},
         EvictionBudget{.tokens = 256, .ratio = 0.5}}) {
-    ExpectRefused(Limits(), wrong, 100, "set exactly one of them");
+    ExpectRefused(Limits(), wrong, 100, "want exactly one of them set");
   }
 }
 
 TEST(EvictionLimitsTest,
-     LimitsOfAPlanCountSinksAndRecentTokensOfEachPageGroup) {
+     TheLeastBudgetOfAPageGroupIsItsSinksPlusTheMostRecentTokensOfItsLayers) {
   plan::AttentionShape shape;
   shape.num_heads = shape.num_kv_heads = 2;
   shape.head_dim = shape.rotary_dim = 32;

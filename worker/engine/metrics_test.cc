@@ -42,7 +42,7 @@ class WorkerMetricsTest : public ::testing::Test {
   WorkerMetrics metrics_;
 };
 
-TEST_F(WorkerMetricsTest, GaugesFollowTheLoad) {
+TEST_F(WorkerMetricsTest, TheGaugesShowTheLoadThatTheEngineReports) {
   metrics_.OnLoad(
       {.running = 3, .waiting = 2, .free_pages = 4, .total_pages = 10});
   const std::string text = Text(*metrics_.registry());
@@ -54,7 +54,8 @@ TEST_F(WorkerMetricsTest, GaugesFollowTheLoad) {
             std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest, SamplingACacheTotalTwiceDoesNotCountItTwice) {
+TEST_F(WorkerMetricsTest,
+       SamplingAnUnchangedCacheTotalTwiceAddsItToTheCounterOnce) {
   sample_.prefix_hit_tokens = 5;
   metrics_.OnLoad({});
   metrics_.OnLoad({});
@@ -63,7 +64,8 @@ TEST_F(WorkerMetricsTest, SamplingACacheTotalTwiceDoesNotCountItTwice) {
             std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest, CacheBytesAndCountersOfTheExecutorAreExported) {
+TEST_F(WorkerMetricsTest,
+       TheMetricsShowTheBytesOfTheCacheAndTheExecutorsCounters) {
   sample_.used_bytes = 4096;
   sample_.padding_bytes = 96;
   sample_.unfilled_bytes = 1000;
@@ -91,7 +93,8 @@ TEST_F(WorkerMetricsTest, CacheBytesAndCountersOfTheExecutorAreExported) {
   }
 }
 
-TEST_F(WorkerMetricsTest, PreemptionsByKindAndBytesOfTheHostPoolAreExported) {
+TEST_F(WorkerMetricsTest,
+       TheMetricsShowPreemptionsByKindAndTheBytesOfTheHostPool) {
   metrics_.OnStep({.preemptions = 3, .preemptions_by_copy = 2});
   sample_.host_used_bytes = 555;
   sample_.bytes_to_host = 2000;
@@ -110,7 +113,7 @@ TEST_F(WorkerMetricsTest, PreemptionsByKindAndBytesOfTheHostPoolAreExported) {
   }
 }
 
-TEST_F(WorkerMetricsTest, EvictionsAreCountedInSlotsPagesAndSeconds) {
+TEST_F(WorkerMetricsTest, TheMetricsCountTheSlotsPagesAndSecondsOfEvictions) {
   sample_.logical_tokens = 1000;
   sample_.physical_tokens = 300;
   sample_.evictions = 4;
@@ -154,7 +157,7 @@ TEST_F(WorkerMetricsTest,
             std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest, HistogramsCountEveryTokenOfAStep) {
+TEST_F(WorkerMetricsTest, LatencyAndTokenMetricsCountEveryTokenOfAStep) {
   const absl::Duration gaps[] = {absl::Milliseconds(3), absl::Milliseconds(4)};
   metrics_.OnStep({.decode_sequences = 2,
                    .prefill_tokens = 7,
@@ -189,7 +192,8 @@ TEST_F(WorkerMetricsTest,
   EXPECT_NE(text.find("\nkvasir_prompt_tokens_total 11\n"), std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest, PhasesThatARequestDidNotReachAreNotRecorded) {
+TEST_F(WorkerMetricsTest,
+       DurationsOfPhasesThatARequestDidNotReachAreNotRecorded) {
   metrics_.OnRequestEnd({.status = absl::DeadlineExceededError("in the queue"),
                          .queue = absl::Seconds(2)});
   metrics_.OnRequestEnd({.status = absl::DeadlineExceededError("prefilling"),

@@ -5,7 +5,8 @@
 namespace kvasir::worker {
 namespace {
 
-TEST(PreemptionTest, CopiesIfCopyingOutAndBackTakesLessThanAPrefill) {
+TEST(PreemptionTest,
+     ASequenceIsCopiedIfCopyingOutAndBackTakesLessTimeThanAPrefill) {
   // Copying 500 bytes out and back takes 2 * 500 / 1000 = 1 second, as long as
   // the prefill of 100 tokens.
   PreemptionCosts costs = {.image_bytes = 499,
@@ -27,7 +28,7 @@ TEST(PreemptionTest, ASequenceWithoutComputedTokensIsNotCopied) {
   EXPECT_EQ(ChoosePreemption({}), Preemption::kRecompute);
 }
 
-TEST(PrefillRateTest, TheAssumedRateIsUsedUntilAStepWasMeasured) {
+TEST(PrefillRateTest, AnAssumedPrefillRateIsUsedUntilAStepHasBeenMeasured) {
   PrefillRate rate;
   EXPECT_EQ(rate.tokens_per_second(), kAssumedPrefillTokensPerSecond);
   rate.Add(100, absl::ZeroDuration());
@@ -36,7 +37,7 @@ TEST(PrefillRateTest, TheAssumedRateIsUsedUntilAStepWasMeasured) {
   EXPECT_EQ(rate.tokens_per_second(), 50);
 }
 
-TEST(PrefillRateTest, TheRateFollowsTheLatestSteps) {
+TEST(PrefillRateTest, ThePrefillRateFollowsTheMostRecentSteps) {
   PrefillRate rate;
   rate.Add(100, absl::Seconds(1));
   for (int i = 0; i < 200; ++i) rate.Add(300, absl::Seconds(1));

@@ -110,20 +110,21 @@ absl::Status CheckTokens(const Request& request, const RequestLimits& limits) {
   const size_t prompt = request.prompt.size_tokens();
   const size_t emitted = request.emitted.size_tokens();
   if (prompt == 0) {
-    return absl::InvalidArgumentError("prompt has no token, want at least 1");
+    return absl::InvalidArgumentError("prompt is empty, want at least 1 token");
   }
   if (prompt + emitted > limits.max_model_len) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("prompt and emitted tokens are ", prompt, " + ", emitted,
-                     ", want at most max_model_len ", limits.max_model_len));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "prompt has ", prompt, " tokens and emitted has ", emitted,
+        ", want a sum of at most max_model_len ", limits.max_model_len));
   }
   if (emitted > request.sampling.max_tokens()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(emitted, " emitted tokens, want at most max_tokens ",
-                     request.sampling.max_tokens()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "emitted has ", emitted, " tokens, want at most max_tokens ",
+        request.sampling.max_tokens()));
   }
   if (emitted > 0 && request.sampling.n() != 1) {
-    return Wrong("n", request.sampling.n(), "1 with emitted tokens");
+    return Wrong("n", request.sampling.n(),
+                 "1 if the request has emitted tokens");
   }
   KVASIR_RETURN_IF_ERROR(
       CheckTokenIds("prompt", prompt, request.prompt, limits.vocab_size));
@@ -149,7 +150,7 @@ absl::Status ValidateRequest(const Request& request,
   if (!request.sampling.token_mask().empty() && !limits.token_masks) {
     return absl::UnimplementedError(
         absl::StrCat("token_mask is \"", request.sampling.token_mask(),
-                     "\", but this worker has no token masks"));
+                     "\", but this worker does not support token masks"));
   }
   KVASIR_RETURN_IF_ERROR(CheckTokens(request, limits));
   if (!request.eviction_budget.has_value()) return absl::OkStatus();

@@ -31,7 +31,7 @@ Request Good() {
   return request;
 }
 
-TEST(ValidateRequestTest, NeutralSamplingParametersAreValid) {
+TEST(ValidateRequestTest, ARequestWithDefaultSamplingParametersIsValid) {
   KVASIR_EXPECT_OK(ValidateRequest(Good(), Limits()));
 }
 
@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(
                 },
                 "number of stop_token_ids is 3, want at most 2"},
         BadCase{"EmptyPrompt", [](Request* r) { r->prompt = {}; },
-                "prompt has no token"},
+                "prompt is empty"},
         BadCase{"PromptIdOutsideVocabulary",
                 [](Request* r) {
                   r->prompt = proto::TokenBytes::FromIds({1, 2, 100});
@@ -182,21 +182,21 @@ INSTANTIATE_TEST_SUITE_P(
                   r->emitted =
                       proto::TokenBytes::Adopt(std::vector<int32_t>(17, 1));
                 },
-                "17 emitted tokens, want at most max_tokens 16"},
+                "emitted has 17 tokens, want at most max_tokens 16"},
         BadCase{"EmittedBeyondModel",
                 [](Request* r) {
                   r->sampling.set_max_tokens(100);
                   r->emitted =
                       proto::TokenBytes::Adopt(std::vector<int32_t>(30, 1));
                 },
-                "prompt and emitted tokens are 3 + 30, want at most "
+                "prompt has 3 tokens and emitted has 30, want a sum of at most "
                 "max_model_len 32"},
         BadCase{"EmittedWithSamples",
                 [](Request* r) {
                   r->sampling.set_n(2);
                   r->emitted = proto::TokenBytes::FromIds({1});
                 },
-                "n is 2, want 1 with emitted tokens"}),
+                "n is 2, want 1 if the request has emitted tokens"}),
     [](const auto& param_info) { return std::string(param_info.param.name); });
 
 TEST(ValidateRequestTest, AnEvictionBudgetIsCheckedAgainstThePromptsLength) {

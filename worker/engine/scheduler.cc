@@ -540,10 +540,10 @@ absl::Status Scheduler::Apply(const StepResult& result) {
     ApplyToSequence(step_id, planned, found, now);
   }
   if (next != result.sequences_size()) {
-    return absl::InternalError(
-        absl::StrCat("step ", step_id, ": the result of sequence ",
-                     result.sequences(next).sequence_id(),
-                     " is not in the order of the plan"));
+    return absl::InternalError(absl::StrCat(
+        "step ", step_id, ": the executor returned a result of sequence ",
+        result.sequences(next).sequence_id(),
+        ", which is not in the plan or not in the order of the plan"));
   }
   stats_.step_id = step_id;
   stats_.time_to_first_token = time_to_first_token_;
@@ -569,9 +569,9 @@ absl::Status Scheduler::CheckResult(uint64_t step_id,
   }
   if (result->target_logprobs_size() != static_cast<int>(planned.num_targets)) {
     return absl::InternalError(absl::StrCat(
-        "step ", step_id, ", sequence ", planned.sequence_id, ": ",
-        result->target_logprobs_size(), " target log probabilities, expected ",
-        planned.num_targets));
+        "step ", step_id, ", sequence ", planned.sequence_id,
+        ": the executor returned ", result->target_logprobs_size(),
+        " target log probabilities, expected ", planned.num_targets));
   }
   return absl::OkStatus();
 }

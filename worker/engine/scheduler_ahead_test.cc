@@ -40,7 +40,8 @@ TEST(SchedulerAheadTest, DecodesArePlannedWhileAStepRuns) {
   )");
 }
 
-TEST(SchedulerAheadTest, AStepPlannedAheadIsWastedIfItsSequenceEnds) {
+TEST(SchedulerAheadTest,
+     ATokenOfAStepPlannedAheadIsDroppedIfItsSequenceHasEnded) {
   Scenario probe;
   probe.Run(R"(
     submit a max=5
@@ -71,7 +72,8 @@ TEST(SchedulerAheadTest, AStepPlannedAheadIsWastedIfItsSequenceEnds) {
 
 // The pages are freed late because the step that was planned ahead still writes
 // to them.
-TEST(SchedulerAheadTest, PagesOfAnEndedSequenceAreFreeOneStepLater) {
+TEST(SchedulerAheadTest,
+     PagesOfAnEndedSequenceAreFreedOnceTheStepPlannedAheadHasEnded) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16
@@ -99,7 +101,8 @@ TEST(SchedulerAheadTest, PagesOfAnEndedSequenceAreFreeOneStepLater) {
   )");
 }
 
-TEST(SchedulerAheadTest, ADeadlineEndsARequestWhilePlanningAhead) {
+TEST(SchedulerAheadTest,
+     ARequestPastItsDeadlineEndsWhenTheNextStepIsPlannedAhead) {
   Scenario scenario;
   scenario.Run(R"(
     submit a max=20 deadline=5s
@@ -119,7 +122,8 @@ TEST(SchedulerAheadTest, ADeadlineEndsARequestWhilePlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, AnUnfinishedOrNewPromptStopsPlanningAhead) {
+TEST(SchedulerAheadTest,
+     NoStepIsPlannedAheadWhileAPromptIsUnfinishedOrCanStart) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=8 seqs=3
@@ -211,7 +215,8 @@ TEST(SchedulerAheadTest, NoStepIsPlannedAheadIfPagesRunOut) {
 
 // While no page becomes free, a waiting sequence cannot start anyway, so steps
 // are still planned ahead.
-TEST(SchedulerAheadTest, ASequenceThatLacksPagesDoesNotStopPlanningAhead) {
+TEST(SchedulerAheadTest,
+     AWaitingSequenceThatCannotGetItsPagesDoesNotStopPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=8
@@ -234,7 +239,8 @@ TEST(SchedulerAheadTest, ASequenceThatLacksPagesDoesNotStopPlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, AWaitingSequenceStartsOnceEnoughOfItsPrefixIsCached) {
+TEST(SchedulerAheadTest,
+     AWaitingSequenceThatSharesAPrefixStartsOnceThePrefixIsCached) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16
@@ -276,7 +282,7 @@ TEST(SchedulerAheadTest, StepsArePlannedAheadBetweenEvictions) {
   )");
 }
 
-TEST(SchedulerAheadTest, WithSidePagesNoStepIsPlannedAhead) {
+TEST(SchedulerAheadTest, NoStepIsPlannedAheadForSequencesWithSidePages) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=32 side=2
@@ -317,7 +323,7 @@ TEST(SchedulerAheadTest,
 // over both groups, even after `b` ends. But `b` frees enough pages of the
 // group that `c` lacked, so `c` must start.
 TEST(SchedulerAheadTest,
-     FreedPagesOfOneGroupAreNoticedAlthoughAnotherGroupShrinks) {
+     AWaitingRequestStartsWhenOnePageGroupHasFreePagesAgainAndAnotherHasFewer) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=60
@@ -352,7 +358,8 @@ TEST(SchedulerAheadTest,
   )");
 }
 
-TEST(SchedulerAheadTest, StatisticsBelongToTheAppliedStep) {
+TEST(SchedulerAheadTest,
+     TheStatisticsDescribeTheLastAppliedStepAndNotAStepPlannedAhead) {
   Scenario scenario;
   scenario.Run(R"(
     submit a prompt=6 max=3

@@ -15,7 +15,7 @@ struct Case {
 
 class SchedulerScenarioTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(SchedulerScenarioTest, EveryStepOfTheScriptRunsAsWritten) {
+TEST_P(SchedulerScenarioTest, TheSchedulerMeetsEveryExpectationOfTheScript) {
   Scenario scenario;
   scenario.Run(GetParam().script);
   scenario.Run("expect idle");  // must hold at the end of every script

@@ -245,7 +245,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
   int budgets_ = 0;  // requests with an eviction budget of their own
 };
 
-TEST_P(StormTest, EveryOutputIsExactAndEveryPageIsFreed) {
+TEST_P(StormTest, OutputsOfRandomRequestsAreExactAndAllTheirPagesAreFreed) {
   constexpr int kRequests = 500;
   int submitted = 0;
   while (submitted < kRequests) {

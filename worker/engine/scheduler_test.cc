@@ -26,7 +26,7 @@ std::vector<int32_t> Greedy(const std::string& name, uint32_t count) {
                           {.vocab_size = 1000, .max_model_len = 64});
 }
 
-TEST(SchedulerStopTest, AStopIdEndsTheOutputAndIsDelivered) {
+TEST(SchedulerStopTest, AStopTokenIdEndsTheOutputAndIsDeliveredAsItsLastToken) {
   const int32_t third = Greedy("a", 3)[2];
   Scenario scenario;
   scenario.Run(absl::StrCat("submit a max=20 stop=", third, R"(
@@ -55,7 +55,7 @@ TEST(SchedulerStopTest, TheEndOfSequenceTokenEndsTheOutputUnlessIgnored) {
   )"));
 }
 
-TEST(SchedulerStopTest, NoStopIdIsSampledBelowMinTokens) {
+TEST(SchedulerStopTest, NoStopTokenIdIsSampledBeforeTheOutputHasMinTokens) {
   const int32_t first = Greedy("a", 1)[0];
   Scenario scenario;
   scenario.Run(absl::StrCat("submit a max=20 min=4 stop=", first, R"(
@@ -122,7 +122,8 @@ TEST(SchedulerLogprobsTest, LogProbabilitiesOfThePromptSurviveAPreemption) {
   }
 }
 
-TEST(SchedulerTimingTest, SplitsARequestsTimeIntoQueuePrefillAndDecode) {
+TEST(SchedulerTimingTest,
+     TheTimeOfARequestIsSplitIntoQueuePrefillAndDecodeTime) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=8
@@ -187,7 +188,8 @@ class EchoMasks final : public TokenMaskProvider {
   }
 };
 
-TEST(SchedulerTimeLimitTest, OnlyTheOperatorsQueueTimeoutIsRetriedElsewhere) {
+TEST(SchedulerTimeLimitTest,
+     OnlyARequestThatExceedsTheWorkersQueueTimeoutMayBeRetriedOnAnotherWorker) {
   Bare bare;
   bare.options.queue_timeout = absl::Seconds(5);
   const auto scheduler = bare.Make();
@@ -221,7 +223,8 @@ class SummaryObserver final : public EngineObserver {
   std::vector<RequestSummary> ends;
 };
 
-TEST(SchedulerTimingTest, AFailedRequestReportsThePhasesItReached) {
+TEST(SchedulerTimingTest,
+     AFailedRequestReportsTheTimeOfEachPhaseThatItReached) {
   SummaryObserver observer;
   Bare bare;
   bare.deps.observer = &observer;
@@ -256,7 +259,8 @@ TEST(SchedulerTimingTest, AFailedRequestReportsThePhasesItReached) {
   EXPECT_EQ(observer.ends[1].decode, std::nullopt);
 }
 
-TEST(SchedulerTokenMaskTest, AMaskIsRequestedBeforeEveryMaskedToken) {
+TEST(SchedulerTokenMaskTest,
+     TheSchedulerRequestsATokenMaskBeforeEachTokenOfAMaskedRequest) {
   EchoMasks masks;
   Bare bare(&masks);
   const auto scheduler = bare.Make();
@@ -315,7 +319,7 @@ TEST(SchedulerApplyTest, RefusesAResultThatDoesNotMatchThePlan) {
          out->set_token_id(1);
          out->add_target_logprobs(0.0f);
        }},
-      {"is not in the order of the plan",
+      {"not in the order of the plan",
        [](const auto& plan, auto* result) {
          result->set_step_id(plan.step_id());
          auto* out = result->add_sequences();
@@ -342,7 +346,7 @@ TEST(SchedulerApplyTest, RefusesAResultThatDoesNotMatchThePlan) {
   }
 }
 
-TEST(SchedulerApplyTest, OnlyTheRequestWithoutAnAllowedTokenFails) {
+TEST(SchedulerApplyTest, OnlyTheRequestForWhichNoTokenIsAllowedFails) {
   Bare bare;
   const auto scheduler = bare.Make();
   const auto barred = std::make_shared<RecordingSink>(2);
@@ -376,7 +380,7 @@ TEST(SchedulerApplyTest, OnlyTheRequestWithoutAnAllowedTokenFails) {
   KVASIR_EXPECT_OK(bare.cache.CheckInvariants());
 }
 
-TEST(SchedulerOptionsTest, ContradictoryOptionsAreRefusedWithTheirNumbers) {
+TEST(SchedulerOptionsTest, TheErrorForContradictoryOptionsStatesTheirValues) {
   Bare bare;
   const auto create = [&](auto change) {
     SchedulerOptions options = bare.options;
@@ -417,7 +421,7 @@ constexpr char kOneInTheHostPool[] = R"(
   expect host 4
 )";
 
-TEST(SchedulerHostPoolTest, ImagesOfRefusedRequestsAreFreed) {
+TEST(SchedulerHostPoolTest, HostPoolCopiesOfRefusedRequestsAreFreed) {
   Scenario scenario;
   scenario.Run(kOneInTheHostPool);
   scenario.scheduler().RefuseAll({absl::UnavailableError("stopped"),
@@ -428,7 +432,7 @@ TEST(SchedulerHostPoolTest, ImagesOfRefusedRequestsAreFreed) {
   )");
 }
 
-TEST(SchedulerHostPoolTest, ImagesAreFreedAfterAFailedStep) {
+TEST(SchedulerHostPoolTest, HostPoolCopiesAreFreedAfterAFailedStep) {
   Scenario scenario;
   scenario.Run(kOneInTheHostPool);
   scenario.Run("schedule");
@@ -440,7 +444,8 @@ TEST(SchedulerHostPoolTest, ImagesAreFreedAfterAFailedStep) {
   )");
 }
 
-TEST(SchedulerHostPoolTest, QueuedTokensCountOnlyTokensThatAreLeftToRun) {
+TEST(SchedulerHostPoolTest,
+     QueuedTokensOfARequestInTheHostPoolCountOnlyTokensNotYetComputed) {
   Scenario scenario;
   scenario.Run(kOneInTheHostPool);
   EXPECT_EQ(scenario.scheduler().Load().queued_tokens, 1u);

@@ -21,7 +21,8 @@ class BatchInvarianceTest : public ::testing::TestWithParam<int64_t> {
   }
 };
 
-TEST_P(BatchInvarianceTest, SixteenRequestsTogetherGetTheSameBitsAsOneAtATime) {
+TEST_P(BatchInvarianceTest,
+       SixteenRequestsInOneBatchGetTheSameBitsAsOneRequestAtATime) {
   const std::vector<Request> requests = MixedRequests();
   Worker worker({}, GetParam());
   EXPECT_EQ(worker.Run(requests), Alone(requests));

@@ -486,7 +486,7 @@ TEST(BitsRecordCasesTest, EveryCaseInTheRecordIsTested) {
 
 // Skips, visibly in the output, if this machine lacks an instruction set that
 // the record covers.
-TEST(BitsRecordCasesTest, ThisMachineHasAvx2AndAvx512) {
+TEST(BitsRecordCasesTest, TheTestIsSkippedIfThisMachineLacksAvx2OrAvx512) {
   const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
   const auto has = [&](auto is) {
     return std::any_of(targets.begin(), targets.end(), is);

@@ -17,11 +17,11 @@ inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
     case kvasir::v1::LOGIT_NOT_FINITE:
       return absl::InternalError(
           "the model computed a logit that is not a finite number (NaN or "
-          "infinite) after these tokens");
+          "infinite) for this request");
     case kvasir::v1::LATENT_NOT_FINITE:
       return absl::InternalError(
           "the model computed a latent (a key or value to be cached) that is "
-          "NaN or infinite at these tokens");
+          "NaN or infinite for this request");
     default:
       return absl::OkStatus();
   }

@@ -223,7 +223,8 @@ FamilyCase Dense(const std::string& dtype) {
            plan_cases::Full("NO_ROPE", codec)}};
 }
 
-TEST(ImageBytesTest, AnImageFromAnotherPlanIsRefusedAndTakesNoPages) {
+TEST(ImageBytesTest,
+     ASequenceImageMadeUnderAnotherPlanIsRefusedAndTakesNoPages) {
   Replica floats(Dense("F32"), 512, 512);
   Replica halves(Dense("F16"), 512, 512);
   floats.Start(1, 41, 1);
@@ -233,7 +234,7 @@ TEST(ImageBytesTest, AnImageFromAnotherPlanIsRefusedAndTakesNoPages) {
   halves.ExpectEmpty();
 }
 
-TEST(ImageBytesTest, AnImageOfTheWrongSizeIsRefused) {
+TEST(ImageBytesTest, ASequenceImageOfTheWrongSizeIsRefused) {
   Replica replica(Dense("BF16"), 512, 512);
   const cache::ImageShape shape = {.logical_tokens = 3,
                                    .groups = {{3, 0, 1, 0}}};
@@ -241,7 +242,7 @@ TEST(ImageBytesTest, AnImageOfTheWrongSizeIsRefused) {
                               replica.cache().TakeImagePages(shape, {}));
   EXPECT_THAT(replica.executor().WriteImage(image, "abc"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("image: has 3 bytes of pages, must have ")));
+                       HasSubstr("image has 3 bytes of pages, must have ")));
 }
 
 TEST(ImageBytesTest, CopySpeedIsMeasuredOnlyBeforeTheFirstStep) {

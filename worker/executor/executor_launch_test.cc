@@ -336,8 +336,7 @@ TEST_P(ExecutorLaunchTest, StepsOfTheSameBucketMakeTheSameLaunches) {
   EXPECT_EQ(alike - as_large, 22);
 }
 
-TEST_P(ExecutorLaunchTest,
-       StepsWithDifferentPageCopyBatchesHaveDifferentBuckets) {
+TEST_P(ExecutorLaunchTest, TheBucketOfAStepDependsOnItsBatchesOfPageCopies) {
   const auto run = [this](int copies, bool chained) {
     for (int32_t i = 0; i < copies; ++i) executor_.AddPageCopy(0, 0, 1 + i);
     if (chained) executor_.AddPageCopy(0, 1, 5);
@@ -439,7 +438,7 @@ TEST(ExecutorEvictionLaunchTest,
 // Each layer sums over ranks after attention and after the MLP. Each step sums
 // embedding rows and not-finite marks, and gathers the logits.
 TEST(ExecutorRanksTest,
-     RanksSumTwicePerLayerAndTwicePerStepAndGatherOncePerStep) {
+     EachStepCallsAllReduceTwicePerLayerPlusTwiceAndAllGatherOnce) {
   const auto group = InProcessGroup::Create(2);
   std::vector<RecordedExecutor> executors(group.size());
   std::vector<std::thread> threads;
@@ -472,7 +471,7 @@ TEST(ExecutorRanksTest,
   }
 }
 
-TEST(ExecutorTurnsTest, AtMostOneStepIsInFlight) {
+TEST(ExecutorTurnsTest, TheExecutorRefusesASecondStepWhileAStepIsInFlight) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));
   ModelExecutor& executor = rank->executor();
   EXPECT_THAT(executor.Await(), StatusIs(absl::StatusCode::kFailedPrecondition,

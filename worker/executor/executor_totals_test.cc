@@ -57,7 +57,8 @@ TEST_P(ExecutorTotalsTest,
             static_cast<double>(per_slot * (10 + 20 + 30 + 40 + 41 + 42)));
 }
 
-TEST_P(ExecutorTotalsTest, CountsOfCodesWithStaticRangesDoNotDependOnChunks) {
+TEST_P(ExecutorTotalsTest,
+       CountersOfCodesWithStaticRangesDoNotDependOnTheChunkSize) {
   ExecutorTotals totals[2];
   int64_t per_token = 0;
   for (const int64_t chunk : {1, 20}) {

@@ -124,7 +124,8 @@ Outcome RunText(const FamilyCase& each, bool joint) {
 
 class JointPartTest : public ::testing::TestWithParam<FamilyCase> {};
 
-TEST_P(JointPartTest, AJointPartGivesTheLogitsOfSeparatePartsInHalfTheBytes) {
+TEST_P(JointPartTest,
+       KeysAndValuesInOnePartGiveTheLogitsOfSeparatePartsInHalfTheBytes) {
   const Outcome joint = RunText(GetParam(), true);
   const Outcome apart = RunText(GetParam(), false);
   EXPECT_EQ(joint.logits, apart.logits);

@@ -43,7 +43,9 @@ absl::Status Launcher::Launch(const StagedStep& step) {
     bool others = true;
     KVASIR_RETURN_IF_ERROR(AgreeOnCapture(status.ok(), &others));
     if (status.ok() && !others) {
-      status = absl::AbortedError("another rank could not capture the step");
+      status = absl::AbortedError(
+          "another tensor-parallel rank could not capture the step as a CUDA "
+          "graph");
     }
     parts_.totals->captured_steps += status.ok() ? 1 : 0;
   }

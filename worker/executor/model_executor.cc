@@ -16,11 +16,12 @@ absl::Status CheckParts(const ModelExecutor::Parts& parts,
                         const ModelExecutorOptions& options) {
   if (options.max_batched_tokens < options.max_num_seqs ||
       options.max_num_seqs < 1 || options.max_model_len < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("executor: max_batched_tokens >= max_num_seqs >= 1 and "
-                     "max_model_len >= 1 are required; they are ",
-                     options.max_batched_tokens, ", ", options.max_num_seqs,
-                     " and ", options.max_model_len));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "executor: max_batched_tokens is ", options.max_batched_tokens,
+        ", max_num_seqs is ", options.max_num_seqs, " and max_model_len is ",
+        options.max_model_len,
+        "; all must be at least 1, and max_batched_tokens at least "
+        "max_num_seqs"));
   }
   if (parts.spec->learned_positions &&
       options.max_model_len > parts.spec->max_position_embeddings) {
@@ -37,7 +38,8 @@ absl::Status CheckParts(const ModelExecutor::Parts& parts,
   }
   if (parts.layout->shard() != parts.collective->shard()) {
     return absl::InvalidArgumentError(
-        "executor: the layout and the collective belong to different ranks");
+        "executor: the page layout and the collective are those of different "
+        "tensor-parallel ranks");
   }
   for (size_t i = 0; i < layers.size(); ++i) {
     const int64_t window =

@@ -26,7 +26,8 @@ absl::StatusOr<std::vector<uint32_t>> ModelExecutor::ReadPositions(
     int64_t layer, absl::Span<const int32_t> pages, int64_t num_slots) const {
   if (in_flight_) {
     return absl::FailedPreconditionError(
-        "positions of slots: cannot be read while a step is in flight");
+        "the token positions of slots cannot be read while a step is in "
+        "flight");
   }
   return arenas_.ReadPositions(*parts_.stream, layer, pages, num_slots);
 }
@@ -35,7 +36,7 @@ absl::StatusOr<std::string> ModelExecutor::ReadImage(
     const cache::SequenceImage& image) const {
   if (in_flight_) {
     return absl::FailedPreconditionError(
-        "image: cannot be read while a step is in flight");
+        "a sequence's image cannot be read while a step is in flight");
   }
   std::string payload;
   for (size_t g = 0; g < image.pages.size(); ++g) {
@@ -56,7 +57,7 @@ absl::Status ModelExecutor::WriteImage(const cache::SequenceImage& image,
                                        absl::string_view payload) {
   if (in_flight_) {
     return absl::FailedPreconditionError(
-        "image: cannot be written while a step is in flight");
+        "a sequence's image cannot be written while a step is in flight");
   }
   size_t want = 0;
   for (size_t g = 0; g < image.pages.size(); ++g) {
@@ -64,8 +65,9 @@ absl::Status ModelExecutor::WriteImage(const cache::SequenceImage& image,
             static_cast<size_t>(arenas_.page_bytes(static_cast<int64_t>(g)));
   }
   if (payload.size() != want) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "image: has ", payload.size(), " bytes of pages, must have ", want));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a sequence's image has ", payload.size(),
+                     " bytes of pages, must have ", want));
   }
   for (size_t g = 0; g < image.pages.size(); ++g) {
     const auto group = static_cast<int64_t>(g);

@@ -80,7 +80,7 @@ SampleRequest Random(uint64_t seed) {
   return sample;
 }
 
-TEST(ModelExecutorTest, APlanNeedNotPassTheLastSampledTokenBackToDecode) {
+TEST(ModelExecutorTest, DecodeStepsUseTheLastSampledTokenIfThePlanPassesNone) {
   auto rank = TinyRank();
   EXPECT_FALSE(rank->executor().is_asynchronous());
   DirectRunner runner = RunnerOf(*rank);
@@ -99,7 +99,8 @@ TEST(ModelExecutorTest, APlanNeedNotPassTheLastSampledTokenBackToDecode) {
   }
 }
 
-TEST(ModelExecutorTest, TheLastSampledTokenSurvivesStepsOfOtherSequences) {
+TEST(ModelExecutorTest,
+     ASequenceKeepsItsLastSampledTokenDuringStepsOfOtherSequences) {
   auto rank = TinyRank();
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 20);
@@ -115,7 +116,8 @@ TEST(ModelExecutorTest, TheLastSampledTokenSurvivesStepsOfOtherSequences) {
   EXPECT_EQ(result.sequences(0).token_id(), want[1]);
 }
 
-TEST(ModelExecutorTest, SixteenSequencesInABatchGetTheSameTokensAsOneByOne) {
+TEST(ModelExecutorTest,
+     SixteenSequencesInOneBatchGetTheSameTokensAsOneSequenceAtATime) {
   const auto sample_of = [](int i) {
     SampleRequest sample =
         i % 3 == 0 ? GreedySample() : Random(static_cast<uint64_t>(100 + i));
@@ -212,7 +214,7 @@ TEST(ModelExecutorTest, TargetLogprobsEqualTheLogSoftmaxOfTheLogits) {
   }
 }
 
-TEST(ModelExecutorTest, TargetLogprobsDoNotDependOnTheMemoryForLogits) {
+TEST(ModelExecutorTest, TargetLogprobsDoNotDependOnTheSizeOfTheLogitsBuffer) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   std::vector<std::vector<float>> results;
   for (const int64_t bytes : {int64_t{1}, int64_t{64} << 20}) {
@@ -347,7 +349,8 @@ TEST(ModelExecutorTest, TheLargestStepFitsThePlannedWorkspace) {
   MustRun(runner, steps);
 }
 
-TEST(ModelExecutorTest, ASequenceContinuesFromACopiedPageLikeFromTheOriginal) {
+TEST(ModelExecutorTest,
+     ASequenceWithACopiedPageGivesTheSameOutputAsOneWithTheOriginalPage) {
   auto rank = TinyRank();
   ModelExecutor& executor = rank->executor();
   // the prompt fills one page and 4 slots of the next
@@ -397,7 +400,7 @@ TEST(ModelExecutorTest, ASequenceContinuesFromACopiedPageLikeFromTheOriginal) {
 // In one step, a sequence's pages are copied to the host pool, overwritten by
 // other copies, and copied back to other pages. This works only if copies
 // happen in the order of the list.
-TEST(ModelExecutorTest, PagesCanGoToTheHostPoolAndComeBackInOneStep) {
+TEST(ModelExecutorTest, APageCanBeCopiedToTheHostPoolAndBackInOneStep) {
   RankOptions options = TinyOptions();
   options.host_pages = {2};
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(options));
@@ -457,7 +460,8 @@ TEST(ModelExecutorTest, PagesCanGoToTheHostPoolAndComeBackInOneStep) {
 
 // At such a distance, a token's rows would compete for the same sets of a CPU
 // cache.
-TEST(LayerAttentionTest, FreshRowsOfLatentGroupsAreNotAPowerOfTwoApart) {
+TEST(LayerAttentionTest,
+     TheDistanceOfLatentGroupsInTheBufferOfNewRowsIsNotAPowerOfTwo) {
   kernels::LatentGroup group;
   group.codes.stride_bytes = 128;
   KvArenas::Layer layer;
@@ -522,7 +526,7 @@ TEST(ModelExecutorTest, ALayerWithoutRopeIgnoresTheOrderOfTokens) {
   }
 }
 
-TEST(ModelExecutorTest, MaxModelLenAboveTheLearnedPositionsIsRefused) {
+TEST(ModelExecutorTest, AMaxModelLenAboveTheNumberOfLearnedPositionsIsRefused) {
   RankOptions options = TinyOptions();
   model::ModelShape shape = TinyOptShape();
   shape.max_position = options.executor.max_model_len - 1;
@@ -533,7 +537,7 @@ TEST(ModelExecutorTest, MaxModelLenAboveTheLearnedPositionsIsRefused) {
   KVASIR_EXPECT_OK(MakeTinyRank(options, nullptr, shape));
 }
 
-TEST(ModelExecutorTest, APoolTooSmallForOneSequenceIsRefusedWithTheSizes) {
+TEST(ModelExecutorTest, TheErrorForAPoolTooSmallForOneSequenceStatesTheSizes) {
   RankOptions options = TinyOptions();
   options.kv_cache_bytes = 20000;
   EXPECT_THAT(
@@ -541,7 +545,8 @@ TEST(ModelExecutorTest, APoolTooSmallForOneSequenceIsRefusedWithTheSizes) {
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("128")));
 }
 
-TEST(RankMemoryTest, APoolAboveTheRemainingMemoryIsRefusedWithFlagAndNumbers) {
+TEST(RankMemoryTest,
+     TheErrorForAPoolLargerThanTheFreeMemoryStatesTheFlagAndTheSizes) {
   KVASIR_EXPECT_OK(CheckPoolFitsMemory(
       {.pool_bytes = 700, .weight_bytes = 300, .available_bytes = 1000}));
   EXPECT_THAT(
@@ -571,14 +576,17 @@ TEST(RankMemoryTest, APoolAboveTheRemainingMemoryIsRefusedWithFlagAndNumbers) {
   memory.kept_bytes = 41;
   EXPECT_THAT(
       CheckPoolFitsMemory(memory),
-      StatusIs(absl::StatusCode::kResourceExhausted,
-               HasSubstr("take 300, attention kept for evictions 41 and the KV "
-                         "cache 600; lower --host-pool-bytes to at most 59")));
+      StatusIs(
+          absl::StatusCode::kResourceExhausted,
+          HasSubstr(
+              "take 300, attention weights kept for evictions 41 and the KV "
+              "cache 600; lower --host-pool-bytes to at most 59")));
   memory.pool_bytes = 660;
-  EXPECT_THAT(CheckPoolFitsMemory(memory),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("take 300, attention kept for evictions 41; "
-                                 "lower --kv-cache-bytes to at most 659")));
+  EXPECT_THAT(
+      CheckPoolFitsMemory(memory),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               HasSubstr("take 300, attention weights kept for evictions 41; "
+                         "lower --kv-cache-bytes to at most 659")));
 }
 
 TEST(RankMemoryTest,
@@ -684,15 +692,18 @@ absl::Status StartWithSidePages(const std::vector<int32_t>& side_pages) {
   return RankWithSidePages()->executor().Execute(plan).status();
 }
 
-TEST(SidePagesTest, WrongOrSharedSidePagesAreRefused) {
+TEST(SidePagesTest, APlanWithInvalidOrSharedSidePagesIsRefused) {
   KVASIR_EXPECT_OK(StartWithSidePages({5, 6}));
   const auto refuses = [](const std::vector<int32_t>& pages, const char* why) {
     EXPECT_THAT(StartWithSidePages(pages),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  refuses({}, "sequence 1: gets 0 side pages in page group 0, must get 2");
+  refuses({},
+          "sequence 1: the plan gives it 0 side pages in page group 0, must "
+          "give 2");
   refuses({5, 6, 7},
-          "sequence 1: gets 3 side pages in page group 0, must get 2");
+          "sequence 1: the plan gives it 3 side pages in page group 0, must "
+          "give 2");
   refuses({5, -1}, "page -1 of group 0 is outside");
   refuses({5, 5}, "page 5 of group 0 is written twice");
   refuses({5, 4}, "page 4 of group 0 is written twice");
@@ -728,12 +739,13 @@ class TakenSidePagesTest : public ::testing::Test {
   const std::unique_ptr<Rank> rank_ = RankWithSidePages();
 };
 
-TEST_F(TakenSidePagesTest, ASequenceContinuesIfNoOtherTookItsSidePages) {
+TEST_F(TakenSidePagesTest,
+       ASequenceContinuesIfNoOtherSequenceTookItsSidePages) {
   Start({7, {8, 9}});
   KVASIR_EXPECT_OK(executor().Execute(GoOn()));
 }
 
-TEST_F(TakenSidePagesTest, ASequenceThatLostASidePageIsRefused) {
+TEST_F(TakenSidePagesTest, ASequenceWhoseSidePageAnotherSequenceTookIsRefused) {
   Start({7, {8, 6}});
   EXPECT_THAT(
       executor().Execute(GoOn()),
@@ -750,7 +762,7 @@ TEST_F(TakenSidePagesTest, ASequenceWhoseSidePageNowHoldsTokensIsRefused) {
                HasSubstr("another sequence has taken one of its side pages")));
 }
 
-TEST_F(TakenSidePagesTest, APreemptedSequenceStartsAnewWithOtherSidePages) {
+TEST_F(TakenSidePagesTest, APreemptedSequenceMayStartAnewWithOtherSidePages) {
   Start({5, {8, 6}});
   StepPlan plan;
   plan.set_step_id(3);
@@ -758,7 +770,8 @@ TEST_F(TakenSidePagesTest, APreemptedSequenceStartsAnewWithOtherSidePages) {
   KVASIR_EXPECT_OK(executor().Execute(plan));
 }
 
-TEST_F(TakenSidePagesTest, SidePagesOfAReleasedSequenceAreFree) {
+TEST_F(TakenSidePagesTest,
+       AnotherSequenceMayTakeTheSidePagesOfAReleasedSequence) {
   Start({7, {8, 9}});
   StepPlan plan;
   plan.set_step_id(3);
@@ -857,7 +870,8 @@ class EvictionPlanTest : public ::testing::TestWithParam<BrokenPlan> {
   std::unique_ptr<Rank> rank_;
 };
 
-TEST_F(EvictionPlanTest, AnEvictionOfFiveSlotsFreesTheSecondPage) {
+TEST_F(EvictionPlanTest,
+       TheNextTokenNeedsANewPageAfterAnEvictionThatFreedAPage) {
   KVASIR_ASSERT_OK(rank_->executor().Execute(SoundEviction()));
   // The step wrote the last slot of page 3. The eviction took page 8 away, so
   // there is no slot for the next token.
@@ -929,10 +943,9 @@ INSTANTIATE_TEST_SUITE_P(
         BrokenPlan{"ThatKeepsLessThanSinksAndRecentSlots",
                    [](StepPlan* p) { Evicts(p)->set_kept_slots(11); },
                    "kept slots: want 12 to 20, have 11"},
-        BrokenPlan{
-            "AfterMoreCopiesThanThePlanHas",
-            [](StepPlan* p) { Evicts(p)->set_after_page_copies(1); },
-            "its eviction comes after 1 page copies, must come after 0 to 0"},
+        BrokenPlan{"AfterMoreCopiesThanThePlanHas",
+                   [](StepPlan* p) { Evicts(p)->set_after_page_copies(1); },
+                   "after_page_copies of its eviction is 1, must be 0 to 0"},
         BrokenPlan{"ThatTheSequencesStepIgnores",
                    [](StepPlan* p) {
                      p->mutable_sequences(0)->set_physical_starts(0, 20);
@@ -992,10 +1005,12 @@ TEST(ResetTest, ASequenceResetInOnlySomePageGroupsIsRefused) {
       KVASIR_EXPECT_OK(result);
       continue;
     }
-    EXPECT_THAT(result,
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("sequence 1: is reset in 1 page groups, "
-                                   "must be reset in all 2 or in none")));
+    EXPECT_THAT(
+        result,
+        StatusIs(
+            absl::StatusCode::kInvalidArgument,
+            HasSubstr("sequence 1: the plan resets its page tables in 1 page "
+                      "groups, must reset them in all 2 or in none")));
   }
 }
 
@@ -1003,7 +1018,7 @@ TEST(ResetTest, ASequenceResetInOnlySomePageGroupsIsRefused) {
 // Plans without a scheduler
 // ---------------------------------------------------------------------------
 
-TEST(DirectRunnerTest, ARewoundSequenceContinuesInItsOwnPages) {
+TEST(DirectRunnerTest, ASequenceThatIsRewoundReusesThePagesThatItHolds) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));
   DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
@@ -1076,9 +1091,10 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
       beyond.token_ids = part(20, 6);
       EXPECT_THAT(
           runner.Run({{.sequence_id = 2, .token_ids = part(0, 8)}, beyond}),
-          StatusIs(absl::StatusCode::kInvalidArgument,
-                   HasSubstr("a step of 6 tokens after the first 20 would pass "
-                             "the eviction that is due after 25")));
+          StatusIs(
+              absl::StatusCode::kInvalidArgument,
+              HasSubstr("a step from token 20 to token 26 crosses token 25, "
+                        "where the prompt ends or an eviction is due")));
       EXPECT_EQ(runner.free_pages(1), free);
       EXPECT_EQ(runner.length(2), 0);
       // its prompt length is not known
@@ -1191,7 +1207,7 @@ TEST_F(OverflowTest, LogitsThatAreNotFiniteFailOnlyTheirOwnSequence) {
 }
 
 TEST_F(OverflowTest,
-       LatentsThatAreNotFiniteFailTheirSequenceAlthoughStoredAsCodes) {
+       ALatentThatIsNotFiniteFailsItsSequenceEvenIfItIsStoredAsCodes) {
   auto rank = OverflowRank(FourBits());
   ExpectMiddleFails(Step(*rank), kvasir::v1::LATENT_NOT_FINITE);
 }
@@ -1213,7 +1229,7 @@ TEST_F(OverflowTest,
   }
 }
 
-TEST_F(OverflowTest, ADirectRunFailsIfALogitIsNotFinite) {
+TEST_F(OverflowTest, DirectRunnerReturnsAnErrorIfALogitIsNotFinite) {
   auto rank = OverflowRank(plan_cases::kTyped);
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> ids = {10, kToken, 12};
@@ -1233,10 +1249,10 @@ INSTANTIATE_TEST_SUITE_P(
                    "the step id is 4, must be 2"},
         BrokenPlan{"StepIdRepeated", [](StepPlan* p) { p->set_step_id(1); },
                    "the step id is 1, must be 2"},
-        BrokenPlan{
-            "ReleaseOfAnUnknownSequence",
-            [](StepPlan* p) { p->add_released_sequences(5); },
-            "sequence 5: is released, but the executor does not know it"},
+        BrokenPlan{"ReleaseOfAnUnknownSequence",
+                   [](StepPlan* p) { p->add_released_sequences(5); },
+                   "sequence 5: the plan releases it, but the executor does "
+                   "not know it"},
         BrokenPlan{"UnknownSequence",
                    [](StepPlan* p) { First(p)->set_sequence_id(9); },
                    "sequence 9: the executor does not know it"},
@@ -1260,18 +1276,19 @@ INSTANTIATE_TEST_SUITE_P(
                      AddFresh(p, 2, 9)->mutable_block_tables(0)->add_side_pages(
                          10);
                    },
-                   "gets 1 side pages in page group 0, must get 0"},
-        BrokenPlan{"TableTooLong",
-                   [](StepPlan* p) {
-                     auto* table = First(p)->add_block_tables();
-                     for (int i = 0; i < 7; ++i) table->add_appended_pages(i);
-                   },
-                   "its table in page group 0 has 9 pages, the limit is 8"},
+                   "gives it 1 side pages in page group 0, must give 0"},
+        BrokenPlan{
+            "TableTooLong",
+            [](StepPlan* p) {
+              auto* table = First(p)->add_block_tables();
+              for (int i = 0; i < 7; ++i) table->add_appended_pages(i);
+            },
+            "its page table in page group 0 has 9 pages, the limit is 8"},
         BrokenPlan{"LiveIndexPastTheEnd",
                    [](StepPlan* p) {
                      First(p)->add_block_tables()->set_first_live_index(3);
                    },
-                   "first live index in page group 0 is 3, must be 0 to 2"},
+                   "its page table in page group 0 is 3, must be 0 to 2"},
         BrokenPlan{"GivesUpSlotsThatTokensSee",
                    [](StepPlan* p) {
                      First(p)->add_block_tables()->set_first_live_index(1);
@@ -1323,12 +1340,12 @@ INSTANTIATE_TEST_SUITE_P(
                    "num_tokens is 2, but the number of token_ids is 1"},
         BrokenPlan{"TooManyTokens",
                    [](StepPlan* p) { First(p)->set_num_tokens(65); },
-                   "65 tokens, the limit is 64"},
+                   "has 65 tokens, the limit is 64"},
         BrokenPlan{"TooManySequences",
                    [](StepPlan* p) {
                      for (int i = 0; i < 16; ++i) p->add_sequences();
                    },
-                   "17 sequences, the limit is 16"},
+                   "has 17 sequences, the limit is 16"},
         BrokenPlan{"IdOutsideTheVocabulary",
                    [](StepPlan* p) { First(p)->set_token_ids(0, 1237); },
                    "token_ids: an id must be 0 to 1236, is 1237"},

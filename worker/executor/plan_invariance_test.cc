@@ -123,7 +123,7 @@ Request GreedyRequest(std::vector<int32_t> prompt, uint32_t max_tokens) {
 // The prompt of the second turn consists of the first prompt, the answer to it,
 // and some more tokens. The prefix cache has the pages of the first two.
 TEST_P(PlanInvarianceTest,
-       TheNextTurnOfAChatReusesAllFullPagesOfTheTurnBefore) {
+       TheNextTurnOfAChatReusesAllFullPagesOfThePreviousTurn) {
   constexpr uint32_t kAnswer = 30;
   for (const int64_t page_tokens : {16, 32}) {
     Worker found = MakeWorker({.page_tokens = page_tokens});

@@ -140,10 +140,10 @@ absl::Status Stager::ListMoves(const StepPlan& plan) {
   for (const kvasir::v1::SlotEviction& eviction : plan.evictions()) {
     const size_t before = eviction.after_page_copies();
     if (before < done || before > copies.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "step plan: sequence ", eviction.sequence_id(),
-          ": its eviction comes after ", before,
-          " page copies, must come after ", done, " to ", copies.size()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("step plan: sequence ", eviction.sequence_id(),
+                       ": after_page_copies of its eviction is ", before,
+                       ", must be ", done, " to ", copies.size()));
     }
     KVASIR_RETURN_IF_ERROR(parts_.arenas->AddCopies(
         copies.subspan(done, before - done), &copies_));
@@ -162,9 +162,9 @@ absl::Status Stager::PrepareSample(const SequenceStep& step,
   if (!name.empty()) {
     const auto found = masks_.find(name);
     if (found == masks_.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("step plan: sequence ", step.sequence_id(),
-                       ": token_mask: no mask of this name is registered"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "step plan: sequence ", step.sequence_id(), ": token_mask is \"",
+          name, "\", but no mask of this name is registered"));
     }
     row->allow_mask = found->second.as<uint32_t>();
   }
@@ -362,8 +362,9 @@ absl::Status Stager::RegisterTokenMask(std::string name,
       static_cast<size_t>((parts_.limits.vocab_size + 31) / 32);
   if (name.empty() || allowed.size() != words) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "token mask: a mask needs a name and ", words, " words, this one has ",
-        name.empty() ? "no name and " : "", allowed.size(), " words"));
+        "token mask: a mask needs a name and ", words,
+        " 32-bit words, this one has ", name.empty() ? "no name and " : "",
+        allowed.size(), " words"));
   }
   KVASIR_ASSIGN_OR_RETURN(
       kernels::DeviceBuffer buffer,

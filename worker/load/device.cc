@@ -76,7 +76,8 @@ absl::Status CheckDeviceName(const std::string& device) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      device, ": must be auto, cpu, cuda[:N] or emulated[:SETTINGS]"));
+      "the device must be auto, cpu, cuda[:N] or emulated[:SETTINGS], is ",
+      device));
 }
 
 absl::Status CheckDeviceIsUsed(const DeviceFlags& flags,

@@ -64,7 +64,8 @@ class GpuMemoryTest : public ::testing::Test {
   LoadRequest request_;
 };
 
-TEST_F(GpuMemoryTest, ThePoolTakesWhatOneStepLeavesOfTheGpuMemoryUtilization) {
+TEST_F(GpuMemoryTest,
+       ThePoolGetsTheAllowedGpuMemoryThatTheLargestStepLeavesFree) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto model, LoadedModel::Load(request_));
   const double total = static_cast<double>(MemoryOf(*model).total_bytes);
   // There is enough memory, so the pool holds as many sequences of full length
@@ -121,7 +122,7 @@ TEST_F(GpuMemoryTest, ThePoolTakesWhatOneStepLeavesOfTheGpuMemoryUtilization) {
   EXPECT_FALSE(packed);
 }
 
-TEST_F(GpuMemoryTest, TooLittleMemoryForOneSequenceIsRefusedWithTheNumbers) {
+TEST_F(GpuMemoryTest, TheErrorForTooLittleMemoryForOneSequenceStatesTheSizes) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto model, LoadedModel::Load(request_));
   const double total = static_cast<double>(MemoryOf(*model).total_bytes);
   const int64_t beside = TakenBy(*model) - model->kv_pool_bytes();
@@ -162,7 +163,8 @@ TEST_F(GpuMemoryTest, AHostPoolIsLimitedByHostMemoryAndNotByGpuMemory) {
   EXPECT_GT(model->host_pool_bytes(), int64_t{500} << 20);
 }
 
-TEST_F(GpuMemoryTest, AutoUsesTheCpuIfTheGpuLacksAKernelOfThePlan) {
+TEST_F(GpuMemoryTest,
+       TheDeviceAutoUsesTheCpuIfTheGpuLacksAKernelThatThePlanNeeds) {
   std::erase_if(ops_,
                 [](const auto& op) { return op.op == std::string("norm"); });
   EXPECT_THAT(LoadedModel::Load(request_),

@@ -19,7 +19,8 @@ LoadRequest TinyRequest() {
 
 // Pool size, weights and executor must use the plan that was resolved when the
 // model was opened.
-TEST(LoadedModelTest, LoadingResolvesThePlanAndMakesEachProgramOnlyOnce) {
+TEST(LoadedModelTest,
+     LoadingAModelResolvesThePlanOnceAndMakesEachAttentionProgramOnce) {
   const LoadRequest request = TinyRequest();
   const int64_t resolved = plan::NumResolvedPlans();
   const int64_t programs = worker::NumAttentionPrograms();
@@ -31,7 +32,8 @@ TEST(LoadedModelTest, LoadingResolvesThePlanAndMakesEachProgramOnlyOnce) {
 
 // The model (70B parameters) is too large for any test machine, so the test
 // fails if its weights are read or its cache is allocated.
-TEST(LoadedModelTest, AFailedCheckEndsTheLoadBeforeWeightsAreRead) {
+TEST(LoadedModelTest,
+     AModelThatFailsTheCallersCheckIsRefusedBeforeItsWeightsAreRead) {
   LoadRequest request = TinyRequest();
   request.model.shape = "llama-3-70b";
   request.check = [](const ModelSource& source) {
@@ -52,11 +54,12 @@ TEST(LoadedModelTest, AttentionWeightsKeptForEvictionsMustFitBesideThePool) {
   request.kv_cache_bytes = int64_t{1} << 60;
   request.model.eviction.method = "h2o";
   request.model.eviction.budget = "32";
-  EXPECT_THAT(LoadedModel::Load(request),
-              base::StatusIs(absl::StatusCode::kResourceExhausted,
-                             ::testing::HasSubstr(
-                                 ", attention kept for evictions 8320; lower "
-                                 "--kv-cache-bytes to at most")));
+  EXPECT_THAT(
+      LoadedModel::Load(request),
+      base::StatusIs(absl::StatusCode::kResourceExhausted,
+                     ::testing::HasSubstr(
+                         ", attention weights kept for evictions 8320; lower "
+                         "--kv-cache-bytes to at most")));
   request.model.eviction.method = "streaming";
   EXPECT_THAT(
       LoadedModel::Load(request),

@@ -81,7 +81,7 @@ absl::Status CheckModelOptions(const ModelOptions& options) {
   if (options.random_weights) {
     if (!options.model.empty()) {
       return absl::InvalidArgumentError(
-          "--model and --random-weights exclude each other");
+          "--model and --random-weights cannot be given together");
     }
     if (options.shape.empty()) {
       return absl::InvalidArgumentError("--random-weights needs --shape");

@@ -97,9 +97,10 @@ absl::Status DirectRunner::CheckSteps(
     const auto point = NextEviction(sequence);
     if (point && sequence.length + num_tokens > *point) {
       return absl::InvalidArgumentError(
-          absl::StrCat("sequence ", step.sequence_id, ": a step of ",
-                       num_tokens, " tokens after the first ", sequence.length,
-                       " would pass the eviction that is due after ", *point));
+          absl::StrCat("sequence ", step.sequence_id, ": a step from token ",
+                       sequence.length, " to token ",
+                       sequence.length + num_tokens, " crosses token ", *point,
+                       ", where the prompt ends or an eviction is due"));
     }
     for (size_t group = 0; group < free.size(); ++group) {
       const Table& table = sequence.tables[group];

@@ -70,9 +70,10 @@ absl::Status CheckOptions(const TokenizedText& text,
                           const ModelExecutorOptions& limits,
                           const PerplexityOptions& options) {
   if (text.token_ids.size() != text.token_bytes.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "perplexity: the text has ", text.token_ids.size(), " token ids, but ",
-        text.token_bytes.size(), " byte counts of tokens"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("perplexity: the text has ", text.token_ids.size(),
+                     " token ids, but the byte lengths of ",
+                     text.token_bytes.size(), " tokens"));
   }
   if (options.window_tokens < 2 ||
       options.window_tokens > limits.max_model_len) {
@@ -89,7 +90,7 @@ absl::Status CheckOptions(const TokenizedText& text,
   if (options.stride_tokens < 0 ||
       options.stride_tokens >= options.window_tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "perplexity: the stride must be less than the window's ",
+        "perplexity: the stride must be 0 or more and less than the window's ",
         options.window_tokens, " tokens, is ", options.stride_tokens));
   }
   const int64_t whole = options.stride_tokens > 0
@@ -193,9 +194,9 @@ absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
   // An empty step releases the last window's sequence in the executor.
   KVASIR_RETURN_IF_ERROR(runner.Run({}).status());
   if (result.tokens == 0 || result.bytes == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: nothing to score: none of the ", total,
-                     " tokens has context"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "perplexity: nothing to score in a text of ", total,
+        " tokens: none has a token before it and stands for at least 1 byte"));
   }
   result.perplexity = std::exp(nats / static_cast<double>(result.tokens));
   result.nats_per_byte = nats / static_cast<double>(result.bytes);

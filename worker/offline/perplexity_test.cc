@@ -103,7 +103,8 @@ TEST(PerplexityTest, TheReportedBytesPerTokenMatchTheAllocatedPool) {
 }
 
 // Computes the expected loss by scoring each window as a separate text.
-TEST(PerplexityTest, WithAStrideEveryTokenIsScoredOnceAfterAWindowOfContext) {
+TEST(PerplexityTest,
+     IfAStrideIsSetEveryTokenIsScoredOnceAfterAWindowOfContext) {
   auto rank = TinyRank();
   const Text text = SomeText(75);
   for (const bool has_bos : {false, true}) {
@@ -153,7 +154,8 @@ TEST(PerplexityTest, WithAStrideEveryTokenIsScoredOnceAfterAWindowOfContext) {
   }
 }
 
-TEST(PerplexityTest, WindowsChunksStridesAndPartsOutsideTheLimitsAreRefused) {
+TEST(PerplexityTest,
+     AWindowChunkStrideOrNumberOfPartsOutsideItsLimitsIsRefused) {
   auto rank = TinyRank();
   const Text text = SomeText(10);
   for (const int64_t window : {0, 1, 129}) {
@@ -166,11 +168,12 @@ TEST(PerplexityTest, WindowsChunksStridesAndPartsOutsideTheLimitsAreRefused) {
                          {.window_tokens = 16, .chunk_tokens = 65}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("a chunk must have 1 to 64 tokens")));
-  EXPECT_THAT(Perplexity(&rank->executor(), text.view(),
-                         {.window_tokens = 16, .stride_tokens = 16}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("the stride must be less than the window's "
-                                 "16 tokens, is 16")));
+  EXPECT_THAT(
+      Perplexity(&rank->executor(), text.view(),
+                 {.window_tokens = 16, .stride_tokens = 16}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("the stride must be 0 or more and less than the "
+                         "window's 16 tokens, is 16")));
   EXPECT_THAT(
       Perplexity(&rank->executor(), text.view(),
                  {.window_tokens = 16, .stride_tokens = 4, .parts = 10}),

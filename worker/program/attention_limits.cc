@@ -135,11 +135,12 @@ absl::Status CheckAttentionLimits(const AttentionProgram& program,
   KVASIR_RETURN_IF_ERROR(CheckLatents(value, name + " value part 0"));
   if (LaunchFits(program, attention, /*prompts=*/false))
     return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat(
-      name,
-      ": the numbers of one query, in all parts together, take more than the ",
-      kernels::kAttentionScratchBytes,
-      " bytes of scratch memory that this build has for them"));
+  return absl::UnimplementedError(
+      absl::StrCat(name,
+                   ": for one query, the parts of keys and values together "
+                   "need more than the ",
+                   kernels::kAttentionScratchBytes,
+                   " bytes of scratch memory that this build has for them"));
 }
 
 void DropPromptLiftsBeyondLimits(const plan::ResolvedAttention& attention,

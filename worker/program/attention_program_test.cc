@@ -93,7 +93,8 @@ std::string Basis(const std::string& stored) {
       R"("channel_static":{},"basis_static":{}}})");
 }
 
-TEST(AttentionProgramTest, AFullRankLayerProjectsQueriesKeysAndValues) {
+TEST(AttentionProgramTest,
+     AFullRankLayerHasOneProjectionEachForQueriesKeysAndValues) {
   const AttentionProgram program = Make(kFullKey, kFull);
   ASSERT_EQ(program.projections.size(), 3);
   EXPECT_EQ(program.projections[0].name, "self_attn.q_proj");
@@ -131,7 +132,8 @@ TEST(AttentionProgramTest, ARankReadsTheWeightsOfItsHeads) {
   EXPECT_EQ(program.output_all_columns, 32);
 }
 
-TEST(AttentionProgramTest, WholeKeysStoredUnrotatedAreRebuiltWithoutALift) {
+TEST(AttentionProgramTest,
+     FullRankKeysStoredBeforeRopeAreOnlyRotatedWhenTheyAreRebuilt) {
   const AttentionProgram program = Make(
       R"({"full":{},"stored":"PRE_ROPE","codec":{"dtype":"BF16"}})", kFull);
   const KeyProgram& key = program.key[0];
@@ -144,7 +146,7 @@ TEST(AttentionProgramTest, WholeKeysStoredUnrotatedAreRebuiltWithoutALift) {
 }
 
 TEST(AttentionProgramTest,
-     KeysAreRebuiltAndValuesFoldedForGroupsOfUnequalRank) {
+     KeysAreRebuiltAndValuesAreFoldedIfHeadGroupsHaveLatentsOfDifferentWidths) {
   const AttentionProgram program =
       Make(LowRank("reconstruct", "PRE_ROPE"), LowRank("fold", "NO_ROPE"));
   const KeyProgram& key = program.key[0];
@@ -257,7 +259,8 @@ TEST(AttentionProgramTest, QueryRowsAreSelectedByTheRotationPairsThatKeysKeep) {
   EXPECT_EQ(key.lift, QueryLift::kNone);
 }
 
-TEST(AttentionProgramTest, FoldedRotationPairsTakeAllQueryRowsUnchanged) {
+TEST(AttentionProgramTest,
+     QueriesUseAllRowsOfTheirMatrixIfTheSelectionOfRotationPairsIsFolded) {
   const AttentionProgram program = Make(Pairs("fold", "PRE_ROPE"), kFull);
   EXPECT_THAT(program.projections[0].takes, ElementsAre(RowTake{0, 16, 0}));
   const KeyProgram& key = program.key[0];
@@ -270,7 +273,7 @@ TEST(AttentionProgramTest, FoldedRotationPairsTakeAllQueryRowsUnchanged) {
   EXPECT_TRUE(key.rebuild->rotation.per_head());
 }
 
-TEST(AttentionProgramTest, InterleavedRotationPairsKeepTheirOrder) {
+TEST(AttentionProgramTest, QueryRowsOfInterleavedRotationPairsKeepTheirOrder) {
   plan::AttentionShape shape = Shape();
   shape.pairing = plan::RopePairing::kInterleaved;
   const AttentionProgram program =
@@ -305,7 +308,8 @@ TEST(AttentionProgramTest, AComplexLiftIsAppliedToRotatedQueries) {
   EXPECT_EQ(program.row_columns, 38 + 24);
 }
 
-TEST(AttentionProgramTest, ChannelsOfOneRotationPairNeedNotLieSideBySide) {
+TEST(AttentionProgramTest,
+     LatentChannelsOfOneRotationPairNeedNotLieSideBySide) {
   const AttentionProgram program =
       Make(R"({"rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[3,1,3],)"
            R"("rank_per_pair":[1,1,1]}]},"uses":[{"at_runtime":{}}],)"
@@ -333,7 +337,8 @@ TEST(AttentionProgramTest,
                   0, 4, 6, plan::RopePairing::kHalfSplit, 3, {1, 1, 3}}));
 }
 
-TEST(AttentionProgramTest, RotatedAndUnrotatedDimsCanBeTwoPartsOfTheKeys) {
+TEST(AttentionProgramTest,
+     KeysMayHaveOnePartForRotatedDimsAndOneForUnrotatedDims) {
   plan::AttentionShape shape = Shape();
   shape.rotary_dim = 4;  // pairs 0 and 1 rotate, dims 4..7 do not
   const std::string pairs =
@@ -359,7 +364,8 @@ TEST(AttentionProgramTest, RotatedAndUnrotatedDimsCanBeTwoPartsOfTheKeys) {
   EXPECT_THAT(program.key[1].query.column, ElementsAre(49, 51, 53, 56));
 }
 
-TEST(AttentionProgramTest, AFoldedPartCanBeCombinedWithAPartThatIsNotFolded) {
+TEST(AttentionProgramTest,
+     AKeyPartWithAFoldedLiftMayStandBesideAKeyPartWithoutOne) {
   plan::AttentionShape shape = Shape();
   shape.rotary_dim = 4;
   const std::string pairs =
@@ -377,7 +383,7 @@ TEST(AttentionProgramTest, AFoldedPartCanBeCombinedWithAPartThatIsNotFolded) {
   EXPECT_EQ(program.key[1].lift, QueryLift::kNone);
 }
 
-TEST(AttentionProgramTest, LowRankKeysWithoutRopeAreAbsorbed) {
+TEST(AttentionProgramTest, LowRankKeysWithoutRopeAreAbsorbedIntoTheQueries) {
   const AttentionProgram program =
       Make(LowRank("at_runtime", "NO_ROPE"), LowRank("at_runtime", "NO_ROPE"),
            WithoutRope());
@@ -391,7 +397,7 @@ TEST(AttentionProgramTest, LowRankKeysWithoutRopeAreAbsorbed) {
 }
 
 TEST(AttentionProgramTest,
-     KeysWithoutRopeAreRebuiltUnlessAHadamardTransformMixesChannels) {
+     LowRankKeysWithoutRopeAreRebuiltUnlessTheyHaveAnOnlineHadamardTransform) {
   const AttentionProgram rebuilt =
       Make(LowRank("reconstruct", "NO_ROPE"), kFull, WithoutRope());
   ASSERT_TRUE(rebuilt.key[0].rebuild.has_value());
@@ -428,7 +434,8 @@ TEST(AttentionProgramTest, KeysStoredBeforeRopeAreRebuiltFromAStaticBasis) {
   EXPECT_TRUE(program.value.lifted);
 }
 
-TEST(AttentionProgramTest, AStaticBasisOfKeysStoredAfterRopeIsAbsorbed) {
+TEST(AttentionProgramTest,
+     AStaticBasisOfKeysStoredAfterRopeIsAbsorbedIntoTheQueries) {
   const AttentionProgram program = Make(Basis("POST_ROPE"), kFull);
   const KeyProgram& key = program.key[0];
   EXPECT_FALSE(key.rebuild.has_value());
@@ -450,7 +457,8 @@ TEST(AttentionProgramTest, StaticRangesAreLoadedOnlyForTheGroupsOfTheRank) {
   EXPECT_FALSE(program.value.static_ranges);
 }
 
-TEST(AttentionProgramTest, BiasesOfTheModelAreKept) {
+TEST(AttentionProgramTest,
+     TheProgramKeepsTheQueryKeyValueAndOutputBiasesOfTheModel) {
   plan::AttentionShape shape = Shape();
   shape.qkv_bias = true;
   const AttentionProgram program = Make(LowRank("reconstruct", "PRE_ROPE"),

@@ -156,14 +156,14 @@ class PromptLiftTest : public ::testing::TestWithParam<FamilyCase> {
 };
 
 TEST(InvarianceNameTest,
-     TheInvarianceNamePromisesNoMoreThanTheDeviceGuarantees) {
+     TheReportedInvarianceIsNoStrongerThanTheDeviceGuarantees) {
   EXPECT_EQ(InvarianceName(false), "bits");
   EXPECT_EQ(InvarianceName(true), "bits but for reused output");
   EXPECT_EQ(InvarianceName(false, false), "rounding");
   EXPECT_EQ(InvarianceName(true, false), "rounding");
 }
 
-TEST_P(PromptLiftTest, ChunksAndBatchesChangeNoBitWhenPromptsLift) {
+TEST_P(PromptLiftTest, ChunkAndBatchSizesChangeNoBitWhenPromptsAreLifted) {
   const Outcome whole = RunText(GetParam(), {});
   EXPECT_TRUE(whole.lifts_prompts);
   EXPECT_EQ(whole.numerics_id, "cpu-f32-2-lifted");
@@ -175,7 +175,7 @@ TEST_P(PromptLiftTest, ChunksAndBatchesChangeNoBitWhenPromptsLift) {
   }
 }
 
-TEST_P(PromptLiftTest, LiftingChangesLogitsOnlyByRounding) {
+TEST_P(PromptLiftTest, LiftingPromptsChangesTheirLogitsOnlyByRounding) {
   const Outcome absorbed = RunText(GetParam(), {.deterministic = true});
   const Outcome lifted = RunText(GetParam(), {});
   const double error = RelativeError(lifted.logits, absorbed.logits);
@@ -197,7 +197,7 @@ TEST_P(PromptLiftTest, ADeterministicRankDoesNotLiftPrompts) {
 }
 
 // The prompt is one tile of queries, so it reads each of its slots once.
-TEST_P(PromptLiftTest, PromptLiftsAreCountedAsReconstruction) {
+TEST_P(PromptLiftTest, FlopsOfPromptLiftsAreCountedAsReconstructionFlops) {
   const ExecutorTotals lifted = RunText(GetParam(), {}).totals;
   const ExecutorTotals absorbed =
       RunText(GetParam(), {.deterministic = true}).totals;
@@ -257,7 +257,8 @@ std::vector<float> LogitsOfReader(const FamilyCase& each,
 
 // A part of the request's prompt is in pages that another request wrote as
 // output. The request reuses these pages.
-TEST_P(PromptLiftTest, ReusedPagesOfOutputChangeAPromptOnlyByRounding) {
+TEST_P(PromptLiftTest,
+       ReusingPagesThatWereWrittenAsOutputChangesLogitsOnlyByRounding) {
   const PlanCase& plan_case = GetParam().plan_case;
   if (plan_case.key_exact + plan_case.value_exact > 0) {
     return;  // plans with exact rows reuse no pages
@@ -302,7 +303,7 @@ class PromptLiftScenarioTest : public PromptLiftTest {
 };
 
 TEST_P(PromptLiftScenarioTest,
-       BatchPageSizeAndPreemptionChangeNoBitWhenPromptsLift) {
+       BatchSizePageSizeAndPreemptionChangeNoBitWhenPromptsAreLifted) {
   const std::vector<Sample> alone =
       MakeWorker({.one_at_a_time = true})->Run(Requests());
   EXPECT_EQ(MakeWorker({.threads = 2})->Run(Requests()), alone);
@@ -325,7 +326,8 @@ TEST_P(PromptLiftScenarioTest,
   EXPECT_GT(imports, 0);
 }
 
-TEST_P(PromptLiftScenarioTest, ReusingPagesOfAPromptChangesNoBit) {
+TEST_P(PromptLiftScenarioTest,
+       ReusingPagesThatWereWrittenAsPromptChangesNoBit) {
   std::vector<Request> requests = Requests();
   const std::vector<Sample> alone =
       MakeWorker({.one_at_a_time = true})->Run(requests);
@@ -337,7 +339,7 @@ TEST_P(PromptLiftScenarioTest, ReusingPagesOfAPromptChangesNoBit) {
 }
 
 TEST_P(PromptLiftTest,
-       ChunksChangeNoBitOfTheLossAndLiftingChangesItOnlyByRounding) {
+       TheChunkSizeChangesNoBitOfTheLossAndLiftingChangesItOnlyByRounding) {
   const std::vector<int32_t> ids = Text(200);
   const std::vector<int32_t> bytes(ids.size(), 1);
   RankOptions options = TinyOptions();
@@ -391,7 +393,7 @@ PlanCase CaseNamed(const std::string& name) {
 }
 
 TEST(PlanPromptLiftsTest,
-     APromptLiftStartsAtTheNumberOfRowsFromWhichItIsCheaper) {
+     APromptIsLiftedFromTheNumberOfRowsAtWhichThatTakesFewerFlops) {
   // One latent of 16 numbers for 4 KV heads of 8 dims: lifting costs 4 * 16 * 8
   // = 512 products per slot, and saves 16 - 8 products per row for each of 8
   // query heads, which is 64. So it pays for more than 8 rows.
@@ -411,7 +413,8 @@ TEST(PlanPromptLiftsTest,
 
 // A part is not lifted if it is narrower than a head, folded, rebuilt anyway,
 // or has an online Hadamard transform.
-TEST(PlanPromptLiftsTest, OnlyPartsWithAWideRunTimeLiftAreLifted) {
+TEST(PlanPromptLiftsTest,
+     OnlyPartsLiftedAtRunTimeAndWiderThanAHeadAreLiftedForPrompts) {
   const std::set<std::string> lifting = {"PaluJointCodes",
                                          "CommutingFastReconstructedSlow",
                                          "Basis",

@@ -35,9 +35,10 @@ std::string UnlikeWidths(const ResolvedPart& part) {
 std::string BeyondThisBuild(const ResolvedPart& part) {
   if (part.has_lift(plan::Lift::kAnchored)) return "ANCHORED keys";
   if (part.transform == plan::Transform::kBasisSequence) {
-    return "a basis of the sequence";
+    return "a basis made for each sequence";
   }
-  if (part.range == plan::RangeKind::kSequence) return "ranges of the sequence";
+  if (part.range == plan::RangeKind::kSequence)
+    return "ranges made for each sequence";
   if (part.space == plan::Space::kLowRank &&
       part.stored == plan::RopeSide::kAfter) {
     return "a low_rank space of keys stored POST_ROPE";
@@ -72,10 +73,10 @@ absl::Status CheckAttention(const plan::ResolvedAttention& attention,
 absl::Status CheckTokens(const plan::ResolvedLayer& resolved,
                          const plan::ResolvedPlan& plan, int64_t layer) {
   if (resolved.selection.has_value()) {
-    return absl::UnimplementedError(
-        absl::StrCat("layer ", layer,
-                     ": the plan asks for selection; this build reads every "
-                     "token that is kept"));
+    return absl::UnimplementedError(absl::StrCat(
+        "layer ", layer,
+        ": the plan asks for selection of tokens, which this "
+        "build does not serve: attention reads every token in the cache"));
   }
   if (!resolved.eviction.has_value() || plan.shard.size == 1) {
     return absl::OkStatus();

@@ -151,8 +151,7 @@ class ServedPlanTest : public ::testing::TestWithParam<Case> {
   kvasir::v1::KvPlan plan_;
 };
 
-TEST_P(ServedPlanTest,
-       ServePlanAcceptsExactlyThePlansForWhichARankCanBeCreated) {
+TEST_P(ServedPlanTest, ServePlanAcceptsAPlanIfAndOnlyIfARankCanBeCreatedForIt) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto source,
       RandomSource::Create(shape_, spec_, Resolved(plan_, spec_), 1,
@@ -178,7 +177,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, ServedPlanTest, ::testing::ValuesIn(Cases()),
 class LiftLimitTest : public ServedPlanTest {};
 
 TEST_P(LiftLimitTest,
-       APlanWhoseExactRowsFillTheScratchMemoryIsServedWithoutLifts) {
+       PromptsAreNotLiftedIfThePlansExactRowsFillTheScratchMemory) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto served, ServedHere());
   EXPECT_EQ(served->program(1).value.prompt_lift.has_value(),
             GetParam().exact_window == 0);
@@ -215,13 +214,15 @@ std::vector<NotServed> NotServedCases() {
       {"BasisOfTheSequence",
        Keys(R"({"full":{},"stored":"PRE_ROPE","codec":{"dtype":"F16",
                "basis_sequence":{}}})"),
-       "layer 1 key: the plan asks for a basis of the sequence in part 0"},
+       "layer 1 key: the plan asks for a basis made for each sequence in part "
+       "0"},
       {"RangesOfTheSequence",
        absl::StrCat(R"({"key":{"parts":[)", kFullKey,
                     R"(]},"value":{"parts":[{"full":{},"stored":"NO_ROPE",
                        "codec":{"bits":{"schedule":[4]},"channel_sequence":{},
                        "param_dtype":"F16"}}]}})"),
-       "layer 1 value: the plan asks for ranges of the sequence in part 0"},
+       "layer 1 value: the plan asks for ranges made for each sequence in part "
+       "0"},
       {"PreRopeGroupsOfDifferentWidths",
        Keys(R"({"rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[0],
                "rank_per_pair":[2]},{"heads":[2,3],"pairs":[3],
@@ -243,7 +244,8 @@ std::vector<NotServed> NotServedCases() {
 
 class NotServedTest : public ::testing::TestWithParam<NotServed> {};
 
-TEST_P(NotServedTest, AnUnsupportedPlanIsRefusedWithLayerSideAndPart) {
+TEST_P(NotServedTest,
+       TheErrorForAnUnsupportedPlanNamesTheLayerAndThePartOfItsKeysOrValues) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));
   const plan::AttentionShape shape = model::AttentionShapeOf(spec);
@@ -266,7 +268,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, NotServedTest,
 
 // Creating a rank must resolve the plan only once, and make one program for all
 // layers with equal attention.
-TEST(StartTest, CreatingARankResolvesThePlanAndMakesEachProgramOnlyOnce) {
+TEST(StartTest,
+     CreatingARankResolvesThePlanOnceAndMakesEachAttentionProgramOnce) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));
   const kvasir::v1::KvPlan alike =

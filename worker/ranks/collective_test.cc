@@ -170,13 +170,13 @@ void ExpectAllOk(const std::vector<absl::Status>& results) {
   for (const absl::Status& result : results) KVASIR_EXPECT_OK(result);
 }
 
-TEST_P(CollectiveTest, EachShardHasTheRanksNumberAndTheGroupsSize) {
+TEST_P(CollectiveTest, TheShardOfEachRankHasTheNumberOfTheRankAndOfAllRanks) {
   for (int64_t r = 0; r < size(); ++r) {
     EXPECT_EQ(rank(r)->shard(), (plan::TpShard{r, size()}));
   }
 }
 
-TEST_P(CollectiveTest, EveryRankGetsTheSumInRankOrder) {
+TEST_P(CollectiveTest, AllReduceAddsInTheOrderOfRanksAndGivesEveryRankTheSum) {
   const std::vector<int64_t> counts = {0,  1,   2,    12,   13,   14,    25,
                                        26, 27,  1000, 1023, 1024, 1025,  0,
                                        1,  333, 4096, 4999, 3,    70001, 7};
@@ -227,7 +227,7 @@ std::vector<float> OwnColumns(const std::vector<float>& all, int64_t num_rows,
   return own;
 }
 
-TEST_P(CollectiveTest, EveryRankGetsTheColumnsOfAllRanks) {
+TEST_P(CollectiveTest, AllGatherGivesEveryRankTheColumnsOfAllRanks) {
   const int calls = GetParam().calls;
   ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
     // The seed is the same on all ranks, so that they make the same calls.
@@ -254,7 +254,7 @@ TEST_P(CollectiveTest, EveryRankGetsTheColumnsOfAllRanks) {
   }));
 }
 
-TEST_P(CollectiveTest, EveryRankGetsTheDataOfRank0) {
+TEST_P(CollectiveTest, BroadcastGivesEveryRankTheDataOfRank0) {
   const std::vector<size_t> sizes = {
       0,  1, 51, 52, 53, 103, 104, 4 * static_cast<size_t>(GetParam().most) + 1,
       105};
@@ -274,7 +274,7 @@ TEST_P(CollectiveTest, EveryRankGetsTheDataOfRank0) {
 }
 
 // Random calls of all kinds; each rank pauses at random before calls.
-TEST_P(CollectiveTest, RandomCallsOfAllKindsGiveTheRightResults) {
+TEST_P(CollectiveTest, RandomSequencesOfAllKindsOfCallsGiveTheRightResults) {
   const int calls = GetParam().calls;
   ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
     std::mt19937 random(11);  // same calls on all ranks
@@ -323,7 +323,8 @@ TEST_P(CollectiveTest, RandomCallsOfAllKindsGiveTheRightResults) {
   }));
 }
 
-TEST_P(CollectiveTest, CallsThatOnlyCountMemoryDoNotWaitForOtherRanks) {
+TEST_P(CollectiveTest,
+       CollectiveCallsThatOnlyCountMemoryDoNotWaitForOtherRanks) {
   HostRank own = Own(1);
   const CollectiveTotals before = rank(1)->totals();
   kernels::Workspace counter = kernels::Workspace::Counting();
@@ -340,7 +341,7 @@ TEST_P(CollectiveTest, CallsThatOnlyCountMemoryDoNotWaitForOtherRanks) {
 
 // Only rank 1 makes the calls of this test. They contain no data, so they
 // return at once.
-TEST_P(CollectiveTest, EmptyCallsDoNotWaitForOtherRanks) {
+TEST_P(CollectiveTest, CollectiveCallsWithoutDataDoNotWaitForOtherRanks) {
   HostRank own = Own(1);
   const CollectiveTotals before = rank(1)->totals();
   std::vector<float> none;
@@ -383,7 +384,8 @@ TEST_P(CollectiveTest, TheTimeSpentWaitingForOtherRanksIsCounted) {
             std::chrono::duration<double>(kLate).count() / 2);
 }
 
-TEST_P(CollectiveTest, ImpossibleSizesAreRefusedAndTheGroupSurvives) {
+TEST_P(CollectiveTest,
+       CallsWithInvalidSizesAreRefusedAndLaterCallsOfTheGroupSucceed) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   const auto invalid = [](const absl::Status& status, const char* text) {
     EXPECT_THAT(status,
@@ -402,25 +404,28 @@ TEST_P(CollectiveTest, ImpossibleSizesAreRefusedAndTheGroupSurvives) {
       return ranks.AllReduceSum(own.stream(), nullptr, count,
                                 kernels::DType::kF32, own.workspace());
     };
-    invalid(sum(-1), "AllReduceSum: invalid size of 1 x -1 numbers");
+    invalid(sum(-1), "but it has 1 x -1 numbers");
     invalid(sum(kMost), "AllReduceSum");
     invalid(ranks.Broadcast(own.stream(), nullptr, -1, own.workspace()),
-            "Broadcast: invalid size of -1 bytes");
-    invalid(gather(-1, columns), "AllGather: invalid size of -1 x 10");
+            "Broadcast: the size must be 0 bytes or more, is -1");
+    invalid(gather(-1, columns), "but it has -1 x 10 numbers");
     invalid(gather(kMost, columns), "AllGather");
-    invalid(gather(1, {}), "want the first columns");
-    invalid(gather(1, {0, 10}), "want the first columns");
+    invalid(gather(1, {}), "first_columns must have the first column of each");
+    invalid(gather(1, {0, 10}),
+            "first_columns must have the first column of each");
     columns[0] = 1;
-    invalid(gather(1, columns), "want the first columns");
+    invalid(gather(1, columns),
+            "first_columns must have the first column of each");
     columns[0] = 0;
     columns[1] = 11;
-    invalid(gather(1, columns), "want the first columns");
+    invalid(gather(1, columns),
+            "first_columns must have the first column of each");
     std::vector<float> data = {static_cast<float>(r)};
     return own.AllReduceSum(&data);
   }));
 }
 
-TEST_P(CollectiveTest, ARankThatAbortsEndsTheCallsOfAllOtherRanks) {
+TEST_P(CollectiveTest, CallsOfAllOtherRanksFailIfOneRankAborts) {
   UseImpatientNccl();
   const std::vector<absl::Status> results =
       Run([&](HostRank& own, int64_t r) -> absl::Status {
@@ -447,7 +452,7 @@ TEST_P(CollectiveTest, ARankThatAbortsEndsTheCallsOfAllOtherRanks) {
   }
 }
 
-TEST_P(CollectiveTest, AbortEndsACallOfTheSameRankOnAnotherThread) {
+TEST_P(CollectiveTest, AbortEndsACallThatTheSameRankMakesOnAnotherThread) {
   absl::Status ended, after;
   std::thread waiting([&] {
     HostRank own = Own(0);
@@ -468,7 +473,7 @@ TEST_P(CollectiveTest, AbortEndsACallOfTheSameRankOnAnotherThread) {
   }
 }
 
-TEST_P(CollectiveTest, CallsOfDifferentSizesFailOnAllRanks) {
+TEST_P(CollectiveTest, CollectiveCallsFailOnAllRanksIfTheirSizesDiffer) {
   UseImpatientNccl();
   const std::vector<absl::Status> results =
       Run([&](HostRank& own, int64_t r) -> absl::Status {
@@ -498,7 +503,7 @@ TEST_P(CollectiveTest, CallsOfDifferentSizesFailOnAllRanks) {
   EXPECT_GE(reported, 1);
 }
 
-TEST_P(CollectiveTest, CallsOfDifferentKindsFailOnAllRanks) {
+TEST_P(CollectiveTest, CollectiveCallsFailOnAllRanksIfTheirKindsDiffer) {
   UseImpatientNccl();
   const std::vector<absl::Status> results =
       Run([&](HostRank& own, int64_t r) -> absl::Status {
@@ -516,7 +521,7 @@ TEST_P(CollectiveTest, CallsOfDifferentKindsFailOnAllRanks) {
   }
 }
 
-TEST(SingleRankTest, CallsDoNotChangeTheDataOfASingleRank) {
+TEST(SingleRankTest, CollectiveCallsDoNotChangeTheDataOfASingleRank) {
   std::vector<std::unique_ptr<Collective>> ones = InProcessGroup::Create(1);
   ASSERT_EQ(ones.size(), 1u);
   ones.push_back(std::make_unique<SingleRank>());

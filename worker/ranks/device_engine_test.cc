@@ -219,7 +219,7 @@ struct Comparison {
 
 class DeviceEngineTest : public ::testing::TestWithParam<Artifact> {};
 
-TEST_P(DeviceEngineTest, PredictsATextAsTheCpuDoes) {
+TEST_P(DeviceEngineTest, LogitsOfATextOnTheDeviceAreCloseToThoseOnTheCpu) {
   const Artifact& artifact = GetParam();
   const Sizes sizes = SizesHere();
   if (!OnGpu() && !artifact.plan.empty() &&

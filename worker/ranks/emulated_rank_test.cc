@@ -97,7 +97,7 @@ std::vector<std::string> OpsOf(const std::string& plan) {
 }
 
 // Ops are checked before weights are read, because reading may take minutes.
-TEST(EmulatedRankTest, AMissingOpIsReportedBeforeAnyWeightIsRead) {
+TEST(EmulatedRankTest, AnOpThatTheDeviceLacksIsReportedBeforeAnyWeightIsRead) {
   const kernels::DeviceOps all = kernels::emulated::Ops();
   for (const std::string plan : {plan::kDensePreset, plan::kRotatedPreset}) {
     for (const std::string& missing : OpsOf(plan)) {
@@ -119,7 +119,8 @@ TEST(EmulatedRankTest, AMissingOpIsReportedBeforeAnyWeightIsRead) {
 
 // A rank either loads and can run every step of a plan, or refuses the plan
 // with the missing op's name.
-TEST(EmulatedRankTest, EveryPlanRunsOrIsRefusedNamingTheMissingOp) {
+TEST(EmulatedRankTest,
+     EveryPlanEitherRunsOrIsRefusedWithTheNameOfTheMissingOp) {
   int refused = 0;
   for (const PlanCase& plan_case : PlanCases()) {
     RankOptions options = TinyOptions();
@@ -173,7 +174,8 @@ TEST(EmulatedRankTest, TheNumericsIdContainsTheDeviceAndTheActivationType) {
   EXPECT_EQ(numerics(DType::kBf16), "emulated-bf16-2-fast");
 }
 
-TEST(EmulatedRankTest, ReportsTheAttentionKernelsAndWhyAPlainOneIsUsed) {
+TEST(EmulatedRankTest,
+     TheRankReportsItsAttentionKernelsAndTheReasonForAPlainKernel) {
   const auto kernels_of = [](std::optional<DType> activations,
                              const std::string& plan) {
     RankOptions options = SmallOptions();

@@ -196,7 +196,7 @@ TEST(EmulatedStepsTest, EveryOpRunsOnTheDevice) {
   }
 }
 
-TEST(EmulatedStepsDeathTest, ReadingAStepsDeviceMemoryOnTheHostEndsTheProcess) {
+TEST(EmulatedStepsDeathTest, TheProcessEndsIfTheHostReadsDeviceMemoryOfAStep) {
   const std::vector<int32_t> prompt = Ids(9, 3);
   Steps steps(plan::kDensePreset);
   Launches launches;
@@ -257,7 +257,8 @@ constexpr char kHead[] =
 
 // Compares the accesses with the committed table. If KVASIR_WRITE_ACCESSES
 // names a file, writes a new table there.
-TEST(EmulatedStepsTest, MemoryAccessesOfKernelsHaveNotGrownByFivePerCent) {
+TEST(EmulatedStepsTest,
+     KernelsMakeLessThanFivePercentMoreMemoryAccessesThanRecorded) {
   const std::map<std::string, Cost> costs = Costs();
   if (const char* const path = std::getenv("KVASIR_WRITE_ACCESSES")) {
     std::ofstream file(path);

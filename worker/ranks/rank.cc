@@ -51,7 +51,7 @@ absl::Status CheckPoolFitsMemory(const PoolMemory& memory) {
                                memory.kept_bytes);
   std::string taken = absl::StrCat(memory.weight_bytes);
   if (memory.kept_bytes > 0) {
-    absl::StrAppend(&taken, ", attention kept for evictions ",
+    absl::StrAppend(&taken, ", attention weights kept for evictions ",
                     memory.kept_bytes);
   }
   if (memory.pool_bytes <= left &&
@@ -122,7 +122,8 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Start(
   KVASIR_RETURN_IF_ERROR(ShardSizes::Create(spec, shard).status());
   if (options.memory_limit_bytes < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("memory limit of ", options.memory_limit_bytes, " bytes"));
+        absl::StrCat("the memory limit must be 0 bytes or more, is ",
+                     options.memory_limit_bytes));
   }
   std::unique_ptr<Rank> rank(new Rank(spec));
   rank->pool_ = std::make_unique<base::ThreadPool>(options.num_threads);
@@ -168,7 +169,8 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
   if (layout_->granule_bytes() != device_->page_granule_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the page layout has granules of ", layout_->granule_bytes(),
-        " bytes, but the device needs ", device_->page_granule_bytes()));
+        " bytes, but the device needs granules of ",
+        device_->page_granule_bytes()));
   }
   pages_ = options.pages;
   if (pages_.empty()) pages_ = PagesFor(options.kv_cache_bytes, options);
@@ -231,7 +233,8 @@ absl::Status Rank::Agree(std::string weight_tiles, const RankOptions& options) {
     if (fits) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
         "the group agreed on ", pool, "s of ", absl::StrJoin(pages, ", "),
-        " pages, but this rank has room for ", absl::StrJoin(offered, ", ")));
+        " pages (by page group), but this rank has room for ",
+        absl::StrJoin(offered, ", ")));
   };
   KVASIR_RETURN_IF_ERROR(check("page pool", pages_, agreed.pages));
   KVASIR_RETURN_IF_ERROR(check("host pool", host_pages_, agreed.host_pages));

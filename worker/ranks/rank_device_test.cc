@@ -25,7 +25,7 @@ TEST(RankDeviceDeathTest, TheHostCanReadPagesUnlessTheTestDeviceIsStrict) {
   }
 }
 
-TEST(RankDeviceTest, PagesWithTheGranuleOfAnotherDeviceAreRefused) {
+TEST(RankDeviceTest, APageLayoutWithTheGranuleOfAnotherDeviceIsRefused) {
   RankOptions options = TinyOptions();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(options));
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -40,7 +40,7 @@ TEST(RankDeviceTest, PagesWithTheGranuleOfAnotherDeviceAreRefused) {
                                           "device needs 0")));
 }
 
-TEST(RankDeviceDeathTest, AnUnknownDeviceEndsTheTest) {
+TEST(RankDeviceDeathTest, TheTestEndsIfItsEnvironmentNamesAnUnknownDevice) {
   EXPECT_DEATH(
       {
         ::setenv("KVASIR_TEST_DEVICE", "strickt", 1);

@@ -184,7 +184,7 @@ TEST(GroupMemoryTest, EachRankHoldsOnlyItsShareOfWeightsAndLatents) {
 
 // Changes one number in one host's copy of the files, at a place that only that
 // host's rank reads.
-TEST(GroupMemoryTest, ADifferentBitOnOneRankGivesAnotherWeightsId) {
+TEST(GroupMemoryTest, AChangedWeightThatOnlyOneRankReadsChangesTheWeightsId) {
   const SavedCheckpoint saved(WideShape(), kernels::DType::kBf16);
   const auto plan = WholePlan(WideShape());
   const auto good = LoadGroup({saved.folder(), saved.folder()}, plan);
@@ -231,7 +231,8 @@ TEST(GroupMemoryTest, ADifferentBitOnOneRankGivesAnotherWeightsId) {
 // Among the plans are three cases: a head group lies on one rank, a head group
 // is split over several ranks, and several ranks hold the same KV head. In each
 // case the ranks together must read all weights.
-TEST(GroupMemoryTest, RanksTogetherGetTheWeightsIdOfOneRankUnderEveryPlan) {
+TEST(GroupMemoryTest,
+     AGroupOfRanksGetsTheWeightsIdOfASingleRankUnderEveryPlan) {
   const model::DecoderSpec spec = *model::SpecOfShape(TinyShape());
   for (const PlanCase& plan_case : PlanCases()) {
     SCOPED_TRACE(plan_case.name);
@@ -355,7 +356,7 @@ TEST(GroupMemoryTest, ARankOfALargeModelReadsOnlyItsShareOfTheWeights) {
   }
 }
 
-TEST(GroupMemoryTest, RanksAgreeOnTheFewestPages) {
+TEST(GroupMemoryTest, RanksAgreeOnTheSmallestPoolsThatAnyRankOffers) {
   ThreadAgreement agreement(2);
   const auto collectives = InProcessGroup::Create(2);
   std::vector<std::unique_ptr<Rank>> ranks(2);
@@ -386,7 +387,8 @@ TEST(GroupMemoryTest, RanksAgreeOnTheFewestPages) {
             ranks[1]->allocator().use(kernels::MemoryTag::kKvCache).bytes);
 }
 
-TEST(GroupMemoryTest, ARankRefusesAgreedPagesOrACacheIdThatItCannotUse) {
+TEST(GroupMemoryTest,
+     ARankRefusesAnAgreementWithPageCountsOrACacheIdThatItCannotUse) {
   const auto refused = [](const auto& change, const char* why) {
     RankOptions options = TinyOptions();
     options.agree =

@@ -322,7 +322,7 @@ std::vector<std::vector<float>> LogprobsOf(int64_t size) {
   return logprobs;
 }
 
-TEST_F(TensorParallelTest, SeveralRanksGiveTheLogprobsOfASingleRank) {
+TEST_F(TensorParallelTest, SeveralRanksComputeTheLogprobsOfASingleRank) {
   const std::vector<float> one = LogprobsOf(1)[0];
   ASSERT_EQ(one.size(), 24 + 4 * (2 + 3 * 2));
   for (const int64_t size : {2, 4, 8}) {
@@ -392,7 +392,7 @@ std::vector<std::vector<uint32_t>> KeptBy(const Group& group,
 // affect these scores only through all-reduced sums, so they differ from a
 // single rank's scores only in the last bits.
 TEST_F(TensorParallelTest,
-       WithEvictionSeveralRanksKeepTheTokensThatASingleRankKeeps) {
+       EvictionsOnSeveralRanksKeepTheTokensThatASingleRankKeeps) {
   PlanCase plan_case = {"Evicts", plan_cases::Full("POST_ROPE"),
                         plan_cases::Full("NO_ROPE")};
   const std::map<size_t, std::string> units_of = {
@@ -426,7 +426,7 @@ TEST_F(TensorParallelTest,
 // These families add the results of attention and MLP to one residual stream,
 // each with a bias that only rank 0 may add.
 TEST_F(TensorParallelTest,
-       SeveralRanksComputeTheOutputOfASingleRankInLayerNormFamilies) {
+       SeveralRanksComputeTheOutputOfASingleRankForModelsWithLayerNorm) {
   ExpectSameAsOne(TinyNeoxShape(), {2, 4});
   ExpectSameAsOne(TinyOptShape(), {2, 4});
 }
@@ -442,7 +442,7 @@ TEST_F(TensorParallelTest,
 }
 
 TEST_F(TensorParallelTest,
-       SeveralRanksComputeTheOutputOfASingleRankInOtherFamilies) {
+       SeveralRanksComputeTheOutputOfASingleRankForOtherModelFamilies) {
   constexpr int64_t kWindow = 7;
   int64_t clear_rows = 0;
   for (const FamilyCase& each : FamilyCases(kWindow)) {

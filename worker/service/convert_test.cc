@@ -15,7 +15,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
 
-TEST(ConvertTest, EveryFieldOfARequestArrives) {
+TEST(ConvertTest, EveryFieldOfAGenerateRequestIsConverted) {
   kvasir::v1::GenerateRequest from;
   from.set_request_id("r");
   from.set_attempt(2);
@@ -62,7 +62,7 @@ TEST(ConvertTest, EveryFieldOfARequestArrives) {
       << to.sampling.DebugString();
 }
 
-TEST(ConvertTest, AnEvictionBudgetArrivesIfThereIsOne) {
+TEST(ConvertTest, AnEvictionBudgetIsConvertedIfTheRequestHasOne) {
   kvasir::v1::GenerateRequest from;
   KVASIR_ASSERT_OK_AND_ASSIGN(const Request none,
                               ToRequest(from, absl::InfiniteFuture()));
@@ -73,7 +73,7 @@ TEST(ConvertTest, AnEvictionBudgetArrivesIfThereIsOne) {
   EXPECT_EQ(slots.eviction_budget, (proto::EvictionBudget{.tokens = 256}));
 }
 
-TEST(ConvertTest, BytesThatEndInsideATokenIdAreRefusedWithTheFieldsName) {
+TEST(ConvertTest, TheErrorForBytesThatEndInsideATokenIdNamesTheField) {
   kvasir::v1::GenerateRequest from;
   from.set_prompt_token_ids("123456");
   EXPECT_THAT(
@@ -88,7 +88,7 @@ TEST(ConvertTest, BytesThatEndInsideATokenIdAreRefusedWithTheFieldsName) {
                HasSubstr("emitted_token_ids: the token ids have 1 bytes")));
 }
 
-TEST(ConvertTest, OnlyARefusalWithAReasonCarriesAPayload) {
+TEST(ConvertTest, OnlyAStatusWithARefusalReasonCarriesARefusalMessage) {
   const absl::Status full = ToStatus({absl::ResourceExhaustedError("64 wait"),
                                       kvasir::v1::Refusal::RETRY_ELSEWHERE});
   EXPECT_EQ(proto::RefusalOf(full)->reason(),

@@ -49,7 +49,7 @@ std::vector<int32_t> NextIds(GenerateStream* stream) {
           action->event.tokens().token_ids().end()};
 }
 
-TEST(GenerateStreamTest, OneWriteIsInFlightAtATime) {
+TEST(GenerateStreamTest, AStreamHasAtMostOneWriteInFlight) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   stream.OnAccepted(3);
@@ -99,7 +99,8 @@ TEST(GenerateStreamTest, QueuedTokensKeepTheirLogProbabilities) {
   EXPECT_EQ(sent.prompt_logprobs(0).logprob(), -1.0f);
 }
 
-TEST(GenerateStreamTest, TheLastEventIsWrittenTogetherWithTheEndOfTheCall) {
+TEST(GenerateStreamTest,
+     TheLastEventIsWrittenTogetherWithTheStatusThatEndsTheCall) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});
@@ -112,7 +113,7 @@ TEST(GenerateStreamTest, TheLastEventIsWrittenTogetherWithTheEndOfTheCall) {
   EXPECT_FALSE(stream.Next().has_value());
 }
 
-TEST(GenerateStreamTest, ASampleThatEndsEarlyDoesNotEndTheCall) {
+TEST(GenerateStreamTest, TheCallContinuesUntilAllSamplesOfTheRequestHaveEnded) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Finish(&stream, 1, false);
@@ -123,7 +124,7 @@ TEST(GenerateStreamTest, ASampleThatEndsEarlyDoesNotEndTheCall) {
   EXPECT_EQ(NextKind(&stream), Kind::kWriteAndFinish);
 }
 
-TEST(GenerateStreamTest, ARefusalEndsTheCallWithItsReason) {
+TEST(GenerateStreamTest, ARefusedRequestEndsTheCallWithTheReasonOfTheRefusal) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({absl::ResourceExhaustedError("64 requests wait"),
                       kvasir::v1::Refusal::RETRY_ELSEWHERE});
@@ -135,7 +136,7 @@ TEST(GenerateStreamTest, ARefusalEndsTheCallWithItsReason) {
   EXPECT_FALSE(stream.Next().has_value());
 }
 
-TEST(GenerateStreamTest, AFailureIsSentAfterTheQueuedTokens) {
+TEST(GenerateStreamTest, QueuedTokensAreSentBeforeTheErrorOfARequest) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});
@@ -149,7 +150,7 @@ TEST(GenerateStreamTest, AFailureIsSentAfterTheQueuedTokens) {
               StatusIs(absl::StatusCode::kInternal, "rank 1 is lost"));
 }
 
-TEST(GenerateStreamTest, ACancelAbortsTheRequestAndEndsTheCallOnce) {
+TEST(GenerateStreamTest, ACancelledCallAbortsItsRequestAndEndsOnce) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});
@@ -161,7 +162,7 @@ TEST(GenerateStreamTest, ACancelAbortsTheRequestAndEndsTheCallOnce) {
   EXPECT_FALSE(stream.Next().has_value());
 }
 
-TEST(GenerateStreamTest, ACancelWaitsForTheWriteInFlight) {
+TEST(GenerateStreamTest, ACancelledCallEndsOnlyAfterItsWriteInFlight) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});
@@ -173,7 +174,8 @@ TEST(GenerateStreamTest, ACancelWaitsForTheWriteInFlight) {
   EXPECT_EQ(NextKind(&stream), Kind::kFinish);
 }
 
-TEST(GenerateStreamTest, ACancelBeforeSubmitReturnsAbortsTheRequestAfterwards) {
+TEST(GenerateStreamTest,
+     ARequestThatIsCancelledDuringSubmitIsAbortedAfterSubmitReturns) {
   GenerateStream stream(kAmple);
   stream.OnCancel();
   EXPECT_EQ(NextKind(&stream), Kind::kFinish);
@@ -194,7 +196,8 @@ TEST(GenerateStreamTest, ARefusedRequestIsNeverAborted) {
   EXPECT_FALSE(stream.Next().has_value());
 }
 
-TEST(GenerateStreamTest, ASlowReaderIsResetAndItsRequestAborted) {
+TEST(GenerateStreamTest,
+     TheCallOfAClientThatReadsTooSlowlyIsResetAndItsRequestAborted) {
   GenerateStream stream(200);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});
@@ -370,7 +373,7 @@ class Storm {
   std::map<uint32_t, std::vector<int32_t>> read_;
 };
 
-TEST(GenerateStreamTest, GuaranteesHoldInAnyInterleaving) {
+TEST(GenerateStreamTest, TheGuaranteesOfAStreamHoldForEveryOrderOfEvents) {
   for (uint32_t seed = 0; seed < 20000; ++seed) {
     SCOPED_TRACE(seed);
     Storm(seed).Run();

@@ -21,24 +21,24 @@ LoadSchedule NewSchedule() {
   return LoadSchedule(absl::Milliseconds(100), absl::Seconds(1));
 }
 
-TEST(LoadScheduleTest, TheFirstReportIsDueAtOnce) {
+TEST(LoadScheduleTest, TheFirstLoadReportIsDueAtOnce) {
   EXPECT_LE(NewSchedule().NextDue(Load(0)), kStart);
 }
 
-TEST(LoadScheduleTest, AChangeIsReportedAfterTheInterval) {
+TEST(LoadScheduleTest, ALoadChangeIsReportedAfterTheInterval) {
   LoadSchedule schedule = NewSchedule();
   schedule.Sent(kStart, Load(0));
   EXPECT_EQ(schedule.NextDue(Load(1)), kStart + absl::Milliseconds(100));
 }
 
-TEST(LoadScheduleTest, WithoutAChangeOnlyTheHeartbeatIsDue) {
+TEST(LoadScheduleTest, IfTheLoadDoesNotChangeItIsReportedOnlyAtEachHeartbeat) {
   LoadSchedule schedule = NewSchedule();
   schedule.Sent(kStart, Load(0));
   EXPECT_TRUE(schedule.UpToDate(Load(0)));
   EXPECT_EQ(schedule.NextDue(Load(0)), kStart + absl::Seconds(1));
 }
 
-TEST(LoadScheduleTest, AReportOfADrainIsDueAtOnce) {
+TEST(LoadScheduleTest, AChangeToDrainingIsReportedAtOnce) {
   LoadSchedule schedule = NewSchedule();
   schedule.Sent(kStart, Load(0));
   EXPECT_LE(schedule.NextDue(Load(0, true)), kStart);
@@ -67,7 +67,7 @@ bool Eventually(Condition condition) {
   return true;
 }
 
-TEST(LoadPublisherTest, ManyChangesBecomeFewReports) {
+TEST(LoadPublisherTest, ManyLoadChangesInOneIntervalAreCombinedIntoFewReports) {
   LoadPublisher publisher(absl::Seconds(100));
   const auto watcher = std::make_shared<CountingWatcher>();
   publisher.Watch(watcher, absl::Milliseconds(50));
@@ -77,7 +77,7 @@ TEST(LoadPublisherTest, ManyChangesBecomeFewReports) {
   EXPECT_LT(watcher->reports, 100);
 }
 
-TEST(LoadPublisherTest, ADrainInsideTheIntervalIsReportedAtOnce) {
+TEST(LoadPublisherTest, ADrainIsReportedBeforeTheIntervalHasPassed) {
   LoadPublisher publisher(absl::Hours(1));
   const auto watcher = std::make_shared<CountingWatcher>();
   publisher.Watch(watcher, absl::Hours(1));
@@ -89,7 +89,7 @@ TEST(LoadPublisherTest, ADrainInsideTheIntervalIsReportedAtOnce) {
   EXPECT_TRUE(Eventually([&] { return watcher->last == 2; }));
 }
 
-TEST(LoadPublisherTest, StopClosesEveryWatcherIncludingLaterOnes) {
+TEST(LoadPublisherTest, StopClosesAllWatchersAndEveryWatcherAddedAfterIt) {
   LoadPublisher publisher(absl::Seconds(1));
   const auto early = std::make_shared<CountingWatcher>();
   publisher.Watch(early, absl::ZeroDuration());

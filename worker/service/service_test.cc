@@ -164,7 +164,8 @@ TEST_F(WorkerServiceTest, AStreamSendsAcceptedThenTokensInOrderThenOneFinish) {
 
 // gRPC closes an aged connection right after its last call. A client that
 // writes at that moment gets "Broken pipe" and loses the rest of the answer.
-TEST_F(WorkerServiceTest, AConnectionOverAUnixSocketDoesNotAge) {
+TEST_F(WorkerServiceTest,
+       AConnectionOverAUnixSocketIsNotClosedAtTheMaximumConnectionAge) {
   WorkerServerOptions options = TestOptions();
   options.max_connection_age = absl::Milliseconds(100);
   StartServer(std::move(options));
@@ -193,7 +194,8 @@ TEST_F(WorkerServiceTest, ACallWithoutADeadlineReachesTheEngineWithoutOne) {
   EXPECT_EQ(engine_.LastRequest()->deadline, absl::InfiniteFuture());
 }
 
-TEST_F(WorkerServiceTest, AResetMidStreamAbortsTheRequestInTheEngine) {
+TEST_F(WorkerServiceTest,
+       AStreamThatTheClientResetsAfterTheFirstTokenAbortsTheRequest) {
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 1000000));
   v1::GenerateEvent event;
@@ -207,7 +209,7 @@ TEST_F(WorkerServiceTest, AResetMidStreamAbortsTheRequestInTheEngine) {
 }
 
 TEST_F(WorkerServiceTest,
-       AResetBeforeTheFirstTokenAbortsTheRequestInTheEngine) {
+       AStreamThatTheClientResetsBeforeTheFirstTokenAbortsTheRequest) {
   engine_.Hold(true);
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 10));
@@ -216,7 +218,8 @@ TEST_F(WorkerServiceTest,
   EXPECT_TRUE(Eventually([&] { return engine_.live() == 0; }));
 }
 
-TEST_F(WorkerServiceTest, ADeadlineMidStreamAbortsTheRequestInTheEngine) {
+TEST_F(WorkerServiceTest,
+       ACallThatReachesItsDeadlineDuringTheStreamAbortsTheRequest) {
   grpc::ClientContext context;
   context.set_deadline(
       absl::ToChronoTime(absl::Now() + absl::Milliseconds(100)));
@@ -226,7 +229,8 @@ TEST_F(WorkerServiceTest, ADeadlineMidStreamAbortsTheRequestInTheEngine) {
   EXPECT_TRUE(Eventually([&] { return engine_.live() == 0; }));
 }
 
-TEST_F(WorkerServiceTest, AbortByIdEndsTheStreamWithReasonAbort) {
+TEST_F(WorkerServiceTest,
+       AnAbortByRequestIdEndsTheStreamWithTheFinishReasonAbort) {
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 1000000));
   ASSERT_TRUE(Eventually([&] { return engine_.live() == 1; }));
@@ -243,7 +247,7 @@ TEST_F(WorkerServiceTest, AbortByIdEndsTheStreamWithReasonAbort) {
   EXPECT_EQ(answer.finishes[0].reason(), v1::FINISH_ABORT);
 }
 
-TEST_F(WorkerServiceTest, ARefusalCarriesCodeReasonAndDetail) {
+TEST_F(WorkerServiceTest, TheErrorForARefusedRequestHasACodeAReasonAndADetail) {
   engine_.RefuseWith({absl::ResourceExhaustedError("queue: 64 of 64"),
                       kvasir::v1::Refusal::RETRY_ELSEWHERE});
   grpc::ClientContext context;
@@ -270,7 +274,7 @@ TEST_F(WorkerServiceTest, TheErrorForAnInvalidValueCarriesNoRefusal) {
 }
 
 TEST_F(WorkerServiceTest,
-       TheRefusalOfOtherWeightsStatesBothIdsAndAllowsARetryElsewhere) {
+       TheRefusalOfARequestForOtherWeightsStatesBothWeightsIdsAndAllowsARetry) {
   v1::GenerateRequest request = NewRequest("r", 1);
   request.set_weights_id("w2");
   grpc::ClientContext context;
@@ -282,7 +286,7 @@ TEST_F(WorkerServiceTest,
   EXPECT_EQ(proto::RefusalOf(status)->reason(), v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST_F(WorkerServiceTest, AFailingEngineEndsTheStreamWithItsError) {
+TEST_F(WorkerServiceTest, AnEngineThatFailsEndsTheStreamWithItsError) {
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 1000000));
   v1::GenerateEvent event;
@@ -295,7 +299,8 @@ TEST_F(WorkerServiceTest, AFailingEngineEndsTheStreamWithItsError) {
   EXPECT_TRUE(proto::RefusalOf(answer.status).has_value());
 }
 
-TEST_F(WorkerServiceTest, ASlowReaderIsResetAndHoldsNoPages) {
+TEST_F(WorkerServiceTest,
+       TheCallOfAClientThatReadsTooSlowlyIsResetAndItsPagesAreFreed) {
   WorkerServerOptions options = TestOptions();
   options.service.max_queued_bytes = 64 << 10;
   StartServer(std::move(options));
@@ -311,7 +316,8 @@ TEST_F(WorkerServiceTest, ASlowReaderIsResetAndHoldsNoPages) {
   EXPECT_TRUE(answer.finishes.empty());
 }
 
-TEST_F(WorkerServiceTest, AMessageLongerThanTheModelAllowsIsRefused) {
+TEST_F(WorkerServiceTest,
+       AGenerateMessageTooLargeForTheModelsMaximumLengthIsRefused) {
   v1::GenerateRequest request = NewRequest("r", 1);
   request.set_prompt_token_ids(std::string(4 << 20, '\0'));
   grpc::ClientContext context;
@@ -329,7 +335,7 @@ TEST_F(WorkerServiceTest, GetInfoReturnsTheConfiguredInfo) {
   EXPECT_EQ(info.max_model_len(), 1024u);
 }
 
-TEST_F(WorkerServiceTest, TheLoadIsReportedAtOnceAndAfterEachChange) {
+TEST_F(WorkerServiceTest, AWatchOfTheLoadGetsAReportAtOnceAndAfterEachChange) {
   grpc::ClientContext context;
   v1::WatchLoadRequest request;
   request.set_min_interval_ms(20);
@@ -348,7 +354,8 @@ TEST_F(WorkerServiceTest, TheLoadIsReportedAtOnceAndAfterEachChange) {
   context.TryCancel();
 }
 
-TEST_F(WorkerServiceTest, ADrainReportsNotServingFirstAndLetsStreamsFinish) {
+TEST_F(WorkerServiceTest,
+       ADrainingWorkerReportsNotServingAndLetsRunningStreamsFinish) {
   EXPECT_EQ(Health("kvasir.v1.Worker"), "serving");
   EXPECT_EQ(Health(""), "serving");
   grpc::ClientContext context;
@@ -380,14 +387,14 @@ TEST_F(WorkerServiceTest, ADrainReportsNotServingFirstAndLetsStreamsFinish) {
 // Only a worker's operator may drain it, by a signal or by the admin port. (The
 // service once had a method Drain. A stray call of it left a worker that
 // refused every request but did not exit.)
-TEST_F(WorkerServiceTest, NoClientOfTheWorkerPortCanDrainIt) {
+TEST_F(WorkerServiceTest, TheWorkerServiceHasNoMethodThatDrainsTheWorker) {
   const auto* const service =
       v1::WorkerInfo::descriptor()->file()->FindServiceByName("Worker");
   ASSERT_NE(service, nullptr);
   EXPECT_EQ(service->FindMethodByName("Drain"), nullptr);
 }
 
-TEST_F(WorkerServiceTest, ADrainRefusesRunningRequestsAtItsDeadline) {
+TEST_F(WorkerServiceTest, RequestsThatStillRunAtTheDeadlineOfADrainAreRefused) {
   engine_.Hold(true);
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 10));
@@ -406,7 +413,7 @@ TEST_F(WorkerServiceTest, ADrainRefusesRunningRequestsAtItsDeadline) {
   EXPECT_EQ(server_->Drain(absl::InfiniteFuture()).aborted, 0u);
 }
 
-TEST_F(WorkerServiceTest, ShutdownEndsWatchesAndStreams) {
+TEST_F(WorkerServiceTest, ShutdownEndsLoadWatchesAndGenerateStreams) {
   engine_.Hold(true);
   grpc::ClientContext watch_context;
   auto watch = stub_->WatchLoad(&watch_context, v1::WatchLoadRequest());
@@ -424,7 +431,7 @@ TEST_F(WorkerServiceTest, ShutdownEndsWatchesAndStreams) {
   EXPECT_TRUE(Eventually([&] { return engine_.live() == 0; }));
 }
 
-TEST_F(WorkerServiceTest, ShutdownDoesNotWaitForADrainsDeadline) {
+TEST_F(WorkerServiceTest, ShutdownDuringADrainDoesNotWaitForTheDrainsDeadline) {
   engine_.Hold(true);
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 10));
@@ -438,7 +445,7 @@ TEST_F(WorkerServiceTest, ShutdownDoesNotWaitForADrainsDeadline) {
   EXPECT_EQ(server_->Drain(absl::InfiniteFuture()).finished, 0u);
 }
 
-TEST_F(WorkerServiceTest, StartFailsIfTheAddressIsTaken) {
+TEST_F(WorkerServiceTest, StartFailsIfAnotherServerListensOnTheAddress) {
   WorkerServerOptions options = TestOptions();
   options.listen.unix_path.clear();
   StartServer(options);
@@ -473,7 +480,7 @@ void Caller(v1::Worker::Stub* stub, uint32_t seed, int rounds,
   }
 }
 
-TEST_F(WorkerServiceTest, AStormOfCancelsLeavesNoRequest) {
+TEST_F(WorkerServiceTest, NoRequestIsLeftAfterManyCallsWereCancelledAtRandom) {
   constexpr int kCallers = 200;
   constexpr int kRounds = 3;
   std::atomic<int> completed{0};

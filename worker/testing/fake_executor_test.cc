@@ -63,7 +63,7 @@ class FakeEvictionTest : public ::testing::Test {
                   {.num_pages = 8}}}};
 };
 
-TEST_F(FakeEvictionTest, NewTokensMustFollowTheKeptSlots) {
+TEST_F(FakeEvictionTest, TokensAfterAnEvictionMustFollowTheKeptSlots) {
   StepPlan plan = Step(1, 10, 6);
   *plan.add_evictions() = Sound();
   KVASIR_EXPECT_OK(executor_.Execute(plan).status());
@@ -86,7 +86,7 @@ TEST_F(FakeEvictionTest, AnEvictionThatKeepsAllSlotsIsRefused) {
 }
 
 TEST_F(FakeEvictionTest,
-       AnEvictionThatNamesOtherPagesThanTheSequencesTableIsRefused) {
+       AnEvictionOfPagesOtherThanThoseInTheSequencesPageTableIsRefused) {
   SlotEviction eviction = Sound();
   eviction.set_pages(1, 3);
   ExpectRefused(eviction, "its table holds 10 slots after 10 tokens");
@@ -108,7 +108,7 @@ TEST_F(FakeEvictionTest, SlotsOfASequenceThatHasEndedMayBeEvicted) {
   KVASIR_EXPECT_OK(executor_.Execute(plan).status());
 }
 
-TEST_F(FakeEvictionTest, AnEvictionOrderedAfterAMissingPageCopyIsRefused) {
+TEST_F(FakeEvictionTest, AnEvictionAfterMorePageCopiesThanThePlanHasIsRefused) {
   SlotEviction eviction = Sound();
   eviction.set_after_page_copies(1);
   ExpectRefused(

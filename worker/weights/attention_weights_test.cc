@@ -169,7 +169,7 @@ void ExpectReadOnce(const model::ModelShape& shape, const PlanCase& each) {
   }
 }
 
-TEST(AttentionWeightsTest, EveryTensorIsReadOnceOnEveryRank) {
+TEST(AttentionWeightsTest, EveryRankReadsEachTensorThatItNeedsOnce) {
   for (const PlanCase& each : PlanCases()) ExpectReadOnce(TinyShape(), each);
   for (const FamilyCase& each : FamilyCases(0)) {
     ExpectReadOnce(each.shape, each.plan_case);
@@ -189,7 +189,8 @@ absl::Status LoadChanged(const Model& model, ChangedSource::Change change) {
       .status();
 }
 
-TEST(AttentionWeightsTest, InvalidStaticRangesAreRefusedWithTensorRowAndValue) {
+TEST(AttentionWeightsTest,
+     TheErrorForAnInvalidStaticRangeStatesItsTensorRowAndValue) {
   const std::string codec =
       R"("codec":{"bits":{"schedule":[4]},"channel_static":{}}})";
   Model model = MakeModel(R"({"full":{},"stored":"POST_ROPE",)" + codec,
@@ -229,7 +230,7 @@ TEST(AttentionWeightsTest, InvalidStaticRangesAreRefusedWithTensorRowAndValue) {
 // The changed tensors are loaded in different ways: as matrices, as a vector,
 // and as a table.
 TEST(AttentionWeightsTest,
-     NumbersThatAreNotFiniteAreRefusedWithTensorRowAndColumn) {
+     TheErrorForAWeightThatIsNotFiniteStatesItsTensorRowAndColumn) {
   const Model model = MakeModel(kFullKey, kFullValue);
   for (const auto& [named, at_row, at_column] :
        std::vector<std::tuple<std::string, int64_t, int64_t>>{
@@ -300,7 +301,7 @@ TEST(AttentionWeightsTest, TensorsOfTheWrongSizeAreRefused) {
 }
 
 TEST(AttentionWeightsTest,
-     PlansBeyondTheLimitsOfTheKernelsAreRefusedBeforeReading) {
+     APlanBeyondTheLimitsOfTheKernelsIsRefusedBeforeTensorsAreRead) {
   struct Case {
     model::ModelShape shape;
     std::string key;
@@ -362,7 +363,7 @@ TEST(AttentionWeightsTest,
   }
 }
 
-TEST(AttentionWeightsTest, RebuiltKeysHaveALiftMatrixForEachHead) {
+TEST(AttentionWeightsTest, RebuiltKeysHaveALiftMatrixForEachKvHead) {
   const Model model = MakeModel(LowRank("reconstruct", "PRE_ROPE"), kFullValue);
   const auto down = Tensor(model, "k_proj.down.weight", kModelDim);
   const std::vector<std::vector<std::vector<float>>> up = {
@@ -500,7 +501,7 @@ TEST(AttentionWeightsTest,
   }
 }
 
-TEST(AttentionWeightsTest, APlanWithOtherTensorsGivesAnotherWeightsId) {
+TEST(AttentionWeightsTest, TheWeightTilesDependOnTheTensorsThatThePlanNeeds) {
   const Model plain = MakeModel(kFullKey, kFullValue);
   const Model low = MakeModel(kFullKey, LowRank("fold", "NO_ROPE"));
   RandomSource shape(TinyShape(), 1, DType::kBf16);

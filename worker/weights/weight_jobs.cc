@@ -217,13 +217,13 @@ class JobRunner {
 
   static absl::Status CheckColumns(int64_t columns, int64_t want) {
     if (columns == want) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("its rows have ", columns, " numbers, must have ", want));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rows of the tensor have ", columns, " numbers, must have ", want));
   }
   static absl::Status CheckRows(int64_t rows, int64_t want) {
     if (rows >= want) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("has ", rows, " rows, must have at least ", want));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the tensor has ", rows, " rows, must have at least ", want));
   }
 
   // Checks that the tensor has all rows that the sinks take, because missing

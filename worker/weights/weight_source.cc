@@ -45,12 +45,11 @@ absl::Status CheckRange(const ReadRange& range, const MatrixSize& size,
             model::kTileRowBytes / width)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("a range of ", range.num_rows, " rows from row ",
-                   range.first_row, " on, and of ", range.num_columns,
-                   " columns from column ", range.first_column,
-                   " on, does not consist of whole tiles of the tensor [",
-                   size.rows, ", ", size.columns, "]"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the range of ", range.num_rows, " rows from row ", range.first_row,
+      " on and ", range.num_columns, " columns from column ",
+      range.first_column, " on must lie in the tensor of ", size.rows,
+      " rows and ", size.columns, " columns and consist of whole tiles"));
 }
 
 MatrixSize SizeOfRandom(const model::RandomTensor& tensor) {
@@ -182,8 +181,8 @@ absl::StatusOr<const model::RandomTensor*> RandomSource::Find(
     const std::string& name) const {
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) {
-    return absl::NotFoundError(
-        absl::StrCat("shape ", shape_name_, " has no tensor ", name));
+    return absl::NotFoundError(absl::StrCat("the model shape ", shape_name_,
+                                            " has no tensor named ", name));
   }
   return &found->second;
 }

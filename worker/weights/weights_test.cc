@@ -128,7 +128,7 @@ class StagingDevice final : public kernels::CpuDevice {
 
 // Without a limit, the largest matrices of all threads together could exceed a
 // host's memory.
-TEST(WeightsTest, TheHostMemoryThatStagesWeightsIsBounded) {
+TEST(WeightsTest, TheHostMemoryForStagingWeightsStaysBelowItsLimit) {
   RandomSource source(TinyShape(), 1, DType::kBf16);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto spec, model::SpecOfShape(TinyShape()));
   const auto plan = Served(
@@ -208,7 +208,8 @@ TEST(WeightsTest, EachRankLoadsItsPartOfEveryMatrix) {
   }
 }
 
-TEST(WeightsTest, TensorsOfDifferentTypesInOneMatrixAreWidenedExactly) {
+TEST(WeightsTest,
+     TensorsOfDifferentDataTypesInOneMatrixAreWidenedWithoutRounding) {
   const std::string layer = "model.layers.0.self_attn.";
   MixedSource source({{layer + "k_proj.weight", DType::kF16}});
   const auto k = Rows(source, layer + "k_proj.weight", 32);
@@ -223,7 +224,7 @@ TEST(WeightsTest, TensorsOfDifferentTypesInOneMatrixAreWidenedExactly) {
 
 // Tensor cores multiply activations and weights of the same 16-bit type. Once,
 // a checkpoint of another type ran on a slow kernel without tensor cores.
-TEST(WeightsTest, MatricesOnAGpuHaveTheTypeOfItsActivations) {
+TEST(WeightsTest, WeightMatricesOnAGpuHaveTheDataTypeOfItsActivations) {
   const std::string layer = "model.layers.0.self_attn.";
   MixedSource source({{layer + "k_proj.weight", DType::kF32},
                       {layer + "o_proj.weight", DType::kF16}});
@@ -281,7 +282,8 @@ TEST(WeightsTest, MatricesOnAGpuHaveTheTypeOfItsActivations) {
   EXPECT_EQ(floats.weights.rounded_bytes, 0);
 }
 
-TEST(WeightsTest, AWeightTooLargeForTheActivationsTypeIsRefusedWithItsTensor) {
+TEST(WeightsTest,
+     TheErrorForAWeightTooLargeForTheActivationsTypeNamesItsTensor) {
   RandomSource random(TinyShape(), 1, DType::kF32);
   const std::string large = "model.layers.1.mlp.down_proj.weight";
   ChangedSource source(
@@ -315,7 +317,7 @@ TEST(WeightsTest, AWeightTooLargeForTheActivationsTypeIsRefusedWithItsTensor) {
   KVASIR_EXPECT_OK(load(DType::kBf16));
 }
 
-TEST(WeightsTest, ThreadsAndReadBlocksDoNotChangeTheLoadedWeights) {
+TEST(WeightsTest, NumberOfThreadsAndSizeOfReadsDoNotChangeTheLoadedWeights) {
   RandomSource source(TinyShape(), 1, DType::kBf16);
   const Loaded one = Load(&source, {}, 1);
   const Loaded other = Load(&source, {}, 3, 200);
@@ -337,7 +339,7 @@ TEST(WeightsTest, ThreadsAndReadBlocksDoNotChangeTheLoadedWeights) {
   EXPECT_EQ(one.weights.matrix_bytes, other.weights.matrix_bytes);
 }
 
-TEST(WeightsTest, AllAllocatedMemoryIsTaggedAsWeights) {
+TEST(WeightsTest, AllMemoryThatWeightsAllocateIsTaggedAsWeights) {
   RandomSource source(TinyShape(), 1, DType::kBf16);
   const Loaded loaded = Load(&source, {});
   EXPECT_EQ(loaded.device->allocator().use(kernels::MemoryTag::kWeights).bytes,
@@ -346,7 +348,7 @@ TEST(WeightsTest, AllAllocatedMemoryIsTaggedAsWeights) {
             loaded.weights.matrix_bytes);
 }
 
-TEST(WeightsTest, AModelThatDoesNotDivideAmongRanksIsRefused) {
+TEST(WeightsTest, AModelWhoseSizesAreNotDivisibleByTheNumberOfRanksIsRefused) {
   auto spec = model::SpecOfShape(TinyShape());
   KVASIR_ASSERT_OK(spec);
   EXPECT_THAT(ShardSizes::Create(*spec, {0, 3}),
@@ -374,7 +376,7 @@ TEST(WeightsTest, TheErrorForAMissingTensorNamesIt) {
 }
 
 TEST(WeightJobsDeathTest,
-     AJobWithoutBytesLeavesDeviceMemoryInaccessibleToTheHost) {
+     TheHostCannotReadDeviceMemoryAfterAWeightJobWithoutBytes) {
   RandomSource source(TinyShape(), 1, DType::kF32);
   base::ThreadPool pool(1);
   const auto device = kernels::MakeStrictDevice(&pool);

@@ -344,8 +344,8 @@ absl::Status LayerAttention::MakeValue() {
   if (!value.lifted) return absl::OkStatus();
   if (weights.lift_bias && activations_.dtype != kernels::DType::kF32) {
     return absl::UnimplementedError(
-        absl::StrCat("lift: the mean of a basis is added in float32, but the "
-                     "device's activations are ",
+        absl::StrCat("lifting values with a basis that has a mean needs "
+                     "activations of float32, but the device's are ",
                      kernels::DTypeName(activations_.dtype)));
   }
   const int64_t num_heads = program().heads.query.count;

@@ -43,7 +43,7 @@ MassRoomLimits PoolOf(int64_t slots, int64_t slot_bytes) {
           .num_heads = kHeads};
 }
 
-TEST(MassRoomTest, EverySequenceKeepsItsWeightsWhenThePoolIsFull) {
+TEST(MassRoomTest, EverySequenceKeepsItsAttentionWeightsEvenIfThePoolIsFull) {
   // 22 layers * (key, value) * 4 heads * (64 dims of 4 bits + 4 bytes of
   // range).
   constexpr int64_t kSlotBytes = 22 * 2 * 4 * (32 + 4);
@@ -58,7 +58,7 @@ TEST(MassRoomTest, EverySequenceKeepsItsWeightsWhenThePoolIsFull) {
   }
 }
 
-TEST(MassRoomTest, WeightsTakeAtMostOne32ndOfALargePool) {
+TEST(MassRoomTest, KeptAttentionWeightsTakeAtMostOne32ndOfALargePool) {
   // The weights of all 2^19 slots would take 65 MiB.
   const MassRoomLimits small = PoolOf(1 << 19, 1024);
   EXPECT_EQ(RoomForMass(small).most_weights, (int64_t{32} << 20) / 4);
@@ -69,8 +69,9 @@ TEST(MassRoomTest, WeightsTakeAtMostOne32ndOfALargePool) {
 
 // Prompts, and sequences that repeat tokens after a preemption, were once
 // counted as kNoRoom.
-TEST(ScoringTest,
-     RowsWhoseWeightsDoNotFitAreCountedApartFromRowsThatNeverKeepWeights) {
+TEST(
+    ScoringTest,
+    TokensWithoutRoomForAttentionWeightsAreCountedApartFromThoseThatNeverKeepThem) {
   std::vector<kernels::AttentionSequence> sequences(4);
   for (kernels::AttentionSequence& sequence : sequences) {
     sequence.num_rows = 1;
@@ -90,7 +91,7 @@ TEST(ScoringTest,
                        ScoringKind::kAgain, ScoringKind::kNoRoom}));
 }
 
-TEST(MassRoomTest, MemoryForWeightsIsNoMoreThanTheSequencesNeed) {
+TEST(MassRoomTest, MemoryForKeptAttentionWeightsIsNoMoreThanTheSequencesNeed) {
   MassRoomLimits limits = PoolOf(1 << 19, 8192);
   limits.max_num_seqs = 2;
   limits.most_slots = 640;

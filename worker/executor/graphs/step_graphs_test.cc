@@ -13,7 +13,7 @@ namespace {
 
 StepSizes Of(int64_t tokens) { return {.tokens = tokens}; }
 
-TEST(StepGraphsTest, OnlyTheMostRecentlyUsedStepsAreKept) {
+TEST(StepGraphsTest, OnlyTheMostRecentlyUsedStepGraphsAreKept) {
   StepGraphs graphs;
   constexpr auto kMost = static_cast<int64_t>(StepGraphs::kMost);
   for (int64_t tokens = 0; tokens < kMost; ++tokens) {
@@ -30,7 +30,7 @@ TEST(StepGraphsTest, OnlyTheMostRecentlyUsedStepsAreKept) {
   EXPECT_FALSE(graphs.Find(Of(1))->seen);
 }
 
-TEST(StepGraphsTest, AllStepsAreForgottenWhenTheBlobMayHaveMoved) {
+TEST(StepGraphsTest, AllStepGraphsAreDroppedWhenTheBlobMayHaveMoved) {
   StepGraphs graphs;
   graphs.UseBlob(1);
   graphs.Find(Of(1))->seen = true;
@@ -43,7 +43,7 @@ TEST(StepGraphsTest, AllStepsAreForgottenWhenTheBlobMayHaveMoved) {
 // Ranks once decided by the blob's address whether to drop their graphs. A rank
 // whose new blob happened to have the old address replayed a graph while the
 // others did not.
-TEST(StepGraphsTest, PeaksOfABlobDependOnItsBytesAndNotOnItsAddress) {
+TEST(StepGraphsTest, ABlobCountsAPeakWhenItsSizeGrowsWhateverItsAddressIs) {
   base::ThreadPool pool(1);
   kernels::CpuDevice device(&pool);
   StepBlob small(&device.allocator());
@@ -70,7 +70,7 @@ TEST(StepGraphsTest, PeaksOfABlobDependOnItsBytesAndNotOnItsAddress) {
   EXPECT_EQ(large.peaks(), before);
 }
 
-TEST(StepGraphsTest, TheKeyOfAStepHasPaddedSizesOnlyForHistoriesAndTop) {
+TEST(StepGraphsTest, AGraphKeyPadsOnlyTheNumbersOfHistoriesAndOfTopLogprobs) {
   StepBucket bucket;
   bucket.padded = {.tokens = 4, .samples = 4, .top = 8, .histories = 2};
   const StepSizes key = StepGraphs::KeyOf(

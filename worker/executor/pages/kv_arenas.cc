@@ -27,7 +27,8 @@ absl::StatusOr<kernels::DType> StoredType(kvasir::v1::DataType dtype) {
       return kernels::DType::kBf16;
     default:
       return absl::UnimplementedError(
-          absl::StrCat("cache: this build cannot store numbers of the type ",
+          absl::StrCat("cache: this build stores numbers as F32, F16 or BF16, "
+                       "not as DataType ",
                        static_cast<int>(dtype)));
   }
 }
@@ -199,11 +200,10 @@ absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
   arenas.host_pages_.resize(pages.size());
   if (pages.size() != layout.page_groups().size() ||
       host_pages.size() > pages.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cache: there are page counts for ", pages.size(),
-                     " page groups, and for ", host_pages.size(),
-                     " in the host pool; the layout has ",
-                     layout.page_groups().size(), " page groups"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cache: the page layout has ", layout.page_groups().size(),
+        " page groups, but page counts were given for ", pages.size(),
+        " page groups, and for ", host_pages.size(), " in the host pool"));
   }
   int64_t bytes = 0;
   for (const cache::LayerLayout& layer : layout.layers()) {
@@ -370,15 +370,17 @@ absl::StatusOr<std::vector<uint32_t>> KvArenas::ReadPositions(
   if (layer < 0 || layer >= count ||
       layers_[static_cast<size_t>(layer)].metadata.num_units == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "positions of slots: layer ", layer, " of ", count, " evicts nothing"));
+        "positions of slots: layer ", layer,
+        " evicts nothing or does not exist: there are ", count, " layers"));
   }
   const Layer& evicting = layers_[static_cast<size_t>(layer)];
   const kernels::SlotMetadata& metadata = evicting.metadata;
   const auto num_pages = static_cast<int64_t>(pages.size());
   if (num_slots < 0 || num_slots > num_pages * metadata.page_tokens) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "positions of slots: ", num_slots, " slots are asked for, but ",
-        num_pages, " pages of ", metadata.page_tokens, " slots were given"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("positions of slots: the caller asked for ", num_slots,
+                     " slots, but gave ", num_pages, " pages of ",
+                     metadata.page_tokens, " slots"));
   }
   std::vector<uint32_t> positions;
   positions.resize(static_cast<size_t>(metadata.num_units * num_slots));
@@ -405,8 +407,9 @@ absl::StatusOr<std::vector<uint32_t>> KvArenas::ReadPositions(
 absl::Status KvArenas::CheckCopy(const kvasir::v1::PageCopy& copy) const {
   if (copy.from_host() && copy.to_host()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "page copy from ", copy.from_page(), " to ", copy.to_page(),
-        ": both pages lie within the host pool; at least one must not"));
+        "page copy from page ", copy.from_page(), " to page ", copy.to_page(),
+        ": both pages are in the host pool; a copy within it is not "
+        "supported"));
   }
   const auto check = [&](bool host, int32_t page) {
     return host ? CheckHostPage(copy.page_group(), page)

@@ -66,7 +66,7 @@ absl::StatusOr<std::unique_ptr<PenaltyCounts>> SequenceTable::Release(
     uint64_t id) {
   const auto found = sequences_.find(id);
   if (found == sequences_.end()) {
-    return Wrong(id, "is released, but the executor does not know it");
+    return Wrong(id, "the plan releases it, but the executor does not know it");
   }
   for (size_t group = 0; group < found->second.tables.size(); ++group) {
     DropSidePages(found->second, group);
@@ -88,8 +88,8 @@ absl::StatusOr<SequenceTable::Sequence*> SequenceTable::FindOrStart(
                   [](const BlockTableDelta& delta) { return delta.reset(); });
   if (!starts)
     return Wrong(id,
-                 "the executor does not know it, and the plan does not reset "
-                 "all of its tables");
+                 "the executor does not know it, so the plan must reset its "
+                 "page tables in all page groups");
   if (free_rows_.empty()) {
     return Wrong(id,
                  absl::StrCat("too many sequences: the executor has room for ",
@@ -119,8 +119,8 @@ absl::Status SequenceTable::CheckResets(const SequenceStep& step,
   }
   if (resets == 0 || resets == groups) return absl::OkStatus();
   return Wrong(step.sequence_id(),
-               absl::StrCat("is reset in ", resets,
-                            " page groups, must be reset in all ", groups,
+               absl::StrCat("the plan resets its page tables in ", resets,
+                            " page groups, must reset them in all ", groups,
                             " or in none"));
 }
 
@@ -143,7 +143,7 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
   const int64_t new_size = old_size + delta.appended_pages_size();
   if (new_size > max_pages_) {
     return absl::InvalidArgumentError(
-        absl::StrCat("its table in page group ", group, " has ", new_size,
+        absl::StrCat("its page table in page group ", group, " has ", new_size,
                      " pages, the limit is ", max_pages_));
   }
   // Entries before `first_live` name no page if the sliding window gave them up
@@ -151,8 +151,8 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
   const int64_t first_live = delta.first_live_index();
   if (first_live < table.first_live || first_live > new_size) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the first live index in page group ", group, " is ", first_live,
-        ", must be ", table.first_live, " to ", new_size));
+        "first_live_index of its page table in page group ", group, " is ",
+        first_live, ", must be ", table.first_live, " to ", new_size));
   }
   for (int i = 0; i < delta.appended_pages_size(); ++i) {
     if (old_size + i >= first_live) {
@@ -170,9 +170,9 @@ absl::Status SequenceTable::ApplySidePages(const BlockTableDelta& delta,
   const uint32_t group = delta.page_group();
   const int64_t want = delta.reset() ? limits_.side_pages[group] : 0;
   if (delta.side_pages_size() != want) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("gets ", delta.side_pages_size(),
-                     " side pages in page group ", group, ", must get ", want));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the plan gives it ", delta.side_pages_size(),
+        " side pages in page group ", group, ", must give ", want));
   }
   if (want == 0) return absl::OkStatus();
   for (const int32_t page : delta.side_pages()) {
@@ -343,9 +343,9 @@ absl::Status SequenceTable::CheckSlots(const SequenceStep& step,
     const int64_t covered =
         static_cast<int64_t>(table.pages.size()) * limits_.page_tokens;
     if (end > covered) {
-      return Wrong(id,
-                   absl::StrCat("its table in page group ", group, " covers ",
-                                covered, " slots, but the step needs ", end));
+      return Wrong(
+          id, absl::StrCat("its page table in page group ", group, " covers ",
+                           covered, " slots, but the step needs ", end));
     }
     const int64_t window = limits_.windows[group];
     const int64_t first_seen =

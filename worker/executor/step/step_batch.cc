@@ -136,7 +136,7 @@ absl::Status StepBatch::Build(const kvasir::v1::StepPlan& plan,
   Clear();
   if (plan.sequences_size() > limits_.max_sequences) {
     return absl::InvalidArgumentError(
-        absl::StrCat("step plan: ", plan.sequences_size(),
+        absl::StrCat("the step plan has ", plan.sequences_size(),
                      " sequences, the limit is ", limits_.max_sequences));
   }
   int64_t num_tokens = 0;
@@ -144,9 +144,9 @@ absl::Status StepBatch::Build(const kvasir::v1::StepPlan& plan,
     num_tokens += step.num_tokens();
   }
   if (num_tokens > limits_.max_batched_tokens) {
-    return absl::InvalidArgumentError(absl::StrCat("step plan: ", num_tokens,
-                                                   " tokens, the limit is ",
-                                                   limits_.max_batched_tokens));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the step plan has ", num_tokens, " tokens, the limit is ",
+                     limits_.max_batched_tokens));
   }
   table->BeginStep();
   for (const SequenceStep& step : plan.sequences()) {

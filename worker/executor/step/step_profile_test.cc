@@ -15,7 +15,7 @@ void Spend(int milliseconds) {
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
 }
 
-TEST(StepProfileTest, TimeOfAnInnerPartIsNotCountedForTheOuterPart) {
+TEST(StepProfileTest, TimeOfANestedStepPartIsNotCountedForTheEnclosingPart) {
   base::ThreadPool pool(1);
   kernels::CpuDevice device(&pool);
   const auto stream = device.MakeStream();
@@ -38,7 +38,7 @@ TEST(StepProfileTest, TimeOfAnInnerPartIsNotCountedForTheOuterPart) {
   EXPECT_EQ(SecondsOf(seconds, StepPart::kAttention), 0.0);
 }
 
-TEST(StepProfileTest, StartForgetsTimesMeasuredBefore) {
+TEST(StepProfileTest, StartingAProfileDiscardsTimesMeasuredBefore) {
   base::ThreadPool pool(1);
   kernels::CpuDevice device(&pool);
   const auto stream = device.MakeStream();

@@ -85,7 +85,8 @@ absl::StatusOr<SocketAddress> ParsePort(std::string_view text) {
   if (colon == std::string_view::npos ||
       !absl::SimpleAtoi(base::AbslView(text.substr(colon + 1)), &port) ||
       port < 1 || port > 65535) {
-    return absl::InvalidArgumentError("a port is not from 1 to 65535");
+    return absl::InvalidArgumentError(
+        "a socket address does not end with a port from 1 to 65535");
   }
   std::string host(text.substr(0, colon));
   const bool brackets =
@@ -94,7 +95,7 @@ absl::StatusOr<SocketAddress> ParsePort(std::string_view text) {
   KVASIR_ASSIGN_OR_RETURN(SocketAddress address, ParseHost(host));
   if (brackets != (address.bytes.ss_family == AF_INET6)) {
     return absl::InvalidArgumentError(
-        "only an IPv6 address may be in brackets");
+        "an IPv6 address must be in brackets, an IPv4 address must not");
   }
   const auto in_order = htons(static_cast<uint16_t>(port));
   if (brackets) {
@@ -139,7 +140,7 @@ absl::StatusOr<SocketAddress> FindInterface(const std::string& interface) {
   return absl::NotFoundError(absl::StrCat(
       "'", interface,
       "' is neither an address of this machine nor the name of a network "
-      "interface with an address; its interfaces: ",
+      "interface with an address; this machine's interfaces: ",
       absl::StrJoin(names, ", ")));
 }
 
@@ -155,8 +156,8 @@ std::string FormatGlooAddress(const GlooAddress& address) {
 
 absl::StatusOr<GlooAddress> ParseGlooAddress(std::string_view text) {
   if (text.size() > kMaxTextBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("is ", text.size(), " bytes long"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "is ", text.size(), " bytes long, the limit is ", kMaxTextBytes));
   }
   const std::vector<std::string> fields =
       absl::StrSplit(base::AbslView(text), ' ');
@@ -171,13 +172,16 @@ absl::StatusOr<GlooAddress> ParseGlooAddress(std::string_view text) {
       !absl::SimpleAtoi(fields[2], &shard.size) ||
       !absl::SimpleAtoi(fields[3], &address.chunk_bytes)) {
     return absl::InvalidArgumentError(
-        "want rank, size and bytes of a chunk as numbers");
+        "want a rank, the number of ranks and the bytes of a chunk as numbers, "
+        "and a secret");
   }
   if (shard.size < 2 || shard.size > kMaxGlooRanks || shard.rank < 0 ||
       shard.rank >= shard.size || address.chunk_bytes < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot be rank ", shard.rank, " of ", shard.size,
-                     ", with chunks of ", address.chunk_bytes, " bytes"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "says rank ", shard.rank, " of ", shard.size, " and chunks of ",
+        address.chunk_bytes, " bytes; want 2 to ", kMaxGlooRanks,
+        " ranks, a rank from 0 and below their number, and chunks of at least "
+        "1 byte"));
   }
   address.secret = fields[4];
   if (address.secret.size() != kSecretDigits ||
@@ -187,13 +191,15 @@ absl::StatusOr<GlooAddress> ParseGlooAddress(std::string_view text) {
   }
   if (fields.size() != kPorts + static_cast<size_t>(shard.size)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "want ", shard.size, " addresses, have ", fields.size() - kPorts));
+        "want ", shard.size, " socket addresses, one for each rank, have ",
+        fields.size() - kPorts));
   }
   for (int64_t rank = 0; rank < shard.size; ++rank) {
     const std::string& field = fields[kPorts + static_cast<size_t>(rank)];
     if ((field == "-") != (rank == shard.rank)) {
       return absl::InvalidArgumentError(
-          "want an address for each rank but its own");
+          "want \"-\" for its own rank and a socket address for each other "
+          "rank");
     }
     SocketAddress port;
     if (rank != shard.rank) {

@@ -46,14 +46,15 @@ TEST(GlooAddressTest, InvalidAddressesAreRefused) {
       {text("0 2 0", "- 127.0.0.1:1"), "chunks of 0 bytes"},
       {text("0 2 64", "- 127.0.0.1:1", "0011"), "32 hex digits"},
       {text("0 2 64", "- 127.0.0.1:1", std::string(32, 'G')), "32 hex digits"},
-      {text("0 2 64", "-"), "want 2 addresses, have 1"},
+      {text("0 2 64", "-"),
+       "want 2 socket addresses, one for each rank, have 1"},
       {text("0 2 64", "- 127.0.0.1:1 127.0.0.1:2"), "have 3"},
-      {text("0 2 64", "127.0.0.1:1 -"), "for each rank but its own"},
-      {text("0 2 64", "- -"), "for each rank but its own"},
-      {text("0 2 64", "- 127.0.0.1"), "a port is not"},
-      {text("0 2 64", "- 127.0.0.1:"), "a port is not"},
-      {text("0 2 64", "- 127.0.0.1:0"), "a port is not"},
-      {text("0 2 64", "- 127.0.0.1:65536"), "a port is not"},
+      {text("0 2 64", "127.0.0.1:1 -"), "for its own rank"},
+      {text("0 2 64", "- -"), "for its own rank"},
+      {text("0 2 64", "- 127.0.0.1"), "does not end with a port"},
+      {text("0 2 64", "- 127.0.0.1:"), "does not end with a port"},
+      {text("0 2 64", "- 127.0.0.1:0"), "does not end with a port"},
+      {text("0 2 64", "- 127.0.0.1:65536"), "does not end with a port"},
       {text("0 2 64", "- localhost:1"), "'localhost' is neither"},
       {text("0 2 64", "- :1"), "'' is neither"},
       {text("0 2 64", "- []:1"), "neither an IPv4"},
@@ -68,13 +69,13 @@ TEST(GlooAddressTest, InvalidAddressesAreRefused) {
   }
 }
 
-TEST(GlooAddressTest, NoErrorContainsTheSecret) {
+TEST(GlooAddressTest, NoErrorForAnInvalidAddressContainsTheSecret) {
   const auto address = ParseGlooAddress(
       absl::StrCat("kvasir-gloo-1 0 2 64 ", kSecret, "0 - 127.0.0.1:1"));
   EXPECT_THAT(address.status().ToString(), Not(HasSubstr("0011223344")));
 }
 
-TEST(FindInterfaceTest, FindsAnInterfaceByNameAndByAddress) {
+TEST(FindInterfaceTest, AnInterfaceCanBeFoundByItsNameAndByItsAddress) {
   for (const std::string interface : {"lo", "127.0.0.1"}) {
     const auto found = FindInterface(interface);
     KVASIR_ASSERT_OK(found);
@@ -82,15 +83,16 @@ TEST(FindInterfaceTest, FindsAnInterfaceByNameAndByAddress) {
   }
 }
 
-TEST(FindInterfaceTest, TheErrorListsTheExistingInterfaces) {
+TEST(FindInterfaceTest,
+     TheErrorForAnUnknownInterfaceListsTheExistingInterfaces) {
   // None of these is the name of an interface or an address of this machine.
   for (const std::string interface :
        {"", "eth77", "240.0.0.1", "2001:db8::1"}) {
-    EXPECT_THAT(
-        FindInterface(interface),
-        StatusIs(absl::StatusCode::kNotFound,
-                 AllOf(HasSubstr(absl::StrCat("'", interface, "'")),
-                       HasSubstr("its interfaces: "), HasSubstr("lo"))));
+    EXPECT_THAT(FindInterface(interface),
+                StatusIs(absl::StatusCode::kNotFound,
+                         AllOf(HasSubstr(absl::StrCat("'", interface, "'")),
+                               HasSubstr("this machine's interfaces: "),
+                               HasSubstr("lo"))));
   }
 }
 

@@ -86,7 +86,7 @@ int64_t ReceivedBytes(const std::vector<int>& connections) {
   return bytes;
 }
 
-TEST_F(GlooGroupTest, CountsTheBytesWrittenToSockets) {
+TEST_F(GlooGroupTest, TheCounterOfSentBytesEqualsTheBytesWrittenToSockets) {
   for (const int64_t size : {2, 3}) {
     const auto group = MakeGlooRanks(size, {.chunk_bytes = 1000});
     ASSERT_FALSE(group.empty());
@@ -134,7 +134,7 @@ TEST_F(GlooGroupTest, ADestroyedGroupLeavesNoThreadAndNoSocket) {
   EXPECT_EQ(EntriesOf("/proc/self/task").size(), threads);
 }
 
-TEST_F(GlooGroupTest, ARankThatMakesNoCallEndsTheCallsOfOthersAtTheTimeout) {
+TEST_F(GlooGroupTest, CallsFailAtTheTimeoutIfARankMakesNoCall) {
   const absl::Duration timeout = absl::Milliseconds(300);
   for (const int64_t size : {2, 3}) {
     const auto group = MakeGlooRanks(size, {.call_timeout = timeout});
@@ -168,7 +168,7 @@ TEST_F(GlooGroupTest, ARankThatMakesNoCallEndsTheCallsOfOthersAtTheTimeout) {
   }
 }
 
-TEST_F(GlooGroupTest, ARankThatIsGoneEndsTheCallsOfTheOthers) {
+TEST_F(GlooGroupTest, CallsOfTheOtherRanksFailIfARankIsGone) {
   auto group = MakeGlooRanks(3);
   ASSERT_FALSE(group.empty());
   std::thread leaves([&] {
@@ -188,7 +188,7 @@ TEST_F(GlooGroupTest, ARankThatIsGoneEndsTheCallsOfTheOthers) {
 }
 
 // Rank 0 only sends in a Broadcast, and still notices that rank 1 is gone.
-TEST_F(GlooGroupTest, ARankThatLeftBetweenTwoCallsIsNoticedAtOnce) {
+TEST_F(GlooGroupTest, ACallFailsAtOnceIfARankLeftTheGroupBeforeIt) {
   auto group = MakeGlooRanks(2);
   ASSERT_FALSE(group.empty());
   group[1] = nullptr;
@@ -200,7 +200,7 @@ TEST_F(GlooGroupTest, ARankThatLeftBetweenTwoCallsIsNoticedAtOnce) {
 }
 
 // The connection is cut at a random time, possibly in the middle of a message.
-TEST_F(GlooGroupTest, AConnectionThatIsCutEndsTheCallsOfAllRanks) {
+TEST_F(GlooGroupTest, CallsOfAllRanksFailIfAConnectionIsCut) {
   std::mt19937 random(3);
   for (int round = 0; round < 12; ++round) {
     const int64_t size = 2 + round % 3;
@@ -230,7 +230,7 @@ TEST_F(GlooGroupTest, AConnectionThatIsCutEndsTheCallsOfAllRanks) {
   }
 }
 
-TEST_F(GlooGroupTest, RanksMayAbortWhileMessagesAreInFlight) {
+TEST_F(GlooGroupTest, AGroupMayBeAbortedWhileItsMessagesAreInFlight) {
   std::mt19937 random(4);
   for (int round = 0; round < 12; ++round) {
     const int64_t size = 2 + round % 3;
@@ -254,7 +254,7 @@ TEST_F(GlooGroupTest, RanksMayAbortWhileMessagesAreInFlight) {
   }
 }
 
-TEST_F(GlooGroupTest, ALongReasonForAnAbortIsShortened) {
+TEST_F(GlooGroupTest, ALongAbortReasonIsShortenedForOtherRanks) {
   const auto group = MakeGlooRanks(2);
   ASSERT_FALSE(group.empty());
   group[1]->Abort(absl::InternalError(std::string(10000, 'r')));
@@ -288,10 +288,10 @@ TEST_F(GlooGroupTest, InvalidOptionsAreRefused) {
   }
   options = good;
   options.call_timeout = absl::ZeroDuration();
-  refused(options, invalid, "a timeout is 0");
+  refused(options, invalid, "call_timeout is 0");
   options = good;
   options.connect_timeout = absl::InfiniteDuration();
-  refused(options, invalid, "a timeout is inf");
+  refused(options, invalid, "connect_timeout or call_timeout is inf");
   options = good;
   options.interface = "eth77";
   refused(options, absl::StatusCode::kNotFound, "'eth77'");
@@ -317,7 +317,7 @@ TEST_F(GlooGroupTest, AddressesOfDifferentGroupsAreRefused) {
     EXPECT_THAT(own->Connect(addresses),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
   };
-  refused({}, "1 addresses for a tensor-parallel group of 2");
+  refused({}, "1 addresses were given for a tensor-parallel group of 2");
   refused({other_1, other_1}, "3 addresses");
   refused({"nonsense"}, "rank 1: does not begin with");
   refused({begin({0, 2})->address()}, "rank 1: belongs to rank 0 of 2");
@@ -328,7 +328,7 @@ TEST_F(GlooGroupTest, AddressesOfDifferentGroupsAreRefused) {
   EXPECT_THAT(
       own->Connect(std::vector<std::string>{begin({0, 2})->address(), other_1}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("is not the address that this rank has made")));
+               HasSubstr("is not the address that this rank made for itself")));
 }
 
 // Each rank is tested as the one that waits for the other, because either of
@@ -416,14 +416,14 @@ TEST_F(GlooGroupTest, ConnectingToARankThatHasLeftFailsAtOnce) {
     const auto connected = (*own)->Connect(addresses);
     EXPECT_THAT(connected,
                 StatusIs(absl::StatusCode::kUnavailable,
-                         HasSubstr("rank 1 is not reached: connect")));
+                         HasSubstr("rank 1 cannot be reached: connect")));
     EXPECT_LT(absl::Now() - begin, kSoon);
   }
 }
 
 // A process that is not of the group (a stranger) connects first and so takes a
 // rank's place. The group must notice that and not connect.
-TEST_F(GlooGroupTest, AStrangerThatConnectsFirstIsRefused) {
+TEST_F(GlooGroupTest, ConnectFailsIfAProcessOutsideTheGroupConnectsFirst) {
   for (const bool stays : {true, false}) {
     std::vector<std::unique_ptr<GlooGroup>> groups;
     std::vector<std::string> addresses;

@@ -93,23 +93,23 @@ absl::Status CheckOptions(const GlooOptions& options) {
   const plan::TpShard shard = options.shard;
   if (shard.size < 2 || shard.size > kMaxGlooRanks || shard.rank < 0 ||
       shard.rank >= shard.size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "Gloo connects 2 to ", kMaxGlooRanks, " ranks: there is no rank ",
-        shard.rank, " of ", shard.size));
+    return absl::InvalidArgumentError(
+        absl::StrCat("Gloo: there is no rank ", shard.rank, " of ", shard.size,
+                     ": want 2 to ", kMaxGlooRanks, " ranks, numbered from 0"));
   }
   constexpr int64_t kMaxChunkBytes = 64 << 20;
   if (options.chunk_bytes < 4 || options.chunk_bytes > kMaxChunkBytes ||
       options.chunk_bytes % 4 != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("chunk_bytes is ", options.chunk_bytes,
-                     ", must be a multiple of 4 and at most ", kMaxChunkBytes));
+                     ", must be a multiple of 4 from 4 to ", kMaxChunkBytes));
   }
   for (const absl::Duration timeout :
        {options.connect_timeout, options.call_timeout}) {
     if (timeout < absl::Milliseconds(1) || timeout > absl::Hours(24)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("a timeout is ", absl::FormatDuration(timeout),
-                       ", must be 1ms to 24h"));
+          absl::StrCat("connect_timeout or call_timeout is ",
+                       absl::FormatDuration(timeout), ", must be 1ms to 24h"));
     }
   }
   struct sigaction action = {};
@@ -226,9 +226,8 @@ absl::Status GlooMesh::ReadAddresses(absl::Span<const std::string> addresses) {
   if (addresses.size() != peers_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat(addresses.size(),
-                     " addresses for a tensor-parallel group "
-                     "of ",
-                     shard().size));
+                     " addresses were given for a tensor-parallel group of ",
+                     shard().size, " ranks"));
   }
   for (int64_t rank = 0; rank < shard().size; ++rank) {
     const std::string& text = addresses[static_cast<size_t>(rank)];
@@ -251,8 +250,8 @@ absl::Status GlooMesh::ReadAddresses(absl::Span<const std::string> addresses) {
           shard().rank, " has chunks of ", chunk_bytes(), " bytes"));
     }
     if (rank == shard().rank && text != address_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(prefix, "is not the address that this rank has made"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          prefix, "is not the address that this rank made for itself"));
     }
     ports_.push_back(address->ports[static_cast<size_t>(shard().rank)]);
   }
@@ -273,7 +272,7 @@ absl::Status GlooMesh::ConnectPairs(Clock::time_point deadline) {
     if (rank == shard().rank) continue;
     const auto lost = [&](const std::string& text) {
       return absl::UnavailableError(absl::StrCat("tensor-parallel rank ", rank,
-                                                 " is not reached: ", text));
+                                                 " cannot be reached: ", text));
     };
     KVASIR_RETURN_IF_ERROR(failure());
     if (Clock::now() >= deadline) {
@@ -406,9 +405,9 @@ absl::Status GlooMesh::CheckHeader(const Place& place, const GlooCall& call,
   Header header;
   std::memcpy(&header, place.memory, sizeof(header));
   if (header.token != peers_[static_cast<size_t>(from)].token) {
-    return Fail(absl::InternalError(
-        absl::StrCat("the process in the place of tensor-parallel rank ", from,
-                     " does not belong to the group")));
+    return Fail(absl::InternalError(absl::StrCat(
+        "the process that connected as tensor-parallel rank ", from,
+        " does not belong to this group: its token is wrong")));
   }
   if (header.call == call.number && header.kind == call.kind &&
       header.call_bytes == call.bytes &&
@@ -498,10 +497,9 @@ void GlooMesh::Watch() {
   if (header.token != peers_[static_cast<size_t>(from)].token ||
       header.kind != kGaveUp ||
       header.payload_bytes > kControlBytes - sizeof(header)) {
-    (void)Fail(
-        absl::InternalError(absl::StrCat("tensor-parallel rank ", from,
-                                         " sent bytes that are not a message "
-                                         "of the group")));
+    (void)Fail(absl::InternalError(absl::StrCat(
+        "tensor-parallel rank ", from,
+        " sent a control message that is not valid in this group")));
     return;
   }
   (void)Fail(

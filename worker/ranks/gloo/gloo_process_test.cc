@@ -137,14 +137,15 @@ class GlooProcessTest : public ::testing::Test {
   }
 };
 
-TEST_F(GlooProcessTest, RankProcessesSumAndEndWithoutAnError) {
+TEST_F(GlooProcessTest,
+       RanksInSeparateProcessesAddTheirDataAndEndWithoutAnError) {
   const auto ranks = StartRanks(4, absl::Seconds(30), 5000, 200);
   ExpectAllDone(ranks);
 }
 
 // The other ranks notice the end of the process well before the timeout,
 // because the system closes its connections.
-TEST_F(GlooProcessTest, ARankThatIsKilledEndsAllOthersAtOnce) {
+TEST_F(GlooProcessTest, AllOtherRanksEndAtOnceIfOneRankIsKilled) {
   for (int round = 0; round < 6; ++round) {
     const int64_t size = 2 + round % 3;
     // Test with small and with large messages.
@@ -168,7 +169,7 @@ TEST_F(GlooProcessTest, ARankThatIsKilledEndsAllOthersAtOnce) {
   }
 }
 
-TEST_F(GlooProcessTest, ARankThatIsStoppedEndsAllOthersAtTheTimeout) {
+TEST_F(GlooProcessTest, AllOtherRanksEndAtTheTimeoutIfOneRankIsStopped) {
   const absl::Duration timeout = absl::Milliseconds(700);
   for (const int64_t size : {2, 3}) {
     auto ranks = StartRanks(size, timeout, 50000, -1);
@@ -185,7 +186,7 @@ TEST_F(GlooProcessTest, ARankThatIsStoppedEndsAllOthersAtTheTimeout) {
   }
 }
 
-TEST_F(GlooProcessTest, AConnectionThatIsCutEndsAllRanksAtOnce) {
+TEST_F(GlooProcessTest, AllRanksEndAtOnceIfAConnectionIsCut) {
   for (int round = 0; round < 4; ++round) {
     const int64_t size = 2 + round % 3;
     auto ranks = StartRanks(size, absl::Minutes(5), 100000, -1);
@@ -202,7 +203,8 @@ TEST_F(GlooProcessTest, AConnectionThatIsCutEndsAllRanksAtOnce) {
 
 // Gloo throws an exception in its own thread, which ends the process. This test
 // documents the behaviour: the rank never connects.
-TEST_F(GlooProcessTest, GarbageFromAStrangerBeforeTheRanksConnectEndsARank) {
+TEST_F(GlooProcessTest,
+       InvalidBytesFromAProcessOutsideTheGroupEndARankThatWaitsForConnections) {
   const auto rank = StartRank({0, 2}, absl::Minutes(5), 100, -1);
   const auto address = ParseGlooAddress(rank->ReadLine());
   KVASIR_ASSERT_OK(address);

@@ -127,7 +127,8 @@ void FollowerState::OnGarbage(size_t num_bytes) {
 }
 
 void FollowerState::OnLost(const absl::Status& why) {
-  End(why.ok() ? absl::UnavailableError("the leader ended the call")
+  End(why.ok() ? absl::UnavailableError(
+                     "the leader closed the connection without giving a reason")
                : absl::Status(why.code(),
                               absl::StrCat("the call to the leader ended: ",
                                            PeerText(why.message()))));
@@ -150,8 +151,9 @@ void FollowerState::OnTime(absl::Time now) {
                      absl::FormatDuration(heartbeat_timeout_))));
   }
   if (phase_ == Phase::kJoining && now - began_ >= join_timeout_) {
-    return Abort(absl::DeadlineExceededError(absl::StrCat(
-        "not every rank joined within ", absl::FormatDuration(join_timeout_))));
+    return Abort(absl::DeadlineExceededError(
+        absl::StrCat("not all ranks joined the tensor-parallel group within ",
+                     absl::FormatDuration(join_timeout_))));
   }
   if (now - last_beat_ < heartbeat_interval()) return;
   last_beat_ = now;
@@ -167,7 +169,7 @@ absl::Status FollowerState::OnReady(kvasir::v1::RankReady ready) {
   const size_t num_bytes = ready.weight_tiles().size();
   if (num_bytes > size_t{kMaxReadyBytes}) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("fingerprints of weights take ", num_bytes,
+        absl::StrCat("the fingerprints of this rank's weights take ", num_bytes,
                      " bytes, the limit is ", kMaxReadyBytes));
   }
   *ready_.mutable_pages() = ready.pages();
@@ -187,7 +189,8 @@ std::optional<StepPlan> FollowerState::TakeStep() {
 
 absl::Status FollowerState::CheckStep(uint64_t step_id) const {
   if (phase_ != Phase::kRunning) {
-    return absl::FailedPreconditionError("the group is not running");
+    return absl::FailedPreconditionError(
+        "the tensor-parallel group is not running steps");
   }
   if (step_id != last_done_ + 1 || step_id > last_taken_) {
     return absl::FailedPreconditionError(absl::StrCat(

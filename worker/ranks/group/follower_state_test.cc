@@ -151,7 +151,7 @@ struct Broken {
 
 class BrokenFollowerTest : public ::testing::TestWithParam<Broken> {};
 
-TEST_P(BrokenFollowerTest, TheFollowerEndsWithTheReasonForTheFailure) {
+TEST_P(BrokenFollowerTest, TheStatusOfAFollowerThatFailedStatesTheReason) {
   Follower follower = Follower::In(GetParam().phase);
   GetParam().act(&follower);
   EXPECT_EQ(follower.state().phase(), Phase::kEnded);
@@ -211,7 +211,7 @@ INSTANTIATE_TEST_SUITE_P(
         {"OthersDoNotJoin", Phase::kJoining,
          [](Follower* f) { f->Pass(absl::Seconds(20), true); },
          absl::StatusCode::kDeadlineExceeded,
-         "not every rank joined within 20s"},
+         "not all ranks joined the tensor-parallel group within 20s"},
         {"WelcomeForAnotherGroupSize", Phase::kJoining,
          [](Follower* f) { f->Welcome(3); }, absl::StatusCode::kInvalidArgument,
          "the leader sent a RankWelcome with 3 addresses for 2 ranks"},
@@ -280,7 +280,8 @@ INSTANTIATE_TEST_SUITE_P(
          false},
         {"CallEndsWithoutAReason", Phase::kRunning,
          [](Follower* f) { f->state().OnLost(absl::OkStatus()); },
-         absl::StatusCode::kUnavailable, "the leader ended the call", false},
+         absl::StatusCode::kUnavailable,
+         "the leader closed the connection without giving a reason", false},
         {"SilentLeader", Phase::kRunning,
          [](Follower* f) { f->Pass(absl::Seconds(3), false); },
          absl::StatusCode::kUnavailable,
@@ -292,7 +293,7 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     [](const auto& each) { return each.param.name; });
 
-TEST(FollowerStateTest, MoreWeightTilesThanALeaderAcceptsAreNotSent) {
+TEST(FollowerStateTest, AFollowerDoesNotSendMoreWeightTilesThanALeaderAccepts) {
   Follower follower = Follower::In(Phase::kLoading);
   kvasir::v1::RankReady ready = Ready();
   ready.set_weight_tiles(std::string(kMaxReadyBytes + 1, 't'));
@@ -305,7 +306,7 @@ TEST(FollowerStateTest, MoreWeightTilesThanALeaderAcceptsAreNotSent) {
   EXPECT_THAT(follower.Sent(), ElementsAre(HasSubstr("weight_tiles: \"few\"")));
 }
 
-TEST(FollowerStateTest, ReportsAFailedStepToTheLeader) {
+TEST(FollowerStateTest, AFollowerReportsAFailedStepToTheLeader) {
   Follower follower = Follower::In(Phase::kRunning);
   follower.Step(1);
   ASSERT_TRUE(follower.state().TakeStep().has_value());
@@ -318,7 +319,7 @@ TEST(FollowerStateTest, ReportsAFailedStepToTheLeader) {
               StatusIs(absl::StatusCode::kInternal, "broken"));
 }
 
-TEST(FollowerStateTest, CallsByTheOwnRankInTheWrongOrderAreRefused) {
+TEST(FollowerStateTest, CallsThatItsRankMakesInTheWrongOrderAreRefused) {
   Follower follower = Follower::In(Phase::kLoading);
   EXPECT_THAT(follower.state().OnStepDone(1, 5),
               StatusIs(absl::StatusCode::kFailedPrecondition, ::testing::_));
@@ -337,7 +338,8 @@ TEST(FollowerStateTest, CallsByTheOwnRankInTheWrongOrderAreRefused) {
   EXPECT_EQ(follower.state().phase(), Phase::kRunning);
 }
 
-TEST(FollowerStateTest, DoesNotCountItsOwnDelayAgainstTheLeader) {
+TEST(FollowerStateTest,
+     TimeInWhichTheFollowerDidNotRunDoesNotCountAsSilenceOfTheLeader) {
   Follower follower = Follower::In(Phase::kRunning);
   follower.Jump(absl::Minutes(10));
   EXPECT_EQ(follower.state().phase(), Phase::kRunning);
@@ -345,7 +347,8 @@ TEST(FollowerStateTest, DoesNotCountItsOwnDelayAgainstTheLeader) {
   EXPECT_EQ(follower.state().phase(), Phase::kEnded);
 }
 
-TEST(FollowerStateTest, WaitsForOtherRanksToLoadAsLongAsTheLeaderIsAlive) {
+TEST(FollowerStateTest,
+     AFollowerWaitsForOtherRanksToLoadAsLongAsTheLeaderIsAlive) {
   Follower follower = Follower::In(Phase::kReady);
   follower.Pass(absl::Hours(1), true);
   EXPECT_EQ(follower.state().phase(), Phase::kReady);

@@ -250,8 +250,9 @@ TEST_P(ModelRanksGrpcTest,
   }
 }
 
-TEST_P(ModelRanksGrpcTest,
-       ARankThatSamplesADifferentTokenEndsTheGroupWithBothHashes) {
+TEST_P(
+    ModelRanksGrpcTest,
+    IfARankSamplesADifferentTokenTheGroupEndsWithAnErrorThatStatesBothHashes) {
   const uint32_t last = GetParam() - 1;
   std::vector<kvasir::v1::StepResult> want = WithoutAGroup(GetParam());
   ModelGroup group(GetParam(), {{last, {.differs_in = 4}}});
@@ -274,7 +275,7 @@ TEST_P(ModelRanksGrpcTest,
   }
 }
 
-TEST_P(ModelRanksGrpcTest, ARankThatIsKilledInAStepEndsAllRanks) {
+TEST_P(ModelRanksGrpcTest, AllRanksEndIfOneIsKilledDuringAStep) {
   const uint32_t last = GetParam() - 1;
   ModelGroup group(GetParam(), {{last, {.stops_in = 4}}});
   std::thread kill([&] {
@@ -285,8 +286,8 @@ TEST_P(ModelRanksGrpcTest, ARankThatIsKilledInAStepEndsAllRanks) {
     group.follower(last).client.reset();
   });
   const std::string text = absl::StrCat("the call of rank ", last,
-                                        " (node, pid 0) ended: its connection "
-                                        "is gone");
+                                        " (node, pid 0) ended: the connection "
+                                        "to the follower is gone");
   EXPECT_THAT(group.Run(), StatusIs(absl::StatusCode::kUnavailable, text));
   kill.join();
   for (uint32_t rank = 1; rank < last; ++rank) {

@@ -150,8 +150,9 @@ absl::Status RankFollower::status() const {
 }
 
 absl::Status RankFollower::EndStatus() const {
-  return state_.status().ok() ? absl::CancelledError("the group was drained")
-                              : state_.status();
+  return state_.status().ok()
+             ? absl::CancelledError("the tensor-parallel group was drained")
+             : state_.status();
 }
 
 void RankFollower::SendMessages() {

@@ -93,22 +93,22 @@ absl::Status CheckRankGroupOptions(const RankGroupOptions& options) {
   const RankIdentity& identity = options.identity;
   if (identity.tp_size() < 2 || identity.tp_size() > kMaxTpSize) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a group has ", identity.tp_size(),
+        absl::StrCat("a tensor-parallel group has ", identity.tp_size(),
                      " ranks, must have 2 to ", kMaxTpSize));
   }
   if (identity.heartbeat_timeout_ms() == 0) {
     return absl::InvalidArgumentError(
-        "the heartbeat timeout is 0 ms, must be more than 0");
+        "heartbeat_timeout_ms is 0, must be more than 0");
   }
   if (options.combine == nullptr) {
-    return absl::InvalidArgumentError("the option `combine` is not set");
+    return absl::InvalidArgumentError("RankGroupOptions.combine is not set");
   }
   for (const absl::Duration timeout :
        {options.join_timeout, options.load_timeout, options.step_timeout}) {
     if (timeout > absl::ZeroDuration()) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("a timeout is ", absl::FormatDuration(timeout),
-                     ", must be more than 0"));
+        absl::StrCat("join_timeout, load_timeout or step_timeout is ",
+                     absl::FormatDuration(timeout), ", must be more than 0"));
   }
   return absl::OkStatus();
 }
@@ -373,7 +373,8 @@ void RankGroupState::OnCombined(const absl::StatusOr<CombinedIds>& ids) {
 
 absl::Status RankGroupState::OnStep(uint64_t step_id, absl::Time now) {
   if (phase_ != Phase::kRunning) {
-    return absl::FailedPreconditionError("the group is not running");
+    return absl::FailedPreconditionError(
+        "the tensor-parallel group is not running steps");
   }
   if (step_id != last_step_ + 1) {
     return absl::InvalidArgumentError(
@@ -582,7 +583,8 @@ absl::Status RankGroupState::Drain() {
   if (phase_ == Phase::kEnded) return absl::OkStatus();
   if (!steps_.empty()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("cannot drain while step ", steps_.front().id, " runs"));
+        absl::StrCat("the tensor-parallel group cannot drain while step ",
+                     steps_.front().id, " runs"));
   }
   phase_ = Phase::kEnded;
   LeaderMessage message;
@@ -592,7 +594,7 @@ absl::Status RankGroupState::Drain() {
   }
   while (!links_.empty()) {
     Close(links_.begin()->first, {},
-          absl::UnavailableError("the group was drained"));
+          absl::UnavailableError("the tensor-parallel group was drained"));
   }
   return absl::OkStatus();
 }

@@ -229,7 +229,8 @@ TEST(RankGroupOptionsTest, InvalidOptionsAreRefused) {
 // Joining
 // ---------------------------------------------------------------------------
 
-TEST(RankGroupStateTest, WelcomesAllRanksWhenTheLastHasJoined) {
+TEST(RankGroupStateTest,
+     TheLeaderSendsAWelcomeToAllRanksOnceTheLastRankHasJoined) {
   Group group;
   group.Join(2);
   EXPECT_THAT(group.Done(), IsEmpty());
@@ -252,7 +253,8 @@ struct RefusedHello {
 
 class RefusedHelloTest : public ::testing::TestWithParam<RefusedHello> {};
 
-TEST_P(RefusedHelloTest, TheRefusalStatesTheFieldAndItsValueAndIsLoggedOnce) {
+TEST_P(RefusedHelloTest,
+       TheRefusalOfAHelloStatesTheFieldAndItsValueAndIsLoggedOnce) {
   Group group;
   group.Join(2);
   (void)group.Events();
@@ -346,7 +348,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 // The first two hellos differ in plan_id, which is logged only once. The third
 // differs only in page_tokens.
-TEST(RankGroupStateTest, RefusalsOfARankAreLoggedOnceForEachField) {
+TEST(RankGroupStateTest,
+     RepeatedRefusalsOfARankAreLoggedOnceForEachWrongField) {
   Group group;
   uint64_t link = 0;
   for (const char* const plan : {"other", "third", "plan"}) {
@@ -360,7 +363,7 @@ TEST(RankGroupStateTest, RefusalsOfARankAreLoggedOnceForEachField) {
                                           HasSubstr("page_tokens is 32")));
 }
 
-TEST(RankGroupStateTest, EveryFieldOfAnIdentityIsCompared) {
+TEST(RankGroupStateTest, ADifferenceInAnyFieldOfARankIdentityIsFound) {
   Group group;
   const auto* descriptor = kvasir::v1::RankIdentity::descriptor();
   for (int i = 0; i < descriptor->field_count(); ++i) {
@@ -378,7 +381,8 @@ TEST(RankGroupStateTest, EveryFieldOfAnIdentityIsCompared) {
   }
 }
 
-TEST(RankGroupStateTest, NamesFromOtherProcessesAreShortenedAndMadePrintable) {
+TEST(RankGroupStateTest,
+     LongOrUnprintableHostNamesOfOtherRanksAreShortenedAndEscaped) {
   Group group;
   RankHello hello = group.Hello(1);
   hello.mutable_identity()->set_plan_id(std::string(1000, 'x'));
@@ -391,7 +395,8 @@ TEST(RankGroupStateTest, NamesFromOtherProcessesAreShortenedAndMadePrintable) {
   EXPECT_LT(events[0].size(), 500u);
 }
 
-TEST(RankGroupStateTest, AnUnauthenticatedCallReceivesNothingAboutTheGroup) {
+TEST(RankGroupStateTest,
+     ACallWithoutAuthenticationReceivesNoInformationAboutTheGroup) {
   Group group;
   group.state().OnLink(1, false, "ipv4:peer\n", absl::UnixEpoch());
   const auto actions = group.state().TakeActions();
@@ -407,7 +412,7 @@ TEST(RankGroupStateTest, AnUnauthenticatedCallReceivesNothingAboutTheGroup) {
   EXPECT_THAT(group.state().member_links(), IsEmpty());
 }
 
-TEST(RankGroupStateTest, TheFirstMessageMustBeAHello) {
+TEST(RankGroupStateTest, TheFirstMessageOfAFollowerMustBeARankHello) {
   Group group;
   for (uint64_t link = 1; link <= 3; ++link) group.Link(link);
   group.SendHeartbeat(1);
@@ -471,7 +476,8 @@ TEST(RankGroupStateTest, ARankThatLeavesBeforeTheGroupIsCompleteMayRejoin) {
   }
 }
 
-TEST(RankGroupStateTest, AJoinTimeoutNamesTheMissingRanksAndTheLastRefusal) {
+TEST(RankGroupStateTest,
+     TheErrorForAJoinTimeoutNamesTheMissingRanksAndTheLastRefusal) {
   Group group = Group::Of(4, Phase::kJoining);
   group.Join(2);
   RankHello hello = group.Hello(1);
@@ -499,7 +505,8 @@ TEST(RankGroupStateTest, AJoinTimeoutNamesTheMissingRanksAndTheLastRefusal) {
 // Loading
 // ---------------------------------------------------------------------------
 
-TEST(RankGroupStateTest, StartsWithTheFewestPagesOfAnyRankOnceAllAreReady) {
+TEST(RankGroupStateTest,
+     OnceAllRanksAreReadyTheGroupStartsWithTheSmallestPageCountsOfAnyRank) {
   Group group = Group::Of(3, Phase::kLoading);
   RankReady ready = Ready({10, 3}, {0, 5});
   ready.set_weight_bytes(1234);
@@ -530,7 +537,7 @@ TEST(RankGroupStateTest, StartsWithTheFewestPagesOfAnyRankOnceAllAreReady) {
   EXPECT_THAT(group.state().start().pages(), ElementsAre(8, 3));
 }
 
-TEST(RankGroupStateTest, AFailureToCombineWeightTilesEndsTheGroup) {
+TEST(RankGroupStateTest, TheGroupEndsIfTheLeaderFailsToCombineTheWeightTiles) {
   Group group = Group::Of(3, Phase::kLoading);
   group.state().OnReady(Ready({8}));
   for (const uint64_t link : {1u, 2u}) group.SendReady(link, Ready({8}));
@@ -548,7 +555,7 @@ TEST(RankGroupStateTest, AFailureToCombineWeightTilesEndsTheGroup) {
 }
 
 TEST(RankGroupStateTest,
-     WeightTilesThatAreCombinedAfterTheGroupsEndDoNotStartIt) {
+     AGroupThatHasEndedDoesNotStartWhenItsWeightTilesAreCombined) {
   Group group = Group::Of(3, Phase::kLoading);
   group.state().OnReady(Ready({8}));
   for (const uint64_t link : {1u, 2u}) group.SendReady(link, Ready({8}));
@@ -560,7 +567,8 @@ TEST(RankGroupStateTest,
   EXPECT_THAT(group.Done(), IsEmpty());
 }
 
-TEST(RankGroupStateTest, OnlyTheWeightTilesOfALoadingRankMayBeLong) {
+TEST(RankGroupStateTest,
+     OnlyARankThatLoadsMaySendALongMessageAndOnlyItsWeightTilesMayBeLong) {
   constexpr int64_t kShort = kMaxFollowerMessageBytes;
   Group group;
   group.Join(1);
@@ -588,7 +596,7 @@ TEST(RankGroupStateTest, OnlyTheWeightTilesOfALoadingRankMayBeLong) {
                             " bytes without the tiles, the limit is 65536")));
 }
 
-TEST(RankGroupStateTest, ReportsTheRanksThatHaveJoined) {
+TEST(RankGroupStateTest, TheLeaderListsTheRanksThatHaveJoined) {
   Group group;
   RankHello hello = group.Hello(2);
   hello.set_host("\x1b[31m" + std::string(1000, 'h'));
@@ -619,7 +627,8 @@ TEST(RankGroupStateTest, ReportsTheRanksThatHaveJoined) {
   EXPECT_THAT(group.state().members(), IsEmpty());
 }
 
-TEST(RankGroupStateTest, ARankWhosePageCountsDoNotFitTheLeadersEndsTheGroup) {
+TEST(RankGroupStateTest,
+     TheGroupEndsIfTheNumbersOfPagesOfARankDoNotFitThoseOfTheLeader) {
   struct Case {
     std::function<void(RankReady*)> change;
     absl::StatusCode code;
@@ -662,7 +671,7 @@ TEST(RankGroupStateTest, TheErrorNamesARankThatDoesNotLoadInTime) {
                "within 30s"));
 }
 
-TEST(RankGroupStateTest, ACompleteGroupAcceptsNoFurtherRank) {
+TEST(RankGroupStateTest, AGroupThatIsCompleteRefusesFurtherRanks) {
   Group group = Group::Of(3, Phase::kRunning);
   group.Link(9);
   group.SendHello(9, group.Hello(1));
@@ -675,7 +684,7 @@ TEST(RankGroupStateTest, ACompleteGroupAcceptsNoFurtherRank) {
 // Running
 // ---------------------------------------------------------------------------
 
-TEST(RankGroupStateTest, AStepIsDoneWhenAllRanksHaveTheSameResult) {
+TEST(RankGroupStateTest, AStepIsDoneOnceAllRanksHaveReportedTheSameResult) {
   Group group = Group::Of(3, Phase::kRunning);
   KVASIR_EXPECT_OK(group.Step(1));
   KVASIR_EXPECT_OK(group.Step(2));
@@ -701,7 +710,8 @@ TEST(RankGroupStateTest, AStepIsDoneWhenAllRanksHaveTheSameResult) {
   KVASIR_EXPECT_OK(group.Step(3));
 }
 
-TEST(RankGroupStateTest, ResultsThatDifferEndTheGroupWithBothValues) {
+TEST(RankGroupStateTest,
+     IfResultsOfRanksDifferTheGroupEndsWithAnErrorThatStatesBothHashes) {
   for (const bool leader_first : {false, true}) {
     Group group = Group::Of(3, Phase::kRunning);
     KVASIR_EXPECT_OK(group.Step(1));
@@ -870,7 +880,7 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     [](const auto& each) { return each.param.name; });
 
-TEST(RankGroupStateTest, TheTimeoutOfASecondStepStartsWhenTheFirstEnds) {
+TEST(RankGroupStateTest, TheTimeoutOfTheNextStepStartsWhenTheStepBeforeItEnds) {
   Group group = Group::Of(2, Phase::kRunning);
   KVASIR_EXPECT_OK(group.Step(1));
   KVASIR_EXPECT_OK(group.Step(2));
@@ -883,7 +893,7 @@ TEST(RankGroupStateTest, TheTimeoutOfASecondStepStartsWhenTheFirstEnds) {
   EXPECT_EQ(group.state().phase(), Phase::kEnded);
 }
 
-TEST(RankGroupStateTest, AnyMessageCountsAsAHeartbeat) {
+TEST(RankGroupStateTest, AnyMessageOfARankCountsAsAHeartbeat) {
   Group group = Group::Of(2, Phase::kRunning);
   for (uint64_t step = 1; step <= 8; ++step) {
     group.Pass(absl::Seconds(2), {});
@@ -894,7 +904,8 @@ TEST(RankGroupStateTest, AnyMessageCountsAsAHeartbeat) {
   EXPECT_EQ(group.state().phase(), Phase::kRunning);
 }
 
-TEST(RankGroupStateTest, TheLeaderDoesNotCountItsOwnDelayAgainstRanks) {
+TEST(RankGroupStateTest,
+     TimeInWhichTheLeaderDidNotRunDoesNotCountAsSilenceOfARank) {
   Group group = Group::Of(2, Phase::kRunning);
   KVASIR_EXPECT_OK(group.Step(1));
   group.Jump(absl::Minutes(10));
@@ -905,7 +916,7 @@ TEST(RankGroupStateTest, TheLeaderDoesNotCountItsOwnDelayAgainstRanks) {
   EXPECT_EQ(group.state().phase(), Phase::kEnded);
 }
 
-TEST(RankGroupStateTest, TheLeaderSendsSixHeartbeatsInEachTimeout) {
+TEST(RankGroupStateTest, TheLeaderSendsSixHeartbeatsInEachHeartbeatTimeout) {
   Group group;
   group.Join(1);
   group.Link(9);
@@ -919,12 +930,13 @@ TEST(RankGroupStateTest, TheLeaderSendsSixHeartbeatsInEachTimeout) {
   EXPECT_EQ(heartbeats, 4);
 }
 
-TEST(RankGroupStateTest, ADrainEndsAllRanksWithOk) {
+TEST(RankGroupStateTest, ADrainEndsAllRanksWithTheStatusOk) {
   Group group = Group::Of(3, Phase::kRunning);
   KVASIR_EXPECT_OK(group.Step(1));
-  EXPECT_THAT(group.state().Drain(),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "cannot drain while step 1 runs"));
+  EXPECT_THAT(
+      group.state().Drain(),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               "the tensor-parallel group cannot drain while step 1 runs"));
   for (const uint64_t link : {1u, 2u}) group.SendDone(link, 1, 5);
   group.state().OnStepDone(1, 5);
   group.Link(9);
@@ -942,7 +954,7 @@ TEST(RankGroupStateTest, ADrainEndsAllRanksWithOk) {
               StatusIs(absl::StatusCode::kFailedPrecondition, ::testing::_));
 }
 
-TEST(RankGroupStateTest, ARankMayAskForADrain) {
+TEST(RankGroupStateTest, AFollowerMayAskTheLeaderForADrain) {
   Group group = Group::Of(2, Phase::kRunning);
   FollowerMessage message;
   message.mutable_drain();

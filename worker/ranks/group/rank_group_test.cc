@@ -251,7 +251,7 @@ class Group {
   std::unique_ptr<GroupExecutor> executor_;
 };
 
-TEST(RankGroupTest, RunsStepsOnAllRanksUntilItIsDrained) {
+TEST(RankGroupTest, AGroupRunsStepsOnAllRanksUntilItIsDrained) {
   Group group;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto start, group.Start());
   EXPECT_THAT(start.pages(), ElementsAre(8));
@@ -306,7 +306,7 @@ TEST(RankGroupTest, TheNextPlanIsSentWhileAStepRuns) {
   KVASIR_EXPECT_OK(group.leader().Drain());
 }
 
-TEST(RankGroupTest, FollowersContinueWithAnAnnouncedPlan) {
+TEST(RankGroupTest, FollowersRunAnAnnouncedStepWithoutWaitingForTheLeader) {
   Group group;
   KVASIR_ASSERT_OK(group.Start().status());
   EXPECT_TRUE(group.executor().is_asynchronous());
@@ -337,7 +337,7 @@ TEST(RankGroupTest, FollowersContinueWithAnAnnouncedPlan) {
   }
 }
 
-TEST(RankGroupTest, AnAnnouncedStepThatFailsAlsoFailsTheStepBeforeIt) {
+TEST(RankGroupTest, IfAnAnnouncedStepFailsTheStepInFlightBeforeItFailsToo) {
   GroupOptions options{.size = 2};
   options.hooks = {{}, [](const StepPlan& plan, StepResult*) {
                      return plan.step_id() == 2
@@ -354,7 +354,7 @@ TEST(RankGroupTest, AnAnnouncedStepThatFailsAlsoFailsTheStepBeforeIt) {
                        "rank 1 (node, pid 0) failed in step 2: no memory"));
 }
 
-TEST(RankGroupTest, ARankThatFailsEndsAllRanksWithItsReason) {
+TEST(RankGroupTest, IfOneRankFailsAllRanksEndWithItsError) {
   GroupOptions options;
   options.hooks = {{}, {}, [](const StepPlan& plan, StepResult*) {
                      return plan.step_id() == 3
@@ -378,7 +378,7 @@ TEST(RankGroupTest, ARankThatFailsEndsAllRanksWithItsReason) {
   }
 }
 
-TEST(RankGroupTest, NoTokenIsDeliveredIfARankHasADifferentResult) {
+TEST(RankGroupTest, NoTokenOfAStepIsDeliveredIfARankHasADifferentResult) {
   GroupOptions options;
   options.hooks = {{}, [](const StepPlan& plan, StepResult* result) {
                      if (plan.step_id() == 2) {
@@ -398,7 +398,7 @@ TEST(RankGroupTest, NoTokenIsDeliveredIfARankHasADifferentResult) {
                        HasSubstr("computed different results")));
 }
 
-TEST(RankGroupTest, ALeaderThatFailsEndsAllRanks) {
+TEST(RankGroupTest, AllRanksEndIfTheLeaderFails) {
   GroupOptions options;
   options.hooks = {[](const StepPlan&, StepResult*) {
     return absl::InternalError("broken");
@@ -415,7 +415,7 @@ TEST(RankGroupTest, ALeaderThatFailsEndsAllRanks) {
   }
 }
 
-TEST(RankGroupTest, ARankThatHangsInAStepEndsTheGroup) {
+TEST(RankGroupTest, TheGroupEndsIfARankHangsInAStep) {
   // `hang` makes an executor hang in step 2 until the group ends, as a
   // collective that waits for a lost rank does.
   Group* all = nullptr;
@@ -447,7 +447,7 @@ TEST(RankGroupTest, ARankThatHangsInAStepEndsTheGroup) {
   }
 }
 
-TEST(RankGroupTest, ALostConnectionEndsAllRanks) {
+TEST(RankGroupTest, AllRanksEndIfTheConnectionOfOneRankIsLost) {
   Group group;
   KVASIR_ASSERT_OK(group.Start().status());
   group.call(2).Cut();
@@ -461,7 +461,8 @@ TEST(RankGroupTest, ALostConnectionEndsAllRanks) {
                        "the call of rank 2 (node, pid 0) ended: cut"));
 }
 
-TEST(RankGroupTest, WithoutHeartbeatsLeaderAndFollowerEachEndTheCall) {
+TEST(RankGroupTest,
+     TheLeaderAndTheFollowerEachEndTheirCallIfNoHeartbeatsArrive) {
   GroupOptions options{.size = 2, .heartbeat = absl::Milliseconds(900)};
   Group group(options);
   KVASIR_ASSERT_OK(group.Start().status());
@@ -491,7 +492,7 @@ TEST(RankGroupTest, APlanThatIsTooLargeIsNotSent) {
               StatusIs(absl::StatusCode::kResourceExhausted, ::testing::_));
 }
 
-TEST(RankGroupTest, AStepPlanArrivesUnchanged) {
+TEST(RankGroupTest, FollowersReceiveAStepPlanUnchanged) {
   base::Mutex mutex;
   StepPlan got;
   GroupOptions options{.size = 2};
@@ -515,7 +516,7 @@ TEST(RankGroupTest, AStepPlanArrivesUnchanged) {
   KVASIR_EXPECT_OK(group.leader().Drain());
 }
 
-TEST(RankGroupTest, AFollowerMayAskForADrain) {
+TEST(RankGroupTest, AFollowerMayAskTheLeaderForADrain) {
   Group group;
   KVASIR_ASSERT_OK(group.Start().status());
   group.follower(2).AskDrain();
@@ -525,7 +526,7 @@ TEST(RankGroupTest, AFollowerMayAskForADrain) {
   KVASIR_EXPECT_OK(group.Ended(1));
 }
 
-TEST(RankGroupTest, ARankThatFailsToLoadEndsAllRanks) {
+TEST(RankGroupTest, AllRanksEndIfOneRankFailsToLoad) {
   Group group({.load = [](uint32_t rank) {
     return rank == 1 ? absl::NotFoundError("no such file") : absl::OkStatus();
   }});
@@ -617,7 +618,7 @@ TEST(RankGroupTest, ALeaderThatDoesNotReadItsMessagesCountsAsLost) {
 }
 
 // A rank sends heartbeats also while it loads or runs a long step.
-TEST(RankGroupTest, ARankInALongLoadOrStepIsNotTakenForDead) {
+TEST(RankGroupTest, ARankIsNotReportedAsLostDuringALongLoadOrALongStep) {
   const auto busy = [] { absl::SleepFor(absl::Milliseconds(1300)); };
   GroupOptions options{.size = 2, .heartbeat = absl::Milliseconds(900)};
   options.load = [&](uint32_t) {
@@ -637,7 +638,7 @@ TEST(RankGroupTest, ARankInALongLoadOrStepIsNotTakenForDead) {
 
 // When rank 2 fails, the collectives of ranks 0 and 1 fail sooner than the
 // leader receives rank 2's reason.
-TEST(RankGroupTest, ReportsTheOriginalFailureInsteadOfItsConsequence) {
+TEST(RankGroupTest, TheGroupReportsTheErrorOfTheRankThatFailedFirst) {
   GroupOptions options;
   const auto echo = [](const StepPlan& plan, StepResult*) {
     return plan.step_id() == 2 ? absl::AbortedError("a rank gave up")
@@ -661,7 +662,7 @@ TEST(RankGroupTest, ReportsTheOriginalFailureInsteadOfItsConsequence) {
                                        absl::StrCat("the leader: ", text)));
 }
 
-TEST(RankGroupTest, ReportsTheConsequenceIfNoOtherReasonArrives) {
+TEST(RankGroupTest, TheGroupReportsAnErrorOfTheLeaderIfNoOtherRankReportsOne) {
   GroupOptions options{.size = 2};
   options.hooks = {[](const StepPlan&, StepResult*) {
                      return absl::UnavailableError("rank 1 stands still");
@@ -674,7 +675,7 @@ TEST(RankGroupTest, ReportsTheConsequenceIfNoOtherReasonArrives) {
                        "rank 0 (the leader) gave up: rank 1 stands still"));
 }
 
-TEST(RankGroupTest, AFailureToCombineWeightTilesEndsAllRanks) {
+TEST(RankGroupTest, AllRanksEndIfTheLeaderFailsToCombineTheWeightTiles) {
   RankLeaderOptions options;
   options.group.identity = TestIdentity(2, kLong);
   options.group.combine = [](absl::Span<const std::string> tiles) {
@@ -702,7 +703,7 @@ TEST(RankGroupTest, AFailureToCombineWeightTilesEndsAllRanks) {
 
 // In each round something else fails at another step. All calls that wait must
 // return.
-TEST(RankGroupTest, EveryWaitingCallReturnsHoweverTheGroupEnds) {
+TEST(RankGroupTest, EveryCallThatWaitsReturnsWhenTheGroupEndsForAnyReason) {
   for (int round = 0; round < 40; ++round) {
     SCOPED_TRACE(round);
     const auto last = static_cast<uint64_t>(round % 7);
@@ -730,7 +731,8 @@ TEST(RankGroupTest, EveryWaitingCallReturnsHoweverTheGroupEnds) {
   }
 }
 
-TEST(ResultHashTest, TheHashDependsOnStepSequenceTokenAndFault) {
+TEST(ResultHashTest,
+     TheHashOfAResultDependsOnTheStepAndOnEachSequencesIdTokenAndFault) {
   StepResult result;
   result.set_step_id(1);
   result.add_sequences()->set_sequence_id(5);

@@ -135,7 +135,7 @@ RankClientOptions DialOf(const LeaderSide& leader) {
           .connect_timeout = absl::Seconds(20)};
 }
 
-TEST(RankGrpcTest, RunsStepsOnAllRanksUntilItIsDrained) {
+TEST(RankGrpcTest, AGroupRunsStepsOnAllRanksUntilItIsDrained) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(3));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto two,
                               FollowerSide::Join(2, 3, DialOf(*leader)));
@@ -191,7 +191,8 @@ TEST(RankGrpcTest, ACallWithoutTheRightSecretIsRefused) {
   KVASIR_EXPECT_OK(leader->WaitStarted().status());
 }
 
-TEST(RankGrpcTest, WithoutASecretOrCertificatesEveryCallIsRefused) {
+TEST(RankGrpcTest,
+     EveryCallIsRefusedIfTheLeaderHasNeitherASecretNorCertificates) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader,
                               LeaderSide::Start(2, RankServerOptions{}));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
@@ -200,7 +201,7 @@ TEST(RankGrpcTest, WithoutASecretOrCertificatesEveryCallIsRefused) {
                                      HasSubstr("the call shows neither")));
 }
 
-TEST(RankGrpcTest, AFollowerWithACertificateNeedsNoSecret) {
+TEST(RankGrpcTest, AFollowerThatHasACertificateMayJoinWithoutTheSecret) {
   const base::TempFolder folder;
   const base::TestCertificate authority = base::MakeAuthority("ranks");
   const auto pair = [&](const std::string& name) {
@@ -339,7 +340,7 @@ void SendToPort(int port, const std::string& bytes) {
   close(fd);
 }
 
-TEST(RankGrpcTest, InvalidCallsDoNotPreventAFollowerFromJoining) {
+TEST(RankGrpcTest, AFollowerCanJoinAfterInvalidCallsOfOtherClientsWereRefused) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   const std::string& target = leader->server->target();
   struct Case {
@@ -457,7 +458,8 @@ class NonReadingCall final
   std::promise<void> done_;
 };
 
-TEST(RankGrpcTest, MessagesToAFollowerThatDoesNotReadAreBounded) {
+TEST(RankGrpcTest,
+     TheNumberOfMessagesThatWaitForAFollowerThatDoesNotReadIsBounded) {
   constexpr absl::Duration kHeartbeat = absl::Milliseconds(600);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto leader, LeaderSide::Start(2, {.secret = kSecret}, kHeartbeat));
@@ -482,7 +484,7 @@ TEST(RankGrpcTest, MessagesToAFollowerThatDoesNotReadAreBounded) {
                        "messages wait"));
 }
 
-TEST(RankGrpcTest, ARankThatSendsGarbageEndsItsGroup) {
+TEST(RankGrpcTest, TheGroupEndsIfARankSendsAMessageThatCannotBeParsed) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   RawCall call(leader->server->target(), {HelloBytes(1), "\xff\xff"});
   const grpc::Status status = call.Wait();
@@ -526,7 +528,8 @@ class BrokenLeader final : public kvasir::v1::Rank::WithRawCallbackMethod_Join<
   const std::string message_;
 };
 
-TEST(RankGrpcTest, AFollowerThatReceivesGarbageEndsWithAReason) {
+TEST(RankGrpcTest,
+     AFollowerEndsWithAnErrorIfItReceivesAMessageThatCannotBeParsed) {
   BrokenLeader broken("\xff\xff");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               base::GrpcServer::Start({}, {&broken}));
@@ -541,7 +544,7 @@ TEST(RankGrpcTest, AFollowerThatReceivesGarbageEndsWithAReason) {
 // Ends
 // ---------------------------------------------------------------------------
 
-TEST(RankGrpcTest, ALostFollowerEndsAllRanksAtOnce) {
+TEST(RankGrpcTest, AllRanksEndAtOnceIfTheProcessOfAFollowerIsLost) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(3));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
                               FollowerSide::Join(1, 3, DialOf(*leader)));
@@ -557,8 +560,8 @@ TEST(RankGrpcTest, ALostFollowerEndsAllRanksAtOnce) {
   EXPECT_THAT(
       one->Ended(),
       StatusIs(absl::StatusCode::kUnavailable,
-               "the leader: the call of rank 2 (node, pid 0) ended: its "
-               "connection is gone"));
+               "the leader: the call of rank 2 (node, pid 0) ended: the "
+               "connection to the follower is gone"));
   EXPECT_THAT(executor.Execute(TestPlan(2)),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("the call of rank 2")));
@@ -597,7 +600,7 @@ TEST(RankGrpcTest, LeaderAndFollowerEndWithinFiveSecondsIfMessagesStop) {
   EXPECT_EQ(silent.Wait().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
-TEST(RankGrpcTest, ALostLeaderEndsAllRanksAtOnce) {
+TEST(RankGrpcTest, AllRanksEndAtOnceIfTheProcessOfTheLeaderIsLost) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
@@ -611,7 +614,7 @@ TEST(RankGrpcTest, ALostLeaderEndsAllRanksAtOnce) {
   }
 }
 
-TEST(RankGrpcTest, TheReasonOfAnAbortArrives) {
+TEST(RankGrpcTest, FollowersReceiveTheReasonWhenTheLeaderAborts) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
@@ -624,7 +627,8 @@ TEST(RankGrpcTest, TheReasonOfAnAbortArrives) {
                        "gone"));
 }
 
-TEST(RankGrpcTest, TheReasonOfAFollowerThatEndsAtOnceStillArrives) {
+TEST(RankGrpcTest,
+     TheLeaderReceivesTheReasonEvenIfTheFollowerExitsRightAfterItsAbort) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   KVASIR_ASSERT_OK_AND_ASSIGN(auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
@@ -636,7 +640,7 @@ TEST(RankGrpcTest, TheReasonOfAFollowerThatEndsAtOnceStillArrives) {
                        "rank 1 (node, pid 0) gave up: the disk is gone"));
 }
 
-TEST(RankGrpcTest, TheErrorNamesAnUnreachableLeaderAndTheCause) {
+TEST(RankGrpcTest, TheErrorForAnUnreachableLeaderNamesItsAddressAndTheCause) {
   int port = 0;
   {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));

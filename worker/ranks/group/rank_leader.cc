@@ -117,7 +117,8 @@ absl::StatusOr<kvasir::v1::RankStart> RankLeader::WaitStarted(
     MutexLock lock(&mutex_);
     if (state_.phase() == Phase::kJoining) {
       return absl::FailedPreconditionError(
-          "the leader may be ready only after all ranks have joined");
+          "the leader may report that it is ready only after all ranks have "
+          "joined");
     }
     state_.OnReady(std::move(own));
     Collect();
@@ -232,8 +233,9 @@ std::vector<RankMember> RankLeader::members() const {
 }
 
 absl::Status RankLeader::EndStatus() const {
-  return state_.status().ok() ? absl::CancelledError("the group was drained")
-                              : state_.status();
+  return state_.status().ok()
+             ? absl::CancelledError("the tensor-parallel group was drained")
+             : state_.status();
 }
 
 void RankLeader::Collect() {

@@ -64,9 +64,10 @@ class JoinReactor final
 
   void OnReadDone(bool ok) override {
     if (!ok) {
-      Lost(context_->IsCancelled()
-               ? absl::UnavailableError("its connection is gone")
-               : absl::OkStatus());
+      Lost(
+          context_->IsCancelled()
+              ? absl::UnavailableError("the connection to the follower is gone")
+              : absl::OkStatus());
       return;
     }
     leader_->OnBytes(link_, BytesOf(request_));
@@ -81,11 +82,11 @@ class JoinReactor final
     if (ok) {
       Advance();
     } else {
-      Lost(absl::UnavailableError("its connection is gone"));
+      Lost(absl::UnavailableError("the connection to the follower is gone"));
     }
   }
   void OnCancel() override {
-    Lost(absl::UnavailableError("its connection is gone"));
+    Lost(absl::UnavailableError("the connection to the follower is gone"));
   }
   void OnDone() override {
     const std::shared_ptr<JoinReactor> self = std::move(self_);

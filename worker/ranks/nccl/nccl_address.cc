@@ -46,8 +46,8 @@ std::string FormatNcclAddress(const NcclAddress& address) {
 
 absl::StatusOr<NcclAddress> ParseNcclAddress(std::string_view text) {
   if (text.size() > kMaxTextBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("is ", text.size(), " bytes long"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "is ", text.size(), " bytes long, the limit is ", kMaxTextBytes));
   }
   const std::vector<std::string> fields =
       absl::StrSplit(base::AbslView(text), ' ');
@@ -61,16 +61,18 @@ absl::StatusOr<NcclAddress> ParseNcclAddress(std::string_view text) {
       !absl::SimpleAtoi(fields[2], &shard.size) ||
       !absl::SimpleAtoi(fields[3], &address.version)) {
     return absl::InvalidArgumentError(
-        "want rank, size and NCCL's version as numbers, and an id");
+        "want a rank, the number of ranks and NCCL's version as numbers, and "
+        "an id");
   }
   if (shard.size < 1 || shard.size > kMaxNcclRanks || shard.rank < 0 ||
       shard.rank >= shard.size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot be rank ", shard.rank, " of ", shard.size));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "says rank ", shard.rank, " of ", shard.size, "; want 1 to ",
+        kMaxNcclRanks, " ranks, and a rank from 0 and below their number"));
   }
   if ((fields[4] == "-") != (shard.rank != 0)) {
     return absl::InvalidArgumentError(
-        "rank 0 must have an id, and no other rank");
+        "rank 0 must have an id, and every other rank must have \"-\"");
   }
   if (shard.rank == 0) {
     KVASIR_ASSIGN_OR_RETURN(address.id, ParseId(fields[4]));
@@ -81,9 +83,9 @@ absl::StatusOr<NcclAddress> ParseNcclAddress(std::string_view text) {
 absl::StatusOr<nccl::UniqueId> ReadNcclAddresses(
     const NcclAddress& own, absl::Span<const std::string> addresses) {
   if (addresses.size() != static_cast<size_t>(own.shard.size)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("NCCL: the addresses of ", addresses.size(),
-                     " ranks were given, must be ", own.shard.size));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "NCCL: the addresses of ", addresses.size(),
+        " ranks were given, but the group has ", own.shard.size, " ranks"));
   }
   nccl::UniqueId id;
   for (int64_t rank = 0; rank < own.shard.size; ++rank) {
@@ -91,7 +93,7 @@ absl::StatusOr<nccl::UniqueId> ReadNcclAddresses(
         ParseNcclAddress(addresses[static_cast<size_t>(rank)]);
     const auto refuse = [rank](const auto&... why) {
       return absl::InvalidArgumentError(
-          absl::StrCat("NCCL: the address of rank ", rank, " ", why...));
+          absl::StrCat("NCCL: address of rank ", rank, ": ", why...));
     };
     if (!address.ok()) return refuse(address.status().message());
     const plan::TpShard& shard = address->shard;

@@ -39,7 +39,7 @@ std::vector<std::string> Addresses(int64_t size) {
   return addresses;
 }
 
-TEST(NcclAddressTest, RanksReadTheAddressesOfOtherRanks) {
+TEST(NcclAddressTest, EachRankReadsTheNcclIdFromTheAddressesOfAllRanks) {
   EXPECT_EQ(FormatNcclAddress(Address(1, 3)), "kvasir-nccl-1 1 3 22809 -");
   for (int64_t rank = 0; rank < 3; ++rank) {
     KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -61,49 +61,52 @@ TEST(NcclAddressTest, InvalidAddressesAreRefusedWithoutShowingTheId) {
   KVASIR_EXPECT_OK(ParseNcclAddress(good));
   refused("", "does not begin with kvasir-nccl-1");
   refused("kvasir-gloo-1 0 2 3 4", "does not begin with kvasir-nccl-1");
-  refused("kvasir-nccl-1", "want rank, size");
-  refused(absl::StrCat(good, " 1"), "want rank, size");
-  refused(absl::StrCat("kvasir-nccl-1 x 2 22809 ", id), "want rank, size");
-  refused(absl::StrCat("kvasir-nccl-1 0 y 22809 ", id), "want rank, size");
-  refused(absl::StrCat("kvasir-nccl-1 0 2 z ", id), "want rank, size");
-  refused("kvasir-nccl-1 2 2 22809 -", "cannot be rank 2 of 2");
-  refused("kvasir-nccl-1 -1 2 22809 -", "cannot be rank -1 of 2");
-  refused("kvasir-nccl-1 1 257 22809 -", "cannot be rank 1 of 257");
+  refused("kvasir-nccl-1", "want a rank, the number of ranks");
+  refused(absl::StrCat(good, " 1"), "want a rank, the number of ranks");
+  refused(absl::StrCat("kvasir-nccl-1 x 2 22809 ", id),
+          "want a rank, the number of ranks");
+  refused(absl::StrCat("kvasir-nccl-1 0 y 22809 ", id),
+          "want a rank, the number of ranks");
+  refused(absl::StrCat("kvasir-nccl-1 0 2 z ", id),
+          "want a rank, the number of ranks");
+  refused("kvasir-nccl-1 2 2 22809 -", "says rank 2 of 2;");
+  refused("kvasir-nccl-1 -1 2 22809 -", "says rank -1 of 2;");
+  refused("kvasir-nccl-1 1 257 22809 -", "says rank 1 of 257;");
   refused("kvasir-nccl-1 0 2 22809 -",
-          "rank 0 must have an id, and no other rank");
+          "rank 0 must have an id, and every other rank");
   refused(absl::StrCat("kvasir-nccl-1 1 2 22809 ", id),
-          "rank 0 must have an id, and no other rank");
+          "rank 0 must have an id, and every other rank");
   refused(good.substr(0, good.size() - 1), "the id is not 256 hex digits");
   refused(absl::StrCat("kvasir-nccl-1 0 2 22809 ", id.substr(1), "G"),
           "the id is not 256 hex digits");
   refused(std::string(2000, 'a'), "is 2000 bytes long");
 }
 
-TEST(NcclAddressTest, AddressesOfAnotherGroupOrReleaseAreRefusedWithTheirRank) {
+TEST(NcclAddressTest,
+     TheErrorForAnAddressOfAnotherGroupOrNcclVersionNamesItsRank) {
   const auto refused = [](std::vector<std::string> addresses, const char* why) {
     EXPECT_THAT(ReadNcclAddresses(Address(0, 3), addresses).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  refused(Addresses(2), "the addresses of 2 ranks were given, must be 3");
+  refused(Addresses(2),
+          "the addresses of 2 ranks were given, but the group has 3 ranks");
   std::vector<std::string> wrong = Addresses(3);
   std::swap(wrong[1], wrong[2]);
-  refused(
-      wrong,
-      "the address of rank 1 belongs to rank 2 of 3, this group has 3 ranks");
+  refused(wrong,
+          "address of rank 1: belongs to rank 2 of 3, this group has 3 ranks");
   wrong = Addresses(3);
   wrong[2] = FormatNcclAddress(Address(2, 4));
-  refused(
-      wrong,
-      "the address of rank 2 belongs to rank 2 of 4, this group has 3 ranks");
+  refused(wrong,
+          "address of rank 2: belongs to rank 2 of 4, this group has 3 ranks");
   wrong[2] = FormatNcclAddress(Address(2, 3, 22803));
   refused(wrong,
-          "the address of rank 2 says that it has NCCL 2.28.3, this rank has "
+          "address of rank 2: says that it has NCCL 2.28.3, this rank has "
           "2.28.9");
   wrong[2] = "no address";
-  refused(wrong, "the address of rank 2 does not begin");
+  refused(wrong, "address of rank 2: does not begin");
 }
 
-TEST(NcclLibraryTest, TheErrorNamesEveryLibraryFileThatWasTried) {
+TEST(NcclLibraryTest, TheErrorForAMissingLibraryNamesEveryFileThatWasTried) {
   EXPECT_THAT(
       Nccl::Open({"libnone.so.2", "/none/libnone.so", "libm.so.6"}).status(),
       StatusIs(

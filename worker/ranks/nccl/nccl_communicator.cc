@@ -83,8 +83,8 @@ Result NcclCommunicator::AsyncError() {
 absl::Status NcclCommunicator::StandsStill(const char* call) const {
   return absl::UnavailableError(absl::StrCat(
       "NCCL: rank ", options_.shard.rank, " of ", options_.shard.size,
-      " has waited for the others for too long, in ", call,
-      ": a rank is gone, stands still or makes other calls"));
+      " has waited for the others for longer than the timeout in ", call,
+      ": another rank is gone, stands still or makes other calls"));
 }
 
 absl::Status NcclCommunicator::WaitUntilDone(const char* call,

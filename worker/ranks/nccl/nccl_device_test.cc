@@ -53,7 +53,7 @@ class NcclDeviceTest : public ::testing::TestWithParam<bool> {
   std::unique_ptr<Collective> collective_;
 };
 
-TEST_P(NcclDeviceTest, CollectivesOfOneRankDoNotChangeItsData) {
+TEST_P(NcclDeviceTest, CollectiveCallsInAGroupOfOneRankDoNotChangeItsData) {
   HostRank own(collective_.get(), device_.get());
   const std::vector<float> numbers = RankNumbers(0, 5000, 1);
   std::vector<float> data = numbers;
@@ -125,7 +125,7 @@ std::vector<std::vector<float>> Logits(Collective* collective) {
   return logits;
 }
 
-TEST_P(NcclDeviceTest, LogitsOfOneRankAreTheSameWithAndWithoutNccl) {
+TEST_P(NcclDeviceTest, LogitsOfAGroupOfOneRankAreTheSameWithAndWithoutNccl) {
   const std::vector<std::vector<float>> have = Logits(collective_.get());
   EXPECT_GE(have.size(), 4u);
   EXPECT_EQ(have, Logits(nullptr));
@@ -134,7 +134,7 @@ TEST_P(NcclDeviceTest, LogitsOfOneRankAreTheSameWithAndWithoutNccl) {
   EXPECT_GE(collective_->totals().calls, 4 * 5);
 }
 
-TEST_P(NcclDeviceTest, CollectivesOfOneRankAreReplayedWithTheirStep) {
+TEST_P(NcclDeviceTest, CollectiveCallsAreReplayedWithTheGraphOfTheirStep) {
   struct Ran {
     std::vector<std::string> results;
     int64_t replayed = 0;

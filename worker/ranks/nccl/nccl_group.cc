@@ -40,7 +40,7 @@ DataType TypeOf(DType dtype) {
 absl::Status CheckStream(const char* call, const Stream& stream) {
   if (stream.device() != kernels::DeviceKind::kCpu) return absl::OkStatus();
   return absl::UnimplementedError(
-      absl::StrCat(call, ": NCCL is for GPUs, not for the CPU's stream"));
+      absl::StrCat(call, ": NCCL needs a stream of a GPU, not of the CPU"));
 }
 
 class NcclCollective final : public Collective {
@@ -141,8 +141,8 @@ class NcclCollective final : public Collective {
                          Workspace& workspace) override {
     KVASIR_RETURN_IF_ERROR(CheckStream("Broadcast", stream));
     if (bytes < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Broadcast: invalid size of ", bytes, " bytes"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Broadcast: the size must be 0 bytes or more, is ", bytes));
     }
     if (workspace.counting()) return absl::OkStatus();
     if (bytes > 0) {
@@ -275,7 +275,8 @@ absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Begin(
   if (shard.size < 1 || shard.size > kMaxNcclRanks || shard.rank < 0 ||
       shard.rank >= shard.size) {
     return absl::InvalidArgumentError(
-        absl::StrCat("NCCL: cannot be rank ", shard.rank, " of ", shard.size));
+        absl::StrCat("NCCL: there is no rank ", shard.rank, " of ", shard.size,
+                     ": want 1 to ", kMaxNcclRanks, " ranks, numbered from 0"));
   }
   KVASIR_RETURN_IF_ERROR(SetEnvironment(options.interface));
   KVASIR_ASSIGN_OR_RETURN(

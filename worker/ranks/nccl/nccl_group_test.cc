@@ -132,7 +132,8 @@ class NcclGroupTest : public ::testing::Test {
   int64_t held_ = 0;
 };
 
-TEST_F(NcclGroupTest, RanksThatEndTogetherLeaveNoResourcesBehind) {
+TEST_F(NcclGroupTest,
+       RanksThatEndTogetherFreeTheirResourcesAndAbortNoCommunicator) {
   Make(3, Patient());
   for (const absl::Status& status : Sum(5)) KVASIR_EXPECT_OK(status);
   End();
@@ -157,7 +158,7 @@ TEST_F(NcclGroupTest, AGroupMayHaveASingleRank) {
   }
 }
 
-TEST_F(NcclGroupTest, SentBytesAreThoseOfARingAlgorithm) {
+TEST_F(NcclGroupTest, SentBytesAreCountedAsThoseOfARingAlgorithm) {
   const auto sent = [this](bool deterministic, int64_t rank, auto call) {
     NcclOptions options = Patient();
     options.deterministic = deterministic;
@@ -190,7 +191,7 @@ TEST_F(NcclGroupTest, SentBytesAreThoseOfARingAlgorithm) {
   EXPECT_EQ(sent(false, 3, broadcast), 0);
 }
 
-TEST_F(NcclGroupTest, ActivationsAreSummedInTheirOwnType) {
+TEST_F(NcclGroupTest, ActivationsAreSummedInTheirOwnDataType) {
   Make(4, Patient());
   std::vector<std::vector<kernels::Bf16>> sums(4);
   OnRanks(4, [&](int64_t r) {
@@ -213,7 +214,8 @@ TEST_F(NcclGroupTest, ActivationsAreSummedInTheirOwnType) {
   }
 }
 
-TEST_F(NcclGroupTest, AnAsynchronousErrorIsReturnedByCallsAndReportedOnce) {
+TEST_F(NcclGroupTest,
+       AnAsynchronousErrorOfNcclIsReportedOnceAndReturnedByAllLaterCalls) {
   Failures failures;
   Make(2, failures.Of(Patient()), "0:3:error,1:0:notify");
   const absl::Time begin = absl::Now();
@@ -243,7 +245,7 @@ TEST_F(NcclGroupTest, AnAsynchronousErrorIsReturnedByCallsAndReportedOnce) {
   EXPECT_EQ(aborts(), 2);
 }
 
-TEST_F(NcclGroupTest, ARankThatHangsEndsAllRanksAtTheTimeout) {
+TEST_F(NcclGroupTest, AllRanksEndAtTheTimeoutIfOneRankHangs) {
   Failures failures;
   Make(3, failures.Of(Impatient()), "1:4:hang");
   const absl::Time begin = absl::Now();
@@ -262,7 +264,8 @@ TEST_F(NcclGroupTest, ARankThatHangsEndsAllRanksAtTheTimeout) {
 
 // As in a step of a model: many calls are enqueued, and the host waits only
 // once, at the end.
-TEST_F(NcclGroupTest, EnqueuedCallsAreWatchedWhileTheHostWaits) {
+TEST_F(NcclGroupTest,
+       AnEnqueuedCallThatHangsTimesOutWhileTheHostWaitsForTheStream) {
   Make(2, Impatient(), "1:40:hang");
   OnRanks(2, [&](int64_t r) {
     const std::unique_ptr<kernels::Stream> stream =
@@ -308,7 +311,7 @@ TEST_F(NcclGroupTest, AStreamThatMakesProgressDoesNotTimeOut) {
   });
 }
 
-TEST_F(NcclGroupTest, ACallThatDoesNotReturnIsAborted) {
+TEST_F(NcclGroupTest, ANcclCallThatDoesNotReturnIsAbortedAtTheTimeout) {
   Make(2, Impatient(), "0:2:stuck");
   const std::vector<absl::Status> results = Sum(1000);
   for (const absl::Status& status : results) {
@@ -318,7 +321,7 @@ TEST_F(NcclGroupTest, ACallThatDoesNotReturnIsAborted) {
   EXPECT_EQ(aborts(), 2);
 }
 
-TEST_F(NcclGroupTest, AnErrorOfTheLibraryIsReported) {
+TEST_F(NcclGroupTest, AnErrorThatNcclReturnsIsReported) {
   Make(2, Impatient(), "1:2:refuse");
   const std::vector<absl::Status> results = Sum(1000);
   EXPECT_THAT(results[1],
@@ -328,7 +331,7 @@ TEST_F(NcclGroupTest, AnErrorOfTheLibraryIsReported) {
   EXPECT_THAT(results[0], StatusIs(kUnavailable, HasSubstr("stands still")));
 }
 
-TEST_F(NcclGroupTest, WaitsForWorkThatTheLibraryContinuesInTheBackground) {
+TEST_F(NcclGroupTest, ACallWaitsForWorkThatNcclContinuesInTheBackground) {
   Make(2, Patient(), "0:1:late,1:3:late,0:4:late,1:4:late");
   for (const absl::Status& status : Sum(6)) KVASIR_EXPECT_OK(status);
   End();
@@ -364,7 +367,8 @@ TEST_F(NcclGroupTest, AbortEndsTheCallThatAStreamIsExecuting) {
 
 // A rank that is destroyed waits for the others, but only briefly, because they
 // may be gone.
-TEST_F(NcclGroupTest, ARankThatLeavesWithoutTheOthersWaitsBriefly) {
+TEST_F(NcclGroupTest,
+       ARankThatIsDestroyedBeforeTheOthersWaitsForThemOnlyBriefly) {
   Make(2, Patient());
   const absl::Time begin = absl::Now();
   group_[0] = nullptr;
@@ -373,7 +377,7 @@ TEST_F(NcclGroupTest, ARankThatLeavesWithoutTheOthersWaitsBriefly) {
   collective(1).Abort(absl::CancelledError());
 }
 
-TEST_F(NcclGroupTest, AFailureOfTheGpuIsReported) {
+TEST_F(NcclGroupTest, AnErrorOfTheCudaRuntimeIsReported) {
   const auto cuda = [](const char* what) {
     return StatusIs(absl::StatusCode::kInternal,
                     AllOf(HasSubstr(what), HasSubstr("cudaErrorFake (700)")));
@@ -428,7 +432,7 @@ TEST_F(NcclGroupTest, ConnectTimesOutIfARankDoesNotConnect) {
   EXPECT_EQ(failures.reported().size(), 0u);
 }
 
-TEST_F(NcclGroupTest, AConnectionThatTheLibraryRefusesIsReported) {
+TEST_F(NcclGroupTest, AConnectionThatNcclRefusesIsReported) {
   const FakeNcclFaults faults("0:0:refuse");
   EXPECT_THAT(ConnectNcclRanks(1, Patient())[0].status(),
               StatusIs(absl::StatusCode::kInternal,
@@ -451,10 +455,9 @@ TEST_F(NcclGroupTest, CallsOnAStreamOfTheCpuAreRefused) {
   std::vector<float> data(4);
   std::string text = "x";
   const auto refused = [](const char* call) {
-    return StatusIs(absl::StatusCode::kUnimplemented,
-                    absl::StrCat(call,
-                                 ": NCCL is for GPUs, not for the CPU's "
-                                 "stream"));
+    return StatusIs(
+        absl::StatusCode::kUnimplemented,
+        absl::StrCat(call, ": NCCL needs a stream of a GPU, not of the CPU"));
   };
   EXPECT_THAT(own.AllReduceSum(&data), refused("AllReduceSum"));
   EXPECT_THAT(own.AllGather(&data, 1, {0, 4}), refused("AllGather"));
@@ -463,7 +466,8 @@ TEST_F(NcclGroupTest, CallsOnAStreamOfTheCpuAreRefused) {
 
 // A missing kernel is reported before the first step, while the executor counts
 // the memory that steps need.
-TEST_F(NcclGroupTest, MissingKernelsAreReportedWhileMemoryIsCounted) {
+TEST_F(NcclGroupTest,
+       AMissingKernelIsReportedBeforeTheFirstStepWhileMemoryIsCounted) {
   NcclOptions options = Patient();
   options.deterministic = true;
   Make(1, options);
@@ -481,17 +485,19 @@ TEST_F(NcclGroupTest, MissingKernelsAreReportedWhileMemoryIsCounted) {
       StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("gather_rows")));
 }
 
-TEST_F(NcclGroupTest, OptionsAreCheckedBeforeAnythingIsOpened) {
+TEST_F(NcclGroupTest, InvalidRanksAndInterfacesAreRefusedBeforeNcclIsOpened) {
   const auto begin = [](NcclOptions options) {
     options.libraries = FakeNcclLibraries();
     return NcclGroup::Begin(options).status();
   };
   EXPECT_THAT(begin({.shard = {2, 2}}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       "NCCL: cannot be rank 2 of 2"));
+                       "NCCL: there is no rank 2 of 2: want 1 to 256 ranks, "
+                       "numbered from 0"));
   EXPECT_THAT(begin({.shard = {0, 257}}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       "NCCL: cannot be rank 0 of 257"));
+                       "NCCL: there is no rank 0 of 257: want 1 to 256 ranks, "
+                       "numbered from 0"));
   EXPECT_THAT(begin({.shard = {1, 2}, .interface = "none7"}),
               StatusIs(absl::StatusCode::kNotFound,
                        "NCCL: 'none7' is not a network interface of this "

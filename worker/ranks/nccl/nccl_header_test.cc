@@ -87,7 +87,7 @@ KVASIR_SAME(net_name, netName);
 KVASIR_SAME(split_share, splitShare);
 #undef KVASIR_SAME
 
-TEST(NcclHeaderTest, TheDefaultConfigEqualsNvidias) {
+TEST(NcclHeaderTest, OurDefaultNcclConfigEqualsThatOfNvidiasHeader) {
   const nccl::Config ours;
   const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
   EXPECT_EQ(ours.magic, theirs.magic);
@@ -100,7 +100,7 @@ TEST(NcclHeaderTest, TheDefaultConfigEqualsNvidias) {
   EXPECT_EQ(ours.split_share, theirs.splitShare);
 }
 
-TEST(NcclHeaderTest, NvidiasLibraryOpensAndReportsItsVersion) {
+TEST(NcclHeaderTest, TheNcclLibraryOfNvidiaCanBeOpenedAndReportsItsVersion) {
   const auto library = Nccl::Open(Nccl::DefaultFiles());
   if (!library.ok()) GTEST_SKIP() << library.status();
   std::printf("NCCL %s\n", NcclVersionName((*library)->version()).c_str());
@@ -113,7 +113,7 @@ TEST(NcclHeaderTest, NvidiasLibraryOpensAndReportsItsVersion) {
 }
 
 // Without a GPU, this is as far as the library can be tested.
-TEST(NcclHeaderTest, NvidiasLibraryReportsThatThereIsNoGpu) {
+TEST(NcclHeaderTest, TheNcclLibraryOfNvidiaReportsThatThereIsNoGpu) {
   const auto library = Nccl::Open(Nccl::DefaultFiles());
   if (!library.ok()) GTEST_SKIP() << library.status();
   auto group = NcclGroup::Begin({.shard = {0, 1}, .interface = "lo"});

@@ -41,10 +41,10 @@ absl::StatusOr<std::unique_ptr<Nccl>> Nccl::Open(
     tried.push_back(absl::StrCat(file, ": ", wrong));
     dlclose(library);
   }
-  return absl::NotFoundError(
-      absl::StrCat("NCCL: tried ", absl::StrJoin(tried, "; "),
-                   ". Install libnccl2, or name its folder in "
-                   "LD_LIBRARY_PATH"));
+  return absl::NotFoundError(absl::StrCat(
+      "NCCL: no usable library was found; tried ", absl::StrJoin(tried, "; "),
+      ". Install libnccl2, or name its folder in "
+      "LD_LIBRARY_PATH"));
 }
 
 std::vector<std::string> Nccl::DefaultFiles() {

@@ -85,7 +85,7 @@ class NcclProcessTest : public ::testing::Test {
 
 // The other ranks end well before the timeout, because over a network NCCL
 // notices that a rank is gone.
-TEST_F(NcclProcessTest, ARankThatIsKilledEndsAllOthersAtOnceOverANetwork) {
+TEST_F(NcclProcessTest, OverANetworkAllOtherRanksEndAtOnceIfOneRankIsKilled) {
   const FakeNcclFaults faults("0:0:notify,1:0:notify,2:0:notify");
   for (const int64_t size : {2, 3}) {
     auto ranks = Start(size, absl::Minutes(5));
@@ -99,7 +99,7 @@ TEST_F(NcclProcessTest, ARankThatIsKilledEndsAllOthersAtOnceOverANetwork) {
 }
 
 // If ranks share a machine, NCCL does not notice that a rank is gone.
-TEST_F(NcclProcessTest, ARankThatIsKilledEndsAllOthersAtTheTimeout) {
+TEST_F(NcclProcessTest, AllOtherRanksEndAtTheTimeoutIfOneRankIsKilled) {
   const absl::Duration timeout = absl::Milliseconds(700);
   for (const int64_t size : {2, 3}) {
     auto ranks = Start(size, timeout);
@@ -112,7 +112,7 @@ TEST_F(NcclProcessTest, ARankThatIsKilledEndsAllOthersAtTheTimeout) {
   }
 }
 
-TEST_F(NcclProcessTest, ARankThatIsStoppedEndsAllOthersAtTheTimeout) {
+TEST_F(NcclProcessTest, AllOtherRanksEndAtTheTimeoutIfOneRankIsStopped) {
   auto ranks = Start(2, absl::Milliseconds(700));
   EXPECT_EQ(ranks[1]->ReadLine(), "call");
   ranks[1]->Signal(SIGSTOP);

@@ -137,7 +137,7 @@ struct ModelCase {
 
 class NcclRankTest : public ::testing::TestWithParam<ModelCase> {};
 
-TEST_P(NcclRankTest, LogitsEqualThoseOfCpuRanks) {
+TEST_P(NcclRankTest, LogitsOfNcclRanksEqualThoseOfCpuRanks) {
   const ModelCase& c = GetParam();
   const auto cpus = InProcessGroup::Create(c.size);
   const Forced want = ForceAll(SmallOptions(), cpus, {})[0];
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // If the group dies while the stream runs a step, the step must fail instead of
 // returning a result.
-TEST(NcclRankFailureTest, AStepFailsIfItsGroupDiesMeanwhile) {
+TEST(NcclRankFailureTest, AStepFailsIfItsTensorParallelGroupFailsWhileItRuns) {
   const FakeNcclFaults faults("1:40:hang");
   NcclOptions options;
   options.call_timeout = absl::Seconds(5);
@@ -288,7 +288,7 @@ TEST(NcclGraphsTest, ReplayedStepsHaveTheSameBitsAndTotalsAsStepsRunOpByOp) {
 
 // Each step makes five collective calls. The third step is captured, and the
 // fault is in one of its calls.
-TEST(NcclGraphsTest, NoRankCapturesAgainAfterACaptureFailedOnOneRank) {
+TEST(NcclGraphsTest, NoRankCapturesAStepAgainAfterItsCaptureFailedOnOneRank) {
   const GraphRun want = RunGraphs(false, Patient());
   // With `late`, NCCL continues after the function has returned; that work is
   // captured too.
@@ -309,7 +309,7 @@ TEST(NcclGraphsTest, NoRankCapturesAgainAfterACaptureFailedOnOneRank) {
 // The fault is in a call of the second replay. Before it come ten calls of the
 // first two steps, one call by which the ranks agree about the capture, and the
 // calls of the first replay.
-TEST(NcclGraphsTest, AReplayedStepThatMakesNoProgressFails) {
+TEST(NcclGraphsTest, AReplayedStepFailsIfItMakesNoProgressUntilTheTimeout) {
   const FakeNcclFaults faults("1:18:hang");
   const GraphRun run = RunGraphs(true, {.call_timeout = absl::Seconds(2)});
   for (size_t r = 0; r < 2; ++r) {
