@@ -79,7 +79,8 @@ void AddRouterCommand(CLI::App* app, int* exit_code) {
               "start; the router uses the others as soon as they "
               "answer");
   AddDuration(command, "--queue-timeout", config->queue_timeout,
-              "how long a request may wait for a worker");
+              "how long a request may wait for a place or for a "
+              "ready worker");
   AddFlag(command, "--default-max-tokens", config->default_max_tokens,
           "the most output tokens of a request that does not set a "
           "limit");
