@@ -72,6 +72,8 @@ def cpp_comments(text):
         number = text.count("\n", 0, match.start()) + 1
         start = text.rfind("\n", 0, match.start()) + 1
         after_code = text[start:match.start()].strip() != ""
+        if re.fullmatch(r"/\*\w*\*/", match.group()):
+            continue  # the name of an unused parameter
         if match.group("line"):
             yield number, re.sub(r"^//+!?<?", "", match.group("line")), after_code
         elif match.group("block"):
@@ -100,6 +102,8 @@ def paragraphs(lines):
     for number, text, after_code in lines:
         text = text.strip()
         # Tables, pictures and commands are not prose.
+        if re.search(r"\S {3,}\S", text):
+            text = ""
         ends = not text or re.match(r"[-*|+>=]|\d+\.\s|.*[|].*[|]", text)
         if ends or after_code or number != last + 1:
             if current:

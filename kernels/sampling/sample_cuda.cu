@@ -262,7 +262,8 @@ KVASIR_DEVICE Found Walk(const Goal& goal, const Prefix& from, const Prefix& to,
   if (from.count > 0 && keys[0] >= goal.end) return {from, -1};
   double mass = from.mass;
   uint32_t i = 0;
-  // Adds eight ids at a time, as long as the goal is not met by then.
+  // Adds the weights of eight ids at a time, until these eight would reach the
+  // goal.
   KVASIR_NO_UNROLL
   for (; i + kTogether < count; i += kTogether) {
     double next = mass;

@@ -100,7 +100,7 @@ TEST_F(AheadLinesTest, TakeReturnsAContiguousRangeOfBytesOrNull) {
   EXPECT_EQ(lines_.Take(2 * kLine), At(3));
   EXPECT_EQ(lines_.Take(2 * kLine), At(20));
   EXPECT_EQ(TakeLine(), 22);
-  // more than kLead lines ahead
+  // With the five lines taken above, this is one line more than kLead.
   EXPECT_EQ(lines_.Take((kLead - 4) * kLine), nullptr);
   EXPECT_EQ(lines_.Take((kLead - 5) * kLine), At(23));
 }

@@ -132,10 +132,11 @@ absl::StatusOr<AddedTokens> AddedTokens::Build(
     }
     total_bytes += content.size();
     if (total_bytes > kMaxTrieBytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("added_tokens[", i,
-                       "]: the added tokens up to this one take more than ",
-                       kMaxTrieBytes, " bytes together, the limit"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "added_tokens[", i,
+          "]: the added tokens up to this one together take more than "
+          "the limit of ",
+          kMaxTrieBytes, " bytes"));
     }
     (token.normalized ? added.normalized_ : added.raw_).Add(content, index);
   }

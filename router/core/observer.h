@@ -24,10 +24,10 @@ class RouterObserver : public ReplicaObserver {
   // An attempt of a request has failed, and another replica is asked.
   virtual void OnRetry(const absl::Status& /*why*/) {}
   virtual void OnRequestEnd(const AccessRecord& /*record*/) {}
-  // The numbers of requests have changed. `in_flight`: how many have been
-  // submitted and have not ended; `queued`: how many of these wait in the
-  // router. It is called under the router's lock, so that the calls come in the
-  // order of the changes.
+  // The number of requests in flight or in the queue has changed. `in_flight`:
+  // how many have been submitted and have not ended; `queued`: how many of
+  // these wait in the router. It is called under the router's lock, so that the
+  // calls come in the order of the changes.
   virtual void OnInFlight(size_t /*in_flight*/, size_t /*queued*/) {}
 };
 

@@ -51,9 +51,9 @@ struct Caller {
   // True: the tenant shares cached prefixes with all other tenants for which
   // this is true.
   bool shared_prefix_cache = false;
-  // The lowest priority number that the caller's requests may have. With 0, for
-  // example for callers that are not identified, they cannot overtake the
-  // requests of others.
+  // The lowest priority number that the caller's requests may have. Lower
+  // numbers run first and 0 is the default, so with 0 the caller's requests
+  // cannot overtake those of others.
   int32_t least_priority = 0;
   // The tenant's quota; null if there are no quotas.
   std::shared_ptr<TenantQuota> quota;

@@ -1,5 +1,5 @@
-// The interface of the nodes that the commands serve, router, worker and rank
-// run.
+// The interface of the nodes that are run by the commands `serve`, `router`,
+// `worker` and `rank`.
 #pragma once
 
 #include <memory>

@@ -24,12 +24,12 @@
 // A row's arithmetic does not depend on other rows. Each split is computed
 // separately: scores, the maximum over all its slots, weights, then sums over
 // its slots in order. The splits are merged in order in float32
-// (attention_items.h), either by the CTA that computes all of them or by
-// attention_merge, with the same operations on the same numbers. So a row's
+// (attention_items.h), with the same operations on the same numbers whether one
+// CTA computes all splits of a row or attention_merge merges them. So a row's
 // bits do not depend on the batch, on chunks, on splits or on which CTA
-// computes it. If attention_prefill computes a prompt, the bits do not depend
-// on how the prompt is chunked, as long as each chunk counts as a prompt. All
-// these bits differ from those of a CPU.
+// computes it. The kernel attention_prefill computes rows in another order. Its
+// bits do not depend on how a prompt is cut into chunks either, if it computes
+// every chunk of the prompt. All these bits differ from those of a CPU.
 //
 // An infinite or NaN number in a latent affects only rows that see its slot. A
 // score of NaN or +inf makes its row NaN. A score of -inf has weight 0, but if
