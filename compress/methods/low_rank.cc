@@ -209,7 +209,8 @@ absl::StatusOr<InputMoments> InputMoments::Create(
   return CatchTorch([&]() -> absl::StatusOr<InputMoments> {
     if (num_tokens < 1) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "the calibration must have at least 1 token, has ", num_tokens));
+          "the calibration must have at least 1 token, but it has ",
+          num_tokens));
     }
     const at::Tensor& gram = calibration.input_gram;
     const int64_t inputs = gram.defined() && gram.dim() == 2 ? gram.size(0) : 0;
@@ -291,9 +292,9 @@ absl::StatusOr<PrincipalBasis> FindPrincipalBasis(const BasisRequest& request) {
         CheckTensor("calibration key sum", request.sum, {size}));
     KVASIR_RETURN_IF_ERROR(CheckRank(request.rank, size, "all key channels"));
     if (request.num_tokens < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the calibration must have at least 1 token, has ",
-                       request.num_tokens));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the calibration must have at least 1 token, but it has ",
+          request.num_tokens));
     }
     const double tokens = static_cast<double>(request.num_tokens);
     PrincipalBasis basis;

@@ -104,7 +104,7 @@ TEST_P(EvictionInvarianceTest,
 
 // Compares with a plan that does not evict.
 TEST_P(EvictionInvarianceTest,
-       ASequenceShorterThanTheEvictionBudgetKeepsAllSlotsAndGetsTheSameBits) {
+       ASequenceShorterThanTheEvictionBudgetHasTheSameBitsAsWithoutEviction) {
   PlanCase plan_case = GetParam().plan_case;
   const Conditions conditions = {.max_batched_tokens = 20};
   const auto without_evicting = [&] {

@@ -155,7 +155,7 @@ TEST(PerplexityTest,
 }
 
 TEST(PerplexityTest,
-     AWindowChunkStrideOrNumberOfPartsOutsideItsLimitsIsRefused) {
+     RefusesAWindowOrChunkOrStrideOrNumberOfPartsOutsideItsLimits) {
   auto rank = TinyRank();
   const Text text = SomeText(10);
   for (const int64_t window : {0, 1, 129}) {
