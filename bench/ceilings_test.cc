@@ -28,7 +28,7 @@ TEST(CeilingsTest, MeasuringBandwidthOverZeroBytesIsRefused) {
   base::ThreadPool pool(1);
   EXPECT_THAT(ReadBandwidthProbe::Create(&pool, 0),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("over 0 bytes")));
+                             HasSubstr("at least 1 byte, not 0")));
 }
 
 }  // namespace

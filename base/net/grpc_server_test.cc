@@ -128,7 +128,7 @@ TEST(GrpcServerTest,
   options.listen.host = "no such host";
   EXPECT_THAT(StartIdle(options),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("--host no such host"),
+                       AllOf(HasSubstr("than no such host with --host"),
                              Not(HasSubstr("--port")))));
 }
 

@@ -41,7 +41,7 @@ TEST(MetricsServerTest,
      TheErrorForAListenAddressOfAnotherMachineNamesTheHostFlag) {
   EXPECT_THAT(MetricsServer::Start("192.0.2.1", 0),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("--host 192.0.2.1"),
+                       AllOf(HasSubstr("than 192.0.2.1 with --host"),
                              HasSubstr("Cannot assign requested address"),
                              Not(HasSubstr("--metrics-port")))));
 }
@@ -50,7 +50,7 @@ TEST(MetricsServerTest,
      TheErrorForAHostNameThatDoesNotResolveNamesTheHostFlag) {
   EXPECT_THAT(MetricsServer::Start("no such host", 0),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("--host no such host"),
+                       AllOf(HasSubstr("than no such host with --host"),
                              Not(HasSubstr("--metrics-port")))));
 }
 

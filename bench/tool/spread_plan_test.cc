@@ -142,7 +142,8 @@ TEST(SpreadPlanTest, PlansWithGroupsOfSeveralButNotAllHeadsCannotBeSpread) {
                R"({"channels": 16, "bits": 4})");
   EXPECT_THAT(SpreadPlan(PlanWith(some, some), ShapeOf(2, 4)),
               StatusIs(absl::StatusCode::kUnimplemented,
-                       testing::HasSubstr("have one head or all heads")));
+                       testing::HasSubstr(
+                           "each of its groups has one head or all heads")));
 }
 
 // A plan from a file has not been validated yet, so SpreadPlan must find these

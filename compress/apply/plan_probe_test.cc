@@ -77,9 +77,8 @@ TEST_F(PlanProbeTest, ASampleWithoutHeldOutSequencesIsRefused) {
   const CalibrationSample sample = HeldOut(1);
   EXPECT_THAT(
       PlanProbe::Create(*checkpoint_, calibration_, sample, {}).status(),
-      StatusIs(
-          absl::StatusCode::kFailedPrecondition,
-          testing::HasSubstr("the calibration has 1; at least 2 are needed")));
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               testing::HasSubstr("must have at least 2, but has 1")));
 }
 
 TEST_F(PlanProbeTest, TheProgressCallbackCanStopTheMeasurement) {

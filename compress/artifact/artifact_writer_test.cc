@@ -380,7 +380,7 @@ TEST_F(ArtifactWriterTest, TensorsThatNoDecoderReadsMayHoldInfiniteNumbers) {
 TEST_F(ArtifactWriterTest, APlanForAnotherModelIsRefused) {
   plan_.add_layers()->CopyFrom(plan_.layers(0));
   EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kInvalidArgument,
-                                HasSubstr("3 layers")));
+                                HasSubstr("number of layers is 3")));
   EXPECT_TRUE(Left().empty());
 }
 

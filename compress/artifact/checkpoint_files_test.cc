@@ -92,8 +92,9 @@ TEST_F(CheckpointFilesTest, ASafetensorsFileThatIsNotFinishedIsRemoved) {
         SafetensorsWriter writer,
         SafetensorsWriter::Create(folder_ / "x.safetensors",
                                   {{"a", model::TensorType::kF32, {2}}}));
-    EXPECT_THAT(writer.Finish(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                          HasSubstr("only 0 of 8 declared")));
+    EXPECT_THAT(writer.Finish(),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr("tensors of 8 bytes, but only 0 bytes")));
   }
   EXPECT_TRUE(Files().empty());
 }

@@ -79,9 +79,10 @@ TEST(CalibrationSampleTest,
      ATextThatIsTooShortIsRefusedWithItsLengthAndTheNeededLength) {
   EXPECT_THAT(
       SampleCalibration(Numbers(15), {.tokens = 16, .sequence_tokens = 8}, 16),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("it has 15 tokens, but 16 are needed (2 "
-                         "sequences of 8)")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("it has 15 tokens, but 16 are needed (2 sequences of 8 "
+                    "tokens)")));
 }
 
 TEST(CalibrationSampleTest, FewerTokensThanOneSequenceNeedsAreRefused) {

@@ -185,7 +185,7 @@ TEST(EvaluateTest, ByDefaultTheRepeatTestFitsIntoTheContext) {
   options.repeat.passage_tokens = 60;
   EXPECT_THAT(Make(bench, Text(400), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("at most 63 together")));
+                       HasSubstr("together at most 63")));
 }
 
 TEST(EvaluateTest, WithoutAStartTokenTheLossLeavesOutTheFirstToken) {

@@ -249,7 +249,7 @@ TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
     EXPECT_EQ((*planned->rules)[0]->layer.slots.recent, recent);
     EXPECT_THAT(Evicting(candidate, Spec("h2o", "0.5", {.recent = 7})).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("8 recent tokens, but keeps")))
+                         HasSubstr("recent tokens, but keeps")))
         << name;
   }
 }

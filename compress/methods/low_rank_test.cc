@@ -326,7 +326,7 @@ TEST_F(LowRankTest, AMissingOrMismatchedCalibrationIsRefused) {
   request.moments = nullptr;
   EXPECT_THAT(Factorize(request),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("needs a calibration")));
+                       HasSubstr("needs the input moments of a calibration")));
   request.decomposition = Decomposition::kSvd;
   KVASIR_EXPECT_OK(Factorize(request));
   request.weight = Random({kRows, kInputs + 1}, 1);

@@ -109,7 +109,7 @@ TEST(RankAllocationTest, RoundRanksRoundsGivenSharesAsAllocateRanksDoes) {
   EXPECT_THAT(*ranks, ElementsAre(8, 24, 32));
   EXPECT_THAT(RoundRanks(pool, {40, 40, 40}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("56 above the budget of 64")));
+                       HasSubstr("56 numbers per token more than the budget")));
 }
 
 TEST(RankAllocationTest,

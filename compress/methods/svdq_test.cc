@@ -90,7 +90,8 @@ TEST_F(SvdqTest, InvalidSchedulesAreRefused) {
   const auto invalid = [](const char* text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };
-  EXPECT_THAT(PlanSvdq(request_, {.schedule = {4}}), invalid("8 entries"));
+  EXPECT_THAT(PlanSvdq(request_, {.schedule = {4}}),
+              invalid("must have 8 bit widths, has 1"));
   EXPECT_THAT(PlanSvdq(request_, {.schedule = {8, 7, 4, 4, 0, 0, 0, 0}}),
               invalid("bits must be 0 to 6 or 8, have 7"));
   EXPECT_THAT(PlanSvdq(request_, {.schedule = {0, 0, 0, 0, 0, 0, 0, 0}}),
@@ -146,7 +147,7 @@ TEST_F(ChannelCodesTest, AnAverageOutsideThePossibleBitWidthsIsRefused) {
   for (const double average : {0.5, 9.0, std::nan("")}) {
     EXPECT_THAT(PlanChannelCodes(request_, {.average_bits = average}),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("must be 1..8 on average")));
+                         HasSubstr("per key channel must be 1..8")));
   }
 }
 

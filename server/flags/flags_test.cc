@@ -291,9 +291,9 @@ TEST(OptionsTest, EitherAModelFolderOrRandomWeightsWithAShapeMustBeGiven) {
   EXPECT_THAT(
       CheckModelOptions({}),
       base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--model")));
-  EXPECT_THAT(
-      CheckModelOptions({.model = "m", .random_weights = true}),
-      base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("exclude")));
+  EXPECT_THAT(CheckModelOptions({.model = "m", .random_weights = true}),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("cannot be given together")));
   EXPECT_THAT(
       CheckModelOptions({.random_weights = true}),
       base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--shape")));

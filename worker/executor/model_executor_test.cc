@@ -1427,7 +1427,7 @@ INSTANTIATE_TEST_SUITE_P(
                      copy->set_from_host(true);
                      copy->set_to_host(true);
                    },
-                   "within the host pool"}),
+                   "both pages are in the host pool"}),
     [](const auto& test) { return test.param.name; });
 
 }  // namespace

@@ -118,7 +118,8 @@ TEST_F(CudaHostTest, WithoutADriverTheDeviceCudaFailsAndAutoUsesTheCpu) {
 TEST_F(CudaHostTest, WithAnOldDriverTheDeviceCudaFailsAndAutoUsesTheCpu) {
   runtime_.driver_version = 12020;
   ExpectUnusable(absl::StatusCode::kFailedPrecondition,
-                 AllOf(HasSubstr("is for CUDA 12.2"), HasSubstr("want 13.0")));
+                 AllOf(HasSubstr("supports only CUDA 12.2"),
+                       HasSubstr("needs CUDA 13.0")));
 }
 
 TEST_F(CudaHostTest, WithoutAGpuTheDeviceCudaFailsAndAutoUsesTheCpu) {

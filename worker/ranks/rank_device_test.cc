@@ -37,7 +37,7 @@ TEST(RankDeviceTest, APageLayoutWithTheGranuleOfAnotherDeviceIsRefused) {
       MakeTinyRank(options),
       base::StatusIs(absl::StatusCode::kInvalidArgument,
                      ::testing::HasSubstr("granules of 16 bytes, but the "
-                                          "device needs 0")));
+                                          "device needs granules of 0")));
 }
 
 TEST(RankDeviceDeathTest, TheTestEndsIfItsEnvironmentNamesAnUnknownDevice) {

@@ -78,14 +78,16 @@ TEST(ConvertTest, TheErrorForBytesThatEndInsideATokenIdNamesTheField) {
   from.set_prompt_token_ids("123456");
   EXPECT_THAT(
       ToRequest(from, absl::InfiniteFuture()),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("prompt_token_ids: the token ids have 6 bytes")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("prompt_token_ids: the list of token ids has 6 bytes")));
   from.set_prompt_token_ids("1234");
   from.set_emitted_token_ids("1");
   EXPECT_THAT(
       ToRequest(from, absl::InfiniteFuture()),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("emitted_token_ids: the token ids have 1 bytes")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("emitted_token_ids: the list of token ids has 1 bytes")));
 }
 
 TEST(ConvertTest, OnlyAStatusWithARefusalReasonCarriesARefusalMessage) {

@@ -192,7 +192,7 @@ TEST_F(KserveStreamTest, AllRequestsTakeTheirBytesFromOneBudget) {
   RunWrites();
   EXPECT_EQ(router_.num_requests(), 1u);
   EXPECT_THAT(LastError(), AllOf(HasSubstr("RESOURCE_EXHAUSTED"),
-                                 HasSubstr("bytes of 3000")));
+                                 HasSubstr("of at most 3000 bytes")));
   // Output counts while it waits for the client.
   Engine(0)->Emit("xyz");
   Run();
@@ -311,7 +311,7 @@ TEST_F(KserveStreamTest, AnErrorOfOneRequestDoesNotEndTheStream) {
   RunWrites();
   EXPECT_THAT(Written(), ElementsAre("bad:!$", "who:!$", "a:x$"));
   EXPECT_THAT(sink_.writes[0].error_message(),
-              StartsWith("INVALID_ARGUMENT: want a tensor"));
+              StartsWith("INVALID_ARGUMENT: the request has neither"));
   EXPECT_THAT(sink_.writes[1].error_message(),
               HasSubstr("NOT_FOUND: model 'other' is unknown"));
   EXPECT_EQ(sink_.reads, 3);
@@ -623,7 +623,7 @@ TEST_F(KserveStreamTest, TheCheckOfTheSizeOfLogprobsUsesTheDefaultOfMaxTokens) {
   EXPECT_EQ(router_.num_requests(), 1u);
   Send(with("b", R"({"logprobs": 20, "n": 100})"));
   RunWrites();
-  EXPECT_THAT(LastError(), HasSubstr("100 x 1000 tokens"));
+  EXPECT_THAT(LastError(), HasSubstr("100 samples of 1000 tokens"));
   // The request asks for a million tokens, but is accepted because few fit
   // after the prompt.
   router_.SetMaxModelLen(1024);

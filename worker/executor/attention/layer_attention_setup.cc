@@ -344,7 +344,7 @@ absl::Status LayerAttention::MakeValue() {
   if (!value.lifted) return absl::OkStatus();
   if (weights.lift_bias && activations_.dtype != kernels::DType::kF32) {
     return absl::UnimplementedError(
-        absl::StrCat("lifting values with a basis that has a mean needs "
+        absl::StrCat("lift: lifting values with a basis that has a mean needs "
                      "activations of float32, but the device's are ",
                      kernels::DTypeName(activations_.dtype)));
   }

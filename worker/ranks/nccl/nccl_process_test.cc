@@ -106,7 +106,7 @@ TEST_F(NcclProcessTest, AllOtherRanksEndAtTheTimeoutIfOneRankIsKilled) {
     Kill(ranks[0].get());
     const absl::Time begin = absl::Now();
     for (size_t rank = 1; rank < ranks.size(); ++rank) {
-      ExpectGroupDied(ranks[rank].get(), "a rank is gone");
+      ExpectGroupDied(ranks[rank].get(), "rank is gone");
     }
     EXPECT_LT(absl::Now() - begin, timeout + absl::Seconds(20));
   }
@@ -119,7 +119,7 @@ TEST_F(NcclProcessTest, AllOtherRanksEndAtTheTimeoutIfOneRankIsStopped) {
   ExpectGroupDied(ranks[0].get(), "stands still");
   // After rank 1 continues, it finds that rank 0 is gone.
   ranks[1]->Signal(SIGCONT);
-  ExpectGroupDied(ranks[1].get(), "a rank is gone");
+  ExpectGroupDied(ranks[1].get(), "rank is gone");
 }
 
 }  // namespace
