@@ -801,6 +801,7 @@ TEST_F(KserveQuotaTest,
 }
 
 TEST_F(KserveStreamTest, ATextThatCannotFitTheModelIsRefused) {
+  Start();
   Send(Vllm("a", std::string(5000, 'x')));
   RunWrites();
   EXPECT_THAT(LastError(), StartsWith("INVALID_ARGUMENT: the prompt has more "
