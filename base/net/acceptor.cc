@@ -359,9 +359,10 @@ void Acceptor::Take(int connection) {
     MutexLock lock(&mutex_);
     const size_t most = options_.max_connections;
     if (open_.size() >= most) Forget();
-    if (options_.replace_oldest && open_.size() >= most) ShutDownOldest();
     full = open_.size() >= (options_.replace_oldest ? 2 * most : most);
     if (!full) {
+      // Only a replace_oldest port has so many here.
+      if (open_.size() >= most) ShutDownOldest();
       open_[connection] = {.inode = SocketAt(connection),
                            .number = num_accepted_++};
     }

@@ -6,6 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <functional>
 #include <string>
 #include <vector>
@@ -79,6 +80,10 @@ class Caller {
     if (fd_ >= 0) close(fd_);
   }
   bool in() const { return in_; }
+  bool StaysOpen() {
+    char byte;
+    return recv(fd_, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN;
+  }
   // Blocks until the server has closed the connection.
   bool WaitForClose() {
     char byte;
@@ -158,7 +163,7 @@ TEST_F(AcceptorTest, ANewConnectionReplacesTheOldestIfThePortIsForProbes) {
   WaitUntil([&] { return kept_.taken() == 1; });
   Caller second(*acceptor);
   WaitUntil([&] { return kept_.taken() == 2; });
-  const Caller third(*acceptor);
+  Caller third(*acceptor);
   EXPECT_TRUE(first.WaitForClose());
   const Caller fourth(*acceptor);
   EXPECT_TRUE(second.WaitForClose());
@@ -167,6 +172,7 @@ TEST_F(AcceptorTest, ANewConnectionReplacesTheOldestIfThePortIsForProbes) {
   Caller fifth(*acceptor);
   EXPECT_TRUE(fifth.WaitForClose());
   EXPECT_EQ(kept_.taken(), 4u);
+  EXPECT_TRUE(third.StaysOpen()) << "a refused connection replaces none";
   kept_.CloseAll();
 }
 

@@ -340,7 +340,16 @@ void BpeModel::MergeAll(Scratch* scratch) const {
 
 size_t BpeModel::longest_token_bytes() const {
   const bool covers_all = byte_level_ ? all_bytes_ : !fallback_.empty();
-  if (!covers_all && (!unknown_ || fuse_unknown_)) return 0;
+  if (!covers_all) {
+    if (!unknown_ || fuse_unknown_) return 0;
+    // Merges of the unknown token would stand for several characters.
+    for (const auto& [pair, merge] : merges_) {
+      if (static_cast<int32_t>(pair >> 32) == *unknown_ ||
+          static_cast<int32_t>(pair & 0xFFFFFFFF) == *unknown_) {
+        return 0;
+      }
+    }
+  }
   size_t longest = 4;  // an unknown character
   for (const std::string& token : tokens_) {
     longest = std::max(longest, token.size());

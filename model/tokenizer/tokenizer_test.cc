@@ -433,6 +433,15 @@ TEST(TokenizerTest, ALongTextOfFewTokensIsNotRefusedForItsLength) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       Ids ids, fusing->Encode(std::string(size_t{1} << 16, 'z'), options));
   EXPECT_EQ(ids, (Ids{0}));
+  json merges = SmallFile();
+  merges["model"]["vocab"]["??"] = 6;
+  merges["model"]["merges"].push_back({"?", "?"});
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto merging,
+                              Tokenizer::FromJson(merges.dump()));
+  // Two characters of four bytes each become one token.
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      ids, merging->Encode("\xF0\x9F\x98\x80\xF0\x9F\x98\x80", options));
+  EXPECT_EQ(ids, (Ids{6}));
   json drops = SmallFile();
   drops["pre_tokenizer"] = {{"type", "WhitespaceSplit"}};
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto dropping,

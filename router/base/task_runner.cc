@@ -19,13 +19,16 @@ class TaskPool::Queue final : public TaskRunner {
   bool Post(Task task) override { return PostInTurn("", std::move(task)); }
   bool PostInTurn(const std::string& turn, Task task) override {
     base::MutexLock lock(&mutex_);
-    const auto found = tasks_.find(turn);
-    const size_t own = found == tasks_.end() ? 0 : found->second.size();
-    if (stopped_ || own >= max_queued_ - num_queued_) return false;
-    ++num_queued_;
+    if (stopped_) return false;
     const auto [entry, is_new] = tasks_.try_emplace(turn);
+    const size_t own = entry->second.size();
+    if (own >= max_queued_ - num_queued_) {
+      if (is_new) tasks_.erase(entry);
+      return false;
+    }
+    ++num_queued_;
     entry->second.push_back(std::move(task));
-    if (is_new) turns_.push_back(entry);
+    if (own == 0) turns_.push_back(entry);
     changed_.Signal();
     return true;
   }
@@ -62,10 +65,10 @@ class TaskPool::Queue final : public TaskRunner {
     --num_queued_;
     Task task = std::move(turn->second.front());
     turn->second.pop_front();
-    if (turn->second.empty()) {
-      tasks_.erase(turn);
-    } else {
+    if (!turn->second.empty()) {
       turns_.push_back(turn);
+    } else if (!turn->first.empty()) {
+      tasks_.erase(turn);  // strands use the turn "" all the time: keep it
     }
     return task;
   }
@@ -74,7 +77,7 @@ class TaskPool::Queue final : public TaskRunner {
   base::Mutex mutex_;
   base::CondVar changed_;
   size_t num_queued_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Tasks that wait, by turn. A turn without tasks has no entry.
+  // Tasks that wait, by turn. A turn without tasks has no entry, except for "".
   Tasks tasks_ ABSL_GUARDED_BY(mutex_);
   // The order in which turns give their next task.
   std::deque<Tasks::iterator> turns_ ABSL_GUARDED_BY(mutex_);

@@ -97,6 +97,12 @@ std::vector<std::string> ActiveRequest::Tried() const {
   return flow_.tried();
 }
 
+std::optional<absl::Status> ActiveRequest::Cancelled() const {
+  base::MutexLock lock(&mutex_);
+  if (!flow_.cancelled()) return std::nullopt;
+  return flow_.CancelledStatus();
+}
+
 absl::Status ActiveRequest::NoReplica(const absl::Status& otherwise) const {
   base::MutexLock lock(&mutex_);
   return flow_.NoReplica(otherwise);

@@ -50,6 +50,8 @@ class ActiveRequest final : public RequestHandle,
     return flow_.request();  // the flow's request never changes
   }
   std::vector<std::string> Tried() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // The status with which the request ends if it was cancelled.
+  std::optional<absl::Status> Cancelled() const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status NoReplica(const absl::Status& otherwise) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -26,10 +26,23 @@ absl::StatusOr<Admission::Answer> Admission::Enter(Ticket ticket,
                      waiting_.size(), " of at most ", limits_.max_queue,
                      " wait"));
   }
+  Wait(ticket, priority);
+  return Answer::kWait;
+}
+
+Admission::Answer Admission::Return(Ticket ticket, int32_t priority) {
+  if (in_flight_ < limits_.max_in_flight) {
+    ++in_flight_;
+    return Answer::kRun;
+  }
+  Wait(ticket, priority);
+  return Answer::kWait;
+}
+
+void Admission::Wait(Ticket ticket, int32_t priority) {
   const Place place{priority, arrivals_++};
   waiting_.emplace(place, ticket);
   places_.emplace(ticket, place);
-  return Answer::kWait;
 }
 
 std::vector<Ticket> Admission::Leave() {

@@ -43,6 +43,9 @@ class Admission {
   // if the queue is full (the text names the limits and their flags), DRAINING
   // after BeginDrain.
   absl::StatusOr<Answer> Enter(Ticket ticket, int32_t priority);
+  // Enters a ticket again that has left while it could not run. It is never
+  // refused.
+  Answer Return(Ticket ticket, int32_t priority);
   // From now on Enter refuses. Requests that run or wait are not affected.
   void BeginDrain() { draining_ = true; }
   bool draining() const { return draining_; }
@@ -91,6 +94,8 @@ class Admission {
 
  private:
   using Place = std::pair<int32_t, uint64_t>;  // (priority, order of arrival)
+
+  void Wait(Ticket ticket, int32_t priority);
 
   const AdmissionLimits limits_;
   bool draining_ = false;

@@ -60,7 +60,7 @@ void RequestFlow::OnAttempt(const std::string& replica, absl::Time now) {
   ++attempts_;
   tried_.push_back(replica);
   if (!ContinuesFromTokens()) {
-    for (Sample& sample : samples_) sample.to_repeat = sample.num_tokens;
+    for (Sample& sample : samples_) sample.to_repeat = sample.num_tokens();
   }
   first_attempt_ = std::min(first_attempt_, now);
 }
@@ -92,6 +92,21 @@ RequestFlow::Sample* RequestFlow::RunningSample(uint32_t index) {
   return &samples_[index];
 }
 
+absl::Status RequestFlow::TakeRepeated(absl::Span<const int32_t> ids,
+                                       Sample* sample) {
+  std::string repeated;
+  proto::AppendTokenBytes(ids, &repeated);
+  const size_t at =
+      static_cast<size_t>(sample->num_tokens() - sample->to_repeat) *
+      proto::kBytesPerTokenId;
+  if (sample->emitted.compare(at, repeated.size(), repeated) != 0) {
+    return absl::InternalError(
+        "the worker generated other tokens than an equal worker before it");
+  }
+  sample->to_repeat -= ids.size();
+  return absl::OkStatus();
+}
+
 RequestFlow::Delivery RequestFlow::OnTokens(const GenerateEvent::Tokens& tokens,
                                             absl::Time now) {
   Delivery delivery;
@@ -99,24 +114,26 @@ RequestFlow::Delivery RequestFlow::OnTokens(const GenerateEvent::Tokens& tokens,
   if (sample == nullptr) return delivery;
   const auto all = absl::MakeConstSpan(tokens.token_ids());
   delivery.repeated_tokens = std::min<uint64_t>(sample->to_repeat, all.size());
-  sample->to_repeat -= delivery.repeated_tokens;
+  breach_ = TakeRepeated(all.first(delivery.repeated_tokens), sample);
   const auto ids = all.subspan(delivery.repeated_tokens);
-  if (ids.empty()) return delivery;
-  sample->num_tokens += ids.size();
-  if (sample->num_tokens > request_.sampling.max_tokens()) {
+  const uint64_t num_tokens = sample->num_tokens() + ids.size();
+  if (num_tokens > request_.sampling.max_tokens()) {
     breach_ = absl::InternalError(absl::StrCat(
-        "the worker sent ", sample->num_tokens, " tokens of sample ",
-        tokens.index(), ", max_tokens is ", request_.sampling.max_tokens()));
+        "the worker sent ", num_tokens, " tokens of sample ", tokens.index(),
+        ", max_tokens is ", request_.sampling.max_tokens()));
+  }
+  if (!breach_.ok()) {
     delivery.reset_attempt = true;
     return delivery;
   }
+  if (ids.empty()) return delivery;
+  proto::AppendTokenBytes(ids, &sample->emitted);
   delivery.deliver = true;
   delivered_ = true;
   output_tokens_ += static_cast<uint32_t>(ids.size());
   if (request_.bytes != nullptr) {
     request_.bytes->Grow(ids.size() * proto::kBytesPerTokenId);
   }
-  if (ContinuesFromTokens()) proto::AppendTokenBytes(ids, &emitted_);
   if (first_token_ == absl::InfiniteFuture()) {
     first_token_ = now;
     delivery.time_to_first_token = now - start_;
@@ -183,7 +200,10 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
   const bool complete =
       std::all_of(samples_.begin(), samples_.end(),
                   [](const Sample& sample) { return sample.finished; });
-  if (complete && (end.ok() || transport)) return absl::OkStatus();
+  if (complete && (end.ok() || transport || MayRunElsewhere(end) ||
+                   absl::IsDeadlineExceeded(end))) {
+    return absl::OkStatus();
+  }
   if (end.ok()) {
     end = absl::UnavailableError("the worker ended the stream early");
   } else if (transport) {

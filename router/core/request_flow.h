@@ -10,6 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "proto/token_bytes.h"
 #include "router/base/canonical.h"
 #include "router/core/access_log.h"
 
@@ -29,9 +31,11 @@ class RequestFlow {
   const CanonicalRequest& request() const { return request_; }
   const std::string& id() const { return id_; }
   absl::Time arrival() const { return start_; }
-  // The ids of the delivered tokens, little-endian. Only kept for requests that
-  // another worker can continue from them.
-  const std::string& emitted() const { return emitted_; }
+  // The ids of the delivered tokens, little-endian; empty if another worker
+  // cannot continue from them.
+  std::string emitted() const {
+    return ContinuesFromTokens() ? samples_[0].emitted : std::string();
+  }
 
   // Returns true for the first call. Its reason counts; later calls have no
   // effect. A cancel by the client at about its deadline counts as a passed
@@ -82,9 +86,14 @@ class RequestFlow {
  private:
   struct Sample {
     bool finished = false;
-    uint64_t num_tokens = 0;  // delivered, by all attempts together
+    // The ids of the tokens that all attempts together have delivered,
+    // little-endian.
+    std::string emitted;
     // How many of them the current attempt still has to generate again.
     uint64_t to_repeat = 0;
+    uint64_t num_tokens() const {
+      return emitted.size() / proto::kBytesPerTokenId;
+    }
     absl::Time last_tokens = absl::InfinitePast();
   };
 
@@ -94,6 +103,9 @@ class RequestFlow {
   // Returns null if the sample was not requested or has already finished. The
   // index must be checked, because a faulty worker may send any index.
   Sample* RunningSample(uint32_t index);
+  // Takes tokens that an earlier attempt has delivered. An error if this worker
+  // has generated different ones.
+  absl::Status TakeRepeated(absl::Span<const int32_t> ids, Sample* sample);
   bool Retryable(const absl::Status& status, absl::Time now) const;
   // Returns true if a worker can continue from the tokens that have been
   // delivered. Otherwise, it generates them again and the router drops them:
@@ -125,7 +137,6 @@ class RequestFlow {
   // client receives the whole answer in one response.
   bool delivered_ = false;
   std::vector<Sample> samples_;
-  std::string emitted_;
   uint32_t output_tokens_ = 0;
   uint32_t cached_tokens_ = 0;
   kvasir::v1::FinishReason finish_reason_ =

@@ -174,6 +174,39 @@ TEST(RequestFlowTest, SeveralSamplesInOneResponseAreGeneratedAgainElsewhere) {
   EXPECT_EQ(flow.Record(absl::OkStatus(), At(9)).output_tokens, 4u);
 }
 
+TEST(RequestFlowTest, AWorkerThatGeneratesOtherTokensAgainBreaksTheProtocol) {
+  CanonicalRequest request = NewFlow(/*n=*/2).request();
+  request.folded = true;
+  RequestFlow flow(request, "id", 3, kStart);
+  flow.OnAttempt("a", At(1));
+  flow.OnEvent(Tokens({7, 8}), At(2));
+  EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(3)),
+            std::nullopt);
+  flow.OnAttempt("b", At(4));
+  EXPECT_FALSE(flow.OnEvent(Tokens({7}), At(5)).reset_attempt);
+  // A worker that is lost while it repeats tokens changes nothing.
+  EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(6)),
+            std::nullopt);
+  flow.OnAttempt("c", At(7));
+  EXPECT_TRUE(flow.OnEvent(Tokens({7, 9}), At(8)).reset_attempt);
+  EXPECT_THAT(*flow.OnAttemptDone(absl::CancelledError(""), At(9)),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("other tokens")));
+}
+
+TEST(RequestFlowTest, ARequestWhoseSamplesHaveAllFinishedIsNotSentAgain) {
+  for (const absl::Status& end :
+       {Full(), absl::DeadlineExceededError("late"),
+        proto::RefusedError(kvasir::v1::Refusal::DRAINING, "draining")}) {
+    CanonicalRequest request = NewFlow().request();
+    request.folded = true;
+    RequestFlow flow(request, "id", 3, kStart);
+    flow.OnAttempt("a", At(1));
+    flow.OnEvent(Tokens({7}), At(2));
+    flow.OnEvent(Finish(), At(3));
+    KVASIR_EXPECT_OK(*flow.OnAttemptDone(end, At(4)));
+  }
+}
+
 TEST(RequestFlowTest, AWorkerThatGeneratesFewerTokensAgainBreaksTheProtocol) {
   CanonicalRequest request = NewFlow().request();
   request.folded = true;

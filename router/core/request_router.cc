@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -40,7 +41,7 @@ RouterCore::RouterCore(RouterCoreOptions options, Parts parts)
       admission_(options_.admission) {
   parts_.registry->SetListener([this, gate = gate_] {
     if (!gate->Enter()) return;
-    OnReplicasChanged();
+    RunSoon([this] { RetryWaiting(); });
     gate->Leave();
   });
 }
@@ -159,41 +160,128 @@ void RouterCore::WaitInQueue(const ActivePtr& active) {
 }
 
 absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
-  const std::string& model = active->request().model;
-  const absl::Status none = Admission::NoReplica(model, /*all_drain=*/false);
+  const CanonicalRequest& request = active->request();
+  const absl::Status none =
+      Admission::NoReplica(request.model, /*all_drain=*/false);
+  const Admission::Patience patience = Admission::PatienceOf(
+      request, active->arrival(), options_.queue_timeout, none);
+  // As soon as the request is in the table, another thread may end it, and then
+  // the router itself may be destroyed.
+  const std::shared_ptr<CallbackGate> gate = gate_;
+  if (!gate->Enter()) return none;
+  active->SetQueueTimer(EndWaitingAt(patience.until, active, patience.then));
+  bool waits = false;
+  std::vector<Ticket> admitted;
   {
     base::MutexLock lock(&mutex_);
-    if (without_replica_.size() >= options_.admission.max_queue) return none;
-    without_replica_.emplace(PlaceOf(*active), active);
-    ReportInFlight();
+    waits = without_replica_.size() < options_.admission.max_queue;
+    if (waits) {
+      without_replica_.emplace(PlaceOf(*active), active);
+      // It does not run, so another request, of another model perhaps, may.
+      admitted = admission_.Leave();
+      ReportInFlight();
+    }
   }
-  const Admission::Patience patience = Admission::PatienceOf(
-      active->request(), active->arrival(), options_.queue_timeout, none);
-  active->SetQueueTimer(EndWaitingAt(patience.until, active, patience.then));
-  // A replica may have become ready before the request was in the table.
-  const std::vector<Candidate> candidates = parts_.registry->Candidates(model);
-  if (std::any_of(candidates.begin(), candidates.end(),
-                  [](const Candidate& it) { return it.view.eligible; })) {
-    OnReplicasChanged();
+  if (waits) {
+    if (!admitted.empty()) {
+      RunSoon([this, admitted] {
+        for (const Ticket ticket : admitted) DispatchAdmitted(Find(ticket));
+      });
+    }
+    // These may have happened before the request was in the table.
+    EndWaitingIfCancelled(active);
+    if (base::Clock::Real().Now() >= patience.until) {
+      EndWaitingAt(absl::InfinitePast(), active, patience.then);
+    }
+    if (CanDispatch(request.model)) RunSoon([this] { RetryWaiting(); });
   }
-  return absl::OkStatus();
+  gate->Leave();
+  return waits ? absl::OkStatus() : none;
 }
 
-void RouterCore::OnReplicasChanged() {
-  std::map<std::pair<int32_t, Ticket>, ActivePtr> waiting;
+bool RouterCore::CanDispatch(const std::string& model) const {
+  const std::vector<Candidate> candidates = parts_.registry->Candidates(model);
+  const auto ready = [](const Candidate& candidate) {
+    return candidate.view.eligible;
+  };
+  const auto draining = [](const Candidate& candidate) {
+    return candidate.replica->state() == ReplicaState::kDraining;
+  };
+  if (candidates.empty()) return false;
+  return std::any_of(candidates.begin(), candidates.end(), ready) ||
+         std::all_of(candidates.begin(), candidates.end(), draining);
+}
+
+void RouterCore::RetryWaiting() {
+  std::set<std::string> models;
   {
     base::MutexLock lock(&mutex_);
-    waiting.swap(without_replica_);
-  }
-  for (const auto& [place, active] : waiting) {
-    if (const auto timer = active->TakeQueueTimer()) {
-      parts_.timers->Cancel(*timer);
+    for (const auto& [place, active] : without_replica_) {
+      models.insert(active->request().model);
     }
-    const absl::Status status = Dispatch(active);
-    if (status.ok()) continue;
-    active->Close(status);
-    Release(active, /*ran=*/true);
   }
+  std::erase_if(
+      models, [this](const std::string& model) { return !CanDispatch(model); });
+  std::vector<ActivePtr> refused;
+  std::vector<std::pair<ActivePtr, Admission::Answer>> returned;
+  {
+    base::MutexLock lock(&mutex_);
+    for (auto it = without_replica_.begin(); it != without_replica_.end();) {
+      const auto& [place, active] = *it;
+      if (admission_.draining()) {
+        refused.push_back(active);
+      } else if (models.contains(active->request().model)) {
+        returned.emplace_back(active,
+                              admission_.Return(active->ticket(), place.first));
+      } else {
+        ++it;
+        continue;
+      }
+      it = without_replica_.erase(it);
+    }
+    ReportInFlight();
+  }
+  for (const ActivePtr& active : refused) {
+    active->Close(Admission::ShuttingDown());
+    Release(active, /*ran=*/false);
+  }
+  for (const auto& [active, answer] : returned) {
+    if (answer == Admission::Answer::kRun) {
+      DispatchAdmitted(active);
+    } else {
+      EndWaitingIfCancelled(active);
+    }
+  }
+}
+
+void RouterCore::DispatchAdmitted(const ActivePtr& active) {
+  if (const auto timer = active->TakeQueueTimer()) {
+    parts_.timers->Cancel(*timer);
+  }
+  const absl::Status status = Dispatch(active);
+  if (status.ok()) return;
+  active->Close(status);
+  Release(active, /*ran=*/true);
+}
+
+void RouterCore::EndWaitingIfCancelled(const ActivePtr& active) {
+  if (const auto status = active->Cancelled()) {
+    EndWaitingAt(absl::InfinitePast(), active, *status);
+  }
+}
+
+RouterCore::ActivePtr RouterCore::Find(Ticket ticket) const {
+  base::MutexLock lock(&mutex_);
+  return active_.at(ticket);
+}
+
+void RouterCore::RunSoon(std::function<void()> task) {
+  parts_.timers->At(absl::InfinitePast(),
+                    [gate = gate_, task = std::move(task)] {
+                      if (!gate->Enter()) return;
+                      task();
+                      gate->Leave();
+                    });
 }
 
 absl::Status RouterCore::Dispatch(const ActivePtr& active) {
@@ -238,14 +326,15 @@ TimerThread::TimerId RouterCore::EndWaitingAt(absl::Time when,
 
 void RouterCore::EndWaiting(const ActivePtr& active,
                             const absl::Status& status) {
-  bool admitted;
   {
     base::MutexLock lock(&mutex_);
-    admitted = without_replica_.erase(PlaceOf(*active)) > 0;
-    if (!admitted && !admission_.Withdraw(active->ticket())) return;
+    if (without_replica_.erase(PlaceOf(*active)) == 0 &&
+        !admission_.Withdraw(active->ticket())) {
+      return;
+    }
   }
   active->Close(status);
-  Release(active, /*ran=*/admitted);
+  Release(active, /*ran=*/false);
 }
 
 void RouterCore::LogEnd(const AccessRecord& record) {
@@ -325,8 +414,11 @@ void RouterCore::AnnounceDrain() {
 }
 
 void RouterCore::BeginDrain() {
-  base::MutexLock lock(&mutex_);
-  admission_.BeginDrain();
+  {
+    base::MutexLock lock(&mutex_);
+    admission_.BeginDrain();
+  }
+  RunSoon([this] { RetryWaiting(); });
 }
 
 bool RouterCore::WaitIdle(absl::Time deadline) {

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -110,10 +111,25 @@ class RouterCore final : public RequestRouter {
   // request that has not been tried anywhere waits until one is ready; any
   // other gets an error.
   absl::Status Dispatch(const ActivePtr& active);
+  // Dispatches a request that admission has let run, and ends it if it cannot
+  // run.
+  void DispatchAdmitted(const ActivePtr& active) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Takes the request's place among those that run from it, and makes it wait
+  // for a replica. Returns an error if too many requests wait.
   absl::Status WaitForReplica(const ActivePtr& active)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Dispatches the requests that wait for a replica.
-  void OnReplicasChanged() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Lets the requests run for which a replica is ready now. Those whose
+  // replicas all drain get their error, and after BeginDrain all do.
+  void RetryWaiting() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns true if a request for this model need not wait for a replica: one
+  // is ready, or all are draining.
+  bool CanDispatch(const std::string& model) const;
+  // Call when the request has entered a queue: Cancel has no effect on a
+  // request that is in none.
+  void EndWaitingIfCancelled(const ActivePtr& active);
+  ActivePtr Find(Ticket ticket) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Runs the task on the timer thread, unless the router is destroyed before.
+  void RunSoon(std::function<void()> task);
   // Makes the timer thread remove the request from the queue at `when` and end
   // it with `status`. Has no effect if the request no longer waits at that
   // time.
@@ -144,7 +160,8 @@ class RouterCore final : public RequestRouter {
   Admission admission_ ABSL_GUARDED_BY(mutex_);
   bool drain_announced_ ABSL_GUARDED_BY(mutex_) = false;
   std::unordered_map<Ticket, ActivePtr> active_ ABSL_GUARDED_BY(mutex_);
-  // The admitted requests that wait for a replica, by priority and ticket.
+  // The requests that wait for a replica, by priority and ticket. They do not
+  // count as running.
   std::map<std::pair<int32_t, Ticket>, ActivePtr> without_replica_
       ABSL_GUARDED_BY(mutex_);
 };

@@ -427,6 +427,83 @@ TEST_F(RequestRouterTest, WithoutAReadyReplicaARequestEndsAtTheQueueTimeout) {
   EXPECT_EQ(log_.records()[0].finish_reason, "refused");
 }
 
+// A cancel used to be lost if it came while the request was in no queue.
+TEST_F(RequestRouterTest, ARequestThatWaitsForAReplicaCanAlwaysBeCancelled) {
+  KVASIR_ASSERT_OK(Start(1));
+  workers_[0]->Die();
+  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  std::vector<std::shared_ptr<RequestHandle>> handles;
+  for (int i = 0; i < 200; ++i) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    handles.push_back(Submit(sinks.back()));
+  }
+  std::thread cancels([&] {
+    for (const auto& handle : handles) handle->Cancel(CancelReason::kClient);
+  });
+  workers_[0]->SetReachable(true);
+  cancels.join();
+  EXPECT_TRUE(Eventually([&] {
+    for (const auto& attempt : workers_[0]->attempts()) {
+      if (attempt->started()) attempt->End(absl::CancelledError(""));
+    }
+    return router_->in_flight() == 0;
+  }));
+  for (const auto& sink : sinks) {
+    EXPECT_THAT(sink->Wait(),
+                StatusIs(absl::StatusCode::kCancelled, ::testing::_));
+  }
+}
+
+TEST_F(RequestRouterTest, RequestsThatWaitForAReplicaTakeNoPlaceFromOthers) {
+  RouterCoreOptions options;
+  options.admission = {.max_in_flight = 1, .max_queue = 8};
+  KVASIR_ASSERT_OK(Start(1, options));
+  workers_[0]->Die();
+  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  // Each would wait in the queue for a place if the first one had kept its own.
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (int i = 0; i < 3; ++i) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    Submit(sinks.back());
+  }
+  workers_[0]->SetReachable(true);
+  for (size_t i = 0; i < 3; ++i) {
+    const auto attempt = WaitForAttempt(0, i);
+    // The limit holds again: the next one starts only when this one has ended.
+    EXPECT_EQ(workers_[0]->attempts().size(), i + 1);
+    attempt->Finish(kvasir::v1::FINISH_LENGTH);
+    attempt->End(absl::OkStatus());
+  }
+  for (const auto& sink : sinks) KVASIR_EXPECT_OK(sink->Wait());
+}
+
+TEST_F(RequestRouterTest, ADrainEndsRequestsThatWaitForAReplica) {
+  KVASIR_ASSERT_OK(Start(1));
+  workers_[0]->Die();
+  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink);
+  router_->BeginDrain();
+  const absl::Status status = sink->Wait();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
+  EXPECT_EQ(proto::RefusalOf(status)->reason(), kvasir::v1::Refusal::DRAINING);
+}
+
+TEST_F(RequestRouterTest, TheDestructorEndsRequestsThatWaitForAReplica) {
+  KVASIR_ASSERT_OK(Start(1));
+  workers_[0]->Die();
+  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (int i = 0; i < 20; ++i) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    Submit(sinks.back());
+  }
+  workers_[0]->SetReachable(true);
+  router_.reset();
+  for (const auto& sink : sinks) EXPECT_TRUE(sink->done());
+}
+
 TEST_F(RequestRouterTest, OnlySomeRequestsMayWaitForAReplica) {
   RouterCoreOptions options;
   options.admission.max_queue = 2;

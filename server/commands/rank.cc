@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/cli/flags.h"
 #include "base/status_macros.h"
 #include "server/commands/commands.h"
@@ -41,6 +42,9 @@ absl::StatusOr<int> RankConfig::Run(const CLI::App& command,
     KVASIR_ASSIGN_OR_RETURN(options.join.secret, ReadSecret(ranks.secret_file));
     options.join.local.count = ranks.local_ranks;
   }
+  const absl::Cleanup ended = [this] {
+    if (ranks.join_fd >= 0) LocalRanks::KillStoppedParent();
+  };
   KVASIR_ASSIGN_OR_RETURN(const auto operators,
                           OperatorSurface::Start(std::move(surface)));
   options.children = children.get();
@@ -53,9 +57,7 @@ absl::StatusOr<int> RankConfig::Run(const CLI::App& command,
   KVASIR_ASSIGN_OR_RETURN(const auto rank,
                           RankRuntime::Create(std::move(options)));
   operators->SetServing(true);
-  const absl::StatusOr<int> code = RunNode(operators.get(), rank.get());
-  if (ranks.join_fd >= 0) LocalRanks::KillStoppedParent();
-  return code;
+  return RunNode(operators.get(), rank.get());
 }
 
 }  // namespace

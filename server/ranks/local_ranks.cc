@@ -268,9 +268,12 @@ void LocalRanks::KillStoppedParent() {
   // "pid (name) state ...", and the name may contain anything.
   const size_t end_of_name = text.rfind(") ");
   if (end_of_name == std::string::npos || text[end_of_name + 2] != 'T') return;
-  base::LogWarning("the leader is stopped and cannot answer: killed it",
+  // The first process of a container cannot be killed from inside it.
+  base::LogWarning(parent == 1
+                       ? "the leader is stopped, and its clients wait for it"
+                       : "the leader is stopped and cannot answer: killing it",
                    {{"pid", int64_t{parent}}});
-  kill(parent, SIGKILL);
+  if (parent != 1) kill(parent, SIGKILL);
 }
 
 }  // namespace kvasir::cli

@@ -70,16 +70,16 @@ size_t ResidentBytes() {
 void TrimWhenSilent(router::TimerThread* timers,
                     std::shared_ptr<router::ClientCalls> calls,
                     size_t resident_before) {
-  timers->At(base::Clock::Real().Now() + kTrimInterval,
-             [timers, calls, resident_before]() {
-               size_t resident = resident_before;
-               if (calls->QuietFor(kTrimInterval) &&
-                   ResidentBytes() > resident_before + kTrimGrowthBytes) {
-                 malloc_trim(0);
-                 resident = ResidentBytes();
-               }
-               TrimWhenSilent(timers, calls, resident);
-             });
+  timers->At(base::Clock::Real().Now() + kTrimInterval, [timers, calls,
+                                                         resident_before]() {
+    if (calls->QuietFor(kTrimInterval) &&
+        ResidentBytes() > resident_before + kTrimGrowthBytes) {
+      malloc_trim(0);
+      TrimWhenSilent(timers, calls, ResidentBytes());
+      return;
+    }
+    TrimWhenSilent(timers, calls, std::min(resident_before, ResidentBytes()));
+  });
 }
 
 // Logs a warning for each worker name that has several addresses. Such a name

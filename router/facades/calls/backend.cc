@@ -99,8 +99,8 @@ std::string TokenizerTurn(const FacadeBackend& backend, const Caller& caller,
 
 absl::Status TokenizerIsFull(const FacadeLimits& limits) {
   return absl::ResourceExhaustedError(
-      absl::StrCat("the tokenizer's queue is full (",
-                   limits.max_tokenizer_queue, " requests)"));
+      absl::StrCat("the tokenizer's queue of ", limits.max_tokenizer_queue,
+                   " requests has no place left for this client"));
 }
 
 uint32_t MostTokens(uint32_t wanted, uint64_t prompt_tokens,

@@ -90,6 +90,8 @@ class SingleCall final
     // The id that the client gave the request. Empty: no other call can stop
     // the request.
     std::string id;
+    // The number of samples; it is checked later. 0 counts as 1.
+    uint32_t n = 1;
     // An error if the request is refused.
     absl::StatusOr<Prepare> prepare;
   };
@@ -108,7 +110,7 @@ class SingleCall final
       call.model_ = std::move(asked.model);
       call.id_ = std::move(asked.id);
       if (const absl::Status status =
-              call.HandleBegin(std::move(asked.prepare));
+              call.HandleBegin(std::move(asked.prepare), asked.n);
           !status.ok()) {
         call.Refuse(status);
       }
@@ -158,8 +160,9 @@ class SingleCall final
     pump_.EndCall(status, CancelReason::kClient);
   }
 
-  absl::Status HandleBegin(absl::StatusOr<Prepare> ready) {
+  absl::Status HandleBegin(absl::StatusOr<Prepare> ready, uint32_t n) {
     KVASIR_RETURN_IF_ERROR(ready.status());
+    KVASIR_RETURN_IF_ERROR(CountSamples(*parts_.backend, place_.get(), n));
     if (!id_.empty()) {
       parts_.backend->running_ids->Add(arrived_.caller.tenant, id_,
                                        this->weak_from_this(), number_);
@@ -194,11 +197,6 @@ class SingleCall final
       return Refuse(status);
     }
     num_samples_ = prepared->sampling.n();
-    if (const absl::Status status =
-            CountSamples(*parts_.backend, place_.get(), num_samples_);
-        !status.ok()) {
-      return Refuse(status);
-    }
     answer_ = std::move(prepared->answer);
     CanonicalRequest request = Describe();
     request.cache_salt =

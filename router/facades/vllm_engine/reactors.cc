@@ -38,6 +38,7 @@ Call::Asked Read(const std::shared_ptr<VllmEngineBackend>& backend,
                  const GenerateRequest& message) {
   const absl::StatusOr<ModelStatus> model = OnlyModel(*backend->router);
   Call::Asked asked{.model = model.ok() ? model->name : "",
+                    .n = message.sampling_params().n(),
                     .prepare = ReadRequest(backend, message, model)};
   // Keep the id only if it is valid. Otherwise the request is refused, but its
   // id would be logged and may be any text.

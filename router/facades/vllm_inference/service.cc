@@ -38,6 +38,7 @@ Call::Asked Read(const Backend& backend, const vllm::GenerateRequest& message,
       message.model().empty() ? OnlyModel(*backend->router)
                               : backend->router->Model(message.model());
   Call::Asked asked{.model = model.ok() ? model->name : message.model(),
+                    .n = message.sampling().num_sequences(),
                     .prepare = ReadRequest(backend, message, streaming, model)};
   // Keep the id only if it is valid. Otherwise the request is refused, but its
   // id would be logged and may be any text.
