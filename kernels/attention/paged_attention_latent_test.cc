@@ -156,7 +156,7 @@ TEST_P(LatentSetsTest,
   const std::vector<int64_t> units =
       UnitsOf(cache, streams.one, asks, 1, &together);
   // All contexts together have 1784 slots. A unit may have at most a quarter of
-  // this work, so longer contexts have several units.
+  // this work (446 slots), so contexts longer than that have several units.
   for (size_t s = 0; s < asks.size(); ++s) {
     EXPECT_EQ(units[s] > 1, contexts[s] > 446) << contexts[s];
   }

@@ -91,8 +91,8 @@ class DeviceLaunch {
 
   PagedAttentionParams& shape() { return shape_; }
 
-  // Moves the queries to another address: `numbers` poisoned numbers precede
-  // it.
+  // Moves the queries in memory, so that `numbers` poisoned numbers precede
+  // them.
   void MoveQueries(int64_t numbers) {
     std::vector<float> q = test_.GetNumbers(q_, dtype_);
     q.insert(q.begin(), static_cast<size_t>(numbers), kPoison);
@@ -1241,7 +1241,7 @@ class RandomShape {
   LatentSpec spec;
   DType dtype;
   int64_t tokens;
-  int64_t rows;  // number of query rows: those of the last tokens
+  int64_t rows;  // number of query rows, for the last tokens
 
  private:
   int64_t UpTo(int64_t most) {
@@ -1953,8 +1953,9 @@ TEST(AttentionCudaTest,
   EXPECT_EQ(requests, 2 * (kSplits + 3));
 }
 
-// Runs a case with two splits in one CTA and more sequences than CTAs, some of
-// which see no slot. True if the result is right.
+// Runs a case with more sequences than CTAs, and returns whether the result is
+// right. The first sequence has two splits, which one CTA computes; some of the
+// other sequences see no slot.
 bool IsRightInTwoSplits(LatentCache& cache, EmulatedTest& test, DType dtype) {
   std::vector<LatentAsk> asks = {{0, 520, 3}};
   for (int64_t first = 20; first < 40; ++first) {

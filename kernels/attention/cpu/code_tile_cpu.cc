@@ -130,8 +130,8 @@ constexpr int LinesOf(int64_t bytes) {
                           AheadLines::kLineBytes);
 }
 
-// Values are prefetched once per at least this number of slots, because each
-// call to prefetch takes time.
+// While values are summed, the memory for later values is prefetched only once
+// in this many slots or more, because each call (AheadLines::Ask) takes time.
 inline constexpr int64_t kSlotsPerAsk = 4;
 
 // ----- Keys: a vector has one channel of several slots.

@@ -21,8 +21,8 @@ struct AttentionKernelArgs {
   // How many rows an item of the kernel for prompts has. 0: that kernel does
   // not run.
   int32_t prompt_rows = 0;
-  // How many persistent CTAs take items: in the decoding kernel, and in the
-  // kernel for prompts.
+  // The numbers of persistent CTAs of the decoding kernel and of the kernel for
+  // prompts.
   int32_t ctas = 0;
   int32_t prompt_ctas = 0;
 };

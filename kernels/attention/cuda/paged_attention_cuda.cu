@@ -147,8 +147,8 @@ DivideKernel(AttentionKernelArgs args) {
   const int32_t item_splits = many < 1                 ? 1
                               : many < kMostItemSplits ? many
                                                        : kMostItemSplits;
-  // partial results that sequences of the first group that does not fit have
-  // requested so far
+  // how many partial results were requested so far by sequences of the first
+  // group that does not fit
   int32_t asked = 0;
   SequenceItems total;
   for (int32_t first = 0; first < args.num_sequences; first += warp) {

@@ -44,8 +44,9 @@ void Cover(const CodePiece& piece, ChunkBytes* bytes) {
              piece.width * place.high_bits, bytes);
 }
 
-// Replaces the planes' separate ranges of bytes by one common range if reading
-// it takes no more reads. A slot is read in pieces of kPieceBytes.
+// Each plane has its own range of bytes, which is read in pieces of
+// kPieceBytes. Replaces these ranges by one common range if reading that takes
+// no more pieces.
 void ReadTogether(ChunkBytes* bytes) {
   constexpr int64_t kPieceBytes = 32;
   constexpr int64_t kMostBytes = kChunkChannels;
@@ -131,8 +132,8 @@ bool AttentionGrid::DividesAs(const AttentionGrid& other) const {
   const auto same_slices = [](const HeadSlice& a, const HeadSlice& b) {
     return a.num_heads == b.num_heads;
   };
-  // Later slices are only used to add attention mass, so they do not affect how
-  // a step is divided.
+  // The slices after these are only used to add attention mass, so they do not
+  // affect how a step is divided.
   const auto end = [](const AttentionGrid& grid) {
     return grid.slices_.begin() +
            static_cast<std::ptrdiff_t>(grid.num_cluster_slices_ +
