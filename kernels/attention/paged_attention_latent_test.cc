@@ -206,8 +206,8 @@ INSTANTIATE_TEST_SUITE_P(
         WithWindows(OfHeads(5, 2, Codes({32}, {4}), Codes({32}, {8})))));
 
 // One launch has a prompt, sequences of a few tokens and sequences of one
-// token. Some of them are divided into sets of clusters, others into single
-// clusters.
+// token. For some of them, a unit has several clusters of heads; for others,
+// only one.
 TEST(LatentSetsOfSequencesTest,
      MixingPromptsAndDecodedTokensInOneLaunchDoesNotChangeTheOutputBits) {
   const LatentSpec dense = OfHeads(8, 2, Numbers({64}), Numbers({64}));

@@ -525,8 +525,8 @@ TEST_P(PromptAttentionTest,
     const LatentSpec spec = OfType(GetParam(), dtype);
     constexpr int64_t kFirst = 503;
     constexpr int64_t kTokens = 543;
-    // Earlier pages are released, because with fewer slots the emulator is
-    // faster.
+    // The pages of the first 384 slots are released, because the emulator is
+    // faster with fewer slots.
     const int64_t dead_pages = 384 / spec.page_tokens;
     LatentCache cache(spec, {kTokens}, 1);
     cache.Write(0, 0, kTokens);

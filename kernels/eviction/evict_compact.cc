@@ -133,8 +133,8 @@ void EvictCompactReference(const EvictCompactArgs& params, CpuStream&) {
 }
 
 void EvictCompactCpu(const EvictCompactArgs& params, CpuStream& stream) {
-  // The work that a region counts for in ForRows, in numbers. So other threads
-  // are woken from four regions on, which pays off if a few hundred slots or
+  // How many numbers of work ForRows assumes for a region. So it wakes other
+  // threads for four regions or more, which pays off if a few hundred slots or
   // more move.
   constexpr int64_t kNumbersPerRegion = 4096;
   ForRows(stream, params.num_evictions * params.num_regions, kNumbersPerRegion,

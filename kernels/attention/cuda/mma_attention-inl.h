@@ -341,7 +341,7 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Applies a run's scale and minimum to its sums and adds them to the scores.
+  // Applies a run's scale and minimum, and adds the run's sums to the scores.
   KVASIR_DEVICE void EndRun(const LatentChunkOnDevice& chunk,
                             const uint32_t* words) {
     const uint32_t params[2] = {simt::LoadShared(words + g_),
@@ -674,8 +674,7 @@ class MmaAttention : MmaRing<kind, exact> {
         KVASIR_UNROLL
         for (int32_t h = 0; h < 2; ++h) {
           const PairParams pair = ParamsAt(stage, 4 * k + 2 * i + h);
-          // Extracts channels 4g and 4g + 1 of two slots, then 4g + 2 and 4g +
-          // 3.
+          // Channels 4g and 4g + 1 of two slots, then 4g + 2 and 4g + 3.
           const uint32_t word = words[2 * i + h];
           a[0][2 * h] = lower(word, pair);
           a[1][2 * h] = upper(word, pair);

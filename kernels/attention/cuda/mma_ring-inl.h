@@ -196,8 +196,8 @@ class MmaRing {
     int32_t page_bytes;
     int32_t tile_bytes;
     int32_t piece_stride;
-    // how many pieces the chunk has, for keys from the lane's first piece on
-    // and for values from the warp's first piece on
+    // how many pieces follow in the chunk from the first piece on that the lane
+    // (for keys) or the warp (for values) loads
     int32_t pieces;
     bool in_blocks;
     bool has_params;
