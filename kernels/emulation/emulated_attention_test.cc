@@ -1152,8 +1152,8 @@ TEST(PromptAttentionTest, GivesTheSameBitsOnEverySeed) {
   }
 }
 
-// In this case, a chunk of keys has two tiles of uncoded numbers, and there are
-// more work items than CTAs.
+// In this case, the codes of a chunk of keys are converted to numbers in two
+// parts, and there are more work items than CTAs.
 TEST(PromptAttentionTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   LatentCache cache(OfHeads(18, 9, Codes({256}, {4}), Codes({64}, {4})), {523},
                     6);
@@ -1476,8 +1476,8 @@ TEST(AttentionCudaTest, SlotNumbersUpToTheHighestAreSupported) {
   static_assert(kBefore % kAttentionSplitSlots == 0);
   LatentSpec sliding = kDense;
   sliding.window = 70;
-  // The rings have 128 and 64 rows. The slots before the context are a multiple
-  // of both.
+  // The rings have 128 and 64 rows. The number of slots before the context is a
+  // multiple of both.
   const LatentSpec exact = WithExact("", 0, 129, 65, kFour);
   for (const LatentSpec& from : {kDense, sliding, exact}) {
     for (const DType dtype : kBothKernels) {
@@ -1986,8 +1986,8 @@ TEST(AttentionCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   ExpectEachSiteIsMissed("attention", DType::kBf16, 10);
 }
 TEST(AttentionCudaTest, LeavingOutEachSiteOfTheMergeIsDetected) {
-  // The merge has 48 rows of heads times 5 blocks of 32 channels, so each warp
-  // computes several of these.
+  // The merge computes 5 blocks of 32 channels for each of 48 rows, so each
+  // warp computes several blocks.
   constexpr int64_t kTokens = kAttentionSplitSlots + 3;
   LatentCache cache(OfHeads(16, 1, Numbers({8}), Numbers({136})), {kTokens}, 6);
   cache.Write(0, 0, kTokens);

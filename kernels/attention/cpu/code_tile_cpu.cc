@@ -374,8 +374,8 @@ class SlotCodes {
   WordVec shifts_;
 };
 
-// Loads the kHigh high bits of the channels that SlotCodes loads, into the same
-// lanes and shifted above the kBits low bits.
+// Loads the kHigh high bits of codes whose kBits low bits SlotCodes loads: into
+// the same lanes, shifted above the low bits.
 template <int kBits, int kHigh>
 class SlotHighBits {
  public:

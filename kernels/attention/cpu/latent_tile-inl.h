@@ -552,8 +552,8 @@ class BlockLoader {
   // half. Lines that are still missing are prefetched when the next group is
   // read.
   AheadLines* ahead() { return &ahead_; }
-  // Must be called before a group of the block is read. Allows to prefetch as
-  // many more bytes as the group has. Repeated calls have no effect.
+  // Must be called before a group of the block is read. Allows the prefetch of
+  // as many more bytes as the group has. Repeated calls have no effect.
   void StartGroup(const LatentPartArgs& part, const LatentGroup& group) {
     if (grid_.exact(part) != nullptr) return;
     if (started_group_ == &group && started_block_ == block_) return;

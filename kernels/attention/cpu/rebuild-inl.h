@@ -43,8 +43,8 @@ void Multiply(TileArgs args, int64_t rows, int64_t columns) {
 }
 
 // Adds the contribution of a run of codes to a row [64] of scores or of rebuilt
-// keys: `to` becomes fma(sum, minimum, fma(raw, scale, to)). If `to` is new,
-// its old content counts as 0.
+// keys: `to` becomes fma(sum, minimum, fma(raw, scale, to)). If `is_new`, the
+// old content of `to` counts as 0.
 HWY_INLINE void ApplyRange(const float* raw, const float* scale,
                            const float* minimum, float sum, bool is_new,
                            float* to) {

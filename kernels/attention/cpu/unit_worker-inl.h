@@ -163,8 +163,8 @@ class PanelWorker {
                   : nullptr),
         values_(grid, unit_, scratch, state, &loader_, &tiles->lifter()) {}
 
-  // Copies to the panel's state the queries that fit, and computes the sums of
-  // queries. Must be called before the first block.
+  // Copies the queries to the panel's state, as far as they fit, and computes
+  // their sums (SumQueries). Must be called before the first block.
   void LoadQueries() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       const AttentionGrid::Spans spans = unit_.KeySpans(p);

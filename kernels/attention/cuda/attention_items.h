@@ -113,8 +113,8 @@ KVASIR_DEVICE bool SeenBySome(const AttentionDevice& device, const Item& item,
   return block < last.begin || block + kAttentionBlockSlots > first.end;
 }
 
-// Returns the index of the last sequence whose SequenceItems have the member
-// `first` at or below `index`.
+// Returns the index of the last sequence for which the member `first` of its
+// SequenceItems, for example first_item, is at most `index`.
 template <int32_t SequenceItems::*first>
 KVASIR_DEVICE int32_t FindSequence(const AttentionKernelArgs& args,
                                    int32_t index) {

@@ -361,9 +361,9 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Computes scores with exact rows of keys and stores them for the query rows
-  // that read these. They replace scores that the same lane computed from
-  // codes, so no barrier is needed.
+  // Computes scores with exact rows of keys, for the query rows that read exact
+  // rows. They replace scores that the same lane computed from codes, so no
+  // barrier is needed.
   KVASIR_DEVICE void ScoreExact() {
     for (int32_t block = keys_.ExactFrom(keys_.first()); block < keys_.end();
          block = keys_.ExactFrom(block + 1)) {

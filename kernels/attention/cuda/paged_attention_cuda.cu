@@ -406,8 +406,8 @@ void RunMma(const AttentionDevice& device, const Run& run) {
       return run(MmaKernel<T, 1, MmaKind::kLevels4, false>);
   }
 }
-// Like RunMma, for layers with exact rows. There are fewer kernel instances for
-// them, and AddChunks sets only kinds that have one.
+// Like RunMma, for layers with exact rows. They have kernel instances only for
+// some kinds of chunks, and AddChunks sets only these kinds.
 template <typename T, typename Run>
 void RunExact(const AttentionDevice& device, const Run& run) {
   if (device.tile_rows > 8) return run(MmaKernel<T, 2, MmaKind::kAny, true>);

@@ -326,8 +326,8 @@ void AttentionGrid::DescribeKey(int64_t index) {
   }
   part.held_width = part.width <= kHeldQueryWidth ? part.width : kChunkChannels;
   if (index >= num_stored_keys_) {
-    // For exact rows, the queries that scratch holds for the stored part are
-    // used, unless those were multiplied by static scales.
+    // A part of exact rows uses the same copy of the queries in scratch as its
+    // stored part, unless that copy is multiplied by static scales.
     const KeyPart& stored = key(index - num_stored_keys_);
     part.shares_queries = from.rebuild != nullptr || !stored.fixed_ranges;
   }
@@ -523,8 +523,8 @@ void AttentionGrid::DivideScratch() {
   }
 }
 
-// Whether keys are rotated, by angles that are the same for all heads and that
-// the scratch holds.
+// Whether keys are rotated by angles that are the same for all heads and are
+// held in scratch.
 bool AttentionGrid::SharesAngles() const {
   bool shares = false;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {

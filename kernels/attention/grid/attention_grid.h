@@ -94,7 +94,7 @@ class AttentionGrid {
   };
   // The memory that holds the exact rows of a part.
   struct ExactPart {
-    // the key of this entry: exact() compares its argument's address with it
+    // the part, by whose address exact() finds this entry
     const LatentPartArgs* ring = nullptr;
     const LatentPartArgs* fresh = nullptr;
     const ExactSlots* slots = nullptr;

@@ -9,8 +9,8 @@
 
 namespace kvasir::kernels {
 
-// A thread decodes a latent chunk by chunk. These are the most channels of a
-// chunk, and the most pieces of runs in it.
+// A thread decodes a latent chunk by chunk. These are the most channels and the
+// most pieces (CodePiece) of a chunk.
 inline constexpr int64_t kChunkChannels = 128;
 inline constexpr int64_t kChunkPieces = 16;
 // A row's query for a part stays in scratch for the whole unit if it has at

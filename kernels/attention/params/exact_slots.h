@@ -51,9 +51,9 @@ struct ExactSlots {
   KVASIR_HOST_DEVICE bool Has(int64_t own, int64_t slot) const {
     return slot < sinks || (window > 0 && slot > own - window);
   }
-  // The number of the exact row that holds `slot` in the side pages. `evicted`
-  // is AttentionSequence::evicted. Only slots between the sinks and the window
-  // are evicted.
+  // In the side pages, the number of the exact row of slot `slot`. `evicted` is
+  // AttentionSequence::evicted. Only slots between the sinks and the window are
+  // evicted.
   KVASIR_HOST_DEVICE int64_t RowOf(int64_t slot, int64_t evicted) const {
     if (slot < sinks) return slot;
     // Divides in 32 bits, because a GPU needs a slow function to divide 64-bit
