@@ -70,10 +70,9 @@ bool Fits(const PagedAttentionParams& shape);
 absl::StatusOr<AttentionStep> DivideStep(
     const PreparedAttention& prepared,
     absl::Span<const AttentionSequence> sequences);
-// Sets weights_at of all sequences. Gives room for attention weights to each
-// sequence with a single row that adds mass, if it still fits into
-// `most_weights` floats. If it does not fit, the sequence's keys are scored
-// twice.
+// Sets weights_at of all sequences: each sequence whose only row adds mass gets
+// memory for its attention weights, as long as `most_weights` floats suffice.
+// Without this memory, the sequence's keys are scored twice.
 void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
                   absl::Span<AttentionSequence> sequences);
 // `step` must come from DivideStep for the same sequences that `rows` has on

@@ -144,8 +144,8 @@ absl::Status CheckExactSlots(const ExactSlots& slots) {
                        slots.segments[0].first_row);
 }
 
-// Exact rows must be aligned to their number type, so their distances and
-// offsets must be multiples of its size.
+// The numbers of exact rows must be aligned, so the distances and offsets of
+// the rows must be multiples of the size of a number.
 absl::Status CheckRowsOfRing(const ExactSlots& slots, const LatentPart& ring,
                              int64_t device_granule) {
   KVASIR_RETURN_IF_ERROR(

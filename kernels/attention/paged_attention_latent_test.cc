@@ -156,7 +156,7 @@ TEST_P(LatentSetsTest,
   const std::vector<int64_t> units =
       UnitsOf(cache, streams.one, asks, 1, &together);
   // All contexts together have 1784 slots. A unit may have at most a quarter of
-  // this work, so longer contexts have several units.
+  // this work (446 slots), so contexts longer than that have several units.
   for (size_t s = 0; s < asks.size(); ++s) {
     EXPECT_EQ(units[s] > 1, contexts[s] > 446) << contexts[s];
   }
@@ -206,8 +206,8 @@ INSTANTIATE_TEST_SUITE_P(
         WithWindows(OfHeads(5, 2, Codes({32}, {4}), Codes({32}, {8})))));
 
 // One launch has a prompt, sequences of a few tokens and sequences of one
-// token. Some of them are divided into sets of clusters, others into single
-// clusters.
+// token. For some of them, a unit has several clusters of heads; for others,
+// only one.
 TEST(LatentSetsOfSequencesTest,
      MixingPromptsAndDecodedTokensInOneLaunchDoesNotChangeTheOutputBits) {
   const LatentSpec dense = OfHeads(8, 2, Numbers({64}), Numbers({64}));

@@ -430,7 +430,8 @@ TEST(WorkspaceRunTest,
 // pairs that pruning kept, or lifted complex channels, several of which may use
 // the same pair.
 struct PairCase {
-  // for each KV head, the pair of each of its channels
+  // pairs[j][c]: the pair of the whole key to which channel c of KV head j
+  // belongs
   std::vector<std::vector<int32_t>> pairs;
   bool lifted;
 };

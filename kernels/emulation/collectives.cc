@@ -51,8 +51,8 @@ double Half(MmaKind kind, uint32_t pair, int high) {
                                                     : ToFloat(F16{bits}));
 }
 
-// d += a b. Each product is exact, and sums are rounded in the order of k, so
-// any instruction set gives the same bits.
+// d += a b in float64. Each product is exact, and products are added in the
+// order of k, so any instruction set gives the same bits.
 struct Product {
   using Part = double __attribute__((vector_size(4 * sizeof(double))));
   static constexpr int kParts = 2;  // vectors in a row

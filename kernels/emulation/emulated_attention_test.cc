@@ -91,8 +91,8 @@ class DeviceLaunch {
 
   PagedAttentionParams& shape() { return shape_; }
 
-  // Moves the queries to another address: `numbers` poisoned numbers precede
-  // it.
+  // Moves the queries in memory, so that `numbers` poisoned numbers precede
+  // them.
   void MoveQueries(int64_t numbers) {
     std::vector<float> q = test_.GetNumbers(q_, dtype_);
     q.insert(q.begin(), static_cast<size_t>(numbers), kPoison);
@@ -525,8 +525,8 @@ TEST_P(PromptAttentionTest,
     const LatentSpec spec = OfType(GetParam(), dtype);
     constexpr int64_t kFirst = 503;
     constexpr int64_t kTokens = 543;
-    // Earlier pages are released, because with fewer slots the emulator is
-    // faster.
+    // The pages of the first 384 slots are released, because the emulator is
+    // faster with fewer slots.
     const int64_t dead_pages = 384 / spec.page_tokens;
     LatentCache cache(spec, {kTokens}, 1);
     cache.Write(0, 0, kTokens);
@@ -1152,8 +1152,8 @@ TEST(PromptAttentionTest, GivesTheSameBitsOnEverySeed) {
   }
 }
 
-// In this case, a chunk of keys has two tiles of uncoded numbers, and there are
-// more work items than CTAs.
+// In this case, the codes of a chunk of keys are converted to numbers in two
+// parts, and there are more work items than CTAs.
 TEST(PromptAttentionTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   LatentCache cache(OfHeads(18, 9, Codes({256}, {4}), Codes({64}, {4})), {523},
                     6);
@@ -1241,7 +1241,7 @@ class RandomShape {
   LatentSpec spec;
   DType dtype;
   int64_t tokens;
-  int64_t rows;  // number of query rows: those of the last tokens
+  int64_t rows;  // number of query rows, for the last tokens
 
  private:
   int64_t UpTo(int64_t most) {
@@ -1476,8 +1476,8 @@ TEST(AttentionCudaTest, SlotNumbersUpToTheHighestAreSupported) {
   static_assert(kBefore % kAttentionSplitSlots == 0);
   LatentSpec sliding = kDense;
   sliding.window = 70;
-  // The rings have 128 and 64 rows. The slots before the context are a multiple
-  // of both.
+  // The rings have 128 and 64 rows. The number of slots before the context is a
+  // multiple of both.
   const LatentSpec exact = WithExact("", 0, 129, 65, kFour);
   for (const LatentSpec& from : {kDense, sliding, exact}) {
     for (const DType dtype : kBothKernels) {
@@ -1953,8 +1953,9 @@ TEST(AttentionCudaTest,
   EXPECT_EQ(requests, 2 * (kSplits + 3));
 }
 
-// Runs a case with two splits in one CTA and more sequences than CTAs, some of
-// which see no slot. True if the result is right.
+// Runs a case with more sequences than CTAs, and returns whether the result is
+// right. The first sequence has two splits, which one CTA computes; some of the
+// other sequences see no slot.
 bool IsRightInTwoSplits(LatentCache& cache, EmulatedTest& test, DType dtype) {
   std::vector<LatentAsk> asks = {{0, 520, 3}};
   for (int64_t first = 20; first < 40; ++first) {
@@ -1985,8 +1986,8 @@ TEST(AttentionCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   ExpectEachSiteIsMissed("attention", DType::kBf16, 10);
 }
 TEST(AttentionCudaTest, LeavingOutEachSiteOfTheMergeIsDetected) {
-  // The merge has 48 rows of heads times 5 blocks of 32 channels, so each warp
-  // computes several of these.
+  // The merge computes 5 blocks of 32 channels for each of 48 rows, so each
+  // warp computes several blocks.
   constexpr int64_t kTokens = kAttentionSplitSlots + 3;
   LatentCache cache(OfHeads(16, 1, Numbers({8}), Numbers({136})), {kTokens}, 6);
   cache.Write(0, 0, kTokens);

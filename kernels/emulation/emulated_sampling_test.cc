@@ -801,8 +801,8 @@ TEST(SampleCudaTest, GivesTheSameResultOnEverySeed) {
 }
 
 TEST(SampleCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
-  // The rows cover a top list, a filter, a filter that keeps more ids than are
-  // sorted together, and ids that are not banned but all have equal logits. The
+  // The four rows have a top list, a filter, a filter that keeps more ids than
+  // are sorted together, and equal logits for all ids that are not banned. The
   // logits are divided between two warps.
   constexpr int32_t kVocab = 9000;
   Batch c = {RandomFloats(kVocab, 10, 2.0f), {}, kVocab, 5, true};

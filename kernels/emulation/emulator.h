@@ -41,9 +41,9 @@ struct SyncSite {
   int64_t passes = 0;
 };
 
-// The cost of a source line that loads or stores through a primitive. The n-th
-// accesses that a warp's lanes make at this line after a barrier together form
-// one memory request.
+// The cost of a source line that loads or stores through a primitive. After
+// every barrier, the lanes of a warp count their accesses at the line anew; the
+// accesses with the same number form one memory request.
 struct AccessCount {
   std::string file;
   int line = 0;

@@ -346,8 +346,8 @@ TYPED_TEST(MmaOfZerosTest, AFactorThatIsMultipliedByZeroDoesNotChangeTheSums) {
       }
     }
     for (size_t column = 0; column < kMmaColumns; ++column) {
-      // Replaces the factors in A that are multiplied by this column's zeros:
-      // by zeros, or by any numbers. The sums must stay the same.
+      // Replaces the factors in A that are multiplied by this column's zeros,
+      // either by zeros or by any numbers. The sums must stay the same.
       const auto beside = [&](bool zeros) {
         auto other = chain;
         for (size_t i = 0; i < other.size(); ++i) {

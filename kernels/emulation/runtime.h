@@ -254,8 +254,8 @@ inline void Progress() { current_launch->polls = 0; }
 // arguments are those of printf.
 [[noreturn]] void Fault(const char* what, ...)
     __attribute__((format(printf, 1, 2)));
-// True if the primitive that the current thread runs is at the site that is
-// left out (Emulator::LeaveOut).
+// Whether the current thread's primitive is to be left out
+// (Emulator::LeaveOut).
 bool LeftOut();
 // Describes how a thread arrives at a Meet. When the last of `expected` threads
 // arrives, it calls finish(context) and makes the waiting threads ready.

@@ -133,9 +133,9 @@ void EvictCompactReference(const EvictCompactArgs& params, CpuStream&) {
 }
 
 void EvictCompactCpu(const EvictCompactArgs& params, CpuStream& stream) {
-  // The amount of work, in numbers, for which each region counts. With this
-  // amount, other threads are woken only if a few hundred slots or more move;
-  // for fewer, waking them would take longer than the move.
+  // How many numbers of work ForRows assumes for a region. So it wakes other
+  // threads for four regions or more, which pays off if a few hundred slots or
+  // more move.
   constexpr int64_t kNumbersPerRegion = 4096;
   ForRows(stream, params.num_evictions * params.num_regions, kNumbersPerRegion,
           [&](int64_t begin, int64_t end, int /*thread*/) {

@@ -27,8 +27,9 @@ struct PreparedEviction {
   DeviceTables tables;
 };
 
-// Prepares both ops for a layer. `parts` are the parts that store latents; a
-// joint part is listed once. They are in host memory and are copied.
+// Prepares both ops for a layer. `parts` are the parts that store latents, in
+// host memory; they are copied. A joint part, which serves as keys and as
+// values, is listed once.
 absl::StatusOr<PreparedEviction> Prepare(Device& device,
                                          const SlotMetadata& metadata,
                                          absl::Span<const EvictPart> parts);
@@ -36,7 +37,7 @@ absl::StatusOr<PreparedEviction> Prepare(Device& device,
 // The sizes of all evictions of a step in one page group, which are the same
 // for all layers of the group.
 struct EvictionStep {
-  int64_t most_slots = 0;  // slots of the largest eviction, before it
+  int64_t most_slots = 0;  // the most slots of any sequence before its eviction
   // The length of the list kept_slots for `num_units` units.
   int64_t kept_slots = 0;
 };

@@ -131,8 +131,8 @@ class Part {
 
  private:
   // Places a region at *offset and moves *offset to its end. `g` is the size of
-  // a granule in bytes, or 0 if there are no granules; `gap` is the space
-  // between two slots if there are none.
+  // a granule in bytes; if it is 0, there are no granules, and two slots are
+  // `gap` bytes apart.
   void Place(int64_t slot_bytes, int64_t gap, int64_t g, TileRegion* region,
              int64_t* offset) const {
     region->granule_bytes = g;

@@ -15,7 +15,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// The space before each group in a row of a ring.
+// The space before the numbers of each group in an exact row.
 constexpr int64_t kRowGap = 3;  // in multiples of PartSpec::exact_alignment
 
 }  // namespace

@@ -64,8 +64,8 @@ struct LatentSpec {
   bool causal = true;
   // The position of slot 0; if it is above 0, launches pass positions.
   int64_t first_position = 0;
-  // The actual position of a slot whose nominal position is first_position + i;
-  // null: its position is the nominal one.
+  // Maps the position first_position + i, which slot i would have by default,
+  // to the actual position of the slot. Null: slots have the default positions.
   int64_t (*position_of)(int64_t) = nullptr;
   // If true, only tables are made: no launch computes anything, so the lifts
   // have no numbers.

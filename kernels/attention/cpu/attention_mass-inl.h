@@ -86,8 +86,9 @@ class MassWorker {
       }
     });
   }
-  // Computes one factor per query head. The block's kept weights times this
-  // factor are the final softmax weights of the sequence's only row.
+  // Computes one factor per query head of the sequence's only row. A weight
+  // that was kept for this head and block, times the factor, is the final
+  // softmax weight.
   void FindFactors(const float* block_maxima, float* factors) const {
     const float* maxima = grid_.MassMaximaOf(sequence_.first_row);
     const float* inverses = grid_.MassInversesOf(sequence_.first_row);

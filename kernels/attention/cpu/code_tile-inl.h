@@ -41,9 +41,10 @@ inline constexpr int kCodeTileRows =
 // register tile than to write the extracted codes to memory once.
 inline constexpr int64_t kCodeTileMostRows = 8;
 // Up to this number of rows, bfloat16 keys are loaded as pairs in 32-bit words,
-// and each register tile converts the pairs to float32 again. The limit for
-// tiles of eight rows is higher than for codes, because pairs are converted
-// quickly and take half the bytes of float32 (measured with AVX-512).
+// and each register tile converts the pairs to float32 again. With AVX-512 and
+// register tiles of eight rows or more, this was measured to be faster for up
+// to 32 rows, because pairs are converted quickly and take half the bytes of
+// float32.
 inline constexpr int64_t kKeyPairsMostRows =
     kVecLanes == 16 && kCodeTileRows >= 8 ? 32 : kCodeTileMostRows;
 
@@ -135,7 +136,7 @@ void UnpackLanes(const ValueLanesArgs& args, int64_t stride, float* to);
 // bfloat16 values of slots, which are read directly from the KV cache.
 struct ValuePairsArgs {
   int64_t depth;      // number of slots
-  const char* slots;  // the numbers of the first slot
+  const char* slots;  // where the first slot's numbers begin
   int64_t slot_bytes;
   const float* a;  // [rows, depth], rows 64 apart
   float* c;        // [rows, columns]

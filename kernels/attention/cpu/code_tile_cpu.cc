@@ -130,8 +130,8 @@ constexpr int LinesOf(int64_t bytes) {
                           AheadLines::kLineBytes);
 }
 
-// Values are prefetched once per at least this number of slots, because each
-// call to prefetch takes time.
+// While values are summed, the memory for later values is prefetched only once
+// in this many slots or more, because each call (AheadLines::Ask) takes time.
 inline constexpr int64_t kSlotsPerAsk = 4;
 
 // ----- Keys: a vector has one channel of several slots.
@@ -374,8 +374,8 @@ class SlotCodes {
   WordVec shifts_;
 };
 
-// Loads the kHigh high bits of the channels that SlotCodes loads, into the same
-// lanes and shifted above the kBits low bits.
+// Loads the kHigh high bits of codes whose kBits low bits SlotCodes loads: into
+// the same lanes, shifted above the low bits.
 template <int kBits, int kHigh>
 class SlotHighBits {
  public:

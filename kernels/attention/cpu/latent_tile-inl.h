@@ -552,8 +552,8 @@ class BlockLoader {
   // half. Lines that are still missing are prefetched when the next group is
   // read.
   AheadLines* ahead() { return &ahead_; }
-  // Must be called before a group of the block is read; it allows the prefetch
-  // of as many more bytes. Further calls for the same group have no effect.
+  // Must be called before a group of the block is read. Allows the prefetch of
+  // as many more bytes as the group has. Repeated calls have no effect.
   void StartGroup(const LatentPartArgs& part, const LatentGroup& group) {
     if (grid_.exact(part) != nullptr) return;
     if (started_group_ == &group && started_block_ == block_) return;
@@ -585,8 +585,8 @@ class BlockLoader {
   }
 
   float* tile() const { return tile_; }
-  // Returns the tile to a caller that overwrites it. So a chunk that is in the
-  // tile now counts as not loaded any more.
+  // Returns the tile for the caller to overwrite. The chunk in the tile no
+  // longer counts as loaded.
   float* StartTile() {
     loaded_ = nullptr;
     return tile_;

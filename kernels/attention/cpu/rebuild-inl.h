@@ -43,8 +43,8 @@ void Multiply(TileArgs args, int64_t rows, int64_t columns) {
 }
 
 // Adds the contribution of a run of codes to a row [64] of scores or of rebuilt
-// keys: `to` becomes fma(sum, minimum, fma(raw, scale, to)). If `to` is new,
-// its old content counts as 0.
+// keys: `to` becomes fma(sum, minimum, fma(raw, scale, to)). If `is_new`, the
+// old content of `to` counts as 0.
 HWY_INLINE void ApplyRange(const float* raw, const float* scale,
                            const float* minimum, float sum, bool is_new,
                            float* to) {
@@ -226,10 +226,10 @@ class KeyRebuilder {
     return sums;
   }
 
-  // Sets sums[i] to the term by which minima contribute to key number i. With
-  // minima in slots, this is the sum of row i of `up` over a run, to be
-  // multiplied by the minimum. With static minima, it is the FMA chain of row i
-  // and the minima, to be added.
+  // Sets sums[i] to what number i of a key needs to account for the minima of
+  // codes. If minima are stored in slots, this is the sum of row i of `up` over
+  // a run; the caller multiplies it by the run's minimum. If minima are static,
+  // it is the FMA chain of row i and the minima; the caller adds it.
   void SumLift(int64_t part_index, const HeadSpan& span, int64_t run,
                float* sums) const {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
@@ -382,8 +382,8 @@ class KeyRebuilder {
     }
   }
 
-  // Copies the key, decoding it if necessary. For parts without `up`, whose
-  // latents are the keys themselves.
+  // Copies the keys of a part without `up`, whose latents are the keys
+  // themselves. Decodes them if they are stored as codes.
   void CopyKey(int64_t part_index, const HeadSpan& span) {
     const LatentPartArgs& part = Latents(part_index);
     const LatentGroup& group = GroupOf(part_index, span);

@@ -25,8 +25,8 @@ inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 struct SoftmaxArgs {
   float* scores;  // [rows, 64]; replaced by weights
-  // [rows]: on entry, each row's maximum over the previous blocks; on return,
-  // its maximum over these and this block.
+  // [rows]: each row's maximum: on entry over the previous blocks, on return
+  // over the previous blocks and this one.
   float* max;
   float* sum;
   float scale;

@@ -163,8 +163,8 @@ class PanelWorker {
                   : nullptr),
         values_(grid, unit_, scratch, state, &loader_, &tiles->lifter()) {}
 
-  // Copies to the panel's state the queries that fit, and computes the sums of
-  // queries. Must be called before the first block.
+  // Copies the queries to the panel's state, as far as they fit, and computes
+  // their sums (SumQueries). Must be called before the first block.
   void LoadQueries() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       const AttentionGrid::Spans spans = unit_.KeySpans(p);
@@ -329,9 +329,10 @@ class PanelWorker {
     }
   }
 
-  // Computes the sums of a row's query by which minima contribute to scores:
-  // the FMA chain of the query and the static minima, or otherwise the sum of
-  // the query over each run.
+  // Computes what a row's scores need to account for the minima of codes. If
+  // minima are static, this is the FMA chain of the row's query and the minima.
+  // Otherwise it is the sum of the query over each run, which is later
+  // multiplied by the run's minimum.
   void SumQueries(int64_t p, const LatentGroup& group, int64_t r) const {
     const LatentPartArgs& part = params_.keys[p].latents;
     const float* q = unit_.QueryRow(p, r);
@@ -567,8 +568,8 @@ class PanelWorker {
   }
 
   // Keeps the block's weights, from which the attention mass is computed later.
-  // For a sequence with a single token, so each row of the panel is a head of
-  // this token.
+  // Only called for a sequence with one token, so each row of the panel is a
+  // query head of this token.
   void KeepWeights(int64_t block) const {
     const int64_t num_heads = params_.num_heads;
     float* to = kept_ + grid_.mass().weights + unit_.sequence().weights_at +

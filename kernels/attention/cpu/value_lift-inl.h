@@ -207,10 +207,11 @@ class ValueLifter {
     int64_t end;
   };
 
-  // Sets sums_[i] to the term by which minima contribute to value number i.
-  // With minima in slots, this is the sum of column i of `up` over `channels`,
-  // to be multiplied by the minimum. With static minima, it is the FMA chain of
-  // the column and the minima, to be added.
+  // Sets sums_[i] to what number i of a lifted value needs to account for the
+  // minima of codes. If minima are stored in slots, this is the sum of column i
+  // of `up` over `channels`; the caller multiplies it by the minimum. If minima
+  // are static, it is the FMA chain of the column and the minima; the caller
+  // adds it.
   void SumColumns(const Task& task, Channels channels,
                   const float* minima) const {
     constexpr int64_t kWide = 4 * kVecLanes;

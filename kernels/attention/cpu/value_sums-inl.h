@@ -94,8 +94,9 @@ class ValueSums {
     }
   }
 
-  // Ends a split: adds the sums of minima to the outputs, and combines the sums
-  // of codes with those of exact rows where these are separate.
+  // Ends a split: adds the sums of minima to the outputs. Parts with static
+  // ranges and exact rows have separate sums for codes and for exact rows;
+  // combines the two.
   void EndSplit() const {
     unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
       if (grid_.value(p).lifted) return;
@@ -245,10 +246,10 @@ class ValueSums {
     }
   }
 
-  // Returns the address of the next `bytes` bytes in the prefetch queue, if the
-  // caller's product can prefetch them. It can if each of its steps of `step`
-  // bytes is at most one cache line. Otherwise prefetches as many lines itself
-  // and returns null.
+  // Returns the address of the next `bytes` bytes in the prefetch queue, which
+  // the caller must prefetch while it computes, `step` bytes at a time. If a
+  // step is longer than a cache line, or the queue has no such bytes, returns
+  // null and prefetches as many lines itself.
   const char* AskAhead(int64_t bytes, int64_t step) const {
     AheadLines& ahead = *loader_.ahead();
     const char* at =
@@ -283,8 +284,8 @@ class ValueSums {
   }
 
   // Whether all pieces of the chunk are extracted together, as CodeLanes
-  // describes. A single piece is not if Streams or TakesInRegisters returns
-  // true for it, because it is then read faster in another way.
+  // describes. If the chunk has only one piece, Streams or TakesInRegisters may
+  // select a faster way for it; then the result is false.
   bool TakesLanes(const HeadSpan& span, const LatentChunk& chunk) const {
     if (!kTakesLanes || chunk.num_lanes == 0) return false;
     if (chunk.num_pieces > 1) return true;
@@ -456,8 +457,8 @@ class ValueSums {
     return masked;
   }
 
-  // Applies static ranges to the sums of codes, and then adds the sums of exact
-  // rows. For parts that have both.
+  // For a part with static ranges and exact rows: applies the ranges to the
+  // sums of codes, and then adds the sums of exact rows.
   void ApplyFixedRanges(int64_t p, const HeadSpan& span) const {
     const LatentPartArgs& part = params_.values[p].latents;
     const LatentGroup& group = part.groups[span.group];
@@ -509,7 +510,7 @@ class ValueSums {
   float* const state_;
   BlockLoader& loader_;
   ValueLifter& lifter_;
-  // the way of reading slots that is being added
+  // how the slots are read whose values are being added
   ReadAs read_ = ReadAs::kStored;
 };
 

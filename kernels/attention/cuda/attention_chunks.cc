@@ -172,8 +172,8 @@ class ChunkMaker {
     const TileRegion& params = group.params;
     const bool levels = part.num_levels > 0;
     // A slot's scale and minimum are read together as a 32-bit word. With
-    // levels there is only a scale, but a whole word is still read. So the
-    // scale must be in a granule of its own.
+    // levels there is only a scale of 16 bits, but a whole word is still read.
+    // So pages must have granules, where the scale is followed by padding.
     if (!Whole(params.offset_bytes, 4) || !Whole(params.stride_bytes, 4) ||
         !Whole(params.granule_bytes, 4) ||
         (levels && params.granule_bytes == 0)) {

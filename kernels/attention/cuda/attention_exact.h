@@ -69,8 +69,8 @@ KVASIR_DEVICE int64_t OwnSlot(const Item& item, int32_t token) {
   return item.sequence->first_slot + item.first_token + token;
 }
 
-// Returns how the blocks that contain `slots` are read. All of `slots` must be
-// in the split that begins at slot `split`, and there must be at least one.
+// Returns how the blocks that contain `slots` are read. `slots` must not be
+// empty, and must be in the split that begins at slot `split`.
 KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact, const Item& item,
                                   const SlotRange& slots, int64_t split) {
   const auto begin = static_cast<int32_t>(slots.begin - split);

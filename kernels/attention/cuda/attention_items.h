@@ -21,8 +21,8 @@ struct AttentionKernelArgs {
   // How many rows an item of the kernel for prompts has. 0: that kernel does
   // not run.
   int32_t prompt_rows = 0;
-  // How many persistent CTAs take items: in the decoding kernel, and in the
-  // kernel for prompts.
+  // The numbers of persistent CTAs of the decoding kernel and of the kernel for
+  // prompts.
   int32_t ctas = 0;
   int32_t prompt_ctas = 0;
 };
@@ -113,8 +113,8 @@ KVASIR_DEVICE bool SeenBySome(const AttentionDevice& device, const Item& item,
   return block < last.begin || block + kAttentionBlockSlots > first.end;
 }
 
-// Returns the index of the last sequence whose SequenceItems have the member
-// `first` at or below `index`.
+// Returns the index of the last sequence for which the member `first` of its
+// SequenceItems, for example first_item, is at most `index`.
 template <int32_t SequenceItems::*first>
 KVASIR_DEVICE int32_t FindSequence(const AttentionKernelArgs& args,
                                    int32_t index) {

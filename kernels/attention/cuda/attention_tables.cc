@@ -244,8 +244,9 @@ int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
                         " are supported");
     return 0;
   }
-  // If keys have no codes or only one run of codes, the run's scale can be
-  // applied to the scores in place. So there are enough registers for 128 rows.
+  // If keys have at most one run of codes, its scale can be applied to the
+  // scores in place. Without separate sums for each run, there are enough
+  // registers for 128 rows.
   const bool scales_in_place =
       std::all_of(keys, values, OfNumbers) ||
       std::all_of(keys, values, [](const LatentChunkOnDevice& chunk) {

@@ -341,7 +341,7 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Applies a run's scale and minimum to its sums and adds them to the scores.
+  // Applies a run's scale and minimum, and adds the run's sums to the scores.
   KVASIR_DEVICE void EndRun(const LatentChunkOnDevice& chunk,
                             const uint32_t* words) {
     const uint32_t params[2] = {simt::LoadShared(words + g_),
@@ -361,9 +361,9 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Computes scores with exact rows of keys and stores them for the query rows
-  // that read these. They replace scores that the same lane computed from
-  // codes, so no barrier is needed.
+  // Computes scores with exact rows of keys, for the query rows that read exact
+  // rows. They replace scores that the same lane computed from codes, so no
+  // barrier is needed.
   KVASIR_DEVICE void ScoreExact() {
     for (int32_t block = keys_.ExactFrom(keys_.first()); block < keys_.end();
          block = keys_.ExactFrom(block + 1)) {
@@ -674,7 +674,7 @@ class MmaAttention : MmaRing<kind, exact> {
         KVASIR_UNROLL
         for (int32_t h = 0; h < 2; ++h) {
           const PairParams pair = ParamsAt(stage, 4 * k + 2 * i + h);
-          // Extracts channels 4g and 4g + 1 of two slots, then the next two.
+          // Channels 4g and 4g + 1 of two slots, then 4g + 2 and 4g + 3.
           const uint32_t word = words[2 * i + h];
           a[0][2 * h] = lower(word, pair);
           a[1][2 * h] = upper(word, pair);

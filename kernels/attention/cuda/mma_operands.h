@@ -57,9 +57,9 @@ KVASIR_DEVICE uint32_t Codes4(uint32_t word) {
   constexpr uint32_t kBase = kBf16 ? 0x43004300u : 0x64006400u;
   return simt::SubPair<Number>(simt::AndOr(word, 0x000f000fu, kBase), kBase);
 }
-// Converts the 4-bit codes in bits 4 to 7 and 20 to 23 of a word. ORing such a
-// code into 1024 gives 1024 + 16 * code, so the number is multiplied by 1/16
-// and then 64 is subtracted.
+// Converts the 4-bit codes in bits 4 to 7 and 20 to 23 of a word. For float16,
+// a code is ORed into the number 1024 as in Codes4. This gives 1024 + 16 *
+// code, which is multiplied by 1/16 before 64 is subtracted.
 template <typename Number>
 KVASIR_DEVICE uint32_t UpperCodes4(uint32_t word) {
   if constexpr (DTypeOf<Number>::kValue == DType::kBf16) {

@@ -196,8 +196,8 @@ class MmaRing {
     int32_t page_bytes;
     int32_t tile_bytes;
     int32_t piece_stride;
-    // how many pieces the chunk has, for keys from the lane's first piece on
-    // and for values from the warp's first piece on
+    // how many pieces follow in the chunk from the first piece on that the lane
+    // (for keys) or the warp (for values) loads
     int32_t pieces;
     bool in_blocks;
     bool has_params;
@@ -387,7 +387,8 @@ class MmaRing {
     return RowPlaceOf(slots, *item_.sequence, slot);
   }
 
-  // Reads 32-bit word lane % 4 of a piece of keys, of slot lane / 4 + further.
+  // Reads a 32-bit word of a piece of keys: word lane % 4 of slot lane / 4 +
+  // further.
   KVASIR_DEVICE uint32_t WordOf(const char* stage, int32_t piece,
                                 int32_t further) const {
     return simt::LoadShared(reinterpret_cast<const uint32_t*>(
@@ -396,9 +397,9 @@ class MmaRing {
   }
   // BoundParams rearranges the ranges of a stage in place, so that the scales
   // of two neighbouring slots are in one word (PairParams), and their minima in
-  // another. It also limits the scales so that no decoded value is infinite.
-  // Otherwise, for a row that does not see the slot, the weight 0 times the
-  // value would not be 0.
+  // another. It also limits the scales so that no decoded value is infinite:
+  // for a row that does not see the slot, an infinite value times the weight 0
+  // would not be 0.
   struct alignas(8) PairParams {
     uint32_t scale;
     uint32_t minimum;
@@ -451,7 +452,7 @@ class MmaRing {
     }
   }
 
-  // Writes an empty partial result. For items that see no slot of the split.
+  // Writes an empty partial result, for an item that sees no slot of the split.
   KVASIR_DEVICE void ClearPartial() {
     const auto floats = static_cast<int32_t>(device_.partial_floats());
     for (int32_t i = thread_; i < item_.rows() * floats;

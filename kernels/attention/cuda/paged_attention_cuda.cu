@@ -147,8 +147,8 @@ DivideKernel(AttentionKernelArgs args) {
   const int32_t item_splits = many < 1                 ? 1
                               : many < kMostItemSplits ? many
                                                        : kMostItemSplits;
-  // partial results that sequences of the first group that does not fit have
-  // requested so far
+  // how many partial results were requested so far by sequences of the first
+  // group that does not fit
   int32_t asked = 0;
   SequenceItems total;
   for (int32_t first = 0; first < args.num_sequences; first += warp) {
@@ -406,8 +406,8 @@ void RunMma(const AttentionDevice& device, const Run& run) {
       return run(MmaKernel<T, 1, MmaKind::kLevels4, false>);
   }
 }
-// Like RunMma, for layers with exact rows. There are fewer kernel instances for
-// them, and AddChunks sets only kinds that have one.
+// Like RunMma, for layers with exact rows. They have kernel instances only for
+// some kinds of chunks, and AddChunks sets only these kinds.
 template <typename T, typename Run>
 void RunExact(const AttentionDevice& device, const Run& run) {
   if (device.tile_rows > 8) return run(MmaKernel<T, 2, MmaKind::kAny, true>);

@@ -30,8 +30,8 @@ PrefillKernel(AttentionKernelArgs args) {
     }
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
     // Compute has barriers, so the index that one thread stored is now visible
-    // to all threads. A slow thread may still be reading this word when the
-    // next index is stored, so that one is stored in the other word.
+    // to all threads. The next index is stored in the other word, because a
+    // slow thread may then still be reading this one.
     i = simt::LoadShared(next);
     next = next == attention.next_item() ? next + 1 : next - 1;
   }

@@ -352,8 +352,8 @@ class PrefillLoads {
       simt::StoreShared(reinterpret_cast<uint32_t*>(word), 0u);
     }
   }
-  // Loads the exact rows of the block, as many channels of the chunk as a part
-  // has, in channel order.
+  // Loads one part (kPromptPartChannels) of the chunk's channels, in channel
+  // order, from the exact rows of the block.
   KVASIR_DEVICE void LoadExact(const LatentChunkOnDevice& chunk, bool of_keys,
                                char* stage) const {
     const int32_t slot = load_.block() * kBlock + Thread() % kBlock;
@@ -431,8 +431,8 @@ class PrefillLoads {
   Slots seen_by_all_;  // slots that every row of the item sees
   Slots warp_seen_;    // slots that at least one row of the warp sees
   Visit visit_;
-  // whether some slot of the block is not read by some row in the way of the
-  // current visit
+  // false: every row reads every slot of the block in the way of the current
+  // visit
   bool masked_;
   bool idle_;  // whether no row of the warp sees any slot of the block
   int32_t stage_;

@@ -68,11 +68,11 @@ KVASIR_DEVICE SideReads ReadsOf(const ExactSlots& exact, const Slots& own) {
   return reads;
 }
 
-// A pass over a block of 64 slots. In a pass all keys are read in one way,
-// either as latents or as exact rows, and all values too, so there are four
-// kinds of passes. A pass computes only the rows and slots that are read in its
-// way. A block that is read in several ways has several passes. Packed into one
-// register.
+// A pass over a block of 64 slots. In a pass, all keys are read either as
+// latents or as exact rows, and so are all values, which gives four kinds of
+// passes. If rows read a block in several ways, it has several passes, and each
+// computes only what is read in its way. `bits` packs the block and the two
+// ways into one register.
 struct Visit {
   int32_t bits;
 

@@ -44,8 +44,9 @@ void Cover(const CodePiece& piece, ChunkBytes* bytes) {
              piece.width * place.high_bits, bytes);
 }
 
-// Replaces the planes' separate ranges of bytes by one common range if reading
-// it takes no more reads. A slot is read in pieces of kPieceBytes.
+// Each plane has its own range of bytes, which is read in pieces of
+// kPieceBytes. Replaces these ranges by one common range if reading that takes
+// no more pieces.
 void ReadTogether(ChunkBytes* bytes) {
   constexpr int64_t kPieceBytes = 32;
   constexpr int64_t kMostBytes = kChunkChannels;
@@ -131,8 +132,8 @@ bool AttentionGrid::DividesAs(const AttentionGrid& other) const {
   const auto same_slices = [](const HeadSlice& a, const HeadSlice& b) {
     return a.num_heads == b.num_heads;
   };
-  // Later slices are only used to add attention mass, so they do not affect how
-  // a step is divided.
+  // The slices after these are only used to add attention mass, so they do not
+  // affect how a step is divided.
   const auto end = [](const AttentionGrid& grid) {
     return grid.slices_.begin() +
            static_cast<std::ptrdiff_t>(grid.num_cluster_slices_ +
@@ -325,8 +326,8 @@ void AttentionGrid::DescribeKey(int64_t index) {
   }
   part.held_width = part.width <= kHeldQueryWidth ? part.width : kChunkChannels;
   if (index >= num_stored_keys_) {
-    // For exact rows, the queries that scratch holds for the stored part are
-    // used, unless those were multiplied by static scales.
+    // A part of exact rows uses the same copy of the queries in scratch as its
+    // stored part, unless that copy is multiplied by static scales.
     const KeyPart& stored = key(index - num_stored_keys_);
     part.shares_queries = from.rebuild != nullptr || !stored.fixed_ranges;
   }
@@ -522,8 +523,8 @@ void AttentionGrid::DivideScratch() {
   }
 }
 
-// Whether keys are rotated, by angles that are the same for all heads and that
-// the scratch holds.
+// Whether keys are rotated by angles that are the same for all heads and are
+// held in scratch.
 bool AttentionGrid::SharesAngles() const {
   bool shares = false;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {

@@ -62,9 +62,10 @@ class AttentionGrid {
     // are rebuilt
     int64_t width = 0;
     int64_t held_width = 0;
-    // how many sums of a row's query there are, by which minima are multiplied
+    // how many sums of a row's query are needed to add the minima of codes to a
+    // score: one for each run, or a single one if ranges are static
     int64_t num_sums = 0;
-    // how many sums of a row of `up` there are, by which minima are multiplied
+    // the same for rebuilt keys: how many sums of a row of `up` are needed
     int64_t lift_runs = 0;
     int64_t tile_offset = 0;  // offset from scratch.keys, in floats
     int64_t q_offset = 0;     // offset from PanelState::q
@@ -93,7 +94,7 @@ class AttentionGrid {
   };
   // The memory that holds the exact rows of a part.
   struct ExactPart {
-    // the view (latents) of the part, by which exact() finds this entry
+    // the part, by whose address exact() finds this entry
     const LatentPartArgs* ring = nullptr;
     const LatentPartArgs* fresh = nullptr;
     const ExactSlots* slots = nullptr;

@@ -20,7 +20,7 @@ inline constexpr int64_t kMassTileRows = 256;
 // A unit of eviction: heads of a layer that keep the same slots.
 struct MassUnit {
   int64_t unit = 0;  // index in PagedAttentionParams::metadata
-  // its query heads are in num_slices slices of the grid from this one on
+  // index of the first of the num_slices slices of the grid that have its heads
   int64_t first_slice = 0;
   int64_t num_slices = 0;
   int64_t first_head = 0;    // index in MassPlan::heads

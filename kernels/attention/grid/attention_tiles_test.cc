@@ -123,8 +123,8 @@ TEST(AttentionGridTest,
   EXPECT_EQ(units(1000), units(2000));
 }
 
-// Layers whose grids compare as alike (DividesAs) share one AttentionStep. So
-// grids of different shapes must not.
+// Layers share one AttentionStep if DividesAs says that their grids are alike.
+// So it must return false for grids of different shapes.
 TEST(AttentionGridTest,
      OnlyLayersOfTheSameShapeDivideAStepIntoTheSameWorkUnits) {
   const LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0, 1, 1});

@@ -67,10 +67,9 @@ class BlockExactRows {
     }
   }
 
-  // How many bytes of each row are prefetched. Each row also has the data of
-  // the other groups, so the data of one group is not contiguous over several
-  // rows. Therefore, the start of it is prefetched in all rows of the block
-  // together.
+  // How many bytes of a group's data are prefetched in each row. In memory, the
+  // data of a group in one row is separate from its data in the next row, so
+  // the beginning of it is prefetched in all rows of the block at once.
   static constexpr int64_t kLineBytes = 64;
   static constexpr int64_t kAheadBytes = 4 * kLineBytes;
 

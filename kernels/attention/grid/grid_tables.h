@@ -9,8 +9,8 @@
 
 namespace kvasir::kernels {
 
-// A thread decodes a latent chunk by chunk. These are the most channels of a
-// chunk, and the most pieces of runs in it.
+// A thread decodes a latent chunk by chunk. These are the most channels and the
+// most pieces (CodePiece) of a chunk.
 inline constexpr int64_t kChunkChannels = 128;
 inline constexpr int64_t kChunkPieces = 16;
 // A row's query for a part stays in scratch for the whole unit if it has at
@@ -24,9 +24,9 @@ inline constexpr int64_t kHeldLiftSums = 8192;
 inline constexpr int64_t kAttentionMaxRows = 128;
 // The most rows of all panels of a unit.
 inline constexpr int64_t kMostUnitRows = 2048;
-// If separate tiles for all parts left less scratch than for a panel of this
-// many rows, the parts share one tile instead. The reason is that smaller
-// panels use only a small part of each register tile. A shared tile cannot be
+// Each part has its own tile only if scratch then still has room for panels of
+// this many rows, because smaller panels would use only a small part of each
+// register tile. Otherwise the parts share one tile, whose content cannot be
 // kept for a second panel.
 inline constexpr int64_t kLeastPanelRows = 8;
 // Rows are divided into more units if otherwise threads would be idle for more
@@ -142,7 +142,7 @@ struct AttentionScratch {
   int64_t lift_sums;    // sums of rows of `up`, one for each run
   int64_t column_sums;  // [padded d]: sums of columns of `up` over a run
   int64_t scores;       // [rows, 64]
-  // [rows, 64]: scores of one part; or weights times scales
+  // [rows, 64]: first the scores of one key part, later weights times scales
   int64_t scores_part;
   // [rows, 64]: scores of exact rows in a block that also has codes
   int64_t scores_exact;

@@ -31,9 +31,8 @@ struct ExactSegment {
 };
 
 // Tells which slots are read as exact rows, for the keys or for the values. A
-// query at slot p reads the visible slots s < sinks and s > p - window as plain
-// numbers, which are stored in addition to the codes. It reads all other
-// visible slots by decoding their codes.
+// query at slot p reads a visible slot s as plain numbers if s < sinks or s > p
+// - window. It reads all other visible slots by decoding their codes.
 struct ExactSlots {
   int64_t sinks = 0;   // 0: no sinks
   int64_t window = 0;  // 0: no window
@@ -42,8 +41,9 @@ struct ExactSlots {
   // the window's rows.
   int64_t ring_rows = 0;  // at least max(window - 1, 1) if there is a window
   int64_t row_bytes = 0;  // distance between the starts of two rows in a page
-  // Sorted by first_row, beginning with first_row 0. They are in the same
-  // memory (host or device) as the tables of the latents.
+  // Where the exact rows are stored, sorted by first_row; the first segment has
+  // first_row 0. The array is in the same memory (host or device) as the tables
+  // of the latents.
   const ExactSegment* segments = nullptr;
   int64_t num_segments = 0;
 
@@ -51,9 +51,9 @@ struct ExactSlots {
   KVASIR_HOST_DEVICE bool Has(int64_t own, int64_t slot) const {
     return slot < sinks || (window > 0 && slot > own - window);
   }
-  // The number of the exact row that holds `slot` in the side pages. `evicted`
-  // is AttentionSequence::evicted. Only slots between the sinks and the window
-  // are evicted.
+  // In the side pages, the number of the exact row of slot `slot`. `evicted` is
+  // AttentionSequence::evicted. Only slots between the sinks and the window are
+  // evicted.
   KVASIR_HOST_DEVICE int64_t RowOf(int64_t slot, int64_t evicted) const {
     if (slot < sinks) return slot;
     // Divides in 32 bits, because a GPU needs a slow function to divide 64-bit

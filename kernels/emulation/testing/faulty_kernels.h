@@ -22,10 +22,10 @@ enum class Planted : uint32_t {
   kFenceBeforeTheWrite,  // the fence precedes the write that it should order
   kDivergentBarrier,     // threads reach one barrier by two different calls
   kEndedThread,          // a thread ends before a barrier of all threads
-  // only half of the lanes of each of two warps arrive, which together are as
-  // many threads as the barrier expects
+  // the barrier expects 32 threads, and half of the lanes of each of two warps
+  // arrive, but barriers count whole warps
   kHalfWarps,
-  kTwiceAtABarrier,  // a thread arrives again before the others do
+  kTwiceAtABarrier,  // a warp arrives twice, the other not at all
   kDivergentShuffle,
   kStrangeMask,  // the mask lacks the calling lane
   kShuffleTooFar,
