@@ -18,8 +18,8 @@
 namespace kvasir::worker {
 namespace {
 
-// The most tokens of all sequences together, because one step contains all
-// prompts.
+// The most tokens that all sequences may have together. They are limited
+// because one step contains all prompts.
 constexpr int64_t kMaxTokens = int64_t{1} << 28;
 
 class NullSink final : public EngineSink {

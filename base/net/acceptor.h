@@ -48,9 +48,9 @@ class Acceptor {
   struct Options {
     // If this many connections are open, new ones are closed immediately.
     size_t max_connections = 1024;
-    // True: a new connection shuts down the oldest one instead, and only twice
-    // as many are refused. For probes, whose connections are short: connections
-    // that others keep open cannot lock them out.
+    // True: beyond max_connections, a new connection shuts down the oldest one;
+    // new ones are closed only beyond twice this number. Meant for ports that
+    // probes call: connections that others keep open cannot lock them out.
     bool replace_oldest = false;
     // If no connection came for this long, the acceptor connects to itself as a
     // probe. If the probe does not arrive, it binds and listens anew: the file

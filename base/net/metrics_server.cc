@@ -112,8 +112,8 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
                                     .flag = "--metrics-port",
                                     .host_flag = host_flag});
   if (!acceptor.ok()) {
-    // UNAVAILABLE for a taken port, which may soon be free again; an address of
-    // another machine is a wrong flag.
+    // A taken port gives UNAVAILABLE, because it may soon be free again. Other
+    // errors, such as an address of another machine, keep their code.
     const bool taken =
         ProbeListen(host, port).with == ListenTrouble::With::kPort;
     return absl::Status(

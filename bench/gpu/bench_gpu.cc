@@ -15,8 +15,8 @@
 //    "graphs": bool}: with graphs, steps are captured and replayed; both kinds
 //    can exist at the same time
 //   {"do": "decode_run", "batch": b, "context": c, "steps": n, "graphs": bool}:
-//   no more than were made
-//   {"do": "decode_drop"}: drops both
+//   batch and context at most those of decode_make
+//   {"do": "decode_drop"}: drops the steps with and those without graphs
 //   {"do": "all_reduce", "gpus": n, "bytes": b, "calls": c, "rounds": r,
 //    "libraries": [FILE]}: between cuda:0 and cuda:n-1, or n emulated devices
 #include <algorithm>

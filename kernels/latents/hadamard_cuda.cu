@@ -4,8 +4,8 @@
 //
 // x and y have the type args.dtype, whatever the type of their pointers. The
 // computation is hadamard.h's, in the same order, so float32 activations give
-// the CPU's bits. The sign of Paley's factor is an operand of a fused
-// multiply-add, which is exact.
+// the CPU's bits. Entries of K are +1 or -1, so a fused multiply-add with an
+// entry rounds like an addition or a subtraction.
 //
 // Layout: rows of latents, row strides apart. Neighbouring threads access
 // neighbouring numbers.

@@ -54,9 +54,10 @@ struct KvAppendPartIn {
   // 1/2, so that it does not round to the first or last code. Null: clamped
   // codes are not counted. Parts may share a counter.
   Ptr<int64_t> clamped = nullptr;
-  // The unit of each group [G], in the same memory (host or device) as the
-  // view's groups, and the sides to whose errors the groups' errors are added
-  // (both, for a joint part). Null: their errors are not stored.
+  // The unit (slot_metadata.h) of each group [G], in the same memory (host or
+  // device) as part.groups. Null: the part's errors are not stored. Otherwise
+  // errors_of[i] says whether they are added to the errors of side i (keys,
+  // values); a joint part has both.
   const int32_t* unit_of_group = nullptr;
   bool errors_of[kErrorSides] = {false, false};
 };

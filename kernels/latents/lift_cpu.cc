@@ -112,8 +112,8 @@ void LiftTile(const LiftArgs& params, const LiftPart& part, int64_t row,
       }
       args.b = static_cast<const T*>(matrix.data) +
                (panel * matrix.k + k) * kPanelColumns;
-      // Only for the first tile of rows does the matrix come from memory, so
-      // only then it is prefetched.
+      // Only the first tile of rows reads the matrix from memory, so only this
+      // tile prefetches it.
       args.ahead = row == part.row_begin
                        ? static_cast<const char*>(args.b) + kPrefetchBytes
                        : nullptr;

@@ -191,8 +191,8 @@ KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
   }
 }
 
-// Like LogProbability on a CPU. The bits are the same if the float64 logarithms
-// of the GPU and the CPU are, which may differ by 1 ulp.
+// Like LogProbability on a CPU. The result's bits may differ if the float64
+// logarithms of the GPU and the CPU differ, which they may by 1 ulp.
 KVASIR_DEVICE float LogProbabilityOf(float logit,
                                      const LogSoftmaxState& state) {
   return static_cast<float>(

@@ -109,8 +109,8 @@ KVASIR_DEVICE void Sort(TopKey* keys, uint32_t count) {
   }
 }
 
-// A prefix of a row's ids, which are those before the key `end`: how many they
-// are, and the sum of their weights.
+// A prefix of a row's ids: the ids before the key `end`, the sum of their
+// weights, and their number.
 struct Prefix {
   TopKey end;
   double mass;
@@ -276,10 +276,11 @@ struct TopInterval {
   Prefix from, to;
 };
 
-// Returns the part of `interval`, between two neighbouring marks (or an end of
-// the interval), in which the border lies. It always has at least one id. For
-// this, a mark that already has all ids of the interval ends it, even if its
-// weights, added in another order, are one bit less than the goal.
+// Returns the part of `interval` in which the border lies: between two
+// neighbouring marks, or between a mark and an end of the interval. The result
+// always has at least one id. Therefore a mark with all ids of the interval
+// also ends the result, even if rounding has left the sum of its weights just
+// below the goal.
 KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
                                   TopInterval interval) {
   for (int i = 0; i < kCuts; ++i) {
