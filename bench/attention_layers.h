@@ -75,8 +75,8 @@ class AttentionLayers {
   static absl::StatusOr<std::unique_ptr<AttentionLayers>> Create(
       const Options& options, base::ThreadPool* pool);
 
-  // Runs one launch over the next arena. Before the first launch of a shape,
-  // its workspace is determined.
+  // Runs one launch over the next arena. If the shape differs from that of the
+  // previous launch, first determines the workspace that the launch needs.
   absl::StatusOr<LaunchTime> Run(const LaunchShape& launch);
 
   const model::DecoderSpec& spec() const { return spec_; }

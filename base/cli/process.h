@@ -9,9 +9,9 @@
 
 namespace kvasir::cli {
 
-// Switches off core dumps, which hold prompts, and SIGPIPE; allows as many
-// descriptors as possible; sends gRPC's log lines to our log. Call it before
-// any thread starts.
+// Switches off SIGPIPE, and core dumps, because they would contain prompts.
+// Raises the limit of descriptors as far as possible, and sends gRPC's log
+// lines to our log. Call it before any thread starts.
 void PrepareProcess();
 
 // From now on ShutdownRequested reports the first SIGTERM or SIGINT. Before

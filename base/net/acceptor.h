@@ -70,7 +70,8 @@ class Acceptor {
   const std::string& target() const { return target_; }
 
   // Takes the connections that the system has already accepted, then closes the
-  // listening sockets: the system refuses later ones. Idempotent.
+  // listening sockets, so that the system refuses later connections.
+  // Idempotent.
   void StopListening();
   // The number of accepted connections that are still open.
   size_t connections() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -133,7 +134,7 @@ class Acceptor {
 
   struct Open {
     ino_t inode = 0;
-    uint64_t number = 0;  // later connections have larger ones
+    uint64_t number = 0;  // later connections have larger numbers
     bool shut_down = false;
   };
 

@@ -66,8 +66,8 @@ namespace {
 
 // More than enough, because only a few scrapers and probes connect.
 constexpr size_t kMaxConnections = 64;
-// kRequestTime: from the start of a connection to the end of its request.
-// kAnswerTime: from there to the end of the answer.
+// Time limits. kRequestTime: from the start of a connection to the end of its
+// request. kAnswerTime: from the end of the request to the end of the answer.
 constexpr absl::Duration kRequestTime = absl::Seconds(2);
 constexpr absl::Duration kAnswerTime = absl::Seconds(10);
 constexpr size_t kMaxRequestBytes = 8 << 10;

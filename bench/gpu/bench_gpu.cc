@@ -1,6 +1,6 @@
-// Measures on a GPU for another program (gpu_bench.py, which measures its
-// baselines in between). Each line of input is a request in JSON, and each line
-// of output its answer. It measures attention over caches with models' shapes,
+// Measures on a GPU on behalf of gpu_bench.py, which measures its baselines in
+// between. Each line of input is a request in JSON, and each line of output its
+// answer. It measures attention over caches with models' shapes,
 // decode steps, and the device's own copy and products. It does not link gRPC.
 //
 //   {"do": "open", "device": "cuda:0" | "emulated", "module": FILE}

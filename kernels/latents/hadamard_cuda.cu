@@ -1,6 +1,6 @@
-// hadamard on a GPU. A warp transforms one latent of one row; if the model has
-// a wide block, a CTA does. Each block is in shared memory while it is
-// transformed.
+// hadamard on a GPU. A warp transforms one latent of one row, or a whole CTA
+// does if the model has a block wider than kWarpFloats. Each block is in shared
+// memory while it is transformed.
 //
 // x and y have the type args.dtype, whatever the type of their pointers. The
 // computation is hadamard.h's, in the same order, so float32 activations give

@@ -83,9 +83,10 @@ struct KvAppendParamsIn {
   int64_t num_groups = 0;
   int64_t most_groups = 0;
   int64_t most_codes = 0;
-  // Only for a GPU, if there is metadata: the latents of all units, one unit
-  // after another, in the order in which their errors are added; and the index
-  // at which each unit's latents end [U].
+  // Only for a GPU, and only if there is metadata. unit_latents has the latents
+  // of all units, one unit after another, in the order in which their errors
+  // are added. unit_ends [U] has the index at which the latents of each unit
+  // end.
   Ptr<const UnitLatent> unit_latents = nullptr;
   Ptr<const int32_t> unit_ends = nullptr;
   int64_t row_stride = 0;   // in elements

@@ -61,8 +61,8 @@ struct LatentGroup {
   // minimum of run 1, and so on, in the part's param_dtype. If the part has
   // levels: only a single scale.
   TileRegion params;
-  // Runs in the order of channels, which together cover all channels. If there
-  // are none, the latent is stored as numbers of the part's dtype.
+  // The runs, in the order of their channels; together they cover all channels.
+  // If there are none, the latent is stored as numbers of the part's dtype.
   const CodeRun* runs = nullptr;
   int64_t num_runs = 0;
 };
@@ -158,8 +158,8 @@ KVASIR_HOST_DEVICE inline CodePlanes PlanesOf(const LatentGroup& group) {
   }
   return planes;
 }
-// How many channels of a group have codes that are stored, which are those of
-// runs with more than 0 bits.
+// Returns how many channels of a group have stored codes: those in runs of more
+// than 0 bits.
 KVASIR_HOST_DEVICE inline int64_t CodedWidth(const LatentGroup& group) {
   const bool rest =
       group.num_runs > 0 && group.runs[group.num_runs - 1].bits == 0;

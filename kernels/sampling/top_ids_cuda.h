@@ -213,7 +213,8 @@ KVASIR_DEVICE TopCuts CutsBetween(TopKey begin, TopKey end, bool by_value,
   for (int i = 0; i < kCuts - 1; ++i) {
     const auto times = static_cast<TopKey>(i + 1);
     TopKey key = step > 0 ? begin + step * times : begin + times;
-    // This applies if all logits of the interval are equal.
+    // If many ids have the first logit of the interval, this cut separates them
+    // from the other ids.
     if (i == 0 && BehindLogit(top) < key) key = BehindLogit(top);
     if (by_value) key = BehindLogit(top + part * static_cast<float>(i + 1));
     key = key < begin ? begin : key;
