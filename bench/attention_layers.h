@@ -44,9 +44,8 @@ struct LaunchTime {
   double kernel_seconds = 0.0;     // only the op paged_attention
 };
 
-// Owns: the weights of one layer (or shares them), arenas of `num_arenas`
-// layers,
-//   and their tables. Pages of a sequence lie in random order.
+// Owns: the weights of one layer (or shares them), the arenas of num_arenas
+//   layers, and their tables. The pages of a sequence are in random order.
 class AttentionLayers {
  public:
   struct Options {

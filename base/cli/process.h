@@ -14,9 +14,9 @@ namespace kvasir::cli {
 // lines to our log. Call it before any thread starts.
 void PrepareProcess();
 
-// From now on ShutdownRequested reports the first SIGTERM or SIGINT. Before
-// this call, and for the second signal after it, they end the process
-// immediately.
+// From now on, the first SIGTERM or SIGINT is only reported by
+// ShutdownRequested; a second one ends the process immediately. Before this
+// call, already the first one does.
 void HoldShutdownSignals();
 bool ShutdownRequested();
 

@@ -35,7 +35,7 @@ class DeviceObserver {
 };
 
 // While this object lives, `observer` receives the calls of the thread that
-// made it. Such scopes cannot be nested.
+// made the object. A thread can have only one such object at a time.
 class ObserveDevice {
  public:
   explicit ObserveDevice(DeviceObserver* observer);

@@ -127,7 +127,7 @@ void LaunchHadamard(const HadamardLaunch& args, Launcher& launcher) {
 }  // namespace
 
 void HadamardCuda(const HadamardArgs& args, float*, Launcher& launcher) {
-  // The scratch is twice the widest block.
+  // scratch_floats is twice the order of the widest block.
   const HadamardLaunch launch = {args, args.scratch_floats / 2};
   VisitDType(args.dtype, [&](auto type) {
     using T = decltype(type);

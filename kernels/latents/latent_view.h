@@ -84,10 +84,10 @@ struct LatentPartIn {
   int64_t page_bytes = 0;     // the tiles are at the start of the page
   int64_t tile_bytes = 0;
   int64_t tile_slots = 0;  // S: slot s of a page is in tile s / S of the page
-  const LatentGroup* groups = nullptr;  // [num_groups], in the memory space of
-                                        // the view
-  int64_t num_groups = 0;               // G
-  DType dtype = DType::kBf16;           // type of stored numbers
+  // [num_groups]: in device memory for a kernel, in host memory for Prepare.
+  const LatentGroup* groups = nullptr;
+  int64_t num_groups = 0;           // G
+  DType dtype = DType::kBf16;       // type of stored numbers
   DType param_dtype = DType::kF16;  // type of ranges that are stored in slots
   // Static ranges: those of each channel [sum of R'], the same for all tokens.
   // Null: ranges are stored in slots.

@@ -1,5 +1,5 @@
-// matmul: y = x W, by one kernel for any number of rows. The weights W are
-// packed when they are loaded. C++17.
+// matmul: y = x W + bias, for any number of rows. The weights W are packed when
+// they are loaded. C++17.
 #pragma once
 
 #include <cstdint>

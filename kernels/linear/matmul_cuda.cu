@@ -31,8 +31,8 @@
 // Shortest possible time: for few rows, N K B divided by the memory's
 // bandwidth; for many rows, the operations divided by the tensor cores' rate.
 // Instructions of a warp for 16 rows, 8 columns and 16 k (256 bytes of W): 1
-// mma, 1.5 ldmatrix and 0.75 cp.async. Together with all
-// others, a lane executes 3.3 instructions per byte of W (counted in PTX).
+// mma, 1.5 ldmatrix and 0.75 cp.async. With all other instructions, a lane
+// executes 3.3 instructions per byte of W (counted in PTX).
 #include "kernels/device/gemm.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/linear/tile_order.h"
