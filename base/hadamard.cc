@@ -28,8 +28,8 @@ bool IsPaleyTwo(int64_t order) {
   return order % 4 == 0 && q % 4 == 1 && IsPrime(q);
 }
 
-// Returns the order of the smallest K from which an exact matrix of order n can
-// be built; nothing if there is no such K.
+// Returns the order of the matrix K for an exact matrix of order n
+// (hadamard.h); nothing if no exact matrix of this order can be built.
 std::optional<int64_t> KernelOrder(int64_t n) {
   const int64_t odd =
       n >> std::countr_zero(static_cast<uint64_t>(n));  // n = odd * 2^m
@@ -40,7 +40,7 @@ std::optional<int64_t> KernelOrder(int64_t n) {
   return std::nullopt;
 }
 
-// A square matrix of signs.
+// A square matrix with entries +1, -1 and 0.
 class Signs {
  public:
   explicit Signs(int64_t size)
@@ -59,7 +59,8 @@ class Signs {
   std::vector<int8_t> values_;
 };
 
-// Returns [[0, 1], [corner, Q]], a matrix of order q + 1.
+// Returns the matrix [[0, 1], [corner, Q]] of order q + 1, with the Q of
+// hadamard.h.
 Signs Bordered(int64_t q, int8_t corner) {
   std::vector<int8_t> character(static_cast<size_t>(q), -1);
   character[0] = 0;

@@ -51,8 +51,8 @@ TEST(HadamardTest, RowsAreOrthogonalAtEverySmallSize) {
 }
 
 TEST(HadamardTest, RowsAreOrthogonalWithBothPaleyConstructions) {
-  // 96 = 12 * 8 and 320 = 20 * 16 by Paley I; 224 = 28 * 8; 416 = 104 * 4 and
-  // 288 = 36 * 8 by Paley II.
+  // Paley I gives 96 = 12 * 8, 160 = 20 * 8, 320 = 20 * 16 and 416 = 104 * 4.
+  // Paley II gives 224 = 28 * 8 and 288 = 36 * 8.
   for (int64_t n : {96, 160, 224, 288, 320, 416}) ExpectRowsOrthogonal(n);
 }
 

@@ -59,8 +59,9 @@ class LogField {
 // level.
 void InitLogging(LogFormat format, LogLevel level);
 
-// After this call, every line names this rank of a tensor-parallel group. Call
-// it under the same thread rule as InitLogging; the log format stays the same.
+// After this call, every line names this rank of a tensor-parallel group. Like
+// InitLogging, it must be called before other threads exist. It does not change
+// the format.
 void SetLogRank(int rank);
 
 // Parses "text" / "json" and "debug" / "info" / "warning" / "error" / "off".

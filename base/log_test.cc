@@ -48,7 +48,7 @@ TEST(LogTest, ControlCharactersInLoggedTextAreEscaped) {
   EXPECT_EQ(Printable("a\x1b[31m\rb\x7f\xc2\x9b"
                       "2J"),
             "a\\x1b[31m\\x0db\\x7f\\u009b2J");
-  // Words of any language, lines and columns stay as they are.
+  // Words of any language, line breaks and tabs stay as they are.
   EXPECT_EQ(Printable("k\u00e4se\n\t\u4e2d \xc2\xa0"),
             "k\u00e4se\n\t\u4e2d \xc2\xa0");
   EXPECT_EQ(FormatLogEvent(LogFormat::kText, "x",

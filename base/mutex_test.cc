@@ -23,8 +23,8 @@ TEST(CondVarTest, AWaitWithoutASignalTimesOut) {
   EXPECT_TRUE(changed.WaitWithTimeout(&mutex, -absl::InfiniteDuration()));
 }
 
-// If such a timeout were added to the clock's reading without a limit, the sum
-// would overflow into the past.
+// Without the limit kLongestWait, the sum of the clock's reading and the
+// timeout would overflow and lie in the past.
 TEST(CondVarTest, ATimeoutBeyondTheClocksRangeWaitsForTheSignal) {
   for (const absl::Duration timeout :
        {absl::InfiniteDuration(), absl::Hours(24 * 365 * 290)}) {

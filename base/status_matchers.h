@@ -32,8 +32,9 @@ template <typename T>
   return IsOk(expression, result.status());
 }
 
-// EXPECT_THAT(Load(path), StatusIs(absl::StatusCode::kNotFound,
-//                                  HasSubstr("model.safetensors")));
+// Matches a status with this code and a message that matches `message`:
+//   EXPECT_THAT(Load(path), StatusIs(absl::StatusCode::kNotFound,
+//                                    HasSubstr("model.safetensors")));
 MATCHER_P2(StatusIs, code, message, "") {
   const absl::Status& status = AsStatus(arg);
   *result_listener << status.ToString();

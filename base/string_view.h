@@ -1,5 +1,6 @@
-// The packaged Abseil has its own string_view type, and std::string_view does
-// not convert to it. AbslView converts one for StrCat, Status and others.
+// Conversions between std::string_view and absl::string_view, which is a type
+// of its own in the packaged Abseil. Abseil's functions take only
+// absl::string_view.
 #pragma once
 
 #include <string_view>

@@ -15,8 +15,8 @@ namespace {
 // 1.1B model, 2 cores). It is still short compared with a step, so other
 // processes get the cores.
 constexpr std::chrono::microseconds kSpinTime(100);
-// A pause instruction takes 5 to 50 ns, depending on the CPU, and so does
-// reading the clock.
+// Waiting threads read the clock only after this many pause instructions. A
+// pause takes 5 to 50 ns, depending on the CPU, and so does reading the clock.
 constexpr int kPausesPerClockReading = 32;
 
 inline void Pause() {

@@ -44,9 +44,8 @@ struct LaunchTime {
   double kernel_seconds = 0.0;     // only the op paged_attention
 };
 
-// Owns: the weights of one layer (or shares them), arenas of `num_arenas`
-// layers,
-//   and their tables. Pages of a sequence lie in random order.
+// Owns: the weights of one layer (or shares them), the arenas of num_arenas
+//   layers, and their tables. The pages of a sequence are in random order.
 class AttentionLayers {
  public:
   struct Options {
@@ -75,8 +74,8 @@ class AttentionLayers {
   static absl::StatusOr<std::unique_ptr<AttentionLayers>> Create(
       const Options& options, base::ThreadPool* pool);
 
-  // Runs one launch over the next arena. Before the first launch of a shape,
-  // its workspace is determined.
+  // Runs one launch over the next arena. If the shape differs from that of the
+  // previous launch, first determines the workspace that the launch needs.
   absl::StatusOr<LaunchTime> Run(const LaunchShape& launch);
 
   const model::DecoderSpec& spec() const { return spec_; }

@@ -1,7 +1,7 @@
-// Measures the matmul op against its ceilings, each pair in one run:
-//  - decode: bytes of weights per second with 1 row, against the machine's read
-//    bandwidth; 8 rows against 1;
-//  - prefill: 512 rows against oneDNN's float32 GEMM on the same shapes.
+// Compares the speed of the matmul op, in the same run, with
+//  - for decode: the machine's read bandwidth (bytes of weights per second with
+//    1 row), and the speed with 8 rows;
+//  - for prefill: oneDNN's float32 GEMM on the same shapes, with 512 rows.
 // The shapes are those of a Llama with 1.1 billion parameters.
 #include <algorithm>
 #include <cstdint>

@@ -8,11 +8,12 @@
 
 namespace kvasir::bench {
 
-// The bytes that attention reads for the last of `length_tokens` tokens,
-// including that token's own: the payload of the slots to which it attends (a
-// sliding window excludes the others), with exact rows instead of codes for the
-// first and latest tokens. `prompt_tokens` is the length of the prompt if slots
-// were evicted; 0: none were evicted.
+// Returns how many bytes attention reads for the last token of a sequence of
+// `length_tokens` tokens. These are the payloads of all slots in the cache (of
+// those in the sliding window, if there is one), including the token's own
+// slot. The first and the latest tokens are read as exact rows instead of
+// codes. `prompt_tokens` is the length of the prompt if slots were evicted,
+// otherwise 0.
 double CacheBytesRead(const cache::PageLayout& layout, int64_t length_tokens,
                       int64_t prompt_tokens = 0);
 

@@ -18,8 +18,8 @@
 namespace kvasir::worker {
 namespace {
 
-// The most tokens of all sequences together, because one step contains all
-// prompts.
+// The most tokens that all sequences may have together. They are limited
+// because one step contains all prompts.
 constexpr int64_t kMaxTokens = int64_t{1} << 28;
 
 class NullSink final : public EngineSink {
@@ -40,8 +40,8 @@ int64_t Predict(const cache::PageLayout& layout, const cache::PageCounts& pages,
   return least;
 }
 
-// Fills a page pool: a scheduler runs sequences of `tokens` tokens, one more
-// than should fit.
+// Fills a page pool: a scheduler runs sequences of `tokens` tokens each, and
+// one sequence more than should fit.
 class Filler {
  public:
   // The pool must hold at least one sequence.

@@ -43,7 +43,7 @@ float SumAll(const float* from, int64_t count) {
 
 // Runs independent chains of multiply-adds; returns the number of operations.
 double SpinFlops(int64_t rounds, float* sink) {
-  constexpr int kChains = 12;  // at least 8: latency 4 * 2 FMA units
+  constexpr int kChains = 12;  // at least 8: 4 cycles of latency * 2 FMA units
   Vec chains[kChains];
   for (int c = 0; c < kChains; ++c) {
     chains[c] = Broadcast(static_cast<float>(c));

@@ -71,7 +71,8 @@ inline PairedRatio BandwidthShare(const FloorSamples& samples,
   return RatioOf(floors, samples.seconds);
 }
 
-// True if for most launches the FLOP floor is larger than the byte floor.
+// True if, by the limits of most launches, the floating-point operations take
+// longer than the reads.
 inline bool IsComputeBound(const FloorSamples& samples,
                            const LaunchCost& cost) {
   size_t bound = 0;

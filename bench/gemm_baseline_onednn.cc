@@ -7,9 +7,9 @@
 namespace kvasir::bench {
 namespace {
 
-// Sets the number of OpenMP's threads, on which Debian's oneDNN runs and which
-// oneDNN cannot set itself. The function is looked up at run time, so that the
-// build does not need OpenMP.
+// Sets the number of OpenMP's threads. Debian's oneDNN runs on these threads
+// but cannot set their number. OpenMP's function is looked up at run time, so
+// that the build does not need OpenMP.
 void SetThreads(int threads) {
   static void* const function = ::dlsym(RTLD_DEFAULT, "omp_set_num_threads");
   if (function != nullptr) reinterpret_cast<void (*)(int)>(function)(threads);

@@ -45,8 +45,8 @@ StaticRanges RangesOf(const kernels::LatentPart& part) {
   return ranges;
 }
 
-// Fills one part of a layer's latents. `shape` has the sizes that `latents`
-// does not have.
+// Fills these slots of one part of a layer's latents with random numbers.
+// `shape` describes the slots.
 absl::Status FillPart(const kernels::LatentPart& latents,
                       kernels::KvAppendShape shape,
                       const std::vector<int64_t>& all_slots, uint64_t seed,
@@ -103,8 +103,8 @@ absl::Status FillPart(const kernels::LatentPart& latents,
   return absl::OkStatus();
 }
 
-// The places that a segment's rows can have, if any page of the pool may be a
-// side page.
+// Returns the offset of every place at which a row of the segment can be
+// stored, if any page of the pool may be a side page (a page for exact rows).
 std::vector<int64_t> RowsOfSegment(const kernels::ExactSegment& segment,
                                    int64_t row_bytes, int64_t num_pages) {
   std::vector<int64_t> rows;

@@ -27,10 +27,10 @@ absl::Status FillWithRandomLatents(const worker::KvArenas::Layer& layer,
                                    int64_t num_pages, int64_t page_tokens,
                                    uint64_t seed, kernels::Device& device);
 
-// Fills the exact rows in every page, because any page may become a side page.
-// In pages that hold codes, this changes some codes to other valid ones.
-// Without it, random codes in a side page would be read as 16-bit numbers, some
-// of which are not finite.
+// Writes random exact rows into every page, because any page may become a side
+// page, which holds exact rows instead of codes. Without them, random codes in
+// a side page would be read as 16-bit numbers, some of which are not finite. In
+// pages that stay pages of codes, this changes some codes to other valid ones.
 absl::Status FillWithRandomExactRows(const worker::KvArenas& arenas,
                                      const worker::KvArenas::Layer& layer,
                                      uint64_t seed, kernels::Device& device);

@@ -25,15 +25,15 @@ struct SchedulerBenchResult {
   double step_p99_us = 0.0;
   double schedule_us = 0.0;  // the medians of the two parts of step_us
   double apply_us = 0.0;
-  // The median time of ScheduleAhead over as many steps, each of which is
-  // planned while the previous one runs.
+  // The median time of ScheduleAhead over another `steps` steps. Each of them
+  // is planned while the previous one runs.
   double ahead_us = 0.0;
   int64_t pool_bytes = 0;
   int64_t metadata_bytes = 0;
   double metadata_share = 0.0;  // metadata_bytes / pool_bytes
 };
 
-// INVALID_ARGUMENT if the sizes do not give a batch.
+// Returns INVALID_ARGUMENT if a size is 0 or there are fewer than 10 steps.
 absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
     const SchedulerBenchOptions& options);
 

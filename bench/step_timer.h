@@ -53,8 +53,8 @@ class DeviceClock {
  public:
   virtual ~DeviceClock() = default;
   virtual absl::Status Mark(kernels::Stream& stream) = 0;
-  // Waits for all marks since the last call and returns the seconds between
-  // consecutive ones.
+  // Waits for all marks since the last call of Take, and returns the seconds
+  // between consecutive marks.
   virtual absl::StatusOr<std::vector<double>> Take(kernels::Stream& stream) = 0;
   // Enqueues the device's own fastest copy.
   virtual absl::Status Copy(kernels::Stream& stream,

@@ -18,9 +18,9 @@
 
 namespace kvasir::cli {
 
-// Adds --config. A flag takes precedence over its environment variable, and
-// that over the file. A key of the file that is not the name of a flag is a
-// usage error.
+// Adds --config. A flag takes precedence over its environment variable, and the
+// variable over the file. A key in the file that names no flag is a usage
+// error.
 void AddConfigFile(CLI::App* app);
 
 // Returns the flags of `command` with their current values, as a file for

@@ -29,8 +29,9 @@ volatile sig_atomic_t g_shutdown_signals = 0;
 
 constexpr char kLockName[] = "/.kvasir-private-folder";
 
-// Folders of another boot, or of another machine that shares the file system,
-// are not removed: the locks of their processes may be invisible here.
+// Returns an id that changes with every boot. A lock file contains it, so that
+// IsAbandoned does not remove folders of another machine that shares the file
+// system: the locks of its processes may be invisible here.
 std::string BootId() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
@@ -60,8 +61,8 @@ void HoldLock(const std::string& folder) {
   ::close(descriptor);
 }
 
-// True if MakePrivateFolder of a process of this user and boot made the folder,
-// and that process has ended.
+// True if the folder was made by MakePrivateFolder, in a process of this user
+// since the last boot, and this process has ended.
 bool IsAbandoned(const std::filesystem::directory_entry& folder) {
   const std::string name = folder.path().filename();
   if (name.size() + 1 != kPrivateFolderName.size() ||
@@ -119,8 +120,8 @@ void PrepareProcess() {
   const rlimit none{0, 0};
   setrlimit(RLIMIT_CORE, &none);
   signal(SIGPIPE, SIG_IGN);
-  // The first process of a container has no default actions for signals.
-  // Without these handlers it could only be killed while it loads.
+  // Signals have no default action in the first process of a container. Without
+  // these handlers, only SIGKILL could end it while it loads.
   if (getpid() == 1) {
     signal(SIGTERM, EndAtOnce);
     signal(SIGINT, EndAtOnce);

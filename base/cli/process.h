@@ -9,14 +9,14 @@
 
 namespace kvasir::cli {
 
-// Switches off core dumps, which hold prompts, and SIGPIPE; allows as many
-// descriptors as possible; sends gRPC's log lines to our log. Call it before
-// any thread starts.
+// Switches off SIGPIPE, and core dumps, because they would contain prompts.
+// Raises the limit of descriptors as far as possible, and sends gRPC's log
+// lines to our log. Call it before any thread starts.
 void PrepareProcess();
 
-// From now on ShutdownRequested reports the first SIGTERM or SIGINT. Before
-// this call, and for the second signal after it, they end the process
-// immediately.
+// From now on, the first SIGTERM or SIGINT is only reported by
+// ShutdownRequested; a second one ends the process immediately. Before this
+// call, already the first one does.
 void HoldShutdownSignals();
 bool ShutdownRequested();
 

@@ -12,8 +12,8 @@
 namespace kvasir::cli {
 
 // Estimates the remaining time from observed progress. Work before the first
-// observation does not count, because its time includes loading and warming up,
-// or is unknown.
+// observation does not count, because its time is unknown or includes loading
+// and warming up.
 class TimeLeft {
  public:
   void See(absl::Time now, int64_t done);

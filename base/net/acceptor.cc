@@ -97,9 +97,9 @@ int PortOf(const sockaddr_storage& address) {
                    : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
-// Returns the inode of the socket at a descriptor that its owner may close at
-// any moment; 0 if there is no socket. Does not call `fstat`, which
-// ThreadSanitizer counts as a use.
+// Returns the inode of the socket at a descriptor; 0 if there is none. The
+// descriptor's owner may close it at any moment, so this does not call `fstat`,
+// in which ThreadSanitizer would see a race.
 ino_t SocketAt(int descriptor) {
   struct stat file = {};
   const bool socket = ::fstatat(descriptor, "", &file, AT_EMPTY_PATH) == 0 &&

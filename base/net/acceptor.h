@@ -48,9 +48,9 @@ class Acceptor {
   struct Options {
     // If this many connections are open, new ones are closed immediately.
     size_t max_connections = 1024;
-    // True: a new connection shuts down the oldest one instead, and only twice
-    // as many are refused. For probes, whose connections are short: connections
-    // that others keep open cannot lock them out.
+    // True: beyond max_connections, a new connection shuts down the oldest one;
+    // new ones are closed only beyond twice this number. Meant for ports that
+    // probes call: connections that others keep open cannot lock them out.
     bool replace_oldest = false;
     // If no connection came for this long, the acceptor connects to itself as a
     // probe. If the probe does not arrive, it binds and listens anew: the file
@@ -70,7 +70,8 @@ class Acceptor {
   const std::string& target() const { return target_; }
 
   // Takes the connections that the system has already accepted, then closes the
-  // listening sockets: the system refuses later ones. Idempotent.
+  // listening sockets, so that the system refuses later connections.
+  // Idempotent.
   void StopListening();
   // The number of accepted connections that are still open.
   size_t connections() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -133,7 +134,7 @@ class Acceptor {
 
   struct Open {
     ino_t inode = 0;
-    uint64_t number = 0;  // later connections have larger ones
+    uint64_t number = 0;  // later connections have larger numbers
     bool shut_down = false;
   };
 

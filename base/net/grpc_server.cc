@@ -54,9 +54,9 @@ void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
       Milliseconds(options.min_ping_interval));
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES,
                               options.max_ping_strikes);
-  // Gateways also ping connections that have no calls. Without this option such
-  // pings count as strikes if they are less than two hours apart, whatever the
-  // interval above is.
+  // Gateways also ping connections that have no calls. Without this option,
+  // pings on such a connection count as strikes if they are less than two hours
+  // apart, even if min_ping_interval is shorter.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
@@ -162,8 +162,8 @@ class GarbageInterceptors final
 
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
-    // A stream of requests simply ends at such bytes, so there is no status to
-    // change.
+    // In a stream of requests, a message that cannot be parsed only ends the
+    // stream, so there is no status to change.
     using Kind = grpc::experimental::ServerRpcInfo::Type;
     if (info->type() == Kind::BIDI_STREAMING ||
         info->type() == Kind::CLIENT_STREAMING) {

@@ -47,9 +47,9 @@ struct GrpcServerOptions {
   // If this many connections are open, new ones are closed. 0: half of the
   // descriptors that the process may have.
   size_t max_connections = 0;
-  // Acceptor::Options::replace_oldest.
+  // See Acceptor::Options::replace_oldest.
   bool replace_oldest_connection = false;
-  // Acceptor::Options::probe_interval.
+  // See Acceptor::Options::probe_interval.
   absl::Duration probe_interval = absl::Seconds(10);
   // Bytes that the transport may buffer for all connections together.
   int64_t transport_quota_bytes = 256 << 20;
@@ -59,8 +59,8 @@ struct GrpcServerOptions {
   // Set it for ports that foreign clients use: it costs gRPC more work per
   // message.
   bool explain_garbage = false;
-  // Called on gRPC's threads for each request that cannot be parsed, if
-  // explain_garbage is set, with the call's method ("/package.Service/Method").
+  // If explain_garbage is set, this function is called on gRPC's threads for
+  // each request that cannot be parsed. `method` is "/package.Service/Method".
   // The call ends with the returned status, or with INVALID_ARGUMENT if that is
   // OK. May be empty; must remain callable as long as the server exists.
   std::function<absl::Status(const std::string& method,

@@ -28,8 +28,8 @@ using ::testing::Not;
 
 enum class Served { kUnreachable, kUnknownService, kServing, kNotServing };
 
-// Calls grpc.health.v1 without its generated code: HealthCheckRequest{service =
-// 1}, response{status = 1}.
+// Calls grpc.health.v1 without its generated code. Field 1 of the request is
+// the service's name, and field 1 of the response is the status.
 Served CheckHealth(const std::string& target, const std::string& service) {
   auto channel =
       grpc::CreateChannel(target, grpc::InsecureChannelCredentials());

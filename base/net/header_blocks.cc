@@ -22,11 +22,12 @@ constexpr uint8_t kHeaders = 1;
 constexpr uint8_t kContinuation = 9;
 constexpr uint8_t kEndHeaders = 4;
 
-// The scanner of the connection at one descriptor, which one thread at a time
-// reads. It stays until the descriptor's number belongs to another connection.
+// The scanner for the connection at one descriptor. Only one thread at a time
+// reads this connection. The scanner is used until the descriptor's number
+// belongs to another connection.
 struct Watched {
-  // Needed because the acceptor may reuse this object while the reader of an
-  // earlier connection still holds it.
+  // Locks this object, because the acceptor may reuse it while a thread that
+  // has read an earlier connection still uses it.
   Mutex mutex;
   bool on ABSL_GUARDED_BY(mutex) = false;
   ino_t inode ABSL_GUARDED_BY(mutex) = 0;

@@ -37,8 +37,9 @@ struct ListenTrouble {
   std::string cause;  // the system's text: "Address already in use"
 };
 
-// Tries to listen on `host`'s addresses until one works, and stops at once. If
-// none works, returns the trouble of the first.
+// Tests whether a server could listen on one of `host`'s addresses. Its test
+// sockets are closed again. If no address works, returns the trouble of the
+// first one.
 ListenTrouble ProbeListen(const std::string& host, int port);
 
 // Returns how many addresses `host` has in the family with the most of them; 0

@@ -94,8 +94,8 @@ class Limit {
 // If only some of the files changed, a new key could be in use with an old
 // certificate.
 TEST(MemoryFileTest, SeveralFilesChangeTogetherOrNotAtAll) {
-  // Make the files' descriptors higher than some free numbers, so that a lower
-  // limit still allows new ones.
+  // Leaves some descriptor numbers below those of the files free, so that new
+  // descriptors are possible even with the limit below.
   std::vector<int> below;
   for (int i = 0; i < 8; ++i) below.push_back(open("/dev/null", O_RDONLY));
   auto one = MemoryFile::Create("one");

@@ -66,8 +66,8 @@ namespace {
 
 // More than enough, because only a few scrapers and probes connect.
 constexpr size_t kMaxConnections = 64;
-// kRequestTime: from the start of a connection to the end of its request.
-// kAnswerTime: from there to the end of the answer.
+// Time limits. kRequestTime: from the start of a connection to the end of its
+// request. kAnswerTime: from the end of the request to the end of the answer.
 constexpr absl::Duration kRequestTime = absl::Seconds(2);
 constexpr absl::Duration kAnswerTime = absl::Seconds(10);
 constexpr size_t kMaxRequestBytes = 8 << 10;
@@ -112,8 +112,8 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
                                     .flag = "--metrics-port",
                                     .host_flag = host_flag});
   if (!acceptor.ok()) {
-    // UNAVAILABLE for a taken port, which may soon be free again; an address of
-    // another machine is a wrong flag.
+    // A taken port gives UNAVAILABLE, because it may soon be free again. Other
+    // errors, such as an address of another machine, keep their code.
     const bool taken =
         ProbeListen(host, port).with == ListenTrouble::With::kPort;
     return absl::Status(

@@ -79,7 +79,7 @@ std::string StatusOf(int port, const std::string& path,
                      const std::string& method = "GET") {
   const int fd = ConnectTo(port);
   // This limit is far below the delay that idle connections once caused, and
-  // far above what they may cause.
+  // far above the delay that they cause now.
   const timeval limit{10, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   const std::string request =
@@ -97,7 +97,7 @@ std::string StatusOf(int port, const std::string& path,
 TEST(MetricsServerTest, IdleConnectionsDoNotKeepAScrapeWaiting) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               MetricsServer::Start("127.0.0.1", 0));
-  // More connections than the HTTP server that was used before had threads.
+  // Opens more connections than the former HTTP server had threads.
   std::vector<int> idle;
   for (int i = 0; i < 12; ++i) idle.push_back(ConnectTo(server->port()));
   EXPECT_EQ(StatusOf(server->port(), "/metrics"), "200");

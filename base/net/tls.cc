@@ -237,7 +237,7 @@ class TlsWatch::Watched {
     if (!texts.ok()) {
       status = texts.status();
     } else if (*texts != in_use_ || numbers_.authorities.until <= now) {
-      // An expired authority is left out, as at a start.
+      // Take leaves out authorities that have expired.
       absl::StatusOr<TlsMaterial> taken = Take(*texts, now);
       status = taken.status();
       if (taken.ok()) {
@@ -278,8 +278,8 @@ class TlsWatch::Watched {
     KVASIR_ASSIGN_OR_RETURN(TlsMaterial material,
                             JudgeTlsTexts(files_, texts, now));
     std::vector<MemoryFile::Change> changes;
-    // Replace the authorities first, because the peer may already show a new
-    // certificate that only the new ones have signed.
+    // Replace the authorities first, because the peer may already show a
+    // certificate that only a new authority has signed.
     if (authorities_ != nullptr) {
       changes.push_back({authorities_.get(), material.authorities});
     }

@@ -49,12 +49,12 @@ struct TlsOptions {
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
     const TlsOptions& options);
 
-// Makes credentials whose files it reads again regularly. A change of key,
-// certificate and authorities is checked as a whole, as at a start, and only
-// then used. A refused change has no effect, is logged once and counted, and is
-// checked again later. Files in use are also checked again when one of their
-// authorities expires. gRPC's own file watcher aborts the process if a file is
-// empty, so it watches only checked copies in memory (MemoryFile).
+// Makes credentials whose files it reads again regularly. Changed files are
+// used only if all of them together pass the checks of LoadTlsFiles. A refused
+// change has no effect, is logged once and counted, and is checked again later.
+// Files in use are also checked again when one of their authorities expires.
+// gRPC's own file watcher aborts the process if a file is empty, so it watches
+// only checked copies in memory (MemoryFile).
 //
 // Owns: the copies in use, and a thread that starts with the first credentials.
 // Threads: any.

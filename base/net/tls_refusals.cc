@@ -71,8 +71,8 @@ void TlsRefusals::Add(TlsRefusal cause, absl::string_view detail) {
 
 bool TlsRefusals::AddGrpcLine(absl::string_view line) {
   // gRPC logs this for every certificate without the dialled name, even if
-  // another of its names is allowed. OneOfNames reports the names that it
-  // refuses.
+  // another of its names is allowed. So the line is not counted: OneOfNames
+  // counts the certificates that it refuses.
   if (absl::StrContains(line, "No match found for server name")) return true;
   const std::optional<TlsRefusal> cause = TlsRefusalOf(line);
   if (cause.has_value()) Add(*cause, line);

@@ -1,6 +1,6 @@
-// Measures on a GPU for another program (gpu_bench.py, which measures its
-// baselines in between). Each line of input is a request in JSON, and each line
-// of output its answer. It measures attention over caches with models' shapes,
+// Measures on a GPU on behalf of gpu_bench.py, which measures its baselines in
+// between. Each line of input is a request in JSON, and each line of output its
+// answer. It measures attention over caches with models' shapes,
 // decode steps, and the device's own copy and products. It does not link gRPC.
 //
 //   {"do": "open", "device": "cuda:0" | "emulated", "module": FILE}
@@ -15,8 +15,8 @@
 //    "graphs": bool}: with graphs, steps are captured and replayed; both kinds
 //    can exist at the same time
 //   {"do": "decode_run", "batch": b, "context": c, "steps": n, "graphs": bool}:
-//   no more than were made
-//   {"do": "decode_drop"}: drops both
+//   batch and context at most those of decode_make
+//   {"do": "decode_drop"}: drops the steps with and those without graphs
 //   {"do": "all_reduce", "gpus": n, "bytes": b, "calls": c, "rounds": r,
 //    "libraries": [FILE]}: between cuda:0 and cuda:n-1, or n emulated devices
 #include <algorithm>
@@ -361,7 +361,8 @@ class Bench {
     KVASIR_ASSIGN_OR_RETURN(
         const model::ModelShape shape,
         model::FindShape(asked.at("shape").get<std::string>()));
-    // Finds errors of the device that the rank has not reported.
+    // Opens the device once to return its errors, because the function below
+    // cannot return errors.
     KVASIR_RETURN_IF_ERROR(
         OpenGpu(name_, module_, Products::kLibrary).status());
     KVASIR_ASSIGN_OR_RETURN(

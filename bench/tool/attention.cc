@@ -69,8 +69,9 @@ void ApplyQuick(AttentionFlags* flags) {
   UseQuick<int64_t>(flags->bench, "--chunk", 24, &flags->chunk);
 }
 
-// The bytes of all arenas together: four times the size of the caches, so that
-// nothing of an arena is left in them when it is used again.
+// The bytes of all arenas together: four times the size of the last-level
+// cache, so that no data of an arena is left in the CPU's caches when the arena
+// is used again.
 int64_t FootprintBytes(const BenchFlags& flags) {
   return flags.quick ? kQuickFootprintBytes : MachineCeilings::FootprintBytes();
 }

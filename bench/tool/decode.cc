@@ -142,8 +142,8 @@ absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   if (flags.fill == "auto")
     flags.fill = flags.compares() ? "random" : "prefill";
   if (flags.compares()) return RunDecodeComparison(std::move(flags));
-  // The most tokens that the run adds to a sequence. It may be in both batches
-  // of each pair, the warm-up pair included.
+  // The most tokens that the run adds to a sequence, because a sequence may be
+  // in both batches of each pair (the warm-up pair included).
   const int64_t decoded = 2 * flags.steps * (BenchPairs(flags.bench) + 1);
   KVASIR_ASSIGN_OR_RETURN(
       const auto engine,

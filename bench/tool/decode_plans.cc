@@ -184,7 +184,7 @@ nlohmann::ordered_json RowOf(const DecodeFlags& flags, const std::string& name,
 }
 
 // Takes one sample for each line of standard input and prints it on one line,
-// so that another program can measure in turn.
+// so that another program can take its own measurements in between.
 absl::Status RunPaced(const DecodeFlags& flags, BenchEngine* engine) {
   std::string line;
   std::printf("{\"ready\": true}\n");

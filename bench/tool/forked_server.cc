@@ -127,8 +127,8 @@ absl::StatusOr<std::unique_ptr<ForkedServer>> ForkedServer::StartKvasir(
   argv.push_back(nullptr);
   const pid_t child = fork();
   if (child == 0) {
-    // Until exec, only calls that are safe in the child of a process with
-    // threads.
+    // Until exec, this must make only calls that are safe in the child of a
+    // process with threads.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     const int out = open(log.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     dup2(out, STDOUT_FILENO);

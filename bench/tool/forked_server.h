@@ -14,8 +14,8 @@
 namespace kvasir::cli {
 
 // Owns: the child process, which ends with this object or with this process. A
-//   child that was started later keeps an earlier one alive: destroy the last
-//   one first.
+//   forked child inherits the lifelines of the children that were started
+//   before and so keeps these alive: destroy the last child first.
 // Threads: used by one thread only.
 class ForkedServer {
  public:

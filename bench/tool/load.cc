@@ -78,8 +78,8 @@ class TemporaryCheckpoint {
   const std::string folder_;
 };
 
-// The destination of the baseline, which reads the folder's weight files from
-// front to back with plain read() calls: pieces are read into `data`.
+// The memory into which the baseline reads. The baseline reads the folder's
+// weight files piece by piece, from front to back, with plain read() calls.
 struct ReadTarget {
   char* data;
   size_t bytes;

@@ -53,9 +53,9 @@ struct Servers {
   std::unique_ptr<ForkedServer> mtls_router;
 };
 
-// The connections that are encrypted: none (kPlain), those between clients and
-// router (kTls), or those and the connections between router and worker, all by
-// mutual TLS (kMutualTls).
+// Selects the connections that are encrypted. kPlain: none. kTls: those between
+// clients and router. kMutualTls: also those between router and worker, and all
+// by mutual TLS.
 enum class Hops { kPlain, kTls, kMutualTls };
 
 base::TlsOptions OfFiles(const ProxyBenchFlags& flags, bool authorities) {

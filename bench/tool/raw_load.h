@@ -29,9 +29,9 @@ struct RawCall {
   std::function<int64_t(const grpc::ByteBuffer&)> tokens_in;
 };
 
-// Make requests with the same prompt and number of tokens in four protocols:
-// kvasir.v1, KServe, VllmEngine, and vllm.Inference (with token ids instead of
-// text).
+// Each function makes a request in one protocol: kvasir.v1, KServe, VllmEngine,
+// or vllm.Inference (with token ids instead of text). For equal arguments, the
+// prompts are equal.
 RawCall WorkerRawCall(int64_t prompt_tokens, uint32_t max_tokens);
 RawCall KserveRawCall(const std::string& model, int64_t prompt_tokens,
                       uint32_t max_tokens);

@@ -19,8 +19,8 @@ using kvasir::v1::RopeLowRankSpace;
 // the multiple to which numbers of channels are rounded
 constexpr int64_t kGrain = 8;
 
-// Stretches the runs of a latent of width `from` to width `to`, with the same
-// shares.
+// Stretches the runs of a latent from width `from` to width `to`. Each run
+// keeps its share of the channels.
 absl::Status StretchRuns(int64_t from, int64_t to, kvasir::v1::Codec* codec) {
   if (!codec->has_bits() || from == to) return absl::OkStatus();
   int64_t end = 0;

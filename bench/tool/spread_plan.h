@@ -1,6 +1,6 @@
 // Stretches a plan that was made for one model over the shape of another, to
-// measure what its cache would cost there. Only for benchmarks: such a plan has
-// no tensors.
+// measure what its cache would cost there. Only for benchmarks, because no
+// checkpoint has tensors for the stretched plan.
 #pragma once
 
 #include "absl/status/statusor.h"

@@ -98,8 +98,8 @@ TEST(SpreadPlanTest, APlanSpreadToAnotherModelShapeHasTheSameHistogramOfBits) {
   }
 }
 
-// The original group has three channels of each pair for three heads, so one
-// for each head.
+// The plan's key group has three heads and three channels of each pair, so one
+// channel of each pair per head.
 TEST(SpreadPlanTest, AKeyGroupOfAllHeadsKeepsItsNumberOfChannelsPerHead) {
   kvasir::v1::KvPlan plan = PlanWith(kAllHeads, kAllHeads);
   for (auto& layer : *plan.mutable_layers()) {

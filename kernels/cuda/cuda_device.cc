@@ -365,8 +365,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
     return std::make_unique<Mark>(state_, event);
   }
   absl::Status Record(StreamMark* mark) override {
-    // Not possible during a capture: CUDA does not allow an event of a graph to
-    // be queried.
+    // A mark cannot be recorded during a capture, because CUDA does not allow
+    // an event of a graph to be queried.
     KVASIR_RETURN_IF_ERROR(Usable("marked"));
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     return state_->OkOr(

@@ -287,8 +287,8 @@ TEST_F(CudaDeviceTest, PinnedBlocksGrowToTheSizeOfTheLongestCopy) {
   EXPECT_EQ(runtime_.calls("AllocateHost"), calls);
 }
 
-// If its event cannot be recorded, nothing would report when the block may be
-// reused, so the upload must wait.
+// If the event of an upload cannot be recorded, nothing reports when its block
+// may be reused, so the upload must wait.
 TEST_F(CudaDeviceTest, AnUploadWaitsIfItsEventCannotBeRecorded) {
   Make();
   const DeviceBuffer memory = Memory(100);
@@ -521,7 +521,8 @@ TEST_F(CudaDeviceTest, ReportedMemoryFiguresAddUpToTheTotal) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const DeviceMemory memory, device_->memory());
   EXPECT_EQ(memory.total_bytes, 1 << 30);
   EXPECT_EQ(memory.allocated_bytes, 1000 + (3 << 20));
-  // The memory of the context, and the rounding of two allocations.
+  // Other bytes are the memory of the context and the rounding of two
+  // allocations.
   EXPECT_EQ(memory.other_bytes, (100 << 20) + (2 << 20) - 1000 + (1 << 20));
   EXPECT_EQ(memory.free_bytes + memory.allocated_bytes + memory.other_bytes,
             memory.total_bytes);
@@ -541,7 +542,7 @@ TEST_F(CudaDeviceTest, ALaunchHasTheGridAndMemorySizesThatItsOpRequested) {
                            .ctas_together = true,
                            .args = &args,
                            .args_bytes = sizeof(args)}));
-  args = 0;  // changed afterwards, because the arguments must have been copied
+  args = 0;  // the launch must have copied its arguments before
   const std::vector<FakeLaunch> launches = runtime_.launches();
   ASSERT_THAT(launches, SizeIs(1));
   const KernelLaunch& launch = launches[0].launch;

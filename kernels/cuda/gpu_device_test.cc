@@ -13,8 +13,8 @@
 namespace kvasir::kernels {
 namespace {
 
-using emulated::PrimitiveArgs;  // means gpu::PrimitiveArgs
-                                // (KVASIR_PRIMITIVES_TARGET)
+// This is gpu::PrimitiveArgs, because KVASIR_PRIMITIVES_TARGET is `gpu` here.
+using emulated::PrimitiveArgs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Words = std::vector<uint32_t>;

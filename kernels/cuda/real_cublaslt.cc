@@ -37,8 +37,8 @@ static_assert(sizeof(CublasHandle) == sizeof(cublasLtHandle_t));
 static_assert(sizeof(GemmAlgorithm::data) == sizeof(cublasLtMatmulAlgo_t));
 static_assert(static_cast<int>(CublasResult::kOk) == CUBLAS_STATUS_SUCCESS);
 
-constexpr int kMajor = CUDART_VERSION / 1000;  // the major version of the
-                                               // library as well
+// The major version of cuBLASLt, which is the same as that of CUDA's runtime.
+constexpr int kMajor = CUDART_VERSION / 1000;
 
 // Lists the functions of cuBLASLt that are used here.
 #define KVASIR_CUBLASLT_FUNCTIONS(Each)                                        \

@@ -86,7 +86,7 @@ absl::Status Staging::Copy(Block* block, void* to, const void* from,
   if (result != Result::kOk) return Failed("copy", result);
   result = runtime_->RecordEvent(block->event, stream_);
   if (result != Result::kOk) {
-    // Without its event, nothing reports when the block may be reused, so this
+    // Without the event, nothing reports when the block may be reused, so this
     // call waits for the stream.
     runtime_->SynchronizeStream(stream_);
     return Failed("event of a copy", result);
@@ -111,8 +111,8 @@ absl::Status Staging::Upload(void* device, const void* host, size_t bytes) {
 }
 
 absl::Status Staging::ReadBack(void* host, const void* device, size_t bytes) {
-  // While the host copies one piece out of its block, the GPU copies the next
-  // one.
+  // The bytes are read in pieces: while the host copies one piece out of its
+  // block, the GPU copies the next piece to another block.
   struct Piece {
     Block* block = nullptr;
     char* to = nullptr;

@@ -40,8 +40,8 @@ void* Map(size_t bytes) {
   }
   const size_t wanted = AlignUp(bytes, kSmallPageBytes);
   const size_t mapped = wanted + kHugePageBytes;
-  // Without MAP_NORESERVE, so a system that does not overcommit memory refuses
-  // the mapping here if it has too little memory.
+  // MAP_NORESERVE is not set, so a system that does not overcommit memory
+  // refuses this mapping if it has too little memory.
   void* raw = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return nullptr;

@@ -14,8 +14,8 @@ absl::StatusOr<DeviceMemory> Device::memory() const {
   memory.total_bytes = limits.memory_bytes;
   memory.allocated_bytes =
       std::min(allocator().device_bytes(), memory.total_bytes);
-  // The system counts memory that is allocated but not yet touched as free, so
-  // it is subtracted here.
+  // The system counts allocated memory as available until it is touched. So the
+  // free memory is also limited to the memory that is not allocated.
   memory.free_bytes = std::min(limits.available_bytes,
                                memory.total_bytes - memory.allocated_bytes);
   memory.other_bytes =

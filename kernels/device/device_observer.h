@@ -9,8 +9,9 @@
 namespace kvasir::kernels {
 
 // Describes one launch: the op, the number of rows, the width of each result (0
-// if the op has none), and the device addresses that the launch uses, with that
-// of its scratch memory last. The addresses must not be dereferenced.
+// if the op has none), and the device addresses that the launch uses. The
+// address of its scratch memory comes last. The addresses must not be
+// dereferenced.
 struct OpLaunch {
   const char* op = "";
   int64_t rows = 0;
@@ -34,7 +35,7 @@ class DeviceObserver {
 };
 
 // While this object lives, `observer` receives the calls of the thread that
-// made it. Such scopes cannot be nested.
+// made the object. A thread can have only one such object at a time.
 class ObserveDevice {
  public:
   explicit ObserveDevice(DeviceObserver* observer);

@@ -14,8 +14,8 @@
 namespace kvasir::kernels {
 
 // Copies tables to device memory, which this object owns (counted under the tag
-// "other"). If elements of a table have pointers to other tables, those tables
-// are added first, and the pointers are their device addresses.
+// "other"). A table whose elements point to other tables must be added after
+// these, and its pointers must be their device addresses.
 class DeviceTables {
  public:
   explicit DeviceTables(Device* device) : device_(device) {}
@@ -38,8 +38,9 @@ class DeviceTables {
 };
 
 // The parameters of an op that are constant after load, with the tables to
-// which they point. The op's Prepare function makes it once, from tables in
-// host memory; each run then takes only the data of a step. Movable.
+// which they point. The op's Prepare function makes this object once, from
+// tables in host memory. Each run of the op then needs only this object and the
+// data of a step. Movable.
 template <typename Params>
 struct Prepared {
   explicit Prepared(Device* device) : tables(device) {}

@@ -21,10 +21,12 @@ class GuardedMemory final : public MemoryGuard {
  public:
   // Whether the gaps between allocations are accessible between Open and Close.
   enum class Gaps {
-    kOpen,    // accessible: Open and Close are one system call each
-    kClosed,  // inaccessible: Open and Close are one call for each allocation,
-              // whose end is the end of a page (except for the padding of its
-              // alignment)
+    // Accessible. Open and Close are one system call each.
+    kOpen,
+    // Inaccessible. Open and Close are one system call for each allocation, and
+    // each allocation ends at the end of a page (except for the padding of its
+    // alignment), so that accesses after its end are found.
+    kClosed,
   };
   struct Range {
     const char* begin;

@@ -136,8 +136,8 @@ KVASIR_HOST_DEVICE uint64_t Squeeze(uint64_t eight) {
          ((uint64_t{1} << (8 * kBits)) - 1);
 }
 
-// For each i < count, ORs the lowest kBits bits of codes[i] >> shift into
-// `bytes`, from bit number bit + i * kBits on. Accesses only bytes that receive
+// For each i < count, ORs the lowest kBits bits of codes[i] >> shift into the
+// slot, from bit number bit + i * kBits on. Accesses only bytes that receive
 // bits. Requires a little-endian machine.
 template <int kBits>
 void PackPlane(const uint8_t* codes, int64_t count, int shift, int64_t bit,

@@ -57,9 +57,8 @@ TEST(CodePackTest, BitPlanesAreStoredInSequenceAndFillBytesFromTheLowestBit) {
   for (const Group& group : Groups()) {
     const std::vector<uint8_t> codes = RandomCodes(group);
     std::vector<bool> stream;
-    // The keys of `first` are widths of codes, in bits. For every code with one
-    // of these widths, appends `count` of its bits to the expected stream,
-    // beginning with bit number first[width].
+    // Appends `count` bits of every code whose width (in bits) is a key of
+    // `first` to the expected stream. first[width] is the first of these bits.
     const auto append = [&](const std::map<int, int>& first, int count) {
       for (const CodeRun& run : group.runs) {
         const auto from = first.find(run.bits);

@@ -60,7 +60,8 @@ KVASIR_HOST_DEVICE StoredRange<T> RangeOf(float low, float high, int bits) {
   StoredRange<T> range;
   range.minimum = RoundToSide<T, false>(low);
   const float levels = static_cast<float>((1 << bits) - 1);
-  // `width` is below 0 only if the minimum could not be rounded down to `low`.
+  // `width` is below 0 only if `high` is below the least finite T, to which the
+  // minimum is limited.
   const float width = high - ToFloat(range.minimum);
   range.scale = RoundToSide<T, true>((width > 0.0f ? width : 0.0f) / levels);
   return range;

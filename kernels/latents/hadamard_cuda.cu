@@ -1,11 +1,11 @@
-// hadamard on a GPU. A warp transforms one latent of one row; if the model has
-// a wide block, a CTA does. Each block is in shared memory while it is
-// transformed.
+// hadamard on a GPU. A warp transforms one latent of one row, or a whole CTA
+// does if the model has a block wider than kWarpFloats. Each block is in shared
+// memory while it is transformed.
 //
 // x and y have the type args.dtype, whatever the type of their pointers. The
 // computation is hadamard.h's, in the same order, so float32 activations give
-// the CPU's bits. The sign of Paley's factor is an operand of a fused
-// multiply-add, which is exact.
+// the CPU's bits. Entries of K are +1 or -1, so a fused multiply-add with an
+// entry rounds like an addition or a subtraction.
 //
 // Layout: rows of latents, row strides apart. Neighbouring threads access
 // neighbouring numbers.
@@ -127,7 +127,7 @@ void LaunchHadamard(const HadamardLaunch& args, Launcher& launcher) {
 }  // namespace
 
 void HadamardCuda(const HadamardArgs& args, float*, Launcher& launcher) {
-  // The scratch is twice the widest block.
+  // scratch_floats is twice the order of the widest block.
   const HadamardLaunch launch = {args, args.scratch_floats / 2};
   VisitDType(args.dtype, [&](auto type) {
     using T = decltype(type);

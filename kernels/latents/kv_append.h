@@ -54,9 +54,10 @@ struct KvAppendPartIn {
   // 1/2, so that it does not round to the first or last code. Null: clamped
   // codes are not counted. Parts may share a counter.
   Ptr<int64_t> clamped = nullptr;
-  // The unit of each group [G], in the same memory (host or device) as the
-  // view's groups, and the sides to whose errors the groups' errors are added
-  // (both, for a joint part). Null: their errors are not stored.
+  // The unit (slot_metadata.h) of each group [G], in the same memory (host or
+  // device) as part.groups. Null: the part's errors are not stored. Otherwise
+  // errors_of[i] says whether they are added to the errors of side i (keys,
+  // values); a joint part has both.
   const int32_t* unit_of_group = nullptr;
   bool errors_of[kErrorSides] = {false, false};
 };
@@ -82,9 +83,10 @@ struct KvAppendParamsIn {
   int64_t num_groups = 0;
   int64_t most_groups = 0;
   int64_t most_codes = 0;
-  // Only for a GPU, if there is metadata: the latents of all units, one unit
-  // after another, in the order in which their errors are added; and the index
-  // at which each unit's latents end [U].
+  // Only for a GPU, and only if there is metadata. unit_latents has the latents
+  // of all units, one unit after another, in the order in which their errors
+  // are added. unit_ends [U] has the index at which the latents of each unit
+  // end.
   Ptr<const UnitLatent> unit_latents = nullptr;
   Ptr<const int32_t> unit_ends = nullptr;
   int64_t row_stride = 0;   // in elements

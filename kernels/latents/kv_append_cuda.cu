@@ -120,8 +120,8 @@ struct Latent {
 struct Found {
   uint32_t clamped = 0;
   bool not_finite = false;
-  // a part of the sum of squared errors: thread lane i has a part of lane i %
-  // 16 of that sum (kv_append.h)
+  // This thread's part of the sum of squared errors. kv_append.h sums in 16
+  // lanes: lanes i and i + 16 of the warp together hold lane i of the sum.
   float error = 0.0f;
 
   // Returns x; or 0 if x is not finite, which is recorded in not_finite.

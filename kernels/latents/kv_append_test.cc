@@ -228,8 +228,8 @@ TEST_P(KvAppendTest, NumbersAreStoredAsTheirNearestLevelAndRowsKeepTheirNorm) {
                Coded({{600, bits}})},
               GetParam(), kPageTokens, false, {}, 1 << bits);
     Rows rows = RandomRows(64 + 1 + 37 + 600, kPageTokens);
-    // The rows include one of zeros, which must stay zero, and one whose norm
-    // is too large for the type of the scale, which must get the greatest
+    // One row has only zeros, which must stay zero. The norm of another row is
+    // too large for the type of the scale, so this row must get the greatest
     // scale.
     const auto first = [&](size_t token) {
       return rows.numbers.begin() +

@@ -50,8 +50,8 @@ absl::Status CheckRuns(const char* op, const LatentPart& part,
   return absl::OkStatus();
 }
 
-// A region to be checked: its name, the bytes that a slot has in it, and the
-// size of the numbers, of which its offsets must be multiples.
+// A region to be checked: its name, how many bytes a slot has in it, and the
+// size of its numbers. Offsets in the region must be multiples of this size.
 struct Checked {
   absl::string_view name;
   TileRegion region;

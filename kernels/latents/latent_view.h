@@ -61,8 +61,8 @@ struct LatentGroup {
   // minimum of run 1, and so on, in the part's param_dtype. If the part has
   // levels: only a single scale.
   TileRegion params;
-  // Runs in the order of channels, which together cover all channels. If there
-  // are none, the latent is stored as numbers of the part's dtype.
+  // The runs, in the order of their channels; together they cover all channels.
+  // If there are none, the latent is stored as numbers of the part's dtype.
   const CodeRun* runs = nullptr;
   int64_t num_runs = 0;
 };
@@ -84,10 +84,10 @@ struct LatentPartIn {
   int64_t page_bytes = 0;     // the tiles are at the start of the page
   int64_t tile_bytes = 0;
   int64_t tile_slots = 0;  // S: slot s of a page is in tile s / S of the page
-  const LatentGroup* groups = nullptr;  // [num_groups], in the memory space of
-                                        // the view
-  int64_t num_groups = 0;               // G
-  DType dtype = DType::kBf16;           // type of stored numbers
+  // [num_groups]: in device memory for a kernel, in host memory for Prepare.
+  const LatentGroup* groups = nullptr;
+  int64_t num_groups = 0;           // G
+  DType dtype = DType::kBf16;       // type of stored numbers
   DType param_dtype = DType::kF16;  // type of ranges that are stored in slots
   // Static ranges: those of each channel [sum of R'], the same for all tokens.
   // Null: ranges are stored in slots.
@@ -158,8 +158,8 @@ KVASIR_HOST_DEVICE inline CodePlanes PlanesOf(const LatentGroup& group) {
   }
   return planes;
 }
-// How many channels of a group have codes that are stored, which are those of
-// runs with more than 0 bits.
+// Returns how many channels of a group have stored codes: those in runs of more
+// than 0 bits.
 KVASIR_HOST_DEVICE inline int64_t CodedWidth(const LatentGroup& group) {
   const bool rest =
       group.num_runs > 0 && group.runs[group.num_runs - 1].bits == 0;

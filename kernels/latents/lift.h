@@ -13,10 +13,10 @@
 namespace kvasir::kernels {
 
 // Query head h uses the matrix A_j, [in, out], of its KV head j = h / (Hq /
-// Hkv). With in = D and out = R' it applies a key's lift to the query
-// (PackAsTheyLie packs `up`). With in = R' and out = D it applies a value's
-// lift (PackRows packs it). Groups of different ranks have matrices of
-// different sizes.
+// Hkv). With in = D and out = R' the op applies a key's lift to the query;
+// PackAsTheyLie packs such matrices from a checkpoint. With in = R' and out = D
+// it applies a value's lift; PackRows packs these. Groups of different ranks
+// have matrices of different sizes.
 //   y[t, column_out[h] + n] = chain(t, h, n), where chain is
 //   acc = 0; for k = 0 .. in - 1:
 //     acc = fma(x[t, column_in[h] + k], A_j[k, n], acc)

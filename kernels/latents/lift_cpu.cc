@@ -19,8 +19,9 @@ namespace kvasir::kernels {
 // A thread computes at most kLiftRows rows (a row is one query head of one
 // token) times kLiftPanels panels of one KV head's matrix at a time. If there
 // are few rows, threads divide the matrix by panels, because reading it from
-// memory takes most of the time. If there are many rows, the panels of a thread
-// (8, of the usual depth) stay in the second-level cache.
+// memory takes most of the time. If there are many rows, a thread reads its
+// panels again and again. At the usual depth, kLiftPanels panels stay in the
+// second-level cache.
 inline constexpr int64_t kLiftRows = 48;
 inline constexpr int64_t kLiftPanels = 8;
 // The largest depth k of one pass. If a matrix is not deeper, the rows of a
@@ -112,8 +113,8 @@ void LiftTile(const LiftArgs& params, const LiftPart& part, int64_t row,
       }
       args.b = static_cast<const T*>(matrix.data) +
                (panel * matrix.k + k) * kPanelColumns;
-      // Only for the first tile of rows does the matrix come from memory, so
-      // only then it is prefetched.
+      // Only the first tile of rows reads the matrix from memory, so only this
+      // tile prefetches it.
       args.ahead = row == part.row_begin
                        ? static_cast<const char*>(args.b) + kPrefetchBytes
                        : nullptr;

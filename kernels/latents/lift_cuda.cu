@@ -186,7 +186,7 @@ LiftKernel(LiftArgs args) {
   }
 }
 
-// ---- on tensor cores
+// ---- lift on tensor cores
 
 // The depth (k) of one mma, and how many 16-bit numbers a chunk of 16 bytes
 // has.

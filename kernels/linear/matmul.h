@@ -1,5 +1,5 @@
-// matmul: y = x W, by one kernel for any number of rows. The weights W are
-// packed when they are loaded. C++17.
+// matmul: y = x W + bias, for any number of rows. The weights W are packed when
+// they are loaded. C++17.
 #pragma once
 
 #include <cstdint>
@@ -74,9 +74,9 @@ struct MatmulParamsIn {
 using MatmulParams = MatmulParamsIn<DevicePtr>;
 using MatmulArgs = MatmulParamsIn<LaunchPtr>;
 
-// Returns the bytes of the bias in a GPU's scratch: rounded to y's type, if
-// that is not float32. The library's workspace follows, aligned to
-// kGemmWorkspaceAlignment. Only the library needs scratch.
+// Returns how many bytes of a GPU's scratch the bias takes: a copy in y's type,
+// or 0 if y is float32. After it, aligned to kGemmWorkspaceAlignment, comes the
+// library's workspace. Only products by the library need scratch.
 constexpr int64_t GemmBiasBytes(int64_t n, DType y_dtype) {
   return y_dtype == DType::kF32 ? 0
                                 : (n * DTypeBytes(y_dtype) + 255) / 256 * 256;

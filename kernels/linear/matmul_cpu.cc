@@ -95,8 +95,9 @@ struct TilePlace {
   bool last;  // true for the last block of k, after which the bias is added
 };
 
-// RunTileInto computes one tile with such a function. If the last panel is
-// narrower than 32 columns, it uses a dense copy of that part of y.
+// A function that computes one tile. RunTileInto calls it for a tile of y; if
+// the last panel is narrower than 32 columns, it passes a dense copy (`edge`)
+// of that part of y.
 using TileFunction = void (*)(int rows, const TileArgs& args);
 
 void RunTileInto(TileFunction tile, const MatmulArgs& params,

@@ -10,7 +10,7 @@
 // - up to 64 rows: 64 x 32;
 // - more rows: the largest of 128 x 128, 64 x 128 and 64 x 32 that gives work
 // to half of the multiprocessors. Larger tiles read less from the second-level
-// cache, which bounds a chunk of a prompt.
+// cache, whose bandwidth limits the speed with many rows.
 // CTAs run in the order of tile_order.h.
 // Other types: one chain of fused multiply-adds in the order of k over exact
 // float32 values, with the CPU's bits. It is for tests and small models, and as
@@ -31,8 +31,8 @@
 // Shortest possible time: for few rows, N K B divided by the memory's
 // bandwidth; for many rows, the operations divided by the tensor cores' rate.
 // Instructions of a warp for 16 rows, 8 columns and 16 k (256 bytes of W): 1
-// mma, 1.5 ldmatrix and 0.75 cp.async. With all others, these are 3.3
-// instructions of a lane per byte of W (counted in PTX).
+// mma, 1.5 ldmatrix and 0.75 cp.async. With all other instructions, a lane
+// executes 3.3 instructions per byte of W (counted in PTX).
 #include "kernels/device/gemm.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/linear/tile_order.h"

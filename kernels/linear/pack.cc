@@ -67,7 +67,8 @@ void TransposeSquare(const T* from, T* to) {
   for (int64_t c = 0; c < kSide; ++c) {
     rows[c] = hn::LoadU(tag, from + c * kPackBlockK);
   }
-  // Each round is a perfect shuffle; log2(kSide) rounds swap the two indices.
+  // Each round interleaves the first half of all numbers with the second half
+  // (a perfect shuffle). After log2(kSide) rounds, the square is transposed.
   for (int64_t round = 1; round < kSide; round *= 2) {
     hn::Vec<decltype(tag)> next[kSide];
     for (int64_t c = 0; c < kSide / 2; ++c) {
@@ -254,7 +255,7 @@ absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
     CopyRows(shape, block, first_column, static_cast<char*>(memory));
     return absl::OkStatus();
   }
-  // Types of two bytes are moved without conversion.
+  // Numbers are moved as integers of the same size, so nothing is converted.
   if (DTypeBytes(shape.dtype) == 2) {
     Pack(shape, block, first_column, static_cast<uint16_t*>(memory));
   } else {

@@ -46,9 +46,9 @@ struct TileArgs {
   int64_t ahead_step;
 };
 
-// How far ahead of its reads a tile prefetches if it streams B from memory:
-// enough to cover the latency of one core (measurements show no difference
-// between 2 and 8 KiB).
+// How far ahead of its reads a tile prefetches if it reads B from memory. This
+// is enough to hide the latency of memory; measurements show no difference
+// between 2 and 8 KiB.
 inline constexpr int64_t kPrefetchBytes = 4096;
 
 // Computes one tile of 1 to kTileRows rows. B has the type T: float, F16, Bf16

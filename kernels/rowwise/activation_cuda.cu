@@ -64,8 +64,7 @@ KVASIR_DEVICE void Activate(const simt::OnRows<ActivationArgs>& on,
   simt::ForPacksOfRows<n>(
       on, args.num_rows, args.columns, [&](int64_t row, int64_t column) {
         const int64_t at = row * args.columns + column;
-        // LoadGlobal and not LoadOnce, because `out` may be the same memory as
-        // x.
+        // This must not be LoadOnce, because `out` may be the same memory as x.
         Pack pack = simt::LoadGlobal(reinterpret_cast<const Pack*>(x + at));
         KVASIR_UNROLL
         for (int k = 0; k < n; ++k) {

@@ -92,8 +92,8 @@ HWY_EXPORT(EmbedRows);
 }  // namespace
 
 void EmbeddingSimd(const EmbeddingArgs& params, CpuStream& stream) {
-  // In a packed table the numbers of a row are far apart, so each costs a cache
-  // miss.
+  // The cost per number is relative to a copy. In a packed table the numbers of
+  // a row are far apart, so each costs a cache miss.
   const int64_t cost = params.table != nullptr ? 1 : 8;
   ForRows(stream, params.num_tokens, cost * params.hidden,
           [&](int64_t begin, int64_t end, int /*thread*/) {

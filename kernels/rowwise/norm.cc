@@ -9,9 +9,9 @@ namespace {
 
 constexpr OpKernels<NormParams> kKernels = {"norm", &NormReference, &NormSimd};
 
-// Rows whose length allows it are always read 16 bytes at a time on a GPU, and
-// so must be aligned: a choice by alignment would change the order of sums,
-// which may depend only on the number of columns.
+// If rows are a multiple of 16 bytes long, a GPU always reads them 16 bytes at
+// a time, so they must be aligned. Reading unaligned rows in another way would
+// change the order of sums, which may depend only on the number of columns.
 absl::Status CheckAlignment(const NormParams& params) {
   constexpr int64_t kAccessBytes = 16;
   if (params.columns * DTypeBytes(params.dtype) % kAccessBytes != 0) {

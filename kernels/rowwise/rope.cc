@@ -101,8 +101,9 @@ absl::Status AddHeads(absl::Span<const RopeHead> heads, DeviceTables* tables,
 }  // namespace
 
 uint64_t RopeStep(double radians_per_position) {
-  // The fraction of a turn as two exact halves of 32 bits: a double's 53 bits
-  // times 2^64 do not fit an integer conversion.
+  // Converts the fraction of a turn to an integer in two halves of 32 bits. If
+  // rounding gives 2^64, the sum of the halves wraps to 0, while converting
+  // 2^64 itself to uint64_t would be undefined.
   constexpr long double kTwoPi = 6.283185307179586476925286766559L;
   long double turns = static_cast<long double>(radians_per_position) / kTwoPi;
   turns -= std::floor(turns);

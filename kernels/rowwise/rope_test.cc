@@ -206,9 +206,10 @@ void ExpectTurned(const std::vector<float>& before,
   EXPECT_TRUE(SameBits(expected, after));
 }
 
-// KeptPairs: lists as after pruning; each head has its own 19 of 64 pairs.
-// ComplexChannels: lists as for commuting latents; two groups of unequal size,
-// in which several channels may use one pair's angle.
+// KeptPairs returns lists like those of a pruned model, in which each head
+// keeps 19 of 64 pairs. ComplexChannels returns lists like those of complex
+// channels (RopeHead): two heads of unequal size, in which several channels may
+// use one pair's angle.
 std::vector<std::vector<int32_t>> KeptPairs() {
   std::vector<std::vector<int32_t>> lists(4);
   for (int32_t h = 0; h < 4; ++h) {

@@ -70,9 +70,9 @@ KVASIR_DEVICE void ForLogits(const float* logits, int32_t vocab,
   }
 }
 
-// Combines the 16 lanes of AddLogitBlock, of which each of 16 / n neighbouring
-// threads has n, into one number. Joins lanes that are 8 apart, then 4, 2 and
-// 1. All threads of the warp must call it.
+// Combines the 16 lanes of AddLogitBlock into one number. Each of 16 / n
+// neighbouring threads has n of the lanes. Joins lanes that are 8 apart, then
+// 4, 2 and 1. All threads of the warp must call it.
 template <int n, typename Join>
 KVASIR_DEVICE float OverLanes(float (&lanes)[n], const Join& join) {
   KVASIR_UNROLL
@@ -191,8 +191,8 @@ KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
   }
 }
 
-// Like LogProbability on a CPU. The bits are the same if the float64 logarithms
-// of the GPU and the CPU are, which may differ by 1 ulp.
+// Like LogProbability on a CPU. The result's bits may differ if the float64
+// logarithms of the GPU and the CPU differ, which they may by 1 ulp.
 KVASIR_DEVICE float LogProbabilityOf(float logit,
                                      const LogSoftmaxState& state) {
   return static_cast<float>(

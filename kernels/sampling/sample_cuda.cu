@@ -1,12 +1,13 @@
 // sample and count_tokens on a GPU: one CTA per row.
 //
 // A pack is 1 or 4 neighbouring ids. It belongs to the same thread in every
-// pass, so penalties, biases, bans and the mask need no barrier. A greedy row
-// ends with the largest adjusted logit. In other rows, top-k, top-p, min-p and
-// the draw are stages that use the ids in descending order of logits. Each
-// stage finds the shortest prefix of this order that has the required count or
-// share of the weights (top_ids_cuda.h), within the prefix of the stage before.
-// The list of the most likely ids is found in the same way.
+// pass, so penalties, biases, bans and the mask need no barrier. For a greedy
+// row the id with the largest adjusted logit is the result. In other rows,
+// top-k, top-p, min-p and the draw are stages that use the ids in descending
+// order of logits. Each stage finds the shortest prefix of this order that has
+// the required count or share of the weights (top_ids_cuda.h), within the
+// prefix of the stage before. The list of the most likely ids is found in the
+// same way.
 //
 // The result equals the CPU's: greedy choices, ties, filters, log probabilities
 // and lists have the same bits. Only two float64 sums are added in another
@@ -25,7 +26,7 @@
 // with a draw, 8 V with log probabilities, 8 V with a list. All except the
 // first 4 V are in the second-level cache. If more than 2048 ids are needed,
 // because many are about equally likely (a flat row), 4 V are read two to four
-// times more. Rows made up to be the worst case take up to kMostSplits times.
+// times more. In the worst case they are read kMostSplits times.
 // Operations: about 60 per logit with a draw, and 100 per logit of an interval
 // that is split.
 // Shortest possible time: as long as one multiprocessor takes to read and

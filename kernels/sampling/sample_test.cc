@@ -195,8 +195,8 @@ TEST(SampleTest, AnAllowedTokenIsDrawnDespiteInfiniteBiases) {
   const Case cases[] = {
       // Ids 1 and 3 have +infinity, so the lower one is taken.
       {{0.0f, kInf, 0.0f, kInf}, 1},
-      // All logits are equal, so the lowest id is taken that is not banned. (Id
-      // 0 is.)
+      // All logits are equal, so the lowest id that is not banned is taken. Id
+      // 0 is banned.
       {{-kInf, -kInf, -kInf, -kInf}, 1},
       {{kInf, -kInf, 3.0f, -kInf}, 2},
   };

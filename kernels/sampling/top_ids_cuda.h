@@ -109,8 +109,8 @@ KVASIR_DEVICE void Sort(TopKey* keys, uint32_t count) {
   }
 }
 
-// A prefix of a row's ids, which are those before the key `end`: how many they
-// are, and the sum of their weights.
+// A prefix of a row's ids: the ids before the key `end`, the sum of their
+// weights, and their number.
 struct Prefix {
   TopKey end;
   double mass;
@@ -213,7 +213,8 @@ KVASIR_DEVICE TopCuts CutsBetween(TopKey begin, TopKey end, bool by_value,
   for (int i = 0; i < kCuts - 1; ++i) {
     const auto times = static_cast<TopKey>(i + 1);
     TopKey key = step > 0 ? begin + step * times : begin + times;
-    // This applies if all logits of the interval are equal.
+    // If many ids have the first logit of the interval, this cut separates them
+    // from the other ids.
     if (i == 0 && BehindLogit(top) < key) key = BehindLogit(top);
     if (by_value) key = BehindLogit(top + part * static_cast<float>(i + 1));
     key = key < begin ? begin : key;
@@ -276,10 +277,11 @@ struct TopInterval {
   Prefix from, to;
 };
 
-// Returns the part of `interval`, between two neighbouring marks (or an end of
-// the interval), in which the border lies. It always has at least one id. For
-// this, a mark that already has all ids of the interval ends it, even if its
-// weights, added in another order, are one bit less than the goal.
+// Returns the part of `interval` in which the border lies: between two
+// neighbouring marks, or between a mark and an end of the interval. The result
+// always has at least one id. Therefore a mark with all ids of the interval
+// also ends the result, even if rounding has left the sum of its weights just
+// below the goal.
 KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
                                   TopInterval interval) {
   for (int i = 0; i < kCuts; ++i) {

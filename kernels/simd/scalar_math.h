@@ -137,8 +137,8 @@ inline float GeluTanh(float x) {
 
 inline float Relu(float x) { return x < 0.0f ? 0.0f : x; }
 
-// Sine and cosine of r in [-pi/4, pi/4]. The error of each is at most 1 ulp of
-// the larger of the two.
+// SinCosReduced computes sine and cosine of r in [-pi/4, pi/4]. The error of
+// each is at most 1 ulp of the larger of the two.
 namespace trig_constants {
 inline constexpr float kRadiansPerUnit = 1.46291807926716e-9f;  // 2 pi / 2^32
 inline constexpr float kS3 = -1.9515295891e-4f;

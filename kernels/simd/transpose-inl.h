@@ -18,8 +18,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Transposes 4 x 4 words in each 128-bit block: those that rows[0] to rows[3]
-// have in the block.
+// In each 128-bit block, transposes the 4 x 4 words that rows[0] to rows[3]
+// have there.
 #if HWY_TARGET != HWY_SCALAR
 HWY_INLINE void TransposeBlocksOf4(WordVec* rows) {
   const hn::Repartition<uint64_t, Words> d64;
@@ -73,8 +73,8 @@ HWY_INLINE void Transpose(WordVec* rows) {
 #endif
 }
 
-// Sets out[i * out_stride + s] to number `first + i` of row s. For kVecLanes
-// rows and kVecLanes numbers of each row.
+// Sets out[i * out_stride + s] to number `first + i` of row s, for all i and s
+// below kVecLanes.
 template <typename T>
 HWY_INLINE void TransposeNumbers(const char* const* rows, int64_t first,
                                  float* out, int64_t out_stride,

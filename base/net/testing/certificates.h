@@ -23,8 +23,8 @@ struct TestCertificateOptions {
   int rsa_bits = 0;  // 0: a key of P-256
 };
 
-// Each returns the certificate of an authority, which is signed with its own
-// key. The `names` in the options are not used.
+// MakeAuthority and MakeAuthorityWith return the certificate of an authority,
+// signed with its own key. The `names` in the options are not used.
 TestCertificate MakeAuthority(const std::string& common_name);
 TestCertificate MakeAuthorityWith(const TestCertificateOptions& options);
 TestCertificate MakeCertificate(const TestCertificate& authority,

@@ -222,8 +222,8 @@ absl::StatusOr<BenchReport> RunDecodeRanks(DecodeFlags flags) {
   // closed.
   std::signal(SIGPIPE, SIG_IGN);
   if (flags.fill == "auto") flags.fill = "random";
-  // The most tokens that the run adds to a sequence. It may be in both batches
-  // of each pair, the warm-up pair included.
+  // The most tokens that the run adds to a sequence, because a sequence may be
+  // in both batches of each pair (the warm-up pair included).
   const int64_t decoded = 2 * flags.steps * (BenchPairs(flags.bench) + 1);
   BenchEngineOptions options = {.model = flags.model,
                                 .max_model_len = flags.context + decoded,

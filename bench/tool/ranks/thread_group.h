@@ -23,8 +23,8 @@
 namespace kvasir::cli {
 
 // Owns: the collectives. Destroy their users first.
-// Threads: OnRanks and totals from one thread; no rank runs between calls of
-// OnRanks. member(r) is used on the thread of rank r.
+// Threads: OnRanks and totals must be called from one thread; ranks run only
+// during OnRanks. member(r) must be used on the thread of rank r.
 class ThreadGroup {
  public:
   // `size` is at least 2.

@@ -26,8 +26,7 @@ class FakeCublasLt final : public CublasLt {
   explicit FakeCublasLt(FakeRuntime* runtime) : runtime_(runtime) {}
   ~FakeCublasLt() override;
 
-  // Sets how many bytes of workspace the algorithms need that are chosen from
-  // now on.
+  // From now on, every chosen algorithm needs this many bytes of workspace.
   void NeedWorkspace(size_t bytes);
   // Makes the next call of the function of this name, such as "Choose", fail
   // with `result`.

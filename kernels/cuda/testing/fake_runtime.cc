@@ -445,7 +445,8 @@ Result FakeRuntime::InstantiateGraph(GraphHandle graph, StreamHandle stream,
   base::MutexLock lock(&mutex_);
   EXPECT_NE(Find(stream, true), nullptr);
   Result result = Begin("InstantiateGraph");
-  // Instantiating a graph allocates device memory.
+  // Instantiating a graph allocates device memory, which a capturing thread
+  // must not do.
   if (result == Result::kOk) result = RefuseCaptures(false);
   if (result != Result::kOk) return result;
   *exec = NewHandle<ExecHandle>();
