@@ -460,8 +460,8 @@ bool ThreadedEngine::TakeCommands(absl::Duration wait) {
     wake_.WaitWithTimeout(&mutex_, wait);
   }
   commands_.swap(inbox_);
-  // Counts all of them as waiting, until Publish copies the scheduler's own
-  // count.
+  // Counts all requests of the inbox as waiting, until Publish copies the
+  // scheduler's own count.
   scheduler_queued_ += std::exchange(inbox_submits_, 0);
   return state_ == State::kRunning;
 }
@@ -514,8 +514,8 @@ absl::Status ThreadedEngine::Step(bool* planned) {
   KVASIR_RETURN_IF_ERROR(result.status());
   const absl::Time executed = clock.Now();
   const absl::Duration execute = executed - enqueued_at_;
-  // If planning the next step was tried without success, the time of the
-  // attempt is counted for this step.
+  // If ScheduleAhead planned nothing, the time that it took counts for this
+  // step.
   const absl::Duration planning =
       planning_ + (next == nullptr ? next_planning : absl::ZeroDuration());
   planning_ = next_planning;

@@ -76,8 +76,8 @@ struct WorkerConstants {
   struct LayerSide {
     int64_t layer = 0;
     std::string side;    // "key" or "value"
-    std::string method;  // how its parts are stored, such as "full"
-    int64_t rank = 0;    // numbers per token, summed over all groups
+    std::string method;  // how keys or values are stored, for example "full"
+    int64_t rank = 0;    // numbers per token, over all groups of heads
     std::string bits;    // for example "bf16", "4" or "8,4,4,4,2,2,0,0"
   };
   std::vector<LayerSide> layers;

@@ -97,10 +97,10 @@ Scheduler::~Scheduler() = default;
 // Planning a step
 // ---------------------------------------------------------------------------
 
-// Running sequences are planned in the order of service. So the first ones get
-// pages first, and the sequences that are preempted to free pages are not
-// planned yet. A waiting request is planned before running sequences of lower
-// priority.
+// Running sequences are planned in the order of service, and preempted from the
+// end of that order to free pages. So a preempted sequence is never one that is
+// already planned. A waiting request is planned before running sequences of
+// lower priority.
 const StepPlan* Scheduler::Schedule() {
   KVASIR_CHECK(num_planned_ == 0);
   const absl::Cleanup forget_ended = [this] { ended_.clear(); };
@@ -288,8 +288,9 @@ bool Scheduler::HasRoomFor(const Sequence& sequence) {
   // PagesSuffice requires. So Import checks whether the free pages suffice.
   if (sequence.image.has_value() && sequence.to_run() == 1) return true;
   // This check is optimistic: it assumes that running sequences hold all pages
-  // of the cached prefix, so that sharing them takes no free page. That is
-  // known only once the sequence has taken them, so Start checks again.
+  // of the cached prefix, so that sharing them takes no free page. Whether that
+  // is true shows only when the sequence takes these pages, so Start checks
+  // again.
   const int64_t cached = deps_.cache->CachedPrefixTokens(
       sequence.tokens, StartOptionsOf(sequence));
   return cached > 0 && PagesSuffice(sequence, cached);
@@ -381,8 +382,9 @@ bool Scheduler::PlanSequence(Sequence* sequence, size_t victims_from) {
   if (sequence->computed < prompt) {
     want = std::min(want, prompt - sequence->computed);
   }
-  // If a step ends at this position, the cache keeps a copy of the side pages
-  // (a tail), with which later prompts can reuse the prefix.
+  // Ends the step at the position `cut` if the step would pass it: there the
+  // cache copies the sequence's side pages, and needs the copy (a tail) to
+  // reuse the prefix for later prompts.
   const auto cut =
       static_cast<uint32_t>(deps_.cache->tail_cut(sequence->cache_id()));
   if (sequence->computed < cut) want = std::min(want, cut - sequence->computed);
@@ -439,8 +441,8 @@ uint32_t Scheduler::Grow(const Sequence& sequence, uint32_t want,
 }
 
 void Scheduler::Preempt(Sequence* sequence) {
-  // Gives back the token of the budget that was reserved for this sequence's
-  // decode.
+  // Schedule reserved one token of the budget for this sequence to decode.
+  // Gives it back.
   if (sequence->to_run() == 1) ++prefill_budget_;
   if (ShouldCopy(*sequence)) {
     sequence->image = deps_.cache->Export(sequence->cache_id());

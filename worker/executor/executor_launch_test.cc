@@ -381,7 +381,7 @@ TEST(ExecutorEvictionLaunchTest,
     DirectRunner runner(&executor, &rank->layout(), rank->pages());
     std::vector<std::vector<int32_t>> prompts;
     for (int i = 0; i < 3; ++i) prompts.push_back(Ids(i, 11 + i / 2));
-    std::vector<int> evictions;  // how many evict in each step
+    std::vector<int> evictions;  // by step: how many sequences evict
     for (int turn = 0; turn < 3 + 14; ++turn) {
       std::vector<DirectStep> steps;
       evictions.push_back(0);
@@ -502,8 +502,9 @@ TEST(PadSizesTest, CountsArePaddedToPowersOfTwoWithinTheLimits) {
   EXPECT_EQ(PadSizes({.tokens = 65}, limits, 8).tokens, 100);
   EXPECT_EQ(samples(5, 16), 8);
   EXPECT_EQ(samples(9, 12), 12);
-  // More samples than one chunk of logits are padded to whole chunks, so that
-  // padding adds no chunk and no read of the head's weights.
+  // Samples that need several chunks of logits are padded to whole chunks. So
+  // the padding adds no chunk, for which the head's weights would be read once
+  // more.
   EXPECT_EQ(samples(13, 12), 24);
   EXPECT_EQ(samples(49, 12), 50);
   EXPECT_EQ(samples(3, 1), 3);

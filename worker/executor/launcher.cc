@@ -181,8 +181,8 @@ absl::Status Launcher::RunTargets(const StagedStep& step,
   return output_.ScoreTargets(*parts_.stream, hidden, batch, workspace);
 }
 
-// Launches as many rows as the bucket has histories. The padding at the end
-// counts nothing.
+// Launches one row for each history of the bucket, including the padding, whose
+// rows count no tokens.
 absl::Status Launcher::CountHistories(const StagedStep& step,
                                       Workspace& workspace) {
   const int64_t count = step.bucket.padded.histories;

@@ -1,5 +1,7 @@
-// Tests the promise of batch_invariance_test.cc for compressed caches: every
-// compression method, every model family, and sliding windows.
+// Tests for compressed caches that other requests in the batch, chunks and
+// preemption change no bit of a request's output (as batch_invariance_test.cc
+// does): with every compression method, every model family, and sliding
+// windows.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>

@@ -37,8 +37,8 @@ struct ModelSource {
   // The plan with the attention programs that the rank runs on a CPU; null for
   // PlanUse::kLook.
   std::shared_ptr<const worker::ServedPlan> served;
-  // Whether the checkpoint has the tensors of the plan. False only for
-  // PlanUse::kLook, with a --kv-plan that has not been applied to it.
+  // Whether the checkpoint has the tensors that the plan needs. False only for
+  // PlanUse::kLook, with a --kv-plan that was not applied to this checkpoint.
   bool weights_fit = true;
 
   // Sets `plan` to `source`, resolved for `spec` and `shard`. Errors: those of

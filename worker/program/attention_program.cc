@@ -33,8 +33,8 @@ Pairs FirstPairs(int64_t count) {
   return pairs;
 }
 
-// Adds one row to `takes`. Extends the last run if both row and column continue
-// that run.
+// Adds one row to `takes`: to the last RowTake if row and column continue it,
+// else as a new RowTake.
 void Take(int64_t row, int64_t column, std::vector<RowTake>* takes) {
   if (!takes->empty()) {
     RowTake& last = takes->back();

@@ -118,7 +118,7 @@ struct PartProgram {
   int64_t source_columns = 0;
   std::vector<Rotation> rotations;  // of the source columns
   bool has_basis = false;           // latents = basis (source - mean)
-  bool has_mean = false;            // whether the basis has one
+  bool has_mean = false;            // whether the basis has a mean
   // Whether latents are multiplied by a Hadamard matrix before they are stored.
   bool hadamard = false;
   // Whether codes use a static range per channel. If so, the next member says
@@ -172,7 +172,7 @@ struct AttentionProgram {
   int64_t head_dim = 0;  // D in shapes
   bool rotates = false;
   std::vector<Projection> projections;
-  bool has_bias = false;           // whether any projection has one
+  bool has_bias = false;           // whether any projection has a bias
   int64_t projection_columns = 0;  // columns of the fused projection
   int64_t row_columns = 0;         // columns of a token's row
   std::vector<KeyProgram> key;

@@ -260,7 +260,7 @@ absl::Status LayerAttention::PrepareComplexLifts(const KeyProgram& part,
   const auto num_heads = part.group_of_head.size();
   const auto share = static_cast<size_t>(program().heads.query.count /
                                          program().heads.kv.count);
-  std::vector<std::vector<int32_t>> places;  // by latent
+  std::vector<std::vector<int32_t>> places;  // one list per latent
   for (const LatentProgram& latent : part.latents) {
     places.emplace_back(latent.channel_place.begin(),
                         latent.channel_place.end());
@@ -332,7 +332,7 @@ absl::Status LayerAttention::MakeValue() {
   CheckAlike(value, arena);
   value_.latents = Latents(arena, weights);
   if (value.hadamard) {
-    if (!program().joint) {  // a joint part was transformed with the keys
+    if (!program().joint) {  // a joint part's keys were transformed already
       KVASIR_RETURN_IF_ERROR(
           PrepareHadamard(PlacesOfLatents(value), program().row_columns,
                           /*transposed=*/false, &value_.hadamard));
@@ -492,8 +492,8 @@ LayerAttention::MakeLaunch(LaunchedRows rows) const {
       key.rebuild = &keys_[p].rebuild;
       Add(RebuildFlops(part), &rebuild_flops);
     } else if (prompts && part.prompt_lift.has_value()) {
-      // Attention with a prompt lift uses the queries from before the query
-      // lift.
+      // A prompt lift turns latents into keys, so attention uses the queries as
+      // they were projected, not the lifted ones.
       key.rebuild = &keys_[p].prompt_lift;
       key.query_column = part.projected.column.data();
       Add(LiftFlops(part, part.prompt_lift->dims), &prompt_lift_flops);

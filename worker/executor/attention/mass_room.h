@@ -12,8 +12,8 @@ namespace kvasir::worker {
 
 // Memory for the attention mass of slots, in layers that evict by scores.
 struct MassRoom {
-  int64_t most_rows = 0;     // rows of one step
-  int64_t most_weights = 0;  // floats of one step; see kernels::AttentionMass
+  int64_t most_rows = 0;     // the most rows in one step
+  int64_t most_weights = 0;  // in floats, for one step (AttentionMass)
 };
 
 struct MassRoomLimits {
@@ -49,8 +49,8 @@ int64_t KeptWeightBytes(const plan::ResolvedPlan& plan,
 // slots.
 enum class ScoringKind : uint8_t {
   kKept,  // the weights of its only row were kept
-  // computed from keys again: the sequence has several rows, or none that
-  // counts
+  // computed from keys again: the sequence has several rows, or its only row
+  // does not add to scores
   kAgain,
   kNoRoom,  // computed from keys again: the sequence's weights did not fit
 };

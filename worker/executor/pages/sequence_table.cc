@@ -146,8 +146,8 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
         absl::StrCat("its page table in page group ", group, " has ", new_size,
                      " pages, the limit is ", max_pages_));
   }
-  // Entries before `first_live` name no page if the sliding window gave them up
-  // before a plan sent them.
+  // A sliding window may give up pages before any plan sends them. Their table
+  // entries, which are before `first_live`, then name no page.
   const int64_t first_live = delta.first_live_index();
   if (first_live < table.first_live || first_live > new_size) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -42,7 +42,7 @@ struct GlooOptions {
   // takes twice this time.
   absl::Duration connect_timeout = absl::Seconds(60);
   // How long a call waits for a message from another rank. Must be longer than
-  // any rank may be late for a call.
+  // the longest time by which a rank may come late to a call.
   absl::Duration call_timeout = absl::Seconds(30);
   // The largest payload of a message in bytes, a multiple of 4. Larger calls
   // are sent as several messages. The memory for messages does not depend on
