@@ -274,8 +274,8 @@ absl::Status Rank::MakeExecutor(ModelWeights weights,
 
 absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
                             Collective* collective) {
-  // To find the ops, make an executor with weights that have no memory. It
-  // checks its ops against the device.
+  // Makes an executor whose weights have no memory. Making it checks that the
+  // device has all ops that steps launch.
   KVASIR_ASSIGN_OR_RETURN(
       ModelWeights weights,
       WeightsWithoutMemory(spec_, plan_, source, MatrixFormat::Of(*device_)));
@@ -287,8 +287,8 @@ absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
   executor_ = nullptr;
   pages_ = pages;
   host_pages_ = host_pages;
-  // Other errors are ignored here: they may come only from the missing
-  // weights. Any others are reported again once weights are loaded.
+  // Ignores other errors, because the missing weights may have caused them.
+  // Real errors are reported again once weights are loaded.
   return absl::IsUnimplemented(made) ? made : absl::OkStatus();
 }
 

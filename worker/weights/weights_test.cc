@@ -275,7 +275,7 @@ TEST(WeightsTest, WeightMatricesOnAGpuHaveTheDataTypeOfItsActivations) {
   // With float32 activations matrices keep their stored type, because products
   // read it exactly.
   const Loaded floats = Load(&source, {}, 1, 200, DType::kF32);
-  // its tensors have different types
+  // the tensors that are fused to qkv have different types
   EXPECT_EQ(floats.weights.layers[0].qkv.dtype, DType::kF32);
   EXPECT_EQ(floats.weights.layers[0].o.dtype, DType::kF16);
   EXPECT_EQ(floats.weights.layers[0].down.dtype, DType::kBf16);

@@ -575,8 +575,8 @@ void GlooMesh::Abort(const absl::Status& reason) {
     connecting = !places_made_;
   }
   if (connecting) {
-    // No message can be sent yet. The other ranks notice that their connections
-    // are closed.
+    // No message can be sent before all ranks are connected. Closing the
+    // connections tells the other ranks.
     ClosePairs();
     return;
   }

@@ -122,7 +122,8 @@ class RankLeader {
   void Log(const RankGroupState::Event& event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Carries out tasks_ without holding the lock. If another thread is already
-  // doing that, it does these tasks too, so that messages keep their order.
+  // doing that, leaves all tasks to that thread, so that messages keep their
+  // order.
   void RunTasks() ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns the error for a call that waited when the group ended.
   absl::Status EndStatus() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -138,8 +139,8 @@ class RankLeader {
   LinkId last_link_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
   bool working_ ABSL_GUARDED_BY(mutex_) = false;
-  // True once the group's end was handled; if on_end must be called, it has
-  // been.
+  // True once the group's end was handled, including a call of on_end if one
+  // was needed.
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread ticker_;
