@@ -153,8 +153,8 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   absl::flat_hash_map<std::string, std::vector<uint32_t>> live_
       ABSL_GUARDED_BY(mutex_);
   uint64_t num_live_ ABSL_GUARDED_BY(mutex_) = 0;
-  // How many requests wait for their first step in the inbox, and how many in
-  // the scheduler.
+  // The number of requests that wait for their first step: first those in the
+  // inbox, then those in the scheduler.
   uint32_t inbox_submits_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t scheduler_queued_ ABSL_GUARDED_BY(mutex_) = 0;
   LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);

@@ -126,8 +126,8 @@ const StepPlan* Scheduler::Schedule() {
     if (i == running_.size()) break;
     if (!PlanSequence(running_[i], i + 1)) pages_ran_out = true;
   }
-  // After a preemption nothing is admitted, because the sequence that was just
-  // preempted would start, only to be preempted again.
+  // A step that preempts a sequence admits none: the preempted sequence would
+  // start again at once, only to be preempted again.
   while (!waiting_.empty() && !pages_ran_out && stats_.preemptions == 0) {
     if (TryAdmit(running_.size(), now) == 0) break;
   }
@@ -276,16 +276,17 @@ bool Scheduler::HasRoomFor(const Sequence& sequence) {
   if (running_.empty() || PagesSuffice(sequence, 0)) {
     return true;
   }
-  // Looking up the sequence's cached prefix hashes the whole prompt. It is done
-  // again only if another sequence has become the first to wait, pages have
-  // become free, or a prefill has run.
+  // To look up the cached prefix, the whole prompt must be hashed. So after a
+  // failed look-up, it is repeated only if another sequence has become the
+  // first to wait, pages have become free, or a prefill has run.
   if (LackedPages(sequence)) return false;
   prefix_grew_ = false;
   blocked_order_ = sequence.request->order;
   blocked_pages_ = Load().free_pages;
-  // A sequence that decodes as soon as its image is imported needs few pages
-  // beyond those of the image; with a sliding window it needs fewer than
-  // PagesSuffice requires. So Import checks whether the free pages suffice.
+  // A sequence that decodes right after the import of its image needs hardly
+  // more pages than the image has. With a sliding window that is less than
+  // PagesSuffice would require, so only Import checks whether the free pages
+  // suffice.
   if (sequence.image.has_value() && sequence.to_run() == 1) return true;
   // This check is optimistic: it assumes that running sequences hold all pages
   // of the cached prefix, so that sharing them takes no free page. Whether that

@@ -64,8 +64,8 @@ class KeyCounter {
     if (pre_rope_) Rotate(latent, rotated_dims);
     flops_.attention += 2 * latent.query_heads * dims;
   }
-  // For channels that represent rotation pairs: they are rotated without a
-  // lift, once for each head.
+  // Counts the work on channels that represent rotation pairs. These are
+  // rotated without a lift, once for each head.
   void Channels(const Latent& latent, int64_t terms) {
     Absorb(latent, terms);
     if (pre_rope_) Rotate(latent, latent.channels);

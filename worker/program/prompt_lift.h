@@ -23,8 +23,9 @@ namespace kvasir::worker {
 inline constexpr int64_t kPromptLiftRows = 512;
 
 // Sets `prompt_lift` of the parts that are cheaper to lift if kPromptLiftRows
-// rows see a slot. These can only be absorbed keys and values with a run-time
-// lift of their own and without an online Hadamard transform.
+// rows see a slot. Only parts that attention reads in absorbed form qualify,
+// and only if they have a run-time lift of their own and no online Hadamard
+// transform.
 void PlanPromptLifts(AttentionProgram* program);
 
 // Whether any part has a prompt lift. If none has, the bits of a request's

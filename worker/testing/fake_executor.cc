@@ -671,9 +671,10 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
   return absl::OkStatus();
 }
 
-// Removes from the page's holders those that will not read it again, because
-// the page lies before their sliding window. This is needed because a plan
-// lists the pages that a window has left only in the sequence's next step.
+// Removes from the page's holders the sequences that will not read it again,
+// because it lies before their sliding window. Plans do not do that in time: a
+// page that a window has left is given up only by the plan of the sequence's
+// next step.
 void FakeExecutor::DropBehindWindows(uint64_t writer, int32_t group,
                                      int32_t page_id) {
   const auto g = static_cast<size_t>(group);

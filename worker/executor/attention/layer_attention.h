@@ -40,10 +40,9 @@ struct AttentionInput {
   int64_t num_tokens = 0;                  // T in shapes
   int64_t padded_tokens = 0;  // StepBucket::padded, for workspace sizes
   int64_t num_sequences = 0;  // B in shapes
-  // The rows of each sequence, in the order of `group.sequences`. The numbers
-  // of the rows ascend from prompt to prompt, and from one sequence that
-  // decodes to the next. Host memory; not read if the workspace is counting().
-  // [B]
+  // The rows of each sequence, in the order of `group.sequences`. In this order
+  // `first_row` ascends among the prompts, and also among the sequences that
+  // decode. Host memory; not read if the workspace is counting(). [B]
   absl::Span<const SequenceRows> rows;
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
   AttentionBatch group;                         // for the layer's page group

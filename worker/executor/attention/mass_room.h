@@ -13,7 +13,7 @@ namespace kvasir::worker {
 // Memory for the attention mass of slots, in layers that evict by scores.
 struct MassRoom {
   int64_t most_rows = 0;     // the most rows in one step
-  int64_t most_weights = 0;  // in floats, for one step (AttentionMass)
+  int64_t most_weights = 0;  // floats of one step, see kernels::AttentionMass
 };
 
 struct MassRoomLimits {
@@ -26,11 +26,12 @@ struct MassRoomLimits {
   int64_t num_heads = 0;  // query heads of this rank
 };
 
-// A sequence that decodes keeps its row's attention weights in this memory if
-// they fit. For a sequence that does not fit, the launch computes the scores
-// from the keys again, which takes nearly as long as its attention. So the
-// memory holds the weights of all slots of the pool, in blocks of slots per
-// sequence, but is limited to 32 MiB or 1/32 of the pool, whichever is more.
+// Chooses the size of the memory for attention mass. It keeps the attention
+// weights of each sequence that decodes, if they fit. For a sequence whose
+// weights do not fit, the launch computes the scores from the keys again, which
+// takes nearly as long as its attention. So the memory has room for the weights
+// of all slots of the pool, in blocks of slots per sequence, but is limited to
+// 32 MiB or 1/32 of the pool, whichever is more.
 MassRoom RoomForMass(const MassRoomLimits& limits);
 
 // Returns `steps` with all fields set, for a pool of `pages`. The caller has

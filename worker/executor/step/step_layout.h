@@ -48,8 +48,8 @@ struct EvictionBatch {
 
 // Everything that a step's list of launches depends on. Steps of one bucket
 // have the same layout of blob, results and workspace. They differ in the
-// uploaded numbers and in the true counts of the padded rows. Each launch
-// receives the true count, and the first row if that is not 0; a CPU computes
+// uploaded numbers, and in how many rows are not padding. Each launch receives
+// that number, and the first of these rows if it is not row 0; a CPU computes
 // only these rows.
 struct StepBucket {
   StepSizes padded;
