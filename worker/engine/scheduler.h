@@ -178,7 +178,7 @@ class Scheduler {
   // the last and not before index `victims_from`.
   uint32_t Grow(const Sequence& sequence, uint32_t want, size_t victims_from);
   // Moves the sequence from the batch to the queue. Its pages are copied to the
-  // host pool if there is room and that is predicted to be faster than
+  // host pool if they fit and if copying is predicted to be faster than
   // computing them again; otherwise they are dropped.
   void Preempt(Sequence* sequence);
   bool ShouldCopy(const Sequence& sequence) const;

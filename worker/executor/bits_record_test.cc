@@ -105,7 +105,8 @@ struct BitsCase {
   std::string name;
   std::function<Worker(const Conditions&)> make;
   size_t num_requests = 8;
-  bool trained = false;  // trained model: prompts are real text
+  // whether the model is trained; if so, prompts are real text
+  bool trained = false;
 };
 
 // A tiny model with random weights, whose plan stores numbers as `dtype`.
@@ -306,8 +307,8 @@ std::vector<int64_t> Targets() {
   return targets;
 }
 
-// The recorded hashes, by name of the case, by kind ("lifted" if the rank lifts
-// prompts, else "exact"), and by what was hashed.
+// The recorded hashes, by name of the case, by kind ("lifted" if the rank uses
+// prompt lifts (prompt_lift.h), else "exact"), and by what was hashed.
 class Record : public ::testing::Environment {
  public:
   static Record& Get() {
@@ -376,7 +377,7 @@ class Record : public ::testing::Environment {
 [[maybe_unused]] const auto* const kRecord =
     ::testing::AddGlobalTestEnvironment(&Record::Get());
 
-// Runs the case and returns whether its rank lifts prompts.
+// Runs the case and returns whether its rank uses prompt lifts.
 bool RunUnder(const BitsCase& each, Conditions conditions) {
   LogitsHash logits;
   conditions.logits_tap = [&](const LogitsRow& row) { logits.Add(row); };

@@ -34,8 +34,8 @@ struct TokenBatch {
   kernels::DevicePtr<const int32_t> ids;  // [T]
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
   absl::Span<const AttentionBatch> groups;
-  // For each ring (KvArenas::Ring), where each token's exact row is stored. [T]
-  // each.
+  // For each ring (KvArenas::Ring), where each token's exact (uncompressed) row
+  // is stored. [T] each.
   absl::Span<const kernels::DevicePtr<const int64_t>> ring_slots;
   // For each token, the number of ranks on which a latent of the token was not
   // finite. The caller sets zeros before Run. [T]

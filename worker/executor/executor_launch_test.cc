@@ -223,9 +223,9 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     KVASIR_ASSERT_OK(runner_->Run(steps).status());
   }
 
-  // Adds page copies in every page group: some copies from page 0, then a copy
-  // from a page that they wrote, so that there are two batches. No sequence
-  // uses these pages.
+  // Adds page copies in every page group: some that copy page 0, then one that
+  // copies a page written by the others, so that there are two batches. No
+  // sequence uses these pages.
   void AddPageCopies(int more) {
     for (uint32_t group = 0; group < rank_->pages().size(); ++group) {
       for (int32_t i = 0; i < 3 + more; ++i) {
@@ -358,8 +358,9 @@ INSTANTIATE_TEST_SUITE_P(Plans, ExecutorLaunchTest,
                            return parameter.param.plan_case.name;
                          });
 
-// Runs three sequences, which evict in the same step and in different steps,
-// with both rules for choosing slots: by scores, and the latest.
+// Runs three sequences with each rule for choosing the slots to keep: those
+// with the best scores, or the latest. In some steps several sequences evict,
+// in others only one.
 TEST(ExecutorEvictionLaunchTest,
      EvictionsLaunchTwoOpsPerLayerAndAllocateNothing) {
   for (const char* others : {"", R"(,"others":"LATEST")"}) {

@@ -1,7 +1,6 @@
-// Tests for compressed caches that other requests in the batch, chunks and
-// preemption change no bit of a request's output (as batch_invariance_test.cc
-// does): with every compression method, every model family, and sliding
-// windows.
+// Repeats the tests of batch_invariance_test.cc (other requests, chunks and
+// preemption change no bit of a request's output) for compressed caches: for
+// every compression method, every model family, and sliding windows.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>

@@ -33,10 +33,10 @@ struct LoadRequest {
   int64_t kv_cache_bytes = 0;
   // The share of a GPU's memory that all processes together may use.
   double gpu_memory_utilization = 0.9;
-  // Size of the host pool. Empty: a quarter of the page pool, but at most half
-  // of the memory that the page pool leaves; or no host pool if max_num_seqs
+  // Size of the host pool. If it is empty: no host pool if max_num_seqs
   // sequences of max_model_len fit into the page pool, because then no sequence
-  // is ever preempted for its pages.
+  // is ever preempted for its pages. Otherwise a quarter of the page pool, but
+  // at most half of the memory that the page pool leaves.
   std::optional<int64_t> host_pool_bytes = 0;
   bool graphs = false;  // ModelExecutorOptions::graphs
   bool prefix_reuse = true;

@@ -46,9 +46,9 @@ struct ModelSource {
   absl::Status SetPlan(const kvasir::v1::KvPlan& source);
 };
 
-// The options for worker::ServePlan. Prompts may lift latents unless
-// --deterministic was given or worker::PromptsMayLift refuses the device. A
-// null device means the CPU.
+// The options for worker::ServePlan. Prompts may lift latents (prompt_lift.h)
+// unless --deterministic was given or worker::PromptsMayLift is false for the
+// device. A null device means the CPU.
 worker::ServeOptions ServeOptionsOf(const ModelOptions& options,
                                     const kernels::Device* device);
 // The settings for OpenDevice: the host's memory limit, and float16 activations

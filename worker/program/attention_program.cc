@@ -265,8 +265,8 @@ class Maker {
     return pairs;
   }
 
-  // How RoPE rotates the key of a KV head of this rank: the pairs of the head,
-  // or those of its latent if the latent's channels represent pairs.
+  // How RoPE rotates the key of a KV head of this rank: by the pairs of the
+  // head or, if the channels of its latent represent pairs, by these pairs.
   HeadTurn TurnOfKey(const ResolvedPart& from, const PartProgram& part,
                      int64_t local) const {
     const auto head = static_cast<size_t>(local);

@@ -45,7 +45,7 @@ struct WeightMemory {
   }
 };
 
-// A destination of a tensor's rows, and how they are converted for it.
+// A destination of a tensor's rows, and how the rows are converted for it.
 struct WeightSink {
   enum class Kind {
     kPack,      // row i becomes column i of a packed matrix

@@ -29,7 +29,7 @@ struct ShardSizes {
   int64_t first_q_head = 0;
   int64_t num_q_heads = 0;
   plan::HeadRange kv_heads;
-  int64_t first_feature = 0;  // of the MLP's intermediate size
+  int64_t first_feature = 0;  // this rank's part of the MLP's features
   int64_t num_features = 0;
   plan::IdRange ids;
 
@@ -60,8 +60,8 @@ struct PartWeights {
   kernels::DevicePtr<const float>
       range_minimum;  // [sum of R']; null: ranges are stored in slots
   kernels::DevicePtr<const float> range_scale;
-  // If the part has a prompt lift: for each KV head the matrix with which
-  // prompts lift latents, [d, R'] for keys or [R', d] for values.
+  // If the part has a prompt lift (prompt_lift.h): for each KV head the matrix
+  // of the lift, [d, R'] for keys or [R', d] for values.
   std::vector<kernels::DevicePtr<const float>> prompt_up;  // [Hkv], or empty
 };
 

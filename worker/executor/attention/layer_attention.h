@@ -46,8 +46,8 @@ struct AttentionInput {
   absl::Span<const SequenceRows> rows;
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
   AttentionBatch group;                         // for the layer's page group
-  // Where each token's exact row is stored, for a side (keys or values) that
-  // keeps exact rows. [T]
+  // Where each token's exact (uncompressed) row is stored, for a side (keys or
+  // values) that keeps exact rows. [T]
   kernels::DevicePtr<const int64_t> key_ring_slots;
   kernels::DevicePtr<const int64_t> value_ring_slots;
   kernels::DevicePtr<float> not_finite;  // KvAppendParams::not_finite

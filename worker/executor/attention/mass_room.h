@@ -1,5 +1,5 @@
-// Decides how much memory the launches of a step get for attention mass, which
-// is the sum of attention weights by which slots are scored for eviction.
+// Decides how much memory the launches of a step get for attention mass: the
+// sums of attention weights that are the slots' scores for eviction.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace kvasir::worker {
 
-// Memory for the attention mass of slots, in layers that evict by scores.
+// Memory for the attention mass (sums of attention weights) of slots, in layers
+// that evict by scores.
 struct MassRoom {
   int64_t most_rows = 0;     // the most rows in one step
   int64_t most_weights = 0;  // floats of one step, see kernels::AttentionMass

@@ -91,7 +91,7 @@ class KvArenas {
       const cache::PageCounts& host_pages = {});
 
   const std::vector<Layer>& layers() const { return layers_; }
-  // All different rings. Layers with equal rings share one entry.
+  // The rings, each only once: layers with equal rings share one entry.
   const std::vector<Ring>& rings() const { return rings_; }
   const cache::PageCounts& num_pages() const { return pages_; }
   int64_t num_page_groups() const {

@@ -58,7 +58,8 @@ struct StepBucket {
   absl::InlinedVector<KvArenas::CopyBatch, 4> copies;
   absl::InlinedVector<EvictionBatch, 2> evictions;
   // Whether the step has prompts, and StepBatch::output_runs. Set only if
-  // prompts lift latents, because prompts and output are then launched apart.
+  // prompts lift latents (prompt_lift.h), because prompts and output are then
+  // launched apart.
   bool has_prompts = false;
   int64_t output_runs = 0;
 

@@ -34,7 +34,7 @@ struct GlooOptions {
   plan::TpShard shard;  // at least 2 ranks
   // A network interface of this machine, or one of its addresses, for all
   // traffic of the group. Use a network that only the ranks can reach: traffic
-  // is not encrypted, and from Begin until Connect has ended the ports accept
+  // is not encrypted, and until Connect has ended, the ports accept
   // connections from any process. If such a process sends garbage, this process
   // ends, because Gloo throws an exception in its own thread.
   std::string interface;

@@ -57,8 +57,8 @@ absl::Status CheckRankGroupOptions(const RankGroupOptions& options);
 // and the next one. The scheduler does not plan more.
 inline constexpr size_t kMaxStepsInFlight = 2;
 
-// Heartbeats that a rank sends in each heartbeat timeout. Because they are
-// several, one late heartbeat does not end the group.
+// The number of heartbeats that a rank sends in each heartbeat timeout. It is
+// above 1, so that one late heartbeat does not end the group.
 inline constexpr int kHeartbeatsPerTimeout = 6;
 
 // Describes a follower that has joined. Texts that the follower sent were made
