@@ -526,8 +526,8 @@ absl::Status ThreadedEngine::Step(bool* planned) {
       next == nullptr ? absl::OkStatus() : Enqueue(*next);
   const absl::Time handled_from = clock.Now();
   if (!warming_up_) {
-    // Aborts that arrived while the step ran come first, so that their requests
-    // get no token of this step.
+    // Aborts that arrived while the step ran are carried out first, so that
+    // their requests get no token of this step.
     TakeCommands(absl::ZeroDuration());
     RunCommands();
   }

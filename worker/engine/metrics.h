@@ -45,7 +45,8 @@ struct CacheSample {
   int64_t evictions = 0;               // since start, summed over page groups
   int64_t slots_evicted = 0;           // since start
   int64_t eviction_pages_reclaimed = 0;  // since start
-  // These four are also since start, and are copied from ExecutorTotals.
+  // The next four count since the start, too. They are copied from
+  // ExecutorTotals.
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
   int64_t scored_without_room = 0;

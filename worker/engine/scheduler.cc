@@ -25,8 +25,8 @@ cache::StartOptions StartOptionsOf(const Sequence& sequence) {
   options.publish_prefix = state.request.use_prefix_cache;
   options.prompt_tokens = state.prompt_tokens();
   options.evictions = state.evictions;
-  // Log probabilities of the prompt can be computed only if every prompt token
-  // runs.
+  // If log probabilities of the prompt are wanted, every prompt token must run,
+  // so no cached prefix is reused.
   options.reuse_prefix =
       state.request.use_prefix_cache &&
       !(sequence.sample_index == 0 && state.wants_prompt_logprobs());
@@ -160,7 +160,7 @@ const StepPlan* Scheduler::ScheduleAhead() {
     }
     const PlannedSequence& runs = *LastPartOf(*sequence);
     // If pages run out here, the slots that were reserved for other sequences
-    // stay reserved; the next step needs them.
+    // stay reserved, because the next step needs them in any case.
     if (!deps_.cache->Reserve(sequence->cache_id(),
                               int64_t{runs.num_tokens} + 1)) {
       return nullptr;

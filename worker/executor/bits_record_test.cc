@@ -268,8 +268,8 @@ std::vector<Request> RequestsFor(Worker& worker, size_t num_requests,
   return requests;
 }
 
-// Conditions with a pool (`pages`) smaller than the default preempt requests,
-// because not all of them fit.
+// If `pages` is smaller than the default, requests are preempted, because not
+// all of them fit into the pool.
 std::vector<Conditions> AllConditions() {
   return {
       {.one_at_a_time = true},

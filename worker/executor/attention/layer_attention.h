@@ -74,7 +74,8 @@ class LayerAttention {
     const LayerWeights* weights = nullptr;
     const KvArenas::Layer* arena = nullptr;
     const std::vector<KvArenas::Ring>* rings = nullptr;
-    // [rotary_dim / 2], on the host and on the device.
+    // The steps of RoPE's angles [rotary_dim / 2], on the host and on the
+    // device.
     absl::Span<const uint64_t> rope_steps;
     kernels::DevicePtr<const uint64_t> device_rope_steps;
     kernels::HadamardTables* hadamard = nullptr;
@@ -104,8 +105,8 @@ class LayerAttention {
   };
 
   static absl::StatusOr<LayerAttention> Create(const Parts& parts);
-  // The attention kernels for sequences that decode; also those for prompts,
-  // unless prompts lift latents.
+  // The attention kernels for sequences that decode. Prompts use the same
+  // kernels unless they lift latents (prompt_lift.h).
   const kernels::AttentionKernels& kernels() const {
     return launch_->attention.kernels();
   }
@@ -175,8 +176,8 @@ class LayerAttention {
     std::optional<kernels::PreparedHadamard> hadamard;
     std::optional<kernels::PreparedHadamard> query_hadamard;
   };
-  // The exact rows of a part. `fresh_groups` is empty if the part's side keeps
-  // no exact rows.
+  // The exact (uncompressed) rows of a part. `fresh_groups` is empty if the
+  // part's side keeps no exact rows.
   struct Exact {
     std::vector<kernels::LatentGroup> fresh_groups;
     kernels::ExactRows rows;

@@ -22,8 +22,8 @@ kernels::RopePairing PairingOf(model::RopePairing pairing) {
              : kernels::RopePairing::kInterleaved;
 }
 
-// Returns a part's view of its pages, completed with the static ranges, which
-// are not stored in pages.
+// Returns the view of a part's latents in the pages, with the part's static
+// ranges added, because pages do not contain them.
 kernels::LatentPart Latents(const KvArenas::Part& arena,
                             const PartWeights& weights) {
   kernels::LatentPart latents = arena.latents;
@@ -68,9 +68,9 @@ std::vector<HadamardPlace> PlacesOfHeads(const HeadSpans& heads) {
 }
 
 constexpr int64_t kFreshAlignmentBytes = 64;
-// Space between the rows of two groups. Without it, rows of different groups
-// would compete for the same few sets of a CPU cache, because a step's token
-// limit and the bytes of a row are often powers of two.
+// Space between the rows of two latent groups. Without it, rows of different
+// groups would compete for the same few sets of a CPU cache, because a step's
+// token limit and the bytes of a row are often powers of two.
 constexpr int64_t kFreshShiftBytes = 5 * kFreshAlignmentBytes;
 
 // Lays out the exact rows of a step's tokens in one page: one latent group
