@@ -157,8 +157,8 @@ Worker CheckpointWorker(Conditions conditions, const std::string& folder,
     KVASIR_EXPECT_OK(checkpoint->CheckTensors(Resolved(*parsed, spec)));
     plan = *parsed;
   }
-  // A model with learned positions serves no longer texts than its table has
-  // positions.
+  // A model with learned positions cannot serve texts that are longer than its
+  // table of positions.
   conditions.max_model_len = static_cast<uint32_t>(std::min<int64_t>(
       conditions.max_model_len, spec.max_position_embeddings));
   CheckpointSource source(&*checkpoint);

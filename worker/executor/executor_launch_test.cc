@@ -72,8 +72,8 @@ struct StepRecord {
   std::array<int64_t, kNumStepParts> heap = {};
   std::vector<kernels::OpLaunch> launches;
 
-  // One line for each launch. It includes the number of rows only if
-  // `with_rows`, which is for steps of equal sizes.
+  // Returns one line for each launch. It includes the number of rows if
+  // `with_rows` is true, as needed to compare steps of equal sizes.
   std::string Text(bool with_rows) const {
     std::string lines;
     for (const kernels::OpLaunch& launch : launches) {

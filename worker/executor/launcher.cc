@@ -14,8 +14,9 @@ namespace {
 
 using kernels::Workspace;
 
-// Parameters of an op that gathers int32 numbers: the op for float32 rows, with
-// rows of one number. It copies bits unchanged.
+// Returns the parameters for gathering int32 numbers. This uses the op that
+// gathers float32 rows, with rows of one number, because that op copies bits
+// unchanged.
 kernels::GatherRowsParams GatherNumbers(kernels::DevicePtr<const int32_t> from,
                                         kernels::DevicePtr<const int32_t> rows,
                                         kernels::DevicePtr<int32_t> to,

@@ -369,8 +369,8 @@ TEST(ModelExecutorTest,
   KVASIR_ASSERT_OK(executor.Execute(plan));
 
   // Two sequences continue the same text. Sequence 1 continues in place.
-  // Sequence 2 shares its first page and has a copy of its second page, made by
-  // two page copies (8 to 5, 5 to 9).
+  // Sequence 2 shares the first page of sequence 1 and has a copy of the second
+  // page, made by two page copies (8 to 5, 5 to 9).
   StepPlan next;
   next.set_step_id(2);
   for (const auto& [from, to] : {std::pair{8, 5}, std::pair{5, 9}}) {
@@ -630,7 +630,7 @@ SequenceStep* AddFresh(StepPlan* plan, uint64_t id, int32_t page) {
 }
 
 // A rank with the plan case `name`. If `key_window` is above 0, it replaces the
-// case's exact window of keys.
+// case's number of recent keys that are kept uncompressed.
 std::unique_ptr<Rank> RankOfCase(const std::string& name,
                                  uint32_t key_window = 0) {
   for (PlanCase plan_case : PlanCases()) {

@@ -68,7 +68,7 @@ class StepOutput {
                              int64_t num_rows, RowsReader reader,
                              kernels::Workspace& workspace) const;
 
-  // The most rows that are sampled at a time, which is a chunk of samples.
+  // The size of a chunk of samples: the most rows that are sampled at a time.
   int64_t logits_rows() const;
 
  private:

@@ -31,8 +31,8 @@ struct ModelSource {
   model::DecoderSpec spec;
   // The part of the model that this rank has; by default the whole model.
   plan::TpShard shard;
-  // The plan for this rank, resolved only once. Exact windows are cut to the
-  // model's length.
+  // The plan for this rank, resolved only once. Its exact windows (recent
+  // tokens that are kept uncompressed) are cut to the model's length.
   std::shared_ptr<const plan::ResolvedPlan> plan;
   // The plan with the attention programs that the rank runs on a CPU; null for
   // PlanUse::kLook.

@@ -103,7 +103,8 @@ struct PromptLift {
   friend bool operator==(const PromptLift&, const PromptLift&) = default;
 };
 
-// The columns that one part of a side computes from the fused projection.
+// One part of a side (keys or values): the columns of the fused projection that
+// it uses, and how latents are made from them.
 struct PartProgram {
   std::string prefix;       // of tensor names, without "model.layers.{l}."
   std::string lift_prefix;  // plan::ResolvedPart::lift_prefix

@@ -30,8 +30,8 @@ struct ServedPlan {
 };
 
 struct ServeOptions {
-  // Whether prompts may lift latents (prompt_lift.h). They do so only where
-  // that is cheaper and the kernels can do it.
+  // Whether prompts may lift latents (prompt_lift.h). They do so only if that
+  // is cheaper and the kernels can do it.
   bool lift_prompts = true;
 };
 

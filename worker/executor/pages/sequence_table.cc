@@ -18,8 +18,8 @@ absl::Status Wrong(uint64_t sequence_id, const std::string& what) {
       absl::StrCat("step plan: sequence ", sequence_id, ": ", what));
 }
 
-// The slot of the step's first token in the sequence's table of this page
-// group.
+// Returns the number of the slot, in the sequence's table of this page group,
+// that the step's first token gets.
 uint64_t PhysicalStart(const SequenceStep& step, int group) {
   return step.physical_starts().empty() ? step.logical_start()
                                         : step.physical_starts(group);
