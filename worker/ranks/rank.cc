@@ -25,7 +25,8 @@ absl::Status RunLargestSteps(ModelExecutor* executor,
   std::vector<int32_t> prompt(static_cast<size_t>(std::clamp(
       limits.max_model_len - 1, int64_t{1}, limits.max_batched_tokens)));
   runner.SetPrompt(1, static_cast<int64_t>(prompt.size()));
-  // A step must end where an eviction is due, so the prompt must not be longer.
+  // A step must end where an eviction is due, so the prompt must not go beyond
+  // that point.
   if (const auto at = runner.next_eviction(1); at.has_value()) {
     prompt.resize(std::min(prompt.size(),
                            static_cast<size_t>(std::max(*at, int64_t{1}))));

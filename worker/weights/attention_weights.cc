@@ -462,8 +462,8 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // Plans reading the mean into `parts`, and allocates memory for what is
-  // computed from it.
+  // Plans to read the mean into `parts`, and allocates memory for what is
+  // computed from the mean.
   absl::StatusOr<TensorRead> BasisMean(const PartProgram& part,
                                        WeightSink::Kind kind,
                                        std::shared_ptr<BasisParts> parts,

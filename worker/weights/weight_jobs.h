@@ -67,7 +67,8 @@ struct WeightSink {
   Visit visit;
 };
 
-// One tensor to read. Without sinks it is read only for the fingerprint.
+// One tensor to read. Without sinks it is read only for the fingerprint of the
+// weights.
 struct TensorRead {
   std::string tensor;
   int64_t columns = 1;

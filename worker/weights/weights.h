@@ -130,9 +130,9 @@ struct LoadOptions {
   // small enough that data is still in the CPU's second-level cache when it is
   // packed.
   size_t read_buffer_bytes = size_t{512} << 10;
-  // For devices that stage writes (Device::stages_writes): limit, over all
-  // threads, of the host memory in which matrices are packed before they are
-  // copied to the device. A matrix above the limit is staged while no other is.
+  // Only for devices that stage writes (Device::stages_writes): the most host
+  // memory in which all threads together pack matrices before these are copied
+  // to the device. A matrix above the limit is staged while no other is.
   int64_t max_staged_bytes = int64_t{1} << 30;
   // Called by one thread at a time, with the bytes packed so far and in total.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
