@@ -17,7 +17,7 @@ namespace kvasir::worker {
 // One sequence's part of a step: the tokens [start, start + num_tokens) are
 // run.
 struct PlannedSequence {
-  Sequence* sequence = nullptr;  // null if it has ended since
+  Sequence* sequence = nullptr;  // null if it has ended meanwhile
   uint64_t sequence_id = 0;
   uint32_t start = 0;
   uint32_t num_tokens = 0;

@@ -307,8 +307,9 @@ std::vector<int64_t> Targets() {
   return targets;
 }
 
-// The recorded hashes, by name of the case, by kind ("lifted" if the rank uses
-// prompt lifts (prompt_lift.h), else "exact"), and by what was hashed.
+// The recorded hashes, by name of the case, by kind, and by what was hashed.
+// The kind is "lifted" if the rank uses prompt lifts (prompt_lift.h), else
+// "exact".
 class Record : public ::testing::Environment {
  public:
   static Record& Get() {

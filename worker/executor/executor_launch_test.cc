@@ -526,7 +526,7 @@ TEST(StepBlobTest, TheBlobKeepsItsAddressUntilALargerStepMakesItGrow) {
       } else {
         KVASIR_EXPECT_OK(blob.StartPacking());
       }
-      // one byte, to check that the next array is still aligned
+      // Takes one byte, to check that the next array is still aligned.
       blob.Take<char>(1);
       place = blob.Add(absl::MakeConstSpan(numbers), count, int32_t{-1})
                   .device_address();

@@ -41,10 +41,10 @@ class SlotEvictions {
   // The largest batch that a step may have, for each page group that evicts.
   std::vector<EvictionBatch> LargestBatches() const;
 
-  // Both add arrays to the blob. Pack adds the rows whose addresses the ops
-  // receive; their size depends only on batches(). PackTables must be called
-  // after it. It adds the block tables to which these rows point; their size
-  // may differ from step to step.
+  // Pack and PackTables add arrays to the blob. Pack adds the rows whose
+  // addresses the ops receive; their size depends only on batches().
+  // PackTables, which must be called after Pack, adds the block tables to which
+  // these rows point; their size may differ from step to step.
   void Pack(StepBlob* blob);
   void PackTables(StepBlob* blob);
   // Enqueues `batch`, for all layers of its page group. `index` is its index in

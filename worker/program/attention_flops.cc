@@ -73,7 +73,7 @@ class KeyCounter {
 
   void Full(const Latent& latent) {
     if (!pre_rope_) {
-      Absorb(latent, 1);  // the query is multiplied by the basis
+      Absorb(latent, 1);  // the basis is applied to the query
     } else if (part_.has_basis()) {
       Rebuild(latent, head_dim_, rotary_dims_);
     } else {

@@ -65,7 +65,7 @@ absl::Status CheckLatents(const Latents& latents, const std::string& where) {
 bool LaunchFits(const AttentionProgram& program,
                 const plan::ResolvedAttention& attention, bool prompts) {
   std::vector<Latents> latents;
-  // a fixed place, because `keys` points into it
+  // Reserves memory first, because `keys` will point into `latents`.
   latents.reserve(program.key.size());
   std::vector<kernels::KeyRebuild> rebuilds(program.key.size());
   std::vector<kernels::AttentionKeyPart> keys(program.key.size());

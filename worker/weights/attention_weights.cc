@@ -189,7 +189,8 @@ class AttentionPlanner {
                          &weights_->o_bias);
   }
 
-  // Loads this rank's heads of a vector [heads of the model, d].
+  // Loads this rank's part of a vector that has d (`dims`) numbers for each KV
+  // head of the model.
   absl::Status HeadVector(const std::string& name, int64_t dims,
                           kernels::DevicePtr<const float>* out) {
     const plan::HeadRange& heads = program_.heads.kv;

@@ -143,7 +143,8 @@ class WeightJobs {
   // have been allocated.
   int64_t bytes() const { return bytes_; }
   int64_t matrix_bytes() const { return matrix_bytes_; }
-  // Bytes of the matrices whose loaded type is not their stored type.
+  // Bytes of the matrices that are converted to another type when they are
+  // loaded.
   int64_t rounded_bytes() const { return rounded_bytes_; }
   void CountAsMatrix(int64_t bytes) { matrix_bytes_ += bytes; }
 

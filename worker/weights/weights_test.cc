@@ -39,7 +39,7 @@ class RowsDevice final : public kernels::CpuDevice {
   const DType activations_;
 };
 
-// A random source that stores some tensors in other types than bf16.
+// A random source that stores some tensors in types other than bf16.
 class MixedSource final : public WeightSource {
  public:
   explicit MixedSource(std::map<std::string, DType> types)

@@ -20,7 +20,7 @@ struct MassRoom {
 struct MassRoomLimits {
   int64_t max_batched_tokens = 0;
   int64_t max_num_seqs = 0;
-  int64_t most_slots = 0;  // slots of one sequence
+  int64_t most_slots = 0;  // the most slots of one sequence
   // Slots of the largest page group that evicts, and bytes of all page groups.
   int64_t pool_slots = 0;
   int64_t pool_bytes = 0;
