@@ -241,9 +241,10 @@ const Text& EvaluationText() {
   return *text;
 }
 
-// Returns the first MixedRequests, changed to ask for everything that can be
-// reported and to fit the length and vocabulary of the worker's model. Prompts
-// are pieces of `text`, unless it is empty.
+// Returns the first `num_requests` requests of MixedRequests, but changed: they
+// ask for everything that can be reported, and they fit the length and
+// vocabulary of the worker's model. Prompts are pieces of `text`, unless it is
+// empty.
 std::vector<Request> RequestsFor(Worker& worker, size_t num_requests,
                                  absl::Span<const int32_t> text) {
   const auto max_model_len =

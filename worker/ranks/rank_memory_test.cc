@@ -228,8 +228,8 @@ TEST(GroupMemoryTest, AChangedWeightThatOnlyOneRankReadsChangesTheWeightsId) {
   }
 }
 
-// Among the plans are three cases: a head group lies on one rank, a head group
-// is split over several ranks, and several ranks hold the same KV head. In each
+// The plans cover three cases: a head group lies on one rank, a head group is
+// split over several ranks, and several ranks hold the same KV head. In each
 // case the ranks together must read all weights.
 TEST(GroupMemoryTest,
      AGroupOfRanksGetsTheWeightsIdOfASingleRankUnderEveryPlan) {
