@@ -73,7 +73,7 @@ class SlotEvictions {
       size_t rule = 0;
     };
     std::vector<Layer> layers;
-    int64_t most_units = 0;  // eviction units of the layer with the most
+    int64_t most_units = 0;  // the most eviction units of any layer
   };
   struct Entry {
     int64_t num_slots = 0;

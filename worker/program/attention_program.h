@@ -57,7 +57,7 @@ struct HeadSpans {
 // Heads whose columns lie side by side. RoPE rotates the first 2 * num_pairs
 // numbers of each.
 struct Rotation {
-  int64_t column = 0;  // the first head's
+  int64_t column = 0;  // the first column of the first head
   int64_t num_heads = 0;
   int64_t head_dim = 0;
   plan::RopePairing pairing = plan::RopePairing::kHalfSplit;
@@ -111,7 +111,7 @@ struct PartProgram {
   // The latents that some head of this rank uses, in the plan's order.
   std::vector<LatentProgram> latents;
   std::vector<int32_t> group_of_head;  // index in `latents` [Hkv]
-  int64_t latent_column = 0;           // the first latent's, in a token's row
+  int64_t latent_column = 0;           // first latent's column in a token's row
   int64_t latent_columns = 0;          // sum of the latents' R'
   // The columns of the fused projection for this part: the latents themselves,
   // or the input of the basis.
