@@ -40,7 +40,7 @@ StepSizes LargestStep(const StepLimits& limits);
 // of them at once.
 struct EvictionBatch {
   int64_t page_group = 0;
-  int64_t copy_batches = 0;  // batches of page copies to run before
+  int64_t copy_batches = 0;  // how many batches of page copies run first
   int64_t count = 0;
 
   friend bool operator==(const EvictionBatch&, const EvictionBatch&) = default;
