@@ -25,8 +25,8 @@ struct CollectiveTotals {
 // The object through which one rank takes part in its group's collective calls.
 // All ranks must make the same calls, with the same sizes, in the same order.
 // After each call all ranks have the same bits. If a rank's object is destroyed
-// while another rank is in a call, that call fails. So before the first one is
-// destroyed, all ranks must know that no more calls follow.
+// while another rank is in a call, that call fails. So all ranks must know that
+// no more calls follow before any rank destroys its object.
 //
 // Threads: one thread at a time may make calls; any thread may call Abort,
 //   status and totals.

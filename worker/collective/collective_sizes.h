@@ -11,8 +11,8 @@
 
 namespace kvasir::worker {
 
-// Returns the size in bytes of rows * columns float32 numbers, float32 being
-// the largest activation type. INVALID_ARGUMENT if a size is negative or the
+// Returns the size in bytes of rows * columns numbers of type float32, the
+// largest type of activations. INVALID_ARGUMENT if a size is negative or the
 // product overflows.
 absl::StatusOr<int64_t> CollectiveBytes(const char* call, int64_t rows,
                                         int64_t columns);

@@ -126,8 +126,8 @@ class CpuCollective final : public Collective {
 
   void Abort(const absl::Status& reason) override { host_->Abort(reason); }
 
-  // Always OK: on a CPU a call has finished when it returns, and returns its
-  // own error.
+  // Always OK: on a CPU, a call has finished when it returns, so it returns any
+  // error itself.
   absl::Status status() const override { return absl::OkStatus(); }
 
   CollectiveTotals totals() const override {

@@ -48,9 +48,10 @@ class Admission {
 
   // The next three refusals end a request after it was accepted.
   static Refusal DeadlinePassed(bool started);
-  // For the operator's queue timeout the reason is RETRY_ELSEWHERE, because
-  // another replica may start the request sooner. For a queue timeout that the
-  // client has set there is no reason, because it has passed for every replica.
+  // If the operator's queue timeout has passed, the refusal's reason is
+  // RETRY_ELSEWHERE, because another replica may start the request sooner. If
+  // the request's own queue timeout has passed, the refusal has no reason,
+  // because the request is too late for every replica.
   static Refusal QueueTimeout(const Request& request, absl::Duration waited);
   static Refusal NoTokenLeft();
   // The next three refusals end all live requests. Another worker may then run

@@ -153,8 +153,8 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   absl::flat_hash_map<std::string, std::vector<uint32_t>> live_
       ABSL_GUARDED_BY(mutex_);
   uint64_t num_live_ ABSL_GUARDED_BY(mutex_) = 0;
-  // How many requests wait for their first step in the inbox, and how many in
-  // the scheduler.
+  // The number of requests that wait for their first step: first those in the
+  // inbox, then those in the scheduler.
   uint32_t inbox_submits_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t scheduler_queued_ ABSL_GUARDED_BY(mutex_) = 0;
   LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);
@@ -460,8 +460,8 @@ bool ThreadedEngine::TakeCommands(absl::Duration wait) {
     wake_.WaitWithTimeout(&mutex_, wait);
   }
   commands_.swap(inbox_);
-  // Counts all of them as waiting, until Publish copies the scheduler's own
-  // count.
+  // Counts all requests of the inbox as waiting, until Publish copies the
+  // scheduler's own count.
   scheduler_queued_ += std::exchange(inbox_submits_, 0);
   return state_ == State::kRunning;
 }
@@ -514,8 +514,8 @@ absl::Status ThreadedEngine::Step(bool* planned) {
   KVASIR_RETURN_IF_ERROR(result.status());
   const absl::Time executed = clock.Now();
   const absl::Duration execute = executed - enqueued_at_;
-  // If planning the next step was tried without success, the time of the
-  // attempt is counted for this step.
+  // If ScheduleAhead planned nothing, the time that it took counts for this
+  // step.
   const absl::Duration planning =
       planning_ + (next == nullptr ? next_planning : absl::ZeroDuration());
   planning_ = next_planning;
@@ -526,8 +526,8 @@ absl::Status ThreadedEngine::Step(bool* planned) {
       next == nullptr ? absl::OkStatus() : Enqueue(*next);
   const absl::Time handled_from = clock.Now();
   if (!warming_up_) {
-    // Aborts that arrived while the step ran come first, so that their requests
-    // get no token of this step.
+    // Aborts that arrived while the step ran are carried out first, so that
+    // their requests get no token of this step.
     TakeCommands(absl::ZeroDuration());
     RunCommands();
   }

@@ -74,7 +74,8 @@ class Engine : public ServedEngine {
                                                         Executor* executor);
 
   // Returns after the warm-up, which runs a prefill and a decode of the largest
-  // batch like ordinary requests. Returns the executor's error if that fails.
+  // batch like ordinary requests. Returns the executor's error if the warm-up
+  // fails.
   virtual absl::Status Start() = 0;
 
   // Waits for the step in flight, then ends the engine's thread. Requests that

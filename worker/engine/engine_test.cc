@@ -395,7 +395,7 @@ TEST_P(EngineTest, ADrainAlsoFinishesSequencesInTheHostPool) {
   options_.scheduler.max_queue = 8;
   KVASIR_ASSERT_OK(Start());
   std::vector<std::pair<Request, std::shared_ptr<WaitableSink>>> all;
-  for (int i = 0; i < 8; ++i) {  // each ends with 16 of the 64 pages
+  for (int i = 0; i < 8; ++i) {  // at its end each holds 16 of 64 pages
     Request request = MakeRequest(absl::StrCat("r", i), 60);
     request.sampling.set_ignore_eos(true);
     all.emplace_back(request, std::make_shared<WaitableSink>());
@@ -510,8 +510,8 @@ TEST_P(EngineTest, AFailedStepFailsEveryRequest) {
 TEST_P(EngineTest, NonFiniteNumbersFailOnlyTheRequestThatProducedThem) {
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };
-  // Two requests, each with a prompt of 8 tokens, get a fault: request `latent`
-  // in its prefill, and request `logit` in the step after its first token.
+  // Two requests have prompts of 8 tokens. Request `latent` gets a fault in its
+  // prefill, and request `logit` in the step after its first token.
   fake_.after_step = [](const kvasir::v1::StepPlan& plan,
                         kvasir::v1::StepResult* result) {
     for (int i = 0; i < plan.sequences_size(); ++i) {

@@ -30,7 +30,7 @@ EvictionCounts CountsOf(const EvictionBudget& budget,
   return counts;
 }
 
-// Checks that the budget keeps enough slots of the group.
+// Checks that a sequence with this budget keeps enough slots in the page group.
 absl::Status CheckKept(const EvictionBudget& budget, int64_t prompt_tokens,
                        const EvictionLimits::Group& group,
                        const std::optional<EvictionBudget>& min_budget) {

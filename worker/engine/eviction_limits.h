@@ -1,5 +1,6 @@
-// Checks the eviction budget of a request: how many cache slots each of its
-// sequences keeps, in place of the served plan's number. Pure functions.
+// Checks the eviction budgets of requests. A budget says how many cache slots
+// each sequence of the request keeps; it replaces the number in the served
+// plan. Pure functions.
 #pragma once
 
 #include <cstdint>

@@ -111,8 +111,9 @@ TEST(EvictionLimitsTest, ABudgetMustHaveRoomForSinksAndRecentTokens) {
                 "eviction_budget is 35 slots, want at least 36: sinks and "
                 "recent tokens always stay");
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("36"), {40, 40 + 100}, limits));
-  // One per cent of the prompt is less than the sinks and recent tokens. Such a
-  // ratio is not refused, because sinks and recent tokens are kept anyway.
+  // One per cent of the prompt is fewer slots than the sinks and recent tokens
+  // need. This ratio is still not refused, because sinks and recent tokens are
+  // kept in any case.
   limits.min_budget = Budget("0.01");
   KVASIR_EXPECT_OK(
       CheckEvictionBudget(Budget("0.01"), {100, 100 + 100}, limits));

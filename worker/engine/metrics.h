@@ -45,7 +45,8 @@ struct CacheSample {
   int64_t evictions = 0;               // since start, summed over page groups
   int64_t slots_evicted = 0;           // since start
   int64_t eviction_pages_reclaimed = 0;  // since start
-  // These four are also since start, and are copied from ExecutorTotals.
+  // The next four count since the start, too. They are copied from
+  // ExecutorTotals.
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
   int64_t scored_without_room = 0;
@@ -76,8 +77,8 @@ struct WorkerConstants {
   struct LayerSide {
     int64_t layer = 0;
     std::string side;    // "key" or "value"
-    std::string method;  // how its parts are stored, such as "full"
-    int64_t rank = 0;    // numbers per token, summed over all groups
+    std::string method;  // how keys or values are stored, for example "full"
+    int64_t rank = 0;    // numbers per token, over all groups of heads
     std::string bits;    // for example "bf16", "4" or "8,4,4,4,2,2,0,0"
   };
   std::vector<LayerSide> layers;

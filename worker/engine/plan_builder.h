@@ -17,7 +17,7 @@ namespace kvasir::worker {
 // One sequence's part of a step: the tokens [start, start + num_tokens) are
 // run.
 struct PlannedSequence {
-  Sequence* sequence = nullptr;  // null if it has ended since
+  Sequence* sequence = nullptr;  // null if it has ended meanwhile
   uint64_t sequence_id = 0;
   uint32_t start = 0;
   uint32_t num_tokens = 0;
@@ -40,10 +40,10 @@ struct PlannedStep {
 // Threads: only the scheduler's thread may use it.
 class PlanBuilder {
  public:
-  // Starts a new plan. It includes the sequences passed to Release since the
-  // last Build.
+  // Starts a new plan, which tells the executor to forget the sequences that
+  // were passed to Release since the last Build.
   void Begin();
-  // Adds to the next plan an order to the executor to forget the sequence.
+  // Makes the next plan tell the executor to forget the sequence.
   void Release(uint64_t sequence_id) { released_.push_back(sequence_id); }
   void Add(const PlannedSequence& planned);
   bool empty() const { return prompts_.empty() && outputs_.empty(); }

@@ -19,9 +19,9 @@ enum class Preemption { kRecompute, kCopy };
 
 struct PreemptionCosts {
   int64_t image_bytes = 0;  // bytes to copy out, and later back in
-  // Tokens to prefill again if the pages are dropped. Tokens whose slots were
-  // evicted are included. Tokens that are expected to be in the prefix cache
-  // are not.
+  // Tokens to prefill again if the pages are dropped. Includes tokens whose
+  // slots were evicted, but not tokens that are expected to be in the prefix
+  // cache.
   int64_t recompute_tokens = 0;
   double copy_bytes_per_second = kAssumedCopyBytesPerSecond;
   double prefill_tokens_per_second = kAssumedPrefillTokensPerSecond;

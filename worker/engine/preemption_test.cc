@@ -7,8 +7,9 @@ namespace {
 
 TEST(PreemptionTest,
      ASequenceIsCopiedIfCopyingOutAndBackTakesLessTimeThanAPrefill) {
-  // Copying 500 bytes out and back takes 2 * 500 / 1000 = 1 second, as long as
-  // the prefill of 100 tokens.
+  // Copying 500 bytes out and back would take 2 * 500 / 1000 = 1 second,
+  // exactly as long as the prefill of 100 tokens. So 499 bytes are faster to
+  // copy.
   PreemptionCosts costs = {.image_bytes = 499,
                            .recompute_tokens = 100,
                            .copy_bytes_per_second = 1000,

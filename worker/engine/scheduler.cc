@@ -25,8 +25,8 @@ cache::StartOptions StartOptionsOf(const Sequence& sequence) {
   options.publish_prefix = state.request.use_prefix_cache;
   options.prompt_tokens = state.prompt_tokens();
   options.evictions = state.evictions;
-  // Log probabilities of the prompt can be computed only if every prompt token
-  // runs.
+  // If log probabilities of the prompt are wanted, every prompt token must run,
+  // so no cached prefix is reused.
   options.reuse_prefix =
       state.request.use_prefix_cache &&
       !(sequence.sample_index == 0 && state.wants_prompt_logprobs());
@@ -97,10 +97,10 @@ Scheduler::~Scheduler() = default;
 // Planning a step
 // ---------------------------------------------------------------------------
 
-// Running sequences are planned in the order of service. So the first ones get
-// pages first, and the sequences that are preempted to free pages are not
-// planned yet. A waiting request is planned before running sequences of lower
-// priority.
+// Running sequences are planned in the order of service, and preempted from the
+// end of that order to free pages. So a preempted sequence is never one that is
+// already planned. A waiting request is planned before running sequences of
+// lower priority.
 const StepPlan* Scheduler::Schedule() {
   KVASIR_CHECK(num_planned_ == 0);
   const absl::Cleanup forget_ended = [this] { ended_.clear(); };
@@ -126,8 +126,8 @@ const StepPlan* Scheduler::Schedule() {
     if (i == running_.size()) break;
     if (!PlanSequence(running_[i], i + 1)) pages_ran_out = true;
   }
-  // After a preemption nothing is admitted, because the sequence that was just
-  // preempted would start, only to be preempted again.
+  // A step that preempts a sequence admits none: the preempted sequence would
+  // start again at once, only to be preempted again.
   while (!waiting_.empty() && !pages_ran_out && stats_.preemptions == 0) {
     if (TryAdmit(running_.size(), now) == 0) break;
   }
@@ -160,7 +160,7 @@ const StepPlan* Scheduler::ScheduleAhead() {
     }
     const PlannedSequence& runs = *LastPartOf(*sequence);
     // If pages run out here, the slots that were reserved for other sequences
-    // stay reserved; the next step needs them.
+    // stay reserved, because the next step needs them in any case.
     if (!deps_.cache->Reserve(sequence->cache_id(),
                               int64_t{runs.num_tokens} + 1)) {
       return nullptr;
@@ -276,20 +276,22 @@ bool Scheduler::HasRoomFor(const Sequence& sequence) {
   if (running_.empty() || PagesSuffice(sequence, 0)) {
     return true;
   }
-  // Looking up the sequence's cached prefix hashes the whole prompt. It is done
-  // again only if another sequence has become the first to wait, pages have
-  // become free, or a prefill has run.
+  // To look up the cached prefix, the whole prompt must be hashed. So after a
+  // failed look-up, it is repeated only if another sequence has become the
+  // first to wait, pages have become free, or a prefill has run.
   if (LackedPages(sequence)) return false;
   prefix_grew_ = false;
   blocked_order_ = sequence.request->order;
   blocked_pages_ = Load().free_pages;
-  // A sequence that decodes as soon as its image is imported needs few pages
-  // beyond those of the image; with a sliding window it needs fewer than
-  // PagesSuffice requires. So Import checks whether the free pages suffice.
+  // A sequence that decodes right after the import of its image needs hardly
+  // more pages than the image has. With a sliding window that is less than
+  // PagesSuffice would require, so only Import checks whether the free pages
+  // suffice.
   if (sequence.image.has_value() && sequence.to_run() == 1) return true;
   // This check is optimistic: it assumes that running sequences hold all pages
-  // of the cached prefix, so that sharing them takes no free page. That is
-  // known only once the sequence has taken them, so Start checks again.
+  // of the cached prefix, so that sharing them takes no free page. Whether that
+  // is true shows only when the sequence takes these pages, so Start checks
+  // again.
   const int64_t cached = deps_.cache->CachedPrefixTokens(
       sequence.tokens, StartOptionsOf(sequence));
   return cached > 0 && PagesSuffice(sequence, cached);
@@ -381,8 +383,9 @@ bool Scheduler::PlanSequence(Sequence* sequence, size_t victims_from) {
   if (sequence->computed < prompt) {
     want = std::min(want, prompt - sequence->computed);
   }
-  // If a step ends at this position, the cache keeps a copy of the side pages
-  // (a tail), with which later prompts can reuse the prefix.
+  // Ends the step at the position `cut` if the step would pass it: there the
+  // cache copies the sequence's side pages, and needs the copy (a tail) to
+  // reuse the prefix for later prompts.
   const auto cut =
       static_cast<uint32_t>(deps_.cache->tail_cut(sequence->cache_id()));
   if (sequence->computed < cut) want = std::min(want, cut - sequence->computed);
@@ -439,8 +442,8 @@ uint32_t Scheduler::Grow(const Sequence& sequence, uint32_t want,
 }
 
 void Scheduler::Preempt(Sequence* sequence) {
-  // Gives back the token of the budget that was reserved for this sequence's
-  // decode.
+  // Schedule reserved one token of the budget for this sequence to decode.
+  // Gives it back.
   if (sequence->to_run() == 1) ++prefill_budget_;
   if (ShouldCopy(*sequence)) {
     sequence->image = deps_.cache->Export(sequence->cache_id());

@@ -165,8 +165,8 @@ class Scheduler {
   // the sequence already holds the pages of that prefix.
   bool PagesSuffice(const Sequence& sequence, int64_t found_tokens,
                     bool is_started = false) const;
-  // Starts the sequence; if it has an image in the host pool, from that image.
-  // Returns false and changes nothing if too few pages are free after all.
+  // Starts the sequence, from its image in the host pool if it has one. Returns
+  // false and changes nothing if too few pages are free after all.
   bool Start(Sequence* sequence, absl::Time now);
   bool StartAnew(Sequence* sequence);
   bool StartFromImage(Sequence* sequence);
@@ -175,10 +175,10 @@ class Scheduler {
   bool PlanSequence(Sequence* sequence, size_t victims_from);
   // Reserves cache slots for up to `want` tokens and returns how many were
   // reserved. If not even one fits, preempts running sequences, beginning with
-  // the last and not before index `victims_from`.
+  // the last, but none with an index below `victims_from`.
   uint32_t Grow(const Sequence& sequence, uint32_t want, size_t victims_from);
   // Moves the sequence from the batch to the queue. Its pages are copied to the
-  // host pool if there is room and that is predicted to be faster than
+  // host pool if they fit and if copying is predicted to be faster than
   // computing them again; otherwise they are dropped.
   void Preempt(Sequence* sequence);
   bool ShouldCopy(const Sequence& sequence) const;
@@ -241,8 +241,8 @@ class Scheduler {
   // A lower bound: no deadline or queue timeout of a live request ends before
   // this time.
   absl::Time earliest_expiry_ = absl::InfiniteFuture();
-  // The last request that could not start for lack of pages (its
-  // RequestState::order), and the number of pages that were free then.
+  // The RequestState::order of the last request that could not start for lack
+  // of pages, and the number of pages that were free then.
   uint64_t blocked_order_ = 0;
   uint64_t blocked_pages_ = 0;
   // whether a prefill has run since that request was blocked

@@ -22,8 +22,8 @@ struct SchedulerOptions {
   absl::Duration queue_timeout = absl::InfiniteDuration();
   // The measured rate of copies between the page pool and the host pool.
   double copy_bytes_per_second = kAssumedCopyBytesPerSecond;
-  // Limits for the eviction budgets that requests may have. If its `groups` is
-  // empty, no request may have one.
+  // Limits for the eviction budgets of requests. If EvictionLimits::groups is
+  // empty, requests with a budget are refused.
   EvictionLimits eviction;
   std::vector<int32_t> eos_token_ids;
   int32_t vocab_size = 0;

@@ -1,6 +1,7 @@
 // Stress test of the scheduler with random requests, aborts and clock jumps.
-// The fake executor checks every step, and so do the cache's invariants. Every
-// output is compared with that of a fake model that does not use pages.
+// The fake executor checks every step, and the cache's invariants are checked
+// after it. Every output is compared with that of a fake model that does not
+// use pages.
 #include <random>
 
 #include "absl/strings/str_cat.h"
@@ -84,8 +85,8 @@ class StormTest : public ::testing::TestWithParam<Storm> {
             .eviction = eviction_};
   }
 
-  // Returns a random eviction budget for the request. Returns none in a third
-  // of the cases, and if the engine would refuse the budget.
+  // Returns a random eviction budget for the request. Returns nullopt in a
+  // third of the cases, and whenever the engine would refuse the budget.
   std::optional<proto::EvictionBudget> RandomBudget(const Request& request) {
     proto::EvictionBudget budget;
     if (Below(2) == 0) {

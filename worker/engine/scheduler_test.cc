@@ -15,8 +15,8 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// Returns the first `count` tokens of the greedy output after FakePrompt(name,
-// 4).
+// Returns the first `count` tokens that greedy sampling gives after the prompt
+// FakePrompt(name, 4).
 std::vector<int32_t> Greedy(const std::string& name, uint32_t count) {
   Request request;
   request.prompt = proto::TokenBytes::Adopt(FakePrompt(name, 4, 1000));

@@ -36,7 +36,7 @@ struct Sequence {
   enum class State {
     kWaiting,  // in Scheduler::waiting_; holds no pages except in `image`
     kRunning,  // in Scheduler::running_; holds pages
-    kPending,  // a sample > 0 that waits for sample 0 to prefill the prompt
+    kPending,  // a later sample: waits for sample 0 to prefill the prompt
     kFinished,
   };
 

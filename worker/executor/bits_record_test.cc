@@ -105,7 +105,8 @@ struct BitsCase {
   std::string name;
   std::function<Worker(const Conditions&)> make;
   size_t num_requests = 8;
-  bool trained = false;  // trained model: prompts are real text
+  // whether the model is trained; if so, prompts are real text
+  bool trained = false;
 };
 
 // A tiny model with random weights, whose plan stores numbers as `dtype`.
@@ -156,8 +157,8 @@ Worker CheckpointWorker(Conditions conditions, const std::string& folder,
     KVASIR_EXPECT_OK(checkpoint->CheckTensors(Resolved(*parsed, spec)));
     plan = *parsed;
   }
-  // A model with learned positions serves no longer texts than its table has
-  // positions.
+  // A model with learned positions cannot serve texts that are longer than its
+  // table of positions.
   conditions.max_model_len = static_cast<uint32_t>(std::min<int64_t>(
       conditions.max_model_len, spec.max_position_embeddings));
   CheckpointSource source(&*checkpoint);
@@ -240,9 +241,10 @@ const Text& EvaluationText() {
   return *text;
 }
 
-// Returns the first MixedRequests, changed to ask for everything that can be
-// reported and to fit the length and vocabulary of the worker's model. Prompts
-// are pieces of `text`, unless it is empty.
+// Returns the first `num_requests` requests of MixedRequests, but changed: they
+// ask for everything that can be reported, and they fit the length and
+// vocabulary of the worker's model. Prompts are pieces of `text`, unless it is
+// empty.
 std::vector<Request> RequestsFor(Worker& worker, size_t num_requests,
                                  absl::Span<const int32_t> text) {
   const auto max_model_len =
@@ -267,8 +269,8 @@ std::vector<Request> RequestsFor(Worker& worker, size_t num_requests,
   return requests;
 }
 
-// Conditions with a pool (`pages`) smaller than the default preempt requests,
-// because not all of them fit.
+// If `pages` is smaller than the default, requests are preempted, because not
+// all of them fit into the pool.
 std::vector<Conditions> AllConditions() {
   return {
       {.one_at_a_time = true},
@@ -306,8 +308,9 @@ std::vector<int64_t> Targets() {
   return targets;
 }
 
-// The recorded hashes, by name of the case, by kind ("lifted" if the rank lifts
-// prompts, else "exact"), and by what was hashed.
+// The recorded hashes, by name of the case, by kind, and by what was hashed.
+// The kind is "lifted" if the rank uses prompt lifts (prompt_lift.h), else
+// "exact".
 class Record : public ::testing::Environment {
  public:
   static Record& Get() {
@@ -376,7 +379,7 @@ class Record : public ::testing::Environment {
 [[maybe_unused]] const auto* const kRecord =
     ::testing::AddGlobalTestEnvironment(&Record::Get());
 
-// Runs the case and returns whether its rank lifts prompts.
+// Runs the case and returns whether its rank uses prompt lifts.
 bool RunUnder(const BitsCase& each, Conditions conditions) {
   LogitsHash logits;
   conditions.logits_tap = [&](const LogitsRow& row) { logits.Add(row); };

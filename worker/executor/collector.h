@@ -21,8 +21,8 @@
 
 namespace kvasir::worker {
 
-// Turns one read-back into a StepResult and adds to the totals. Waits for the
-// stream.
+// Waits for the stream, reads a step's results back, turns them into a
+// StepResult, and adds to the totals.
 //
 // Owns: the host's copy of the results.
 // Threads: one at a time.

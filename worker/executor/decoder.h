@@ -34,8 +34,8 @@ struct TokenBatch {
   kernels::DevicePtr<const int32_t> ids;  // [T]
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
   absl::Span<const AttentionBatch> groups;
-  // For each ring (KvArenas::Ring), where each token's exact row is stored. [T]
-  // each.
+  // For each ring (KvArenas::Ring), where each token's exact (uncompressed) row
+  // is stored. [T] each.
   absl::Span<const kernels::DevicePtr<const int64_t>> ring_slots;
   // For each token, the number of ranks on which a latent of the token was not
   // finite. The caller sets zeros before Run. [T]
@@ -107,8 +107,8 @@ class Decoder {
                          kernels::Workspace& workspace) const;
 
   // Computes logits [num_rows, ids.count] from rows after the final norm. The
-  // first of `ids` must begin a panel (plan::IdsOfRank). Every rank gets the
-  // logits of all `ids`.
+  // first of `ids` must be a multiple of plan::kIdsPerPanel. Every rank gets
+  // the logits of all `ids`.
   absl::Status Logits(kernels::Stream& stream,
                       kernels::DevicePtr<const float> normed, int64_t num_rows,
                       const plan::IdRange& ids,
@@ -129,7 +129,8 @@ class Decoder {
   StepProfile* profile() const { return parts_.profile; }
 
  private:
-  // Attention launches that can share one division (DivideSteps).
+  // A kind of attention launch. All launches of a kind divide their work into
+  // the same blocks (DivideSteps).
   struct StepKind {
     size_t page_group = 0;
     const LayerAttention::Launch* launch = nullptr;  // one launch of this kind

@@ -1,6 +1,6 @@
 // Compares the executor's logits with those of the reference implementation,
 // for every golden model. Also checks that chunks, other sequences, page size,
-// threads and kernels do not change their bits.
+// threads and kernels change no bit of the logits.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -111,8 +111,8 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
   rank_options.backend = options.backend;
   rank_options.page_tokens = options.page_tokens;
   rank_options.kv_cache_bytes = 16 << 20;
-  // A model with learned positions serves no longer texts than its table has
-  // positions.
+  // A model with learned positions cannot serve texts that are longer than its
+  // table of positions.
   rank_options.executor.max_model_len =
       std::min<int64_t>(128, checkpoint->spec().max_position_embeddings);
   rank_options.executor.max_num_seqs = 4;
@@ -140,8 +140,8 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
     const int64_t count = std::min(options.chunk, total - start);
     std::vector<DirectStep> steps;
     const absl::Span<const int32_t> others(other_ids);
-    // Another sequence's prefill chunk runs before the subject in the step, and
-    // a one-token sequence after it.
+    // In this step, a prefill chunk of another sequence runs before the tested
+    // sequence, and a sequence with one token runs after it.
     if (options.with_others && start < 20) {
       steps.push_back({.sequence_id = 3, .token_ids = others.subspan(0, 3)});
     }

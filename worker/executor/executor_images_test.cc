@@ -186,7 +186,8 @@ TEST_P(ExecutorImagesTest, ASequenceContinuesOnAnotherWorkerWithTheSameBits) {
   first.ExpectEmpty();
 
   Replica second(GetParam(), 700, 600);
-  // takes pages, so that the imported sequence gets other pages
+  // Sequence 5 takes pages, so that the imported sequence gets other pages than
+  // before.
   second.Start(5, 43, 2);
   KVASIR_ASSERT_OK(second.Import(6, image, first.tokens()));
   EXPECT_NE(second.Pages(6), pages);

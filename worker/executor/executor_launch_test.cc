@@ -72,8 +72,8 @@ struct StepRecord {
   std::array<int64_t, kNumStepParts> heap = {};
   std::vector<kernels::OpLaunch> launches;
 
-  // One line for each launch. It includes the number of rows only if
-  // `with_rows`, which is for steps of equal sizes.
+  // Returns one line for each launch. It includes the number of rows if
+  // `with_rows` is true, as needed to compare steps of equal sizes.
   std::string Text(bool with_rows) const {
     std::string lines;
     for (const kernels::OpLaunch& launch : launches) {
@@ -223,9 +223,9 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     KVASIR_ASSERT_OK(runner_->Run(steps).status());
   }
 
-  // Adds page copies in every page group: some copies from page 0, then a copy
-  // from a page that they wrote, so that there are two batches. No sequence
-  // uses these pages.
+  // Adds page copies in every page group: some that copy page 0, then one that
+  // copies a page written by the others, so that there are two batches. No
+  // sequence uses these pages.
   void AddPageCopies(int more) {
     for (uint32_t group = 0; group < rank_->pages().size(); ++group) {
       for (int32_t i = 0; i < 3 + more; ++i) {
@@ -358,8 +358,9 @@ INSTANTIATE_TEST_SUITE_P(Plans, ExecutorLaunchTest,
                            return parameter.param.plan_case.name;
                          });
 
-// Runs three sequences, which evict in the same step and in different steps,
-// with both rules for choosing slots: by scores, and the latest.
+// Runs three sequences with each rule for choosing the slots to keep: those
+// with the best scores, or the latest. In some steps several sequences evict,
+// in others only one.
 TEST(ExecutorEvictionLaunchTest,
      EvictionsLaunchTwoOpsPerLayerAndAllocateNothing) {
   for (const char* others : {"", R"(,"others":"LATEST")"}) {
@@ -381,7 +382,7 @@ TEST(ExecutorEvictionLaunchTest,
     DirectRunner runner(&executor, &rank->layout(), rank->pages());
     std::vector<std::vector<int32_t>> prompts;
     for (int i = 0; i < 3; ++i) prompts.push_back(Ids(i, 11 + i / 2));
-    std::vector<int> evictions;  // how many evict in each step
+    std::vector<int> evictions;  // by step: how many sequences evict
     for (int turn = 0; turn < 3 + 14; ++turn) {
       std::vector<DirectStep> steps;
       evictions.push_back(0);
@@ -502,8 +503,9 @@ TEST(PadSizesTest, CountsArePaddedToPowersOfTwoWithinTheLimits) {
   EXPECT_EQ(PadSizes({.tokens = 65}, limits, 8).tokens, 100);
   EXPECT_EQ(samples(5, 16), 8);
   EXPECT_EQ(samples(9, 12), 12);
-  // More samples than one chunk of logits are padded to whole chunks, so that
-  // padding adds no chunk and no read of the head's weights.
+  // Samples that need several chunks of logits are padded to whole chunks. So
+  // the padding adds no chunk, for which the head's weights would be read once
+  // more.
   EXPECT_EQ(samples(13, 12), 24);
   EXPECT_EQ(samples(49, 12), 50);
   EXPECT_EQ(samples(3, 1), 3);
@@ -524,7 +526,7 @@ TEST(StepBlobTest, TheBlobKeepsItsAddressUntilALargerStepMakesItGrow) {
       } else {
         KVASIR_EXPECT_OK(blob.StartPacking());
       }
-      // one byte, to check that the next array is still aligned
+      // Takes one byte, to check that the next array is still aligned.
       blob.Take<char>(1);
       place = blob.Add(absl::MakeConstSpan(numbers), count, int32_t{-1})
                   .device_address();

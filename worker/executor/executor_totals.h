@@ -7,8 +7,9 @@ namespace kvasir::worker {
 
 // Counts for this rank, over all steps since the executor was created.
 struct ExecutorTotals {
-  // Floating-point operations that lift and rotate keys while attention reads
-  // them, and that lift latents for prompts.
+  // Floating-point operations that attention needs to compute keys and values
+  // from the latents that it reads: to lift and rotate keys, and to lift
+  // latents for prompts.
   double reconstruction_flops = 0;
   double prompt_lift_flops = 0;  // included in reconstruction_flops
   // Codes written with the static range of their channel, and how many of these

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kPromptTokens = 40;
 
-// Options with which prompts lift no latents. prompt_lift_test covers lifts.
+// Options without prompt lifts (prompt_lift.h), which prompt_lift_test tests.
 RankOptions Absorbing() {
   RankOptions options = TinyOptions();
   options.deterministic = true;

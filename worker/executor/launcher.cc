@@ -14,8 +14,9 @@ namespace {
 
 using kernels::Workspace;
 
-// Parameters of an op that gathers int32 numbers: the op for float32 rows, with
-// rows of one number. It copies bits unchanged.
+// Returns the parameters for gathering int32 numbers. This uses the op that
+// gathers float32 rows, with rows of one number, because that op copies bits
+// unchanged.
 kernels::GatherRowsParams GatherNumbers(kernels::DevicePtr<const int32_t> from,
                                         kernels::DevicePtr<const int32_t> rows,
                                         kernels::DevicePtr<int32_t> to,
@@ -181,8 +182,8 @@ absl::Status Launcher::RunTargets(const StagedStep& step,
   return output_.ScoreTargets(*parts_.stream, hidden, batch, workspace);
 }
 
-// Launches as many rows as the bucket has histories. The padding at the end
-// counts nothing.
+// Launches one row for each history of the bucket, including the padding, whose
+// rows count no tokens.
 absl::Status Launcher::CountHistories(const StagedStep& step,
                                       Workspace& workspace) {
   const int64_t count = step.bucket.padded.histories;

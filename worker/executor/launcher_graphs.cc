@@ -56,8 +56,8 @@ absl::Status Launcher::Launch(const StagedStep& step) {
       ++parts_.totals->replayed_steps;
       return parts_.collective->Replayed(stream, graph->calls);
     }
-    // The other ranks replay the step. Op by op, this rank's collective calls
-    // would not match theirs.
+    // The other ranks replay the step. If this rank launched it op by op, its
+    // collective calls would not match theirs.
     if (parts_.collective->shard().size > 1) return status;
   }
   base::LogWarning(
@@ -82,9 +82,9 @@ absl::Status Launcher::Capture(const StagedStep& step,
   return absl::OkStatus();
 }
 
-// Ranks agree by a sum of ones over ranks, because either all ranks must replay
-// the step or none. The sum is the step's first work on the stream, since
-// capturing executes nothing.
+// Either all ranks must replay the step or none. So each rank that captured it
+// adds 1 to a sum over ranks, which must reach the number of ranks. The sum is
+// the step's first work on the stream, since capturing executes nothing.
 absl::Status Launcher::AgreeOnCapture(bool own, bool* all) {
   const int64_t size = parts_.collective->shard().size;
   *all = own;

@@ -369,8 +369,8 @@ TEST(ModelExecutorTest,
   KVASIR_ASSERT_OK(executor.Execute(plan));
 
   // Two sequences continue the same text. Sequence 1 continues in place.
-  // Sequence 2 shares its first page and has a copy of its second page, made by
-  // two page copies (8 to 5, 5 to 9).
+  // Sequence 2 shares the first page of sequence 1 and has a copy of the second
+  // page, made by two page copies (8 to 5, 5 to 9).
   StepPlan next;
   next.set_step_id(2);
   for (const auto& [from, to] : {std::pair{8, 5}, std::pair{5, 9}}) {
@@ -458,8 +458,8 @@ TEST(ModelExecutorTest, APageCanBeCopiedToTheHostPoolAndBackInOneStep) {
   EXPECT_EQ(result.sequences(0).logprob(), result.sequences(1).logprob());
 }
 
-// At such a distance, a token's rows would compete for the same sets of a CPU
-// cache.
+// If the distance were a power of two, a token's rows would compete for the
+// same sets of a CPU cache.
 TEST(LayerAttentionTest,
      TheDistanceOfLatentGroupsInTheBufferOfNewRowsIsNotAPowerOfTwo) {
   kernels::LatentGroup group;
@@ -630,7 +630,7 @@ SequenceStep* AddFresh(StepPlan* plan, uint64_t id, int32_t page) {
 }
 
 // A rank with the plan case `name`. If `key_window` is above 0, it replaces the
-// case's exact window of keys.
+// case's number of recent keys that are kept uncompressed.
 std::unique_ptr<Rank> RankOfCase(const std::string& name,
                                  uint32_t key_window = 0) {
   for (PlanCase plan_case : PlanCases()) {
@@ -895,8 +895,9 @@ TEST_P(EvictionPlanTest, AnInvalidEvictionIsRefused) {
 kvasir::v1::SlotEviction* Evicts(StepPlan* plan) {
   return plan->mutable_evictions(0);
 }
-// Makes the eviction one of a sequence that the executor does not know. This is
-// allowed in a plan: the pages may be copied elsewhere after the eviction.
+// Replaces the plan's eviction by that of a sequence that the executor does not
+// know. A plan may contain this, because the pages may be copied elsewhere
+// after the eviction.
 void SetSlots(StepPlan* plan, uint64_t slots, int num_pages) {
   Evicts(plan)->set_sequence_id(7);
   Evicts(plan)->set_logical_tokens(slots);
@@ -980,8 +981,8 @@ std::unique_ptr<Rank> RankOfTwoPageGroups(cache::PageCounts pages) {
   return *std::move(rank);
 }
 
-// Once, if a known sequence was reset in one page group, the executor accepted
-// any start position in its other groups.
+// A regression test: after a reset in one page group, the executor once
+// accepted any start position in the sequence's other groups.
 TEST(ResetTest, ASequenceResetInOnlySomePageGroupsIsRefused) {
   for (const uint32_t resets : {1, 2}) {
     const auto rank = RankOfTwoPageGroups({12, 12});
@@ -1055,8 +1056,8 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
   };
   std::vector<float> numbers[2];
   for (const bool disturbed : {false, true}) {
-    // In the group that evicts there are 3 pages: 2 for the 20 tokens of
-    // sequence 1, of which an eviction frees one, and a free page.
+    // The group that evicts has 3 pages. Sequence 1 needs 2 for its 20 tokens;
+    // an eviction frees one of these.
     const auto rank = RankOfTwoPageGroups({8, 3});
     DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
     runner.SetPrompt(1, 20);

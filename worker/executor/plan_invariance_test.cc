@@ -1,5 +1,6 @@
-// Tests the promise of batch_invariance_test.cc for compressed caches: every
-// compression method, every model family, and sliding windows.
+// Repeats the tests of batch_invariance_test.cc (other requests, chunks and
+// preemption change no bit of a request's output) for compressed caches: for
+// every compression method, every model family, and sliding windows.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>

@@ -41,9 +41,10 @@ class SlotEvictions {
   // The largest batch that a step may have, for each page group that evicts.
   std::vector<EvictionBatch> LargestBatches() const;
 
-  // Pack puts the rows that ops receive by address into the blob; their size
-  // depends only on batches(). PackTables, called later, adds the block tables
-  // that these rows point to, whose size may differ from step to step.
+  // Pack and PackTables add arrays to the blob. Pack adds the rows whose
+  // addresses the ops receive; their size depends only on batches().
+  // PackTables, which must be called after Pack, adds the block tables to which
+  // these rows point; their size may differ from step to step.
   void Pack(StepBlob* blob);
   void PackTables(StepBlob* blob);
   // Enqueues `batch`, for all layers of its page group. `index` is its index in
@@ -72,7 +73,7 @@ class SlotEvictions {
       size_t rule = 0;
     };
     std::vector<Layer> layers;
-    int64_t most_units = 0;  // eviction units of the layer with the most
+    int64_t most_units = 0;  // the most eviction units of any layer
   };
   struct Entry {
     int64_t num_slots = 0;

@@ -56,8 +56,8 @@ StagedStep Stager::LargestStepToCount() const {
   largest.bucket.padded = largest.sizes;
   const std::vector<EvictionBatch> evictions = evictions_.LargestBatches();
   largest.bucket.evictions.assign(evictions.begin(), evictions.end());
-  // Page copies need no workspace. One is included anyway, so that preparing
-  // the step fails if the device lacks the copy kernel.
+  // Page copies need no workspace. This step has a page copy anyway, so that
+  // preparing the step fails if the device lacks the copy kernel.
   largest.bucket.copies.emplace_back();
   return largest;
 }

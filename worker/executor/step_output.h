@@ -43,10 +43,10 @@ struct TargetBatch {
 class StepOutput {
  public:
   // At most `logits_bytes` of logits exist at a time, or what one sample and
-  // `max_rows` targets need, if that is more. If the samples need more, they
-  // are computed in chunks of rows, and each chunk reads the head's weights
-  // again. Targets are computed in chunks of the vocabulary, which together
-  // read the head's weights once.
+  // `max_rows` targets need, if that is more. If the samples of a step need
+  // more than this limit, they are computed in chunks of rows, and each chunk
+  // reads the head's weights again. Targets are computed in chunks of the
+  // vocabulary, which together read the head's weights once.
   StepOutput(const Decoder* decoder, int64_t max_rows, int64_t logits_bytes);
 
   absl::Status Sample(kernels::Stream& stream, const HiddenStates& hidden,
@@ -68,7 +68,7 @@ class StepOutput {
                              int64_t num_rows, RowsReader reader,
                              kernels::Workspace& workspace) const;
 
-  // The most rows that are sampled at a time, which is a chunk of samples.
+  // The size of a chunk of samples: the most rows that are sampled at a time.
   int64_t logits_rows() const;
 
  private:

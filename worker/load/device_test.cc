@@ -172,8 +172,8 @@ TEST(DeviceTest, TheErrorForAMissingModuleNamesItAndHowToBuildIt) {
                AllOf(HasSubstr("--device emulated:f32: /nowhere/m.so: no such "
                                "file"),
                      HasSubstr("KVASIR_EMULATION=ON"))));
-  // By default the module is searched in the folder of the program, here the
-  // test's folder, which has none.
+  // By default the module is expected in the folder of the program. Here that
+  // is the folder of the test, which has no module.
   EXPECT_THAT(
       OpenDevice({.device = "emulated"}, {}),
       StatusIs(absl::StatusCode::kNotFound,

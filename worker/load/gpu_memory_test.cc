@@ -77,7 +77,8 @@ TEST_F(GpuMemoryTest,
   EXPECT_GT(beside, 110 << 20);  // CUDA's context and code
   model = nullptr;
 
-  // Lowers the utilization so that the pool can have only half of these bytes.
+  // Lowers the utilization so that the pool can have only half as many bytes as
+  // before.
   request_.gpu_memory_utilization =
       static_cast<double>(beside + all / 2) / total;
   KVASIR_ASSERT_OK_AND_ASSIGN(model, LoadedModel::Load(request_));

@@ -18,8 +18,8 @@ absl::Status GroupCollective::Connect(absl::Span<const std::string> addresses) {
     if (!ended_.ok()) return ended_;
     joining = joining_.get();
   }
-  // Called without the lock, so that Abort can interrupt it. `joining` stays
-  // valid, because only this thread resets `joining_`.
+  // Connect is called without the lock, so that Abort can interrupt it.
+  // `joining` stays valid, because only this thread resets `joining_`.
   auto collective = joining->Connect(addresses);
   base::MutexLock lock(&mutex_);
   joining_ = nullptr;

@@ -89,9 +89,9 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
     const cache::PageLayout& layout, int64_t weight_bytes) const {
   const int64_t available = room.available_bytes;
   const int64_t left = std::max(int64_t{0}, available - weight_bytes);
-  // On a GPU the pool may take all memory that is left, because what else needs
-  // memory is measured after a step. On a host half of it is kept for other
-  // uses.
+  // On a GPU the pool may take all memory that is left, because a later check,
+  // after a first step, measures what else needs memory. On a host, half of it
+  // is kept for other uses.
   const int64_t share = room.host_available_bytes.has_value() ? left : left / 2;
   const int64_t one =
       layout.BytesAtLength(max_model_len_, request.max_batched_tokens);
@@ -110,8 +110,9 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
          .max_model_len = max_model_len_,
          .max_chunk_tokens = request.max_batched_tokens});
   };
-  // Counts the attention weights that are kept for evictions as for a pool that
-  // fits. A larger pool is refused in any case.
+  // The bytes of attention weights that are kept for evictions depend on the
+  // pool's size. A pool larger than `left` is refused below, so counts them for
+  // at most `left`.
   const int64_t kept = worker::KeptWeightBytes(
       *source_.plan,
       worker::LimitsInPool({.max_batched_tokens = request.max_batched_tokens,

@@ -31,14 +31,14 @@ struct ModelSource {
   model::DecoderSpec spec;
   // The part of the model that this rank has; by default the whole model.
   plan::TpShard shard;
-  // The plan for this rank, resolved only once. Exact windows are cut to the
-  // model's length.
+  // The plan for this rank, resolved only once. Its exact windows (recent
+  // tokens that are kept uncompressed) are cut to the model's length.
   std::shared_ptr<const plan::ResolvedPlan> plan;
   // The plan with the attention programs that the rank runs on a CPU; null for
   // PlanUse::kLook.
   std::shared_ptr<const worker::ServedPlan> served;
-  // Whether the checkpoint has the tensors of the plan. False only for
-  // PlanUse::kLook, with a --kv-plan that has not been applied to it.
+  // Whether the checkpoint has the tensors that the plan needs. False only for
+  // PlanUse::kLook, with a --kv-plan that was not applied to this checkpoint.
   bool weights_fit = true;
 
   // Sets `plan` to `source`, resolved for `spec` and `shard`. Errors: those of
@@ -46,9 +46,9 @@ struct ModelSource {
   absl::Status SetPlan(const kvasir::v1::KvPlan& source);
 };
 
-// The options for worker::ServePlan. Prompts may lift latents unless
-// --deterministic was given or worker::PromptsMayLift refuses the device. A
-// null device means the CPU.
+// The options for worker::ServePlan. Prompts may lift latents (prompt_lift.h)
+// unless --deterministic was given or worker::PromptsMayLift is false for the
+// device. A null device means the CPU.
 worker::ServeOptions ServeOptionsOf(const ModelOptions& options,
                                     const kernels::Device* device);
 // The settings for OpenDevice: the host's memory limit, and float16 activations

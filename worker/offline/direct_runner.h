@@ -103,7 +103,7 @@ class DirectRunner {
   struct Sequence {
     int64_t length = 0;
     int64_t prompt = 0;  // 0: not known yet
-    bool known = false;  // whether the executor knows it
+    bool known = false;  // whether the executor knows the sequence
     std::vector<Table> tables;
   };
 

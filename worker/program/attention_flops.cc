@@ -64,8 +64,8 @@ class KeyCounter {
     if (pre_rope_) Rotate(latent, rotated_dims);
     flops_.attention += 2 * latent.query_heads * dims;
   }
-  // For channels that represent rotation pairs: they are rotated without a
-  // lift, once for each head.
+  // Counts the work on channels that represent rotation pairs. These are
+  // rotated without a lift, once for each head.
   void Channels(const Latent& latent, int64_t terms) {
     Absorb(latent, terms);
     if (pre_rope_) Rotate(latent, latent.channels);
@@ -73,7 +73,7 @@ class KeyCounter {
 
   void Full(const Latent& latent) {
     if (!pre_rope_) {
-      Absorb(latent, 1);  // the query is multiplied by the basis
+      Absorb(latent, 1);  // the basis is applied to the query
     } else if (part_.has_basis()) {
       Rebuild(latent, head_dim_, rotary_dims_);
     } else {
@@ -96,7 +96,7 @@ class KeyCounter {
 
   const ResolvedPart& part_;
   const int64_t head_dim_;
-  const int64_t rotary_dims_;  // of a head of this layer
+  const int64_t rotary_dims_;  // the dims of a head that rotate
   const bool pre_rope_;
   SideFlops flops_;
 };

@@ -65,7 +65,7 @@ absl::Status CheckLatents(const Latents& latents, const std::string& where) {
 bool LaunchFits(const AttentionProgram& program,
                 const plan::ResolvedAttention& attention, bool prompts) {
   std::vector<Latents> latents;
-  // a fixed place, because `keys` points into it
+  // Reserves memory first, because `keys` will point into `latents`.
   latents.reserve(program.key.size());
   std::vector<kernels::KeyRebuild> rebuilds(program.key.size());
   std::vector<kernels::AttentionKeyPart> keys(program.key.size());
@@ -106,8 +106,8 @@ bool LaunchFits(const AttentionProgram& program,
   params.num_key_parts = static_cast<int64_t>(keys.size());
   params.values = &values;
   params.num_value_parts = 1;
-  // The op treats exact rows as further parts, so they count towards its
-  // limits.
+  // The op treats exact (uncompressed) rows as additional parts, so they count
+  // towards its limits.
   params.key_exact.sinks = attention.key.exact_sinks;
   params.key_exact.window = attention.key.exact_window;
   params.value_exact.sinks = attention.value.exact_sinks;

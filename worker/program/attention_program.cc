@@ -33,8 +33,8 @@ Pairs FirstPairs(int64_t count) {
   return pairs;
 }
 
-// Adds one row to `takes`. Extends the last run if both row and column continue
-// that run.
+// Adds one row to `takes`: to the last RowTake if row and column continue it,
+// else as a new RowTake.
 void Take(int64_t row, int64_t column, std::vector<RowTake>* takes) {
   if (!takes->empty()) {
     RowTake& last = takes->back();
@@ -150,7 +150,7 @@ class Maker {
   }
   int64_t num_pairs() const { return out_.rotates ? shape_.rotary_dim / 2 : 0; }
 
-  // Makes what key and value parts have in common.
+  // Makes the members that key parts and value parts have in common.
   PartProgram MakePart(const ResolvedPart& from) const {
     PartProgram part;
     part.prefix = from.prefix;
@@ -265,8 +265,8 @@ class Maker {
     return pairs;
   }
 
-  // How RoPE rotates the key of a KV head of this rank: the pairs of the head,
-  // or those of its latent if the latent's channels represent pairs.
+  // How RoPE rotates the key of a KV head of this rank: by the pairs of the
+  // head or, if the channels of its latent represent pairs, by these pairs.
   HeadTurn TurnOfKey(const ResolvedPart& from, const PartProgram& part,
                      int64_t local) const {
     const auto head = static_cast<size_t>(local);
@@ -331,8 +331,8 @@ class Maker {
     for (int64_t i = 0; i < out_.heads.query.first; ++i) {
       first_row += tensors_.query_rows[static_cast<size_t>(i)];
     }
-    // For each head, its next row of q_proj, which moves past the rows of one
-    // part after the other.
+    // For each head, the next row of q_proj to take. It advances as one part
+    // after the other takes its rows.
     Indices head_row;
     for (int64_t h = 0; h < out_.heads.query.count; ++h) {
       head_row.push_back(first_row);
@@ -395,8 +395,8 @@ class Maker {
     out_.projections.push_back(std::move(projection));
   }
 
-  // A joint part is projected and rotated, and its ranges are loaded, only
-  // once: as a key part. The value part takes over its columns.
+  // A joint part is handled as a key part: that projects and rotates it and
+  // loads its ranges. The value part only takes over the key part's columns.
   static void ShareColumns(const PartProgram& key, PartProgram* value) {
     value->latent_column = key.latent_column;
     value->source_column = key.source_column;

@@ -57,7 +57,7 @@ struct HeadSpans {
 // Heads whose columns lie side by side. RoPE rotates the first 2 * num_pairs
 // numbers of each.
 struct Rotation {
-  int64_t column = 0;  // the first head's
+  int64_t column = 0;  // the first column of the first head
   int64_t num_heads = 0;
   int64_t head_dim = 0;
   plan::RopePairing pairing = plan::RopePairing::kHalfSplit;
@@ -103,14 +103,15 @@ struct PromptLift {
   friend bool operator==(const PromptLift&, const PromptLift&) = default;
 };
 
-// The columns that one part of a side computes from the fused projection.
+// One part of a side (keys or values): the columns of the fused projection that
+// it uses, and how latents are made from them.
 struct PartProgram {
   std::string prefix;       // of tensor names, without "model.layers.{l}."
   std::string lift_prefix;  // plan::ResolvedPart::lift_prefix
   // The latents that some head of this rank uses, in the plan's order.
   std::vector<LatentProgram> latents;
   std::vector<int32_t> group_of_head;  // index in `latents` [Hkv]
-  int64_t latent_column = 0;           // the first latent's, in a token's row
+  int64_t latent_column = 0;           // first latent's column in a token's row
   int64_t latent_columns = 0;          // sum of the latents' R'
   // The columns of the fused projection for this part: the latents themselves,
   // or the input of the basis.
@@ -118,7 +119,7 @@ struct PartProgram {
   int64_t source_columns = 0;
   std::vector<Rotation> rotations;  // of the source columns
   bool has_basis = false;           // latents = basis (source - mean)
-  bool has_mean = false;            // whether the basis has one
+  bool has_mean = false;            // whether the basis has a mean
   // Whether latents are multiplied by a Hadamard matrix before they are stored.
   bool hadamard = false;
   // Whether codes use a static range per channel. If so, the next member says
@@ -172,7 +173,7 @@ struct AttentionProgram {
   int64_t head_dim = 0;  // D in shapes
   bool rotates = false;
   std::vector<Projection> projections;
-  bool has_bias = false;           // whether any projection has one
+  bool has_bias = false;           // whether any projection has a bias
   int64_t projection_columns = 0;  // columns of the fused projection
   int64_t row_columns = 0;         // columns of a token's row
   std::vector<KeyProgram> key;

@@ -1,13 +1,14 @@
-// Decides which latents prompts lift while they read them. The latent of a
-// group of heads is wider than a head. An absorbed read pays for that width at
-// every slot and row. If many rows of a sequence see a slot, it is cheaper to
-// lift the latent to the heads' width once for all these rows.
+// Decides which latents are lifted, that is, expanded to the width of one head,
+// when attention of a prompt reads them. The latent that a group of heads
+// shares is wider than a head. An absorbed read works on the latent itself and
+// pays for that width at every slot and row. If many rows of a sequence see a
+// slot, it is cheaper to lift its latent once for all these rows.
 //
-// Lifted and absorbed reads differ by rounding, which codes amplify. So the
-// choice depends only on whether a token is prompt or output, and never on what
-// shares its step: chunks, batches and preemption change no bit. Only the
-// prefix index can change bits: if a prompt reuses pages that another request
-// wrote as output, or the reverse.
+// Lifted and absorbed reads round differently, and compression to codes makes
+// that difference larger. So the choice depends only on whether a token is
+// prompt or output, and never on what shares its step: chunks, batches and
+// preemption change no bit. Only the prefix index can change bits: if a prompt
+// reuses pages that another request wrote as output, or the reverse.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +23,13 @@ namespace kvasir::worker {
 inline constexpr int64_t kPromptLiftRows = 512;
 
 // Sets `prompt_lift` of the parts that are cheaper to lift if kPromptLiftRows
-// rows see a slot. These can only be absorbed keys and values with a run-time
-// lift of their own and without an online Hadamard transform.
+// rows see a slot. Only parts that attention reads in absorbed form qualify,
+// and only if they have a run-time lift of their own and no online Hadamard
+// transform.
 void PlanPromptLifts(AttentionProgram* program);
 
-// Whether any part has a prompt lift. If none has, bits depend only on the
-// request.
+// Whether any part has a prompt lift. If none has, the bits of a request's
+// output depend only on the request.
 bool LiftsPrompts(const AttentionProgram& program);
 
 // Says, for users, how reproducible results are. "bits": every bit is the same,

@@ -411,8 +411,9 @@ TEST(PlanPromptLiftsTest,
   EXPECT_EQ(program.key[0].prompt_lift, keys);
 }
 
-// A part is not lifted if it is narrower than a head, folded, rebuilt anyway,
-// or has an online Hadamard transform.
+// A part gets no prompt lift if it is narrower than a head, if its lift is
+// folded into other weights, if its keys are rebuilt anyway, or if it has an
+// online Hadamard transform.
 TEST(PlanPromptLiftsTest,
      OnlyPartsLiftedAtRunTimeAndWiderThanAHeadAreLiftedForPrompts) {
   const std::set<std::string> lifting = {"PaluJointCodes",

@@ -30,8 +30,8 @@ struct ServedPlan {
 };
 
 struct ServeOptions {
-  // Whether prompts may lift latents. They do so only if it is cheaper and the
-  // kernels can do it.
+  // Whether prompts may lift latents (prompt_lift.h). They do so only if that
+  // is cheaper and the kernels can do it.
   bool lift_prompts = true;
 };
 
@@ -43,8 +43,8 @@ struct ServeOptions {
 // - low_rank keys stored POST_ROPE, for which no tensors are defined;
 // - rope_low_rank keys stored PRE_ROPE whose groups differ in width;
 // - sizes beyond the kernels' limits (attention_limits.h).
-// For such a plan, returns UNIMPLEMENTED with the first layer, side and part
-// that is not served, and with the feature, or the value and its limit.
+// For such a plan, returns UNIMPLEMENTED. The error names the first layer, side
+// and part that is not served, and the feature, or the value and its limit.
 absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
     std::shared_ptr<const plan::ResolvedPlan> plan,
     const ServeOptions& options);

@@ -202,8 +202,8 @@ TEST_P(CudaGraphsOfPlanTest, DecodesWithAnyContextLengthMakeIdenticalLaunches) {
   std::vector<Launched> steps;
   TakeLaunched();
   uint64_t sequence = 0;
-  // Contexts that fit one page, that need several pages, and that the attention
-  // kernel divides into several blocks and splits.
+  // The lengths of contexts: within one page, over several pages, and so long
+  // that the attention kernel divides them into several blocks and splits.
   for (const int64_t length : {3, 15, 130, 600, 850}) {
     runner.StartAt(++sequence, length);
     KVASIR_ASSERT_OK(runner.Run({{.sequence_id = sequence,

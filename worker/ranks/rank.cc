@@ -25,7 +25,8 @@ absl::Status RunLargestSteps(ModelExecutor* executor,
   std::vector<int32_t> prompt(static_cast<size_t>(std::clamp(
       limits.max_model_len - 1, int64_t{1}, limits.max_batched_tokens)));
   runner.SetPrompt(1, static_cast<int64_t>(prompt.size()));
-  // A step must end where an eviction is due, so the prompt must not be longer.
+  // A step must end where an eviction is due, so the prompt must not go beyond
+  // that point.
   if (const auto at = runner.next_eviction(1); at.has_value()) {
     prompt.resize(std::min(prompt.size(),
                            static_cast<size_t>(std::max(*at, int64_t{1}))));
@@ -274,8 +275,8 @@ absl::Status Rank::MakeExecutor(ModelWeights weights,
 
 absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
                             Collective* collective) {
-  // To find the ops, make an executor with weights that have no memory. It
-  // checks its ops against the device.
+  // Makes an executor whose weights have no memory. Making it checks that the
+  // device has all ops that steps launch.
   KVASIR_ASSIGN_OR_RETURN(
       ModelWeights weights,
       WeightsWithoutMemory(spec_, plan_, source, MatrixFormat::Of(*device_)));
@@ -287,8 +288,8 @@ absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
   executor_ = nullptr;
   pages_ = pages;
   host_pages_ = host_pages;
-  // Other errors are ignored here: they may come only from the missing
-  // weights. Any others are reported again once weights are loaded.
+  // Ignores other errors, because the missing weights may have caused them.
+  // Real errors are reported again once weights are loaded.
   return absl::IsUnimplemented(made) ? made : absl::OkStatus();
 }
 

@@ -105,7 +105,7 @@ struct PoolMemory {
 // Checks that the pools fit into memory beside the weights and the kept
 // attention weights. If they do not, returns RESOURCE_EXHAUSTED with the
 // numbers and the flag to change. Without this check the system would kill the
-// process at the start, when it touches all memory of the pools.
+// process when it touches all memory of the pools at the start.
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory);
 
 // Returns the cache::CacheId of a model with these weights.

@@ -228,8 +228,8 @@ TEST(GroupMemoryTest, AChangedWeightThatOnlyOneRankReadsChangesTheWeightsId) {
   }
 }
 
-// Among the plans are three cases: a head group lies on one rank, a head group
-// is split over several ranks, and several ranks hold the same KV head. In each
+// The plans cover three cases: a head group lies on one rank, a head group is
+// split over several ranks, and several ranks hold the same KV head. In each
 // case the ranks together must read all weights.
 TEST(GroupMemoryTest,
      AGroupOfRanksGetsTheWeightsIdOfASingleRankUnderEveryPlan) {
@@ -309,9 +309,9 @@ bool HasSharedLatents(const cache::PageLayout& layout) {
 }
 
 TEST(GroupMemoryTest, ARankOfALargeModelHoldsOnlyItsShareOfWeightsAndPages) {
-  // The presets, each with a number of ranks for which several ranks store the
-  // same latents. This happens with 4 ranks of 2 heads if a head group has 4
-  // heads, and always in SVDq, where the only group has all heads.
+  // Presets, each with a number of ranks. In these cases several ranks store
+  // the same latents: 4 ranks of 2 heads do so if a head group has 4 heads, and
+  // all ranks do so with SVDq, where the only group has all heads.
   const std::set<std::pair<std::string, int64_t>> expected = {
       {"commuting-50", 4},    {"palu-50-g4", 4},      {"palu-50-g4-4bit", 4},
       {"palu-50-g4-3bit", 4}, {"palu-50-g4-2bit", 4}, {"svdq-84442200", 2},

@@ -112,7 +112,8 @@ Outcome RunRank(Collective* own, const model::ModelShape& shape,
   return outcome;
 }
 
-// Runs all ranks of the group. If `plan_case` is null, with a full-rank plan.
+// Runs all ranks of the group with the plan of `plan_case`; null: with a
+// full-rank plan.
 std::vector<Outcome> RunRanks(const Group& group,
                               const model::ModelShape& shape,
                               const PlanCase* plan_case,

@@ -654,7 +654,7 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
   }
   if (page.writer != sequence_id) {
     // In page groups with eviction, a fork's pages are copies, which have
-    // writer 0. The fork may run long after they were made.
+    // writer 0. The fork may run long after the copies were made.
     const bool own_copy =
         page.copied || (page.writer == 0 && Evicts(static_cast<size_t>(group)));
     if (slot != 0 && !own_copy) {
@@ -671,9 +671,10 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
   return absl::OkStatus();
 }
 
-// Removes from the page's holders those that will not read it again, because
-// the page lies before their sliding window. This is needed because a plan
-// lists the pages that a window has left only in the sequence's next step.
+// Removes from the page's holders the sequences that will not read it again,
+// because it lies before their sliding window. Plans do not do that in time: a
+// page that a window has left is given up only by the plan of the sequence's
+// next step.
 void FakeExecutor::DropBehindWindows(uint64_t writer, int32_t group,
                                      int32_t page_id) {
   const auto g = static_cast<size_t>(group);
@@ -731,7 +732,8 @@ absl::StatusOr<const FakeExecutor::Slot*> FakeExecutor::Read(
 absl::Status FakeExecutor::CheckVisible(uint64_t sequence_id,
                                         const State& state) const {
   for (size_t g = 0; g < state.tables.size(); ++g) {
-    // the sampled token depends on these slots (HeldHash)
+    // Not needed here: a wrong slot of this group changes the sampled token
+    // (HeldHash).
     if (Evicts(g)) continue;
     const uint64_t window = options_.groups[g].sliding_window;
     const uint64_t first =

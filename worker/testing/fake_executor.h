@@ -68,7 +68,7 @@ struct FakeExecutorOptions {
 // - Side pages belong to one sequence, are sent only once, and hold its latest
 //   slots.
 // - A step does not exceed the batch limits. A step may use the token that the
-//   executor sampled last only if that was in the step before. Penalty
+//   executor sampled last only if it did so in the step before. Penalty
 //   histories are complete.
 // - The plan that follows an announced plan is equal to it.
 class FakeExecutor final : public Executor {

@@ -1,4 +1,4 @@
-// Test support: plans for the tiny models under which prompts lift latents
+// Test support: plans under which prompts of the tiny models lift latents
 // (prompt_lift.h). There is a plan for each kind of lift and each kind of
 // stored row.
 #pragma once

@@ -17,7 +17,7 @@ namespace kvasir::worker {
 // the plan. The shape must be a Llama, whose tensors have the same names in
 // files and in RandomSource.
 //
-// Owns: the folder, which is removed with it.
+// Owns: the folder, which the destructor removes.
 class SavedCheckpoint {
  public:
   // If `plan` is null, the folder has no plan file, like that of a model that

@@ -37,9 +37,10 @@ std::shared_ptr<const ServedPlan> Served(const kvasir::v1::KvPlan& plan,
                                          const ServeOptions& options,
                                          plan::TpShard shard = {});
 
-// Whether KVASIR_TEST_DEVICE=strict is set: UseTestDevice then makes the rank
-// run on a device whose memory the host cannot touch. Any other value ends the
-// test, which would otherwise silently run on the CPU's usual device.
+// Whether the environment has KVASIR_TEST_DEVICE=strict. Then UseTestDevice
+// makes the rank run on a device whose memory the host cannot touch. Any other
+// value ends the test, which would otherwise silently run on the CPU's usual
+// device.
 bool IsTestDeviceStrict();
 void UseTestDevice(RankOptions* options);
 

@@ -189,7 +189,8 @@ class AttentionPlanner {
                          &weights_->o_bias);
   }
 
-  // Loads this rank's heads of a vector [heads of the model, d].
+  // Loads this rank's part of a vector that has d (`dims`) numbers for each KV
+  // head of the model.
   absl::Status HeadVector(const std::string& name, int64_t dims,
                           kernels::DevicePtr<const float>* out) {
     const plan::HeadRange& heads = program_.heads.kv;
@@ -462,8 +463,8 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // Plans reading the mean into `parts`, and allocates memory for what is
-  // computed from it.
+  // Plans to read the mean into `parts`, and allocates memory for what is
+  // computed from the mean.
   absl::StatusOr<TensorRead> BasisMean(const PartProgram& part,
                                        WeightSink::Kind kind,
                                        std::shared_ptr<BasisParts> parts,

@@ -45,7 +45,7 @@ struct WeightMemory {
   }
 };
 
-// A destination of a tensor's rows, and how they are converted for it.
+// A destination of a tensor's rows, and how the rows are converted for it.
 struct WeightSink {
   enum class Kind {
     kPack,      // row i becomes column i of a packed matrix
@@ -67,7 +67,8 @@ struct WeightSink {
   Visit visit;
 };
 
-// One tensor to read. Without sinks it is read only for the fingerprint.
+// One tensor to read. Without sinks it is read only for the fingerprint of the
+// weights.
 struct TensorRead {
   std::string tensor;
   int64_t columns = 1;
@@ -142,7 +143,8 @@ class WeightJobs {
   // have been allocated.
   int64_t bytes() const { return bytes_; }
   int64_t matrix_bytes() const { return matrix_bytes_; }
-  // Bytes of the matrices whose loaded type is not their stored type.
+  // Bytes of the matrices that are converted to another type when they are
+  // loaded.
   int64_t rounded_bytes() const { return rounded_bytes_; }
   void CountAsMatrix(int64_t bytes) { matrix_bytes_ += bytes; }
 

@@ -22,7 +22,7 @@ Span ShareOf(int64_t count, int64_t tile, plan::TpShard shard) {
           tiles * (shard.rank + 1) / shard.size};
 }
 
-// The range of columns that the sinks take.
+// The range of columns that the sinks of `read` take.
 Span ColumnsOf(const TensorRead& read, int64_t columns) {
   Span taken = {columns, 0};
   for (const WeightSink& sink : read.sinks) {

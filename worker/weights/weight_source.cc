@@ -155,8 +155,8 @@ absl::StatusOr<std::unique_ptr<RandomSource>> RandomSource::Create(
     const plan::ResolvedPlan& plan, uint64_t seed, kernels::DType dtype) {
   KVASIR_ASSIGN_OR_RETURN(std::vector<model::RandomTensor> tensors,
                           model::RandomTensorsOf(shape, spec, plan));
-  // If the plan changes the tensors, the model gets another name, and so other
-  // numbers.
+  // If the plan changes the tensors, the model gets another name, so that
+  // WeightTiles distinguishes its weights from those without the plan.
   const auto lines = [](const std::vector<model::RandomTensor>& list) {
     std::set<std::string> all;
     for (const model::RandomTensor& tensor : list) {

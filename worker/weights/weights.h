@@ -29,7 +29,7 @@ struct ShardSizes {
   int64_t first_q_head = 0;
   int64_t num_q_heads = 0;
   plan::HeadRange kv_heads;
-  int64_t first_feature = 0;  // of the MLP's intermediate size
+  int64_t first_feature = 0;  // this rank's part of the MLP's features
   int64_t num_features = 0;
   plan::IdRange ids;
 
@@ -60,8 +60,8 @@ struct PartWeights {
   kernels::DevicePtr<const float>
       range_minimum;  // [sum of R']; null: ranges are stored in slots
   kernels::DevicePtr<const float> range_scale;
-  // If the part has a prompt lift: for each KV head the matrix with which
-  // prompts lift latents, [d, R'] for keys or [R', d] for values.
+  // If the part has a prompt lift (prompt_lift.h): for each KV head the matrix
+  // of the lift, [d, R'] for keys or [R', d] for values.
   std::vector<kernels::DevicePtr<const float>> prompt_up;  // [Hkv], or empty
 };
 
@@ -130,9 +130,9 @@ struct LoadOptions {
   // small enough that data is still in the CPU's second-level cache when it is
   // packed.
   size_t read_buffer_bytes = size_t{512} << 10;
-  // For devices that stage writes (Device::stages_writes): limit, over all
-  // threads, of the host memory in which matrices are packed before they are
-  // copied to the device. A matrix above the limit is staged while no other is.
+  // Only for devices that stage writes (Device::stages_writes): the most host
+  // memory in which all threads together pack matrices before these are copied
+  // to the device. A matrix above the limit is staged while no other is.
   int64_t max_staged_bytes = int64_t{1} << 30;
   // Called by one thread at a time, with the bytes packed so far and in total.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;

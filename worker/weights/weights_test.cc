@@ -39,7 +39,7 @@ class RowsDevice final : public kernels::CpuDevice {
   const DType activations_;
 };
 
-// A random source that stores some tensors in other types than bf16.
+// A random source that stores some tensors in types other than bf16.
 class MixedSource final : public WeightSource {
  public:
   explicit MixedSource(std::map<std::string, DType> types)
@@ -275,7 +275,7 @@ TEST(WeightsTest, WeightMatricesOnAGpuHaveTheDataTypeOfItsActivations) {
   // With float32 activations matrices keep their stored type, because products
   // read it exactly.
   const Loaded floats = Load(&source, {}, 1, 200, DType::kF32);
-  // its tensors have different types
+  // the tensors that are fused to qkv have different types
   EXPECT_EQ(floats.weights.layers[0].qkv.dtype, DType::kF32);
   EXPECT_EQ(floats.weights.layers[0].o.dtype, DType::kF16);
   EXPECT_EQ(floats.weights.layers[0].down.dtype, DType::kBf16);

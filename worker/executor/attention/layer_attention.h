@@ -38,16 +38,16 @@ namespace kvasir::worker {
 struct AttentionInput {
   kernels::DevicePtr<const float> normed;  // [T, M]
   int64_t num_tokens = 0;                  // T in shapes
-  int64_t padded_tokens = 0;  // StepBucket::padded; sizes the workspace
+  int64_t padded_tokens = 0;  // StepBucket::padded, for workspace sizes
   int64_t num_sequences = 0;  // B in shapes
-  // The rows of each sequence, in the order of `group.sequences`. First rows
-  // ascend among the prompts, and among the sequences that decode. Host memory;
-  // not read while a counting workspace is measured. [B]
+  // The rows of each sequence, in the order of `group.sequences`. In this order
+  // `first_row` ascends among the prompts, and also among the sequences that
+  // decode. Host memory; not read if the workspace is counting(). [B]
   absl::Span<const SequenceRows> rows;
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
   AttentionBatch group;                         // for the layer's page group
-  // Where each token's exact row is stored, for a side (keys or values) that
-  // keeps exact rows. [T]
+  // Where each token's exact (uncompressed) row is stored, for a side (keys or
+  // values) that keeps exact rows. [T]
   kernels::DevicePtr<const int64_t> key_ring_slots;
   kernels::DevicePtr<const int64_t> value_ring_slots;
   kernels::DevicePtr<float> not_finite;  // KvAppendParams::not_finite
@@ -74,7 +74,8 @@ class LayerAttention {
     const LayerWeights* weights = nullptr;
     const KvArenas::Layer* arena = nullptr;
     const std::vector<KvArenas::Ring>* rings = nullptr;
-    // [rotary_dim / 2], on the host and on the device.
+    // The steps of RoPE's angles [rotary_dim / 2], on the host and on the
+    // device.
     absl::Span<const uint64_t> rope_steps;
     kernels::DevicePtr<const uint64_t> device_rope_steps;
     kernels::HadamardTables* hadamard = nullptr;
@@ -85,7 +86,7 @@ class LayerAttention {
     int64_t page_tokens = 0;
     bool prompts_as_rows = false;
     StepProfile* profile = nullptr;  // may be null
-    // Counts the codes that static ranges clamp.
+    // The counter of codes that were clamped to their static range.
     kernels::DevicePtr<int64_t> clamped_codes;
   };
 
@@ -94,8 +95,9 @@ class LayerAttention {
     LaunchedRows rows = LaunchedRows::kAll;
     kernels::PreparedAttention attention;
     bool lifts_values = false;
-    // Floating-point operations for one slot, by KV head. Empty if the launch
-    // rebuilds or lifts nothing.
+    // Floating-point operations that compute keys or values from the latents of
+    // one slot: by rebuilding keys, and by lifting for prompts. One number per
+    // KV head; empty if the launch does no such work.
     std::vector<double> rebuild_flops;
     std::vector<double> prompt_lift_flops;
     // Index in AttentionInput::steps. The Decoder sets it.
@@ -103,8 +105,8 @@ class LayerAttention {
   };
 
   static absl::StatusOr<LayerAttention> Create(const Parts& parts);
-  // The attention kernels for sequences that decode; also those for prompts,
-  // unless prompts lift latents.
+  // The attention kernels for sequences that decode. Prompts use the same
+  // kernels unless they lift latents (prompt_lift.h).
   const kernels::AttentionKernels& kernels() const {
     return launch_->attention.kernels();
   }
@@ -127,13 +129,14 @@ class LayerAttention {
                      const kernels::EvictionStep& step,
                      kernels::Workspace& workspace) const;
 
-  // One launch for all rows; or, if prompts lift latents, one for prompts and
-  // one for sequences that decode. The pointers stay valid as long as this
-  // object.
+  // Returns one launch for all rows; or, if prompts lift latents
+  // (prompt_lift.h), one for prompts and one for sequences that decode. The
+  // pointers stay valid as long as this object.
   std::vector<Launch*> launches() const;
 
-  // The floating-point operations with which a step rebuilds or lifts the slots
-  // that it reads.
+  // The floating-point operations with which a step computes keys and values
+  // from the latents of the slots that it reads (Launch::rebuild_flops,
+  // Launch::prompt_lift_flops).
   struct SlotWork {
     double rebuild_flops = 0;
     double prompt_lift_flops = 0;
@@ -144,7 +147,7 @@ class LayerAttention {
                   absl::Span<const SequenceRows> rows) const;
 
  private:
-  // Heads that RoPE rotates by the same pairing, in one launch.
+  // The heads that one launch of RoPE rotates. All have the same pairing.
   struct Turn {
     kernels::RopePairing pairing = kernels::RopePairing::kHalfSplit;
     std::vector<kernels::RopeHead> queries;
@@ -173,8 +176,8 @@ class LayerAttention {
     std::optional<kernels::PreparedHadamard> hadamard;
     std::optional<kernels::PreparedHadamard> query_hadamard;
   };
-  // The exact rows of a part. `fresh_groups` is empty if the part's side keeps
-  // no exact rows.
+  // The exact (uncompressed) rows of a part. `fresh_groups` is empty if the
+  // part's side keeps no exact rows.
   struct Exact {
     std::vector<kernels::LatentGroup> fresh_groups;
     kernels::ExactRows rows;
@@ -226,8 +229,9 @@ class LayerAttention {
   absl::Status MakeLatents(kernels::Stream& stream, const PartProgram& part,
                            const PartWeights& weights, const Rows& rows,
                            kernels::Workspace& workspace) const;
-  // Calls `call` for each run of consecutive rows that attend to the part's
-  // latents in absorbed form, without a prompt lift.
+  // Calls `call` for each run of consecutive rows whose queries attend directly
+  // to the part's latents: all rows or, if prompts lift the part, only the rows
+  // of sequences that decode.
   absl::Status ForAbsorbedRows(
       const PartProgram& part, const AttentionInput& input,
       const kernels::Workspace& workspace,
@@ -244,11 +248,12 @@ class LayerAttention {
                       const std::optional<kernels::PreparedKvAppend>& append,
                       const kernels::KvAppendRows& rows,
                       kernels::Workspace& workspace) const;
-  // The parts of the cache: those of the keys, then the value.
+  // Number of parts in the cache: first those of the keys, then one for the
+  // values.
   size_t num_parts() const { return keys_.size() + 1; }
   bool is_key(size_t part) const { return part < keys_.size(); }
-  // Parameters that append a part's latents, taken from the token rows, to
-  // `to`.
+  // Returns the parameters with which KvAppend copies a part's latents from the
+  // token rows to `to`.
   kernels::KvAppendPart Appended(size_t part,
                                  const kernels::LatentPart& to) const;
   kernels::ExactSlots ExactSlotsOf(int64_t ring) const;
@@ -257,8 +262,8 @@ class LayerAttention {
     return is_key(part) ? parts_.arena->key[part].unit_of_group
                         : parts_.arena->value.front().unit_of_group;
   }
-  // The result of attention for each token: a weighted sum of latents, and a
-  // value if latents are lifted before or after attention.
+  // The result of attention for each token: a weighted sum of latents and, if
+  // values are lifted before or after the sum, a weighted sum of values.
   struct Sums {
     Rows latents;
     Rows values;  // null if the output projection reads `latents`

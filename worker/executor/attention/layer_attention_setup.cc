@@ -22,8 +22,8 @@ kernels::RopePairing PairingOf(model::RopePairing pairing) {
              : kernels::RopePairing::kInterleaved;
 }
 
-// Returns a part's view of its pages, completed with the static ranges, which
-// are not stored in pages.
+// Returns the view of a part's latents in the pages, with the part's static
+// ranges added, because pages do not contain them.
 kernels::LatentPart Latents(const KvArenas::Part& arena,
                             const PartWeights& weights) {
   kernels::LatentPart latents = arena.latents;
@@ -68,9 +68,9 @@ std::vector<HadamardPlace> PlacesOfHeads(const HeadSpans& heads) {
 }
 
 constexpr int64_t kFreshAlignmentBytes = 64;
-// Space between the rows of two groups. Without it, rows of different groups
-// would compete for the same few sets of a CPU cache, because a step's token
-// limit and the bytes of a row are often powers of two.
+// Space between the rows of two latent groups. Without it, rows of different
+// groups would compete for the same few sets of a CPU cache, because a step's
+// token limit and the bytes of a row are often powers of two.
 constexpr int64_t kFreshShiftBytes = 5 * kFreshAlignmentBytes;
 
 // Lays out the exact rows of a step's tokens in one page: one latent group
@@ -260,7 +260,7 @@ absl::Status LayerAttention::PrepareComplexLifts(const KeyProgram& part,
   const auto num_heads = part.group_of_head.size();
   const auto share = static_cast<size_t>(program().heads.query.count /
                                          program().heads.kv.count);
-  std::vector<std::vector<int32_t>> places;  // by latent
+  std::vector<std::vector<int32_t>> places;  // one list per latent
   for (const LatentProgram& latent : part.latents) {
     places.emplace_back(latent.channel_place.begin(),
                         latent.channel_place.end());
@@ -332,7 +332,7 @@ absl::Status LayerAttention::MakeValue() {
   CheckAlike(value, arena);
   value_.latents = Latents(arena, weights);
   if (value.hadamard) {
-    if (!program().joint) {  // a joint part was transformed with the keys
+    if (!program().joint) {  // for a joint part, the keys' transform suffices
       KVASIR_RETURN_IF_ERROR(
           PrepareHadamard(PlacesOfLatents(value), program().row_columns,
                           /*transposed=*/false, &value_.hadamard));
@@ -492,8 +492,8 @@ LayerAttention::MakeLaunch(LaunchedRows rows) const {
       key.rebuild = &keys_[p].rebuild;
       Add(RebuildFlops(part), &rebuild_flops);
     } else if (prompts && part.prompt_lift.has_value()) {
-      // Attention with a prompt lift uses the queries from before the query
-      // lift.
+      // A prompt lift turns latents into keys, so attention uses the queries as
+      // they were projected, not the lifted ones.
       key.rebuild = &keys_[p].prompt_lift;
       key.query_column = part.projected.column.data();
       Add(LiftFlops(part, part.prompt_lift->dims), &prompt_lift_flops);

@@ -66,7 +66,7 @@ TEST(StepGraphsTest, ABlobCountsAPeakWhenItsSizeGrowsWhateverItsAddressIs) {
     EXPECT_TRUE(small.bytes() == held || small.peaks() > peaked) << count;
   }
   EXPECT_EQ(peaks, (std::vector<int64_t>{1, 2, 2, 3, 3, 4}));
-  // its first step was larger than all of these
+  // The first step of `large` was its largest, so no later step was a peak.
   EXPECT_EQ(large.peaks(), before);
 }
 

@@ -49,9 +49,10 @@ class KvArenas {
     // Layer::metadata. [groups]
     std::vector<int32_t> unit_of_group;
   };
-  // How a ring of exact rows lies in the side pages of a page group. One or
-  // several layers have rings of this layout. Addresses are relative to the
-  // first arena that holds any of the rows.
+  // A ring keeps the exact rows of a sequence's sinks and latest tokens in side
+  // pages. This struct is the layout of the rings of one or several layers of a
+  // page group. Addresses are relative to the first arena that holds any of the
+  // rows.
   struct Ring {
     int64_t page_group = 0;
     int64_t sinks = 0;
@@ -90,7 +91,7 @@ class KvArenas {
       const cache::PageCounts& host_pages = {});
 
   const std::vector<Layer>& layers() const { return layers_; }
-  // All different rings. Layers with equal rings share one entry.
+  // The rings, each only once: layers with equal rings share one entry.
   const std::vector<Ring>& rings() const { return rings_; }
   const cache::PageCounts& num_pages() const { return pages_; }
   int64_t num_page_groups() const {

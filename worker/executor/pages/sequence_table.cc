@@ -18,8 +18,8 @@ absl::Status Wrong(uint64_t sequence_id, const std::string& what) {
       absl::StrCat("step plan: sequence ", sequence_id, ": ", what));
 }
 
-// The slot of the step's first token in the sequence's table of this page
-// group.
+// Returns the number of the slot, in the sequence's table of this page group,
+// that the step's first token gets.
 uint64_t PhysicalStart(const SequenceStep& step, int group) {
   return step.physical_starts().empty() ? step.logical_start()
                                         : step.physical_starts(group);
@@ -146,8 +146,8 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
         absl::StrCat("its page table in page group ", group, " has ", new_size,
                      " pages, the limit is ", max_pages_));
   }
-  // Entries before `first_live` name no page if the sliding window gave them up
-  // before a plan sent them.
+  // A sliding window may give up pages before any plan sends them. Their table
+  // entries, which are before `first_live`, then name no page.
   const int64_t first_live = delta.first_live_index();
   if (first_live < table.first_live || first_live > new_size) {
     return absl::InvalidArgumentError(absl::StrCat(

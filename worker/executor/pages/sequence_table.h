@@ -18,8 +18,8 @@
 namespace kvasir::worker {
 
 struct SequenceTableLimits {
-  int64_t max_sequences = 0;  // live at the same time
-  int64_t max_model_len = 0;  // tokens of one sequence
+  int64_t max_sequences = 0;  // the most that live at the same time
+  int64_t max_model_len = 0;  // the most tokens of one sequence
   int64_t page_tokens = 0;    // P in formulas
   // By page group: the most keys that a query sees; 0: all keys.
   std::vector<int64_t> windows;
@@ -114,7 +114,7 @@ class SequenceTable {
 
   SequenceTableLimits limits_;
   const KvArenas* arenas_ = nullptr;
-  int64_t max_pages_ = 0;  // of one sequence
+  int64_t max_pages_ = 0;  // the most pages of one sequence
   std::vector<int32_t> free_rows_;
   absl::flat_hash_map<uint64_t, Sequence> sequences_;
   // The pages that this step writes, as (page group, page).

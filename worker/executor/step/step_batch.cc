@@ -278,8 +278,8 @@ void StepBatch::PlaceWeights(int64_t most_weights, int64_t page_tokens) {
 }
 
 // A ring keeps the sinks and the tokens of the latest window. Tokens of this
-// step between them get no place (-1), because later tokens of the step would
-// overwrite them.
+// step that lie between the sinks and the window get no place (-1), because
+// later tokens of the step would overwrite them.
 void StepBatch::AddRings(const SequenceTable::Sequence& sequence, int64_t start,
                          int64_t num_rows) {
   for (size_t r = 0; r < rings_.size(); ++r) {

@@ -1,5 +1,5 @@
-// Turns a step plan into the host arrays that ops take, in the plan's order,
-// and checks it.
+// Checks a step plan and turns it into the host arrays that ops take, in the
+// plan's order.
 #pragma once
 
 #include <cstdint>

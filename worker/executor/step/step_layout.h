@@ -40,7 +40,7 @@ StepSizes LargestStep(const StepLimits& limits);
 // of them at once.
 struct EvictionBatch {
   int64_t page_group = 0;
-  int64_t copy_batches = 0;  // batches of page copies that run before it
+  int64_t copy_batches = 0;  // how many batches of page copies run first
   int64_t count = 0;
 
   friend bool operator==(const EvictionBatch&, const EvictionBatch&) = default;
@@ -48,8 +48,8 @@ struct EvictionBatch {
 
 // Everything that a step's list of launches depends on. Steps of one bucket
 // have the same layout of blob, results and workspace. They differ in the
-// uploaded numbers and in the true counts of the padded rows. Each launch
-// receives the true count, and the first row if that is not 0; a CPU computes
+// uploaded numbers, and in how many rows are not padding. Each launch receives
+// that number, and the first of these rows if it is not row 0; a CPU computes
 // only these rows.
 struct StepBucket {
   StepSizes padded;
@@ -58,7 +58,8 @@ struct StepBucket {
   absl::InlinedVector<KvArenas::CopyBatch, 4> copies;
   absl::InlinedVector<EvictionBatch, 2> evictions;
   // Whether the step has prompts, and StepBatch::output_runs. Set only if
-  // prompts lift latents, because prompts and output are then launched apart.
+  // prompts lift latents (prompt_lift.h), because prompts and output are then
+  // launched apart.
   bool has_prompts = false;
   int64_t output_runs = 0;
 

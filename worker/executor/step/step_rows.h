@@ -21,8 +21,8 @@ struct AttentionBatch {
   // RoPE. [T]
   kernels::DevicePtr<const int64_t> slot_positions;
   // The sequences, prompts first. [B] on the device and on the host. The host's
-  // copy serves to plan how attention is divided, and is not read with a
-  // counting workspace.
+  // copy is used to divide attention into blocks. It is not read if the
+  // workspace is counting().
   kernels::DevicePtr<const kernels::AttentionSequence> sequences;
   absl::Span<const kernels::AttentionSequence> on_host;
   // A second copy of the sequences that decode, on the device. Set only if

@@ -37,8 +37,8 @@ struct Columns {
   int64_t first = 0;
   int64_t width = 0;
 
-  // Calls visit(address, count) for each piece of elements [begin, end) of the
-  // sequence that is contiguous in memory.
+  // Divides elements [begin, end) of the sequence into pieces that are
+  // contiguous in memory, and calls visit(address, count) for each piece.
   template <typename Visit>
   void ForRuns(int64_t begin, int64_t end, const Visit& visit) const {
     while (begin < end) {

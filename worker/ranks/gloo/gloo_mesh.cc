@@ -32,8 +32,8 @@ using std::chrono::milliseconds;
 // and slot to receive buffers in order.
 enum Slot : uint64_t { kData = 1, kControl = 2, kProbe = 3 };
 
-// GlooCall::kind of messages that do not belong to a collective call. These
-// numbers are sent over the network: do not renumber.
+// Values of GlooCall::kind for messages that do not belong to a collective
+// call. These numbers are sent over the network: do not renumber.
 constexpr uint32_t kHello = 0x100;
 constexpr uint32_t kGaveUp = 0x101;
 
@@ -476,7 +476,8 @@ void GlooMesh::Watch() {
     {
       base::MutexLock lock(&mutex_);
       // A call that waits has reached its deadline, so Gloo has closed all
-      // connections. The thread of that call sets the error, not this one.
+      // connections. The thread that makes the call sets the error, not this
+      // thread.
       if (deadline_.has_value() && Clock::now() >= *deadline_) {
         watcher_left_ = true;
         verdict_.SignalAll();
@@ -575,8 +576,8 @@ void GlooMesh::Abort(const absl::Status& reason) {
     connecting = !places_made_;
   }
   if (connecting) {
-    // No message can be sent yet. The other ranks notice that their connections
-    // are closed.
+    // No message can be sent before all ranks are connected. Closing the
+    // connections tells the other ranks.
     ClosePairs();
     return;
   }

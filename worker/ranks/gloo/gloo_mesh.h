@@ -34,7 +34,7 @@ struct GlooOptions {
   plan::TpShard shard;  // at least 2 ranks
   // A network interface of this machine, or one of its addresses, for all
   // traffic of the group. Use a network that only the ranks can reach: traffic
-  // is not encrypted, and from Begin until Connect has ended the ports accept
+  // is not encrypted, and until Connect has ended, the ports accept
   // connections from any process. If such a process sends garbage, this process
   // ends, because Gloo throws an exception in its own thread.
   std::string interface;
@@ -42,7 +42,7 @@ struct GlooOptions {
   // takes twice this time.
   absl::Duration connect_timeout = absl::Seconds(60);
   // How long a call waits for a message from another rank. Must be longer than
-  // any rank may be late for a call.
+  // the longest time by which a rank may come late to a call.
   absl::Duration call_timeout = absl::Seconds(30);
   // The largest payload of a message in bytes, a multiple of 4. Larger calls
   // are sent as several messages. The memory for messages does not depend on

@@ -280,7 +280,7 @@ TEST_P(ModelRanksGrpcTest, AllRanksEndIfOneIsKilledDuringAStep) {
   ModelGroup group(GetParam(), {{last, {.stops_in = 4}}});
   std::thread kill([&] {
     EXPECT_TRUE(group.follower(last).stopped.Wait());
-    // Time for the other ranks to reach the first sum of the step, where they
+    // Give the other ranks time to reach the first sum of the step, where they
     // wait.
     absl::SleepFor(absl::Milliseconds(50));
     group.follower(last).client.reset();

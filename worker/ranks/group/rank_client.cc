@@ -155,8 +155,8 @@ class RankClient::Call final
   }
 
  private:
-  // If no write is in progress, starts the next one. If there is none and the
-  // link was closed, ends the call's writes.
+  // If no write is in progress, starts to write the next message. If no message
+  // waits and the link was closed, ends the call's writes.
   void Advance() {
     const grpc::ByteBuffer* write = nullptr;
     {

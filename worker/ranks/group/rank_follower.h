@@ -89,8 +89,9 @@ class RankFollower {
  private:
   using Phase = FollowerState::Phase;
 
-  // Sends the messages that `state_` has produced. If another thread is already
-  // sending, it sends these too. The link is not called while the lock is held.
+  // Sends the messages that `state_` has produced, or leaves them to another
+  // thread that is already sending. The link is not called while the lock is
+  // held.
   void SendMessages() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status EndStatus() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Tick() ABSL_LOCKS_EXCLUDED(mutex_);

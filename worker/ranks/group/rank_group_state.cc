@@ -480,7 +480,7 @@ void RankGroupState::OnTime(absl::Time now) {
   const std::string limit = absl::FormatDuration(heartbeat_timeout_);
   for (const LinkId id : silent) {
     const auto found = links_.find(id);
-    if (found == links_.end()) continue;  // this loop has ended the group
+    if (found == links_.end()) continue;  // the group ended in this loop
     if (!found->second.rank.has_value()) {
       Refuse(id, RankRefusal::NO_HELLO,
              absl::StrCat("no RankHello within ", limit), nullptr);

@@ -57,8 +57,8 @@ absl::Status CheckRankGroupOptions(const RankGroupOptions& options);
 // and the next one. The scheduler does not plan more.
 inline constexpr size_t kMaxStepsInFlight = 2;
 
-// Heartbeats that a rank sends in each heartbeat timeout. Because they are
-// several, one late heartbeat does not end the group.
+// The number of heartbeats that a rank sends in each heartbeat timeout. It is
+// above 1, so that one late heartbeat does not end the group.
 inline constexpr int kHeartbeatsPerTimeout = 6;
 
 // Describes a follower that has joined. Texts that the follower sent were made
@@ -157,8 +157,8 @@ class RankGroupState {
   // Ends the group because the leader itself has failed.
   void Abort(const absl::Status& reason);
 
-  // Returns the actions to carry out, in order. They do not include sending
-  // steps.
+  // Returns the actions to carry out, in order. Steps are not among them: the
+  // caller itself sends each step to the member_links().
   std::vector<Action> TakeActions() { return std::exchange(actions_, {}); }
   std::vector<Event> TakeEvents() { return std::exchange(events_, {}); }
   // The links on which a step must be sent to the followers.

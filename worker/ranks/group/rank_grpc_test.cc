@@ -390,7 +390,7 @@ TEST(RankGrpcTest, AFollowerCanJoinAfterInvalidCallsOfOtherClientsWereRefused) {
             std::string(5000, '\xff')}) {
     SendToPort(leader->server->port(), bytes);
   }
-  // After all that, a valid follower can still join.
+  // After all these invalid calls, a valid follower can still join.
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
   KVASIR_ASSERT_OK(leader->WaitStarted().status());
@@ -444,8 +444,8 @@ class NonReadingCall final
  private:
   static std::shared_ptr<grpc::Channel> NewChannel(const std::string& target) {
     grpc::ChannelArguments arguments;
-    // Otherwise gRPC would enlarge its flow control window, and more messages
-    // would fit.
+    // Turns off gRPC's bandwidth probe, which would enlarge the flow control
+    // window, so that more messages would fit.
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
                                      arguments);

@@ -39,10 +39,10 @@ struct RankLeaderOptions {
   int64_t max_message_bytes = kMaxLeaderMessageBytes;
   const base::Clock* clock = &base::Clock::Real();
   // Called once when the group ends, unless Drain or the destructor ends it. It
-  // should abort the collective, because this rank's step may be waiting for a
-  // lost rank, and end the process. on_end and on_drain_asked are called on a
-  // thread that calls the leader or on the leader's own thread, and must not
-  // block.
+  // should first abort the collective, because this rank's step may be waiting
+  // for a lost rank, and then end the process. on_end and on_drain_asked are
+  // called on a thread that calls the leader or on the leader's own thread, and
+  // must not block.
   std::function<void(const absl::Status& why)> on_end;
   // Called when a follower's process was asked to stop: the engine should then
   // finish its requests and drain the group.
@@ -122,7 +122,8 @@ class RankLeader {
   void Log(const RankGroupState::Event& event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Carries out tasks_ without holding the lock. If another thread is already
-  // doing that, it does these tasks too, so that messages keep their order.
+  // doing that, leaves all tasks to that thread, so that messages keep their
+  // order.
   void RunTasks() ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns the error for a call that waited when the group ended.
   absl::Status EndStatus() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -138,8 +139,8 @@ class RankLeader {
   LinkId last_link_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
   bool working_ ABSL_GUARDED_BY(mutex_) = false;
-  // True once the group's end was handled; if on_end must be called, it has
-  // been.
+  // True once the group's end was handled, including a call of on_end if one
+  // was needed.
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread ticker_;

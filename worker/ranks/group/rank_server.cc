@@ -119,8 +119,8 @@ class JoinReactor final
     }
     Advance();
   }
-  // If no write is in progress, starts the next one. If there is none and the
-  // link was closed, finishes the call.
+  // If no write is in progress, starts to write the next message. If no message
+  // waits and the link was closed, finishes the call.
   void Advance() {
     const grpc::ByteBuffer* write = nullptr;
     absl::Status end;

@@ -15,7 +15,7 @@ using nccl::Result;
 namespace {
 
 // After a failure, the watcher waits this long for a running library call to
-// return. Then it aborts the communicator during the call.
+// return. If the call has not returned by then, aborts the communicator anyway.
 constexpr absl::Duration kGrace = absl::Seconds(1);
 // How long the destructor waits for the other ranks if there was no failure.
 constexpr absl::Duration kGoodbye = absl::Seconds(5);

@@ -112,7 +112,7 @@ TEST(NcclHeaderTest, TheNcclLibraryOfNvidiaCanBeOpenedAndReportsItsVersion) {
                          "network error (6)")));
 }
 
-// Without a GPU, this is as far as the library can be tested.
+// Nothing more of the library can be tested without a GPU.
 TEST(NcclHeaderTest, TheNcclLibraryOfNvidiaReportsThatThereIsNoGpu) {
   const auto library = Nccl::Open(Nccl::DefaultFiles());
   if (!library.ok()) GTEST_SKIP() << library.status();

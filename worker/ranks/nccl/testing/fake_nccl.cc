@@ -269,8 +269,8 @@ class State {
         const Segment::Rank& other = segment_->ranks[rank];
         if (!WaitFor([&] { return other.posted >= step; })) return;
         if (other.call == call) continue;
-        // The ranks make different calls. NCCL does not notice that, and may
-        // hang, as this does.
+        // The ranks make different calls. NCCL does not notice that and may
+        // hang, so this fake hangs.
         WaitFor([] { return false; });
         return;
       }
@@ -481,9 +481,9 @@ Result ncclCommDestroy(CommHandle comm) {
 Result ncclCommAbort(CommHandle comm) {
   ++aborts;
   comm->state->Abort();
-  // A call may hang in another thread. It has copied comm->state before it set
-  // `used`, so after this read of `used` it no longer needs `comm`, which can
-  // be deleted.
+  // Another thread may hang in a call. That thread copied comm->state before it
+  // set `used`. So after this read of `used` it no longer needs `comm`, and
+  // `comm` can be deleted.
   (void)comm->state->used.load();
   delete comm;
   return Result::kOk;
