@@ -1,6 +1,6 @@
-// Applies low_rank parts: each group of heads has one latent, which a real
-// matrix lifts. In a joint part, the group's rows of keys and values are
-// factored together.
+// Applies low_rank parts: each group of heads has one latent, from which a real
+// matrix (the lift) computes keys or values. In a joint part, the group's key
+// rows and value rows are factored as one matrix.
 #include <algorithm>
 #include <vector>
 
@@ -104,8 +104,8 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
     group.down_bias = latent_bias;
     return group;
   }
-  // Applies the lift to the latent's bias and adds the result to the lift's own
-  // bias. The keys stay the same.
+  // The plan's latents have no bias, so the lift of the bias is added to the
+  // lift's own bias. This gives the same keys.
   const at::Tensor lifted = group.up.mv(latent_bias);
   group.up_bias = group.up_bias.defined() ? group.up_bias + lifted : lifted;
   return group;

@@ -183,7 +183,7 @@ absl::StatusOr<std::vector<int64_t>> CompressedRanks(
     const std::vector<LayerSensitivity>& layers,
     const std::vector<bool>& compressed) {
   const model::DecoderSpec& spec = request.spec;
-  // The key section has the same size as the value section.
+  // Keys and values have the same size, so one section stands for both.
   const Section section = ValueSection(spec);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<HeadGroup> groups,
                           HeadGroups(request, 0));

@@ -96,8 +96,9 @@ absl::StatusOr<std::vector<int64_t>> RoundRanks(
         pool.units.size(), " units, but each unit must have one share"));
   }
   std::vector<int64_t> ranks;
-  std::vector<int64_t> remainders;  // in units of the slack, so that ties are
-                                    // exact
+  // What rounding took from each share, in units of kRoundingSlack. Because
+  // these numbers are integers, equal remainders compare as equal.
+  std::vector<int64_t> remainders;
   for (size_t i = 0; i < shares.size(); ++i) {
     const double share = ClampShare(pool, pool.units[i], shares[i]);
     ranks.push_back(FloorRank(pool, pool.units[i], share));

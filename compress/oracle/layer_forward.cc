@@ -319,7 +319,8 @@ struct Keys {
   ReadLatents last_latent;  // latents of the last key part, for joint values
 };
 
-// A folded part's latents for every KV head, after RoPE in rope_low_rank parts.
+// Returns the latents of a folded part for every KV head. In rope_low_rank
+// parts, they are rotated by RoPE.
 at::Tensor FoldedKey(const Call& call, const ProgramPart& part,
                      const at::Tensor& latent) {
   const at::Tensor turned = part.space == plan::Space::kRopeLowRank &&
@@ -464,7 +465,8 @@ absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x,
   return values;
 }
 
-// Rotated queries [B, T, Hq, W], times `scale`, to match AssembleKey's keys.
+// Returns the queries [B, T, Hq, W] that are multiplied with AssembleKey's
+// keys. They are rotated and multiplied by `scale`.
 absl::StatusOr<at::Tensor> MakeQueries(const Call& call, const at::Tensor& x,
                                        double scale) {
   const LayerProgram& program = call.program;
@@ -616,7 +618,8 @@ absl::StatusOr<at::Tensor> Mlp(const Call& call, const at::Tensor& x) {
   return call.Project("mlp.down_proj", inner, bias);
 }
 
-// The spec's norm over the last dim, in float32. Only LayerNorm uses `bias`.
+// Applies the model's kind of norm to the last dim, in float32. Only LayerNorm
+// uses `bias`.
 at::Tensor Normalize(const model::DecoderSpec& spec, const at::Tensor& hidden,
                      const at::Tensor& weight, const at::Tensor& bias) {
   const at::Tensor wide = hidden.to(at::kFloat);

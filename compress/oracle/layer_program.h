@@ -29,8 +29,9 @@ struct ProgramLatent {
   LatentCodec codec;
   // For rope_low_rank: the RoPE pair of each complex channel [C].
   std::vector<int64_t> channel_pairs;
-  at::Tensor pair_selector;  // for rope_low_rank: [rotary pairs, C], 1 where
-                             // pair and channel belong together
+  // For rope_low_rank: a matrix [rotary pairs, C] with 1 where the channel
+  // belongs to the pair.
+  at::Tensor pair_selector;
 
   int64_t width() const { return codec.stored_width; }  // R'
 };
@@ -63,10 +64,12 @@ struct ProgramPart {
   // has rows for these dims.
   std::vector<std::vector<int64_t>> held_dims;
   at::Tensor lifted_index;  // [Hkv, d]; undefined if the part lifts all D dims
-  at::Tensor head_order;    // Index that sorts lifted heads; undefined if they
-                            // are in order.
-  // If the part folds: [Hkv * widest_latent]. The index stored_width stands for
-  // a channel of zeros.
+  // The index that puts the lifted heads in ascending order; undefined if they
+  // are in this order already.
+  at::Tensor head_order;
+  // If the part folds: for each place of each KV head, [Hkv * widest_latent],
+  // the index of its stored channel. The index stored_width stands for a
+  // channel of zeros.
   at::Tensor folded_channels;
   at::Tensor kept_pairs;  // for rope_pairs: [Hkv * n]
   // For rope_low_rank: indices that put all stored real parts before all

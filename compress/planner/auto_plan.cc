@@ -358,8 +358,8 @@ class Planner {
   // layout counts them: per token (marginal) and per sequence (fixed).
   struct Counted {
     double marginal = 0;
-    double tiles = 0;  // Part of `marginal`: without padding that fills pages
-                       // with exact rows.
+    // Part of `marginal`: without padding that fills pages with exact rows.
+    double tiles = 0;
     double fixed = 0;
   };
   absl::StatusOr<Counted> Count(const KvPlan& plan) const {

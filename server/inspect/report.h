@@ -86,10 +86,11 @@ struct InspectReport {
   kvasir::v1::KvPlan::Provenance provenance;
   // False if the folder's weights are not compressed according to the plan yet.
   bool weights_fit = true;
-  // The part of the plan that this build does not serve; empty: it serves the
-  // plan.
+  // The part of the plan that this build cannot serve; empty if it serves the
+  // whole plan.
   std::string not_served;
-  // worker::InvarianceName; empty if the plan is not served.
+  // The name that worker::InvarianceName returns; empty if the plan is not
+  // served.
   std::string invariance;
 
   int64_t page_tokens = 0;
@@ -121,7 +122,7 @@ struct InspectReport {
   // The evictions of a text, if requested.
   std::optional<EvictionTrace> trace;
 
-  // The FLOPs of all layers together.
+  // Returns the FLOPs of all layers together.
   worker::SideFlops flops() const;
 };
 

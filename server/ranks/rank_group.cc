@@ -20,8 +20,8 @@ namespace {
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
 // The time limit of a collective call if there is no watchdog.
 constexpr absl::Duration kLongestCall = absl::Hours(24);
-// How long the leader waits until the ranks of this host, which it has asked to
-// end, have ended. Usually they end at once.
+// When the leader has asked the ranks of this host to end, it waits at most
+// this long. Usually they end at once.
 constexpr absl::Duration kEndTimeout = absl::Seconds(10);
 // The reason with which a collective is aborted after its last use. Without an
 // abort, NCCL waits until the other ranks destroy theirs, too.
