@@ -9,11 +9,11 @@
 //   kSvd       U of W = U S Vt: least |W - Wr|, where Wr = up down.
 //   kWhitened  U of W L = U S Vt, with the input's second moment E[x xt] = L
 //              Lt: least E|Wx - Wr x|^2, which is the sum of the squares of the
-//              dropped singular values. U are also the eigenvectors of E[k kt].
+//              dropped singular values. U also diagonalizes E[k kt].
 //   kEspace    Palu's appendix K: down = Pt and up = W P, where P are the
 //              leading eigenvectors of E[x xt], so of the input and not of W.
-//              The columns of this lift are not orthonormal. Even with rank =
-//              rows it loses what W does with the other directions of the input.
+//              The columns of this lift are not orthonormal. Even at full rank
+//              it loses what W does with the other directions of the input.
 //
 // All tensors are float64 on the CPU. They are rounded once, when a checkpoint
 // is written.
