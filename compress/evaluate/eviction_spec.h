@@ -6,8 +6,8 @@
 //   random                     tokens other than sinks and recent ones are kept
 //                              at random
 //
-// Each has one budget, the same for all layers. A window of the text is one
-// prompt.
+// Each has one budget, the same for all layers. Candidates read each window of
+// the text as one prompt.
 #pragma once
 
 #include <cstdint>

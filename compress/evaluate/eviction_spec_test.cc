@@ -39,8 +39,8 @@ at::Tensor Ids(int64_t tokens) {
   return at::randint(0, 31, {2, tokens}, at::kLong);
 }
 
-// Records which positions are kept. The key has the layer, the sequence, the
-// unit and the number of tokens so far.
+// Records which positions are kept. A key of the map consists of the layer, the
+// sequence, the unit and the number of tokens so far.
 class Recorder final : public LayerObserver {
  public:
   using Place = std::array<int64_t, 4>;

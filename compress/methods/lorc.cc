@@ -118,8 +118,8 @@ std::vector<double> ShareAboveLeast(
   return shares;
 }
 
-// Finds the ranks of the compressed layers. `pool` has one unit for each of
-// them.
+// Finds the ranks of the compressed layers. Each of these layers is one unit of
+// `pool`.
 class RankSolver {
  public:
   // `shares` has the results of ShareAboveLeast for the compressed layers.

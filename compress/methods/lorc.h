@@ -1,6 +1,6 @@
 // LoRC: a layer stores its keys as one low-rank latent and its values as
-// another. The ranks are computed from the condition numbers of the layer's
-// projections and of those in all later layers. Needs only the weights.
+// another. A layer's rank depends on the condition numbers of the projections
+// in this and all later layers. Needs only the weights.
 #pragma once
 
 #include <cstdint>

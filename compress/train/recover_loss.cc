@@ -36,7 +36,8 @@ RecoverLoss ComputeRecoverLoss(const Prediction& student,
     const int64_t end = std::min(begin + rows, positions);
     const at::Tensor logits =
         at::mm(student.normal.slice(0, begin, end), student_head);
-    // d(-log p[target]) / d(logits) = p - 1[target]
+    // The derivative of the loss by the logits is p - q, where q is 1 for the
+    // target and 0 elsewhere.
     at::Tensor slope = at::log_softmax(logits, 1);
     const at::Tensor chosen = targets.slice(0, begin, end).unsqueeze(1);
     const at::Tensor log_chance = slope.gather(1, chosen);

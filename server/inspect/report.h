@@ -126,9 +126,9 @@ struct InspectReport {
   worker::SideFlops flops() const;
 };
 
-// Makes the report. Errors: those of the layout, of ResolveForRanks, and of
-// worker::ServePlan, except for UNIMPLEMENTED, which is reported in
-// `not_served`.
+// Makes the report. Errors: those of PageLayout::Create, ResolveForRanks and
+// worker::ServePlan. Only UNIMPLEMENTED of worker::ServePlan is no error: its
+// text becomes `not_served`.
 absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
                                                 const ReportOptions& options);
 
