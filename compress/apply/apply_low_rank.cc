@@ -27,8 +27,8 @@ struct GroupFactors {
   }
 };
 
-// The resolved part for each side that it serves: one entry, or two for a joint
-// part.
+// The resolved part, once for each side (keys or values) that it serves. A
+// joint part serves both.
 using Shapes = std::vector<const plan::ResolvedPart*>;
 
 // Returns the factors with which the planner of method auto predicted the loss.
@@ -77,8 +77,8 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
   factor.moments = input.moments;
   factor.rank = rank;
   factor.split_singular_values = input.request->split_singular_values;
-  // BASIS_STATIC always means the principal basis, even if other parts are
-  // decomposed differently.
+  // BASIS_STATIC requires the principal basis, which kWhitened gives, even if
+  // other parts are decomposed differently.
   factor.decomposition = input.part->codec().has_basis_static()
                              ? Decomposition::kWhitened
                              : input.request->decomposition;

@@ -33,8 +33,8 @@ struct LorcOptions {
   // layers have the same rank, for comparison (ranks may differ by one rounding
   // step).
   bool progressive = true;
-  // Base of cumulative_log, to which `threshold` is compared. Ranks do not
-  // depend on it.
+  // The base of the logarithm in cumulative_log, with which `threshold` is
+  // compared. Ranks do not depend on the base.
   double log_base = 10;
   // Layers whose cumulative_log is larger are not compressed.
   std::optional<double> threshold;

@@ -16,7 +16,8 @@ namespace kvasir::compress {
 // layers.
 enum class RankSearch {
   kFisher,  // by Fisher information over all groups
-  // by Fisher information of whole projections; their groups get equal ranks
+  // by Fisher information of whole projections: all groups of a projection get
+  // the same rank
   kModule,
   kUniform,  // the same kept share everywhere
 };

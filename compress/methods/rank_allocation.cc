@@ -96,8 +96,8 @@ absl::StatusOr<std::vector<int64_t>> RoundRanks(
         pool.units.size(), " units, but each unit must have one share"));
   }
   std::vector<int64_t> ranks;
-  // The remainders are counted in units of kRoundingSlack. As integers, equal
-  // remainders compare as equal.
+  // The remainders are integers, in units of kRoundingSlack, so that rounding
+  // errors do not decide between equal remainders.
   std::vector<int64_t> remainders;
   for (size_t i = 0; i < shares.size(); ++i) {
     const double share = ClampShare(pool, pool.units[i], shares[i]);

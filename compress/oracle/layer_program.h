@@ -67,9 +67,10 @@ struct ProgramPart {
   // The index that puts the lifted heads in ascending order; undefined if they
   // are in this order already.
   at::Tensor head_order;
-  // If the part folds: for each place of each KV head, [Hkv * widest_latent],
-  // the index of its stored channel. The index stored_width stands for a
-  // channel of zeros.
+  // If the part folds: for each KV head, the indices of its latent's channels
+  // among the stored channels, [Hkv * widest_latent]. The latents of a head
+  // that has fewer channels are padded with the index stored_width, which
+  // stands for a channel of zeros.
   at::Tensor folded_channels;
   at::Tensor kept_pairs;  // for rope_pairs: [Hkv * n]
   // For rope_low_rank: indices that put all stored real parts before all
@@ -78,8 +79,8 @@ struct ProgramPart {
   at::Tensor complex_split;  // [2 sum of C]
   at::Tensor complex_join;   // [2 sum of C]
   at::Tensor channel_pairs;  // [sum of C]
-  // For rope_low_rank that folds: the RoPE pair of each channel of a head, [Hkv
-  // * C].
+  // For a rope_low_rank part that folds: the RoPE pair of each complex channel
+  // of each KV head, [Hkv * C].
   at::Tensor head_channel_pairs;
 
   // For rope_low_rank: number of complex channels of the widest latent.
@@ -123,8 +124,8 @@ struct LayerProgram {
   // of q_proj's rows stands for a row of zeros.
   at::Tensor plain_query_rows;
   std::vector<at::Tensor> folded_query_rows;  // one tensor for each key part
-  // If values fold: the indices of the columns of [Hq * widest_latent] that
-  // o_proj reads.
+  // If values fold: the output of attention has Hq * widest_latent columns, and
+  // these are the indices of those that o_proj reads.
   at::Tensor output_columns;
 
   bool has_o_bias = false;

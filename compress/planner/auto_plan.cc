@@ -358,7 +358,8 @@ class Planner {
   // layout counts them: per token (marginal) and per sequence (fixed).
   struct Counted {
     double marginal = 0;
-    // Part of `marginal`: without padding that fills pages with exact rows.
+    // `marginal` without the padding of pages that must be larger to hold the
+    // rows of exact tokens
     double tiles = 0;
     double fixed = 0;
   };

@@ -73,8 +73,8 @@ struct DomainLoss {
   // domains only.
   double left_out = 0;
 
-  // By which factor the loss may be larger on text of a domain that is missing
-  // in the calibration.
+  // Returns the factor by which the loss may be larger on text of a domain that
+  // the calibration lacks.
   double ratio() const { return left_out / predicted; }
 };
 // Domains with a larger ratio than this are named in a warning.

@@ -27,7 +27,7 @@ std::vector<int> BitsOf(const LatentTransform& transform,
   return bits;
 }
 
-// Divides the channels into maximal runs [begin, end) of equal bits.
+// A longest possible run of channels [begin, end) that have equal bits.
 struct BitRange {
   int64_t begin = 0;
   int64_t end = 0;
