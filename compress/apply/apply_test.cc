@@ -633,8 +633,9 @@ TEST_P(ApplyTest, RopeLowRankLatentsCommuteWithTheRotation) {
         at::arange(tiny_.inputs.size(0), at::kDouble).unsqueeze(1) *
         tiny_.spec.rope.frequencies[static_cast<size_t>(pair)];
     // Rotates the pair in each head with RoPE's formulas for real numbers, then
-    // projects the heads to latents. The lift is diag(1 / w) U, and the
-    // projection is UH diag(w), so it follows from the lift times w squared.
+    // projects the heads to latents. The lift is diag(1 / w) U and the
+    // projection is UH diag(w), so `project` is the lift with the row of each
+    // head multiplied by w squared.
     const at::Tensor keys = ComplexKeys(tiny_, pair);
     const at::Tensor a = at::real(keys);
     const at::Tensor b = at::imag(keys);

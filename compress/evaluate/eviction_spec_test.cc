@@ -254,8 +254,8 @@ TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
   }
 }
 
-// Two things set the fixed bytes: the exact rows, which have pages of their own
-// in each layer, and the scores of an eviction, which make these pages larger.
+// The fixed bytes depend on the exact rows, which have pages of their own in
+// each layer, and on the scores of an eviction, which make these pages larger.
 TEST(EvictionSpecTest,
      AddingEvictionToACandidateGivesTheFixedBytesOfAPlanWithEviction) {
   const plan::ExactTokens exact = {.sinks = 1, .window = 2};
