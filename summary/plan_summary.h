@@ -16,7 +16,7 @@ struct GroupSummary {
   int part = 0;
   std::vector<int64_t> heads;
   int64_t rank = 0;  // the latent's numbers per token
-  // how many of them this side stores: those with more than 0 bits
+  // how many of the latent's numbers this side stores: those that have bits
   int64_t stored = 0;
 };
 
@@ -39,8 +39,8 @@ struct LayerSideSummary {
   // Scales and minima; included in bytes_per_token.
   double param_bytes_per_token = 0;
   int64_t sliding_window = 0;  // 0: none
-  // How many of a sequence's first tokens (sinks) and of its latest tokens are
-  // also stored exactly.
+  // How many first tokens (sinks) and how many latest tokens of a sequence are
+  // stored exactly, in addition to their codes.
   int64_t exact_sinks = 0;
   int64_t exact_window = 0;
 };

@@ -41,7 +41,7 @@ struct RankGroupSettings {
   std::function<void()> on_drain_asked;
 };
 
-// The side of the group that runs in rank 0.
+// The part of the group that runs in rank 0, the leader.
 // Threads: Membership states the threads that may call its methods; all others
 // are called from the main thread.
 class LeaderGroup final : public Membership {
@@ -90,7 +90,7 @@ class LeaderGroup final : public Membership {
   std::vector<std::unique_ptr<worker::RankServer>> servers_;
 };
 
-// The side of the group that runs in each rank other than 0.
+// The part of the group that runs in a rank other than 0.
 // Threads: as for LeaderGroup.
 class FollowerGroup final : public Membership {
  public:
