@@ -104,8 +104,8 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
     group.down_bias = latent_bias;
     return group;
   }
-  // The plan's latents have no bias, so the lift of the bias is added to the
-  // lift's own bias. This gives the same keys.
+  // The plan stores no bias for the latents. Their bias, multiplied by the
+  // lift, is added to the lift's own bias instead, which gives the same keys.
   const at::Tensor lifted = group.up.mv(latent_bias);
   group.up_bias = group.up_bias.defined() ? group.up_bias + lifted : lifted;
   return group;

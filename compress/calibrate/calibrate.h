@@ -75,9 +75,9 @@ struct CalibrationRun {
 
 // Measures the statistics. If the cache holds a calibration with at least the
 // requested parts, the result is taken from it. Otherwise the run continues
-// from a saved state in the cache, or starts from the beginning. With two
-// exceptions, the same tokens give the same numbers and id with any number of
-// threads, after any number of stops and with any cache content: the BLAS may
+// from a saved state in the cache, or starts from the beginning. The same
+// tokens give the same numbers and id with any number of threads, after any
+// number of stops and with any cache content, with two exceptions: the BLAS may
 // round differently if a micro-batch has fewer sequences than there are
 // threads, and a GPU rounds differently. The random numbers that draw the
 // labels for information depend only on sequence, position and draw. If

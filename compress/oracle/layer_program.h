@@ -68,9 +68,8 @@ struct ProgramPart {
   // are in this order already.
   at::Tensor head_order;
   // If the part folds: for each KV head, the indices of its latent's channels
-  // among the stored channels, [Hkv * widest_latent]. The latents of a head
-  // that has fewer channels are padded with the index stored_width, which
-  // stands for a channel of zeros.
+  // among the stored channels, [Hkv * widest_latent]. Narrower latents are
+  // padded with the index stored_width, which stands for a channel of zeros.
   at::Tensor folded_channels;
   at::Tensor kept_pairs;  // for rope_pairs: [Hkv * n]
   // For rope_low_rank: indices that put all stored real parts before all
