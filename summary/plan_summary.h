@@ -16,13 +16,13 @@ struct GroupSummary {
   int part = 0;
   std::vector<int64_t> heads;
   int64_t rank = 0;  // the latent's numbers per token
-  // how many of these numbers have bits and belong to this side
+  // how many of the latent's numbers this side stores: those that have bits
   int64_t stored = 0;
 };
 
 // One row of the table. If a side has several parts, a field joins their values
-// by "+". The storage of a part that keys and values share (a joint part)
-// counts for the key; its method is "joint low_rank" on both sides.
+// by "+". If keys and values share a part (a joint part), its bytes count for
+// the key, and both sides show the method "joint low_rank".
 struct LayerSideSummary {
   int64_t layer = 0;
   std::string side;    // "key" or "value"
@@ -39,8 +39,8 @@ struct LayerSideSummary {
   // Scales and minima; included in bytes_per_token.
   double param_bytes_per_token = 0;
   int64_t sliding_window = 0;  // 0: none
-  // How many of a sequence's first tokens (sinks) and of its latest tokens are
-  // also stored exactly.
+  // How many first tokens (sinks) and how many latest tokens of a sequence are
+  // stored exactly, in addition to their codes.
   int64_t exact_sinks = 0;
   int64_t exact_window = 0;
 };

@@ -18,7 +18,8 @@ using nlohmann::ordered_json;
 
 constexpr model::JsonLimits kLimits = {.max_depth = 8, .max_values = 100'000};
 constexpr size_t kMaxPoints = 4096;
-// Less than the bytes of any plan, but large enough for the scale of a chart.
+// The least bytes per token that a file may state. No plan takes fewer, and a
+// chart can still show this number.
 constexpr double kLeastBytes = 1e-6;
 constexpr double kMostBytes = 1e15;
 constexpr double kMostNats = 1e9;

@@ -19,8 +19,8 @@ inline constexpr int64_t kMaxPredictionBytes = int64_t{4} << 20;
 // "X.json".
 std::string PredictionPathOfPlan(const std::string& plan);
 
-// The size and the loss of one plan. The bytes per token include a share of the
-// bytes per sequence.
+// The size and the loss of one plan. The bytes that a plan needs once per
+// sequence are spread over its tokens and included in bytes_per_token.
 struct PlanPoint {
   double bytes_per_token = 0;  // above 0
   // KL divergence from the uncompressed model in nats per token, 0 or more
@@ -30,8 +30,8 @@ struct PlanPoint {
 struct Prediction {
   std::string plan_sha256;  // the hash of the plan's text; empty: unknown
   PlanPoint plan;
-  // The least and the greatest predicted divergence, over predictions that each
-  // leave one domain out of the calibration.
+  // The divergence is also predicted once for each domain of the calibration
+  // text, without this domain. These are the least and the greatest result.
   double kl_low = 0;
   double kl_high = 0;
   std::vector<PlanPoint> curve;   // predictions for other plans

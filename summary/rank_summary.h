@@ -72,7 +72,7 @@ absl::StatusOr<RankPlans> ResolveForRanks(const kvasir::v1::KvPlan& plan,
                                           const model::DecoderSpec& spec,
                                           int64_t num_ranks);
 
-// Summarizes everything except weights. Errors: those of the layout.
+// Summarizes everything except weights. Errors: those of PageLayout::Create.
 absl::StatusOr<RankSummary> SummarizeRanks(const RankPlans& plans,
                                            const model::DecoderSpec& spec,
                                            const cache::PageFormat& format);

@@ -14,8 +14,9 @@ namespace kvasir::compress {
 struct ApplyCost {
   int64_t calibration_bytes = 0;  // input Gram matrices of all layers
   int64_t layer_bytes = 0;        // one layer's factors and their workspace
-  int64_t hidden_bytes = 0;  // hidden states of the pass that finds ranges of
-                             // codes; 0 if the plan needs no such pass
+  // hidden states in the pass that finds the ranges of codes; 0 without this
+  // pass
+  int64_t hidden_bytes = 0;
   double factor_operations = 0;  // float64 operations that find the factors
   double range_operations = 0;   // float32 operations that find the ranges
   int64_t copied_bytes = 0;  // bytes copied from the base model to the artifact

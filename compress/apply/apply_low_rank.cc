@@ -1,6 +1,6 @@
-// Applies low_rank parts: each group of heads has one latent, which a real
-// matrix lifts. In a joint part, the group's rows of keys and values are
-// factored together.
+// Applies low_rank parts: each group of heads has one latent, from which a real
+// matrix (the lift) computes keys or values. In a joint part, the group's key
+// rows and value rows are factored as one matrix.
 #include <algorithm>
 #include <vector>
 
@@ -27,8 +27,8 @@ struct GroupFactors {
   }
 };
 
-// The resolved part for each side that it serves: one entry, or two for a joint
-// part.
+// The resolved part, once for each side (keys or values) that it serves. A
+// joint part serves both.
 using Shapes = std::vector<const plan::ResolvedPart*>;
 
 // Returns the factors with which the planner of method auto predicted the loss.
@@ -77,8 +77,8 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
   factor.moments = input.moments;
   factor.rank = rank;
   factor.split_singular_values = input.request->split_singular_values;
-  // BASIS_STATIC always means the principal basis, even if other parts are
-  // decomposed differently.
+  // BASIS_STATIC requires the principal basis, which kWhitened gives, even if
+  // other parts are decomposed differently.
   factor.decomposition = input.part->codec().has_basis_static()
                              ? Decomposition::kWhitened
                              : input.request->decomposition;
@@ -104,8 +104,8 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
     group.down_bias = latent_bias;
     return group;
   }
-  // Applies the lift to the latent's bias and adds the result to the lift's own
-  // bias. The keys stay the same.
+  // The plan stores no bias for the latents. Their bias, multiplied by the
+  // lift, is added to the lift's own bias instead, which gives the same keys.
   const at::Tensor lifted = group.up.mv(latent_bias);
   group.up_bias = group.up_bias.defined() ? group.up_bias + lifted : lifted;
   return group;

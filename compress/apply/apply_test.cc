@@ -607,8 +607,8 @@ TEST_P(ApplyTest,
             .mm(commuting.lift().narrow(1, begin, rank).t()) *
         w;
     const double error = (want - have).norm().item<double>();
-    // The matrix of all tokens' weighted keys has the singular values of
-    // diag(w) Z L (rope_factors.h).
+    // The matrix `want` of weighted keys has the same singular values as the
+    // matrix that is factored (rope_factors.h).
     const at::Tensor singular = at::linalg_svdvals(want.t().contiguous());
     const double dropped = singular.narrow(0, rank, singular.size(0) - rank)
                                .square()
@@ -632,9 +632,10 @@ TEST_P(ApplyTest, RopeLowRankLatentsCommuteWithTheRotation) {
     const at::Tensor angle =
         at::arange(tiny_.inputs.size(0), at::kDouble).unsqueeze(1) *
         tiny_.spec.rope.frequencies[static_cast<size_t>(pair)];
-    // Rotates each head's pair with RoPE's formulas for real numbers. Then
-    // projects it to latents by UH diag(w), which equals the lift's columns
-    // times w squared.
+    // Rotates the pair in each head with RoPE's formulas for real numbers, then
+    // projects the heads to latents. The lift is diag(1 / w) U and the
+    // projection is UH diag(w), so `project` is the lift with the row of each
+    // head multiplied by w squared.
     const at::Tensor keys = ComplexKeys(tiny_, pair);
     const at::Tensor a = at::real(keys);
     const at::Tensor b = at::imag(keys);

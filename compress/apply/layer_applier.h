@@ -38,8 +38,9 @@ class LayerApplier {
     FactorProfile* profile = nullptr;  // may be null
   };
 
-  // All arguments outlive the applier. The calibration may be null if the plan
-  // needs none. The sample may be null if the plan has no CHANNEL_STATIC codes.
+  // All arguments must outlive the applier. The calibration may be null if the
+  // plan needs none. The sample may be null if the plan has no CHANNEL_STATIC
+  // codes.
   static absl::StatusOr<LayerApplier> Create(const model::Checkpoint& base,
                                              const kvasir::v1::KvPlan& plan,
                                              const Calibration* calibration,

@@ -164,7 +164,8 @@ TEST_F(CheckpointFilesTest,
        TheInitCommandWritesEveryTensorThatTheModelShapeNeeds) {
   KVASIR_ASSERT_OK(WriteRandomCheckpoint(SmallModel(), GoOn));
   const ParsedFile file = Parse(folder_ / "model.safetensors");
-  // 9 weights and 3 biases in each of 2 layers; embedding, final norm and head.
+  // Each of 2 layers has 9 weights and 3 biases. The other tensors are the
+  // embedding, the final norm and the head.
   EXPECT_EQ(file.header.size(), 1U + 2 * 12 + 3);
   EXPECT_EQ(file.header["model.layers.1.self_attn.k_proj.weight"]["shape"],
             json::parse("[12,24]"));

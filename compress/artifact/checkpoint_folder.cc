@@ -217,8 +217,8 @@ absl::StatusOr<fs::path> Replace(const fs::path& path, const fs::path& out) {
   if (reason != EINVAL && reason != ENOSYS && reason != ENOTSUP) {
     return RenameError(path, out, {reason, std::generic_category()});
   }
-  // The file system cannot exchange names. If the run is killed between the
-  // renames, the next run repairs it.
+  // The file system cannot exchange names, so there are two renames. If the run
+  // is killed between them, the next run undoes the first.
   const fs::path old = ReplacedPath(out);
   fs::rename(out, old, error);
   if (error) return RenameError(out, old, error);

@@ -240,8 +240,8 @@ class Calibrator {
   // chosen as sample rows.
   void TakeRows(int64_t sequence, const SequenceObserver& observer,
                 LayerSums& sums) const;
-  // The number of passes of one sequence through one layer, forward or
-  // backward, that the first `sequences` sequences take.
+  // Returns how many passes the first `sequences` sequences take. A pass takes
+  // one sequence through one layer, forward or backward.
   int64_t PassesThrough(int64_t sequences) const {
     const int64_t back = options_.parts.has_gradients()
                              ? std::min(sequences, sample_.counted_sequences())

@@ -77,12 +77,11 @@ struct CalibrationRun {
 // requested parts, the result is taken from it. Otherwise the run continues
 // from a saved state in the cache, or starts from the beginning. The same
 // tokens give the same numbers and id with any number of threads, after any
-// number of stops and with any cache content. There are two exceptions: the
-// BLAS may round differently if a micro-batch has fewer sequences than there
-// are threads, and a GPU rounds differently. The random numbers that draw the
+// number of stops and with any cache content, with two exceptions: the BLAS may
+// round differently if a micro-batch has fewer sequences than there are
+// threads, and a GPU rounds differently. The random numbers that draw the
 // labels for information depend only on sequence, position and draw. If
-// information is requested and there is only one domain, a message warns about
-// it.
+// information is requested and there is only one domain, a message warns of it.
 // Errors: Cancelled when stopped; InvalidArgument for a sample without counted
 //   tokens, and for weights that give numbers that are not finite, naming the
 //   layer; errors of reading the model or an existing cache file; an error of

@@ -35,9 +35,9 @@ struct LayerCalibration {
   // Empirical Fisher information of the true next-token loss, one score per row
   // of the key and value projections. For each of the row's M weights, the
   // gradient of a sequence's mean loss is squared and averaged over sequences.
-  // The score is the sum of these averages. The `_root` scores sum their square
-  // roots, as Palu's public code does. Undefined if the calibration was made
-  // without Fisher information.
+  // The score is the sum of these M averages. A `_root` score is the sum of the
+  // square roots of the averages, as in Palu's public code. Undefined if the
+  // calibration was made without Fisher information.
   at::Tensor key_fisher;         // [Hkv * D]
   at::Tensor value_fisher;       // [Hkv * D]
   at::Tensor key_fisher_root;    // [Hkv * D]

@@ -128,8 +128,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
                            static_cast<double>(sample.counted_sequences()) /
                            static_cast<double>(sample.num_sequences());
     const auto ways = static_cast<double>(ways_back);
-    // The layers are computed a second time and then backward. The head is
-    // computed forward and backward.
+    // On the way back, each layer is first computed forward once more and then
+    // backward. The head is computed forward and backward.
     const double m = static_cast<double>(spec.hidden_size);
     const double heads =
         (parts.fisher ? 1.0 : 0.0) + (parts.information ? 1.0 : 0.0);

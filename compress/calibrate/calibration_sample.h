@@ -27,10 +27,10 @@ struct CalibrationSample {
   // For each sequence, the index of its domain in `domains`. If empty, all
   // sequences belong to domain 0.
   std::vector<int64_t> sequence_domains;
-  // Sums leave out the last `held_out_sequences` sequences, and the first
-  // `sink_tokens` of each sequence, which are attention sinks and unlike all
-  // other tokens. The model still sees the sink tokens, and its predictions at
-  // later tokens are counted.
+  // A calibration does not count the last `held_out_sequences` sequences. In
+  // each sequence, it also does not count the first `sink_tokens` tokens, which
+  // are attention sinks and unlike all other tokens. The model still sees the
+  // sink tokens, and its predictions at later tokens are counted.
   int64_t held_out_sequences = 0;
   int64_t sink_tokens = 0;
 

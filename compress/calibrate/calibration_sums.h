@@ -100,9 +100,9 @@ struct CalibrationState {
   // all layers at once, so `layer` stays 0.
   int64_t layer = 0;
   int64_t sequence = 0;
-  // Hidden states [N, T, M] float32, used only without gradients. A sequence
-  // that `layer` has already processed has its output here, all others have its
-  // input.
+  // Hidden states [N, T, M] float32, used only without gradients: the output of
+  // `layer` for sequences that it has already processed, and its input for all
+  // others.
   at::Tensor hidden;
 };
 

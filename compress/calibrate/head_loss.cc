@@ -69,7 +69,8 @@ HeadLoss NextTokenLoss(const at::Tensor& normal, const at::Tensor& head,
     at::Tensor log_chance = at::log_softmax(Logits(rows, head), 1);
     const at::Tensor chosen = log_chance.gather(1, targets);
     result.loss -= chosen.sum(at::kDouble).item<double>();
-    // d(mean of -log p[target]) / d(logits) = (p - 1[target]) / predictions
+    // The gradient of the mean loss with respect to the logits is (p - q) /
+    // predictions, where q is 1 for the target and 0 elsewhere.
     at::Tensor slope = log_chance.exp_();
     slope.scatter_add_(1, targets, at::full_like(chosen, -1.0));
     slope.div_(static_cast<double>(predictions));
@@ -88,7 +89,8 @@ LabelScores SampledLabelScores(
   const int64_t vocab = head.size(0);
   const int64_t rows_at_a_time = RowsAtATime(vocab);
   LabelScores result;
-  // d(log p[label]) / d(normal) = head[label] - sum over v of p[v] head[v]
+  // The gradient of log p[label] with respect to `normal` is head[label] minus
+  // the sum over v of p[v] head[v]. `mean` has these sums.
   at::Tensor mean = at::zeros_like(normal);
   std::vector<std::vector<int64_t>> labels(static_cast<size_t>(draws));
   for (int64_t begin = 0; begin < tokens; begin += rows_at_a_time) {

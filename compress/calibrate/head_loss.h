@@ -24,8 +24,8 @@ HeadLoss NextTokenLoss(const at::Tensor& normal, const at::Tensor& head,
 
 struct LabelScores {
   double loss = 0.0;  // next-token loss, as in NextTokenLoss
-  // Per draw, the gradient with respect to `normal` of the sum over all T rows
-  // of log p(label).
+  // For each draw: log p(label) is summed over all T rows, and this is the
+  // gradient of the sum with respect to `normal`.
   std::vector<at::Tensor> gradients;
 };
 

@@ -121,8 +121,8 @@ struct Maker {
   double SideBytes(int64_t bits, int64_t group = 0) const {
     return heads() * RowBytes(spec.head_dim, bits, group);
   }
-  // Makes the baseline and computes its bytes. Exact rows are stored in place
-  // of codes, so they add only the difference.
+  // Makes the baseline and computes its bytes. Exact rows replace codes, so
+  // they add only the difference between the bytes of both.
   Baseline Finish(std::unique_ptr<CacheTransform> transform,
                   const Cost& cost) const {
     const double exact_bytes = 2.0 * width() * kNumberBytes;

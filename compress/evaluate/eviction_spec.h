@@ -6,8 +6,8 @@
 //   random                     tokens other than sinks and recent ones are kept
 //                              at random
 //
-// Each has one budget, the same for all layers. A window of the text is one
-// prompt.
+// Each has one budget, the same for all layers. Candidates read each window of
+// the text as one prompt.
 #pragma once
 
 #include <cstdint>
@@ -56,8 +56,8 @@ struct EvictingCandidate {
   Candidate candidate;
 };
 // Returns `candidate` with the eviction added to its plan, or to whole keys and
-// values if it has no plan. The bytes per token of the result are those of a
-// slot, including the scores that the plan stores.
+// values if it has no plan. In the result, the bytes per token are those of one
+// slot that is held, including the scores that the plan stores.
 // Errors: those of EvictingPlan.
 absl::StatusOr<EvictingCandidate> Evicting(const Candidate& candidate,
                                            const EvictionSpec& spec);

@@ -39,8 +39,8 @@ at::Tensor Ids(int64_t tokens) {
   return at::randint(0, 31, {2, tokens}, at::kLong);
 }
 
-// Records which positions are kept. The key has the layer, the sequence, the
-// unit and the number of tokens so far.
+// Records which positions are kept. A key of the map consists of the layer, the
+// sequence, the unit and the number of tokens so far.
 class Recorder final : public LayerObserver {
  public:
   using Place = std::array<int64_t, 4>;
@@ -254,8 +254,8 @@ TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
   }
 }
 
-// Two things set the fixed bytes: the exact rows, which have pages of their own
-// in each layer, and the scores of an eviction, which make these pages larger.
+// The fixed bytes depend on the exact rows, which have pages of their own in
+// each layer, and on the scores of an eviction, which make these pages larger.
 TEST(EvictionSpecTest,
      AddingEvictionToACandidateGivesTheFixedBytesOfAPlanWithEviction) {
   const plan::ExactTokens exact = {.sinks = 1, .window = 2};

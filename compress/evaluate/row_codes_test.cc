@@ -159,9 +159,8 @@ TEST(RoundToFloat8Test, EachFloat8TypeHasExactlyTheNumbersThatEightBitsEncode) {
   for (int64_t i = 0; i < flat.numel(); ++i) {
     numbers.insert(flat.data_ptr<float>()[i]);
   }
-  // There are 256 codes; 2 are NaN, and 2 are zeros, which count once. The
-  // samples may miss some of the smallest numbers, because they lie between two
-  // samples.
+  // There are 256 codes; 2 are NaN, and 2 are zeros, which count once. Some of
+  // the smallest numbers may lie between two samples and are then missed.
   EXPECT_LE(numbers.size(), 253u);
   EXPECT_GE(numbers.size(), 220u);
 }

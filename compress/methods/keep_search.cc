@@ -15,8 +15,8 @@ constexpr double kTolerance = 1e-3;
 // The search ends when a plan takes at least this share of the bytes that are
 // available.
 constexpr double kCloseShare = 0.998;
-// Each guess stays at least this share of the search interval away from its
-// ends, so that the interval shrinks in every step.
+// Each guess keeps a distance from both ends of the search interval, at least
+// this share of its length. So the interval shrinks in every step.
 constexpr double kMargin = 0.1;
 
 }  // namespace

@@ -11,8 +11,8 @@ namespace kvasir::compress {
 
 struct KeepSearch {
   double want_bytes = 0;
-  // Makes a plan that keeps this share of the numbers. It returns
-  // INVALID_ARGUMENT if the share is too small for its method.
+  // Makes a plan that keeps the share `keep` of the numbers. Returns
+  // INVALID_ARGUMENT if the plan's method cannot keep so few.
   std::function<absl::StatusOr<kvasir::v1::KvPlan>(double keep)> plan;
   // Returns the bytes per token of a plan.
   std::function<absl::StatusOr<double>(const kvasir::v1::KvPlan&)> bytes;

@@ -118,8 +118,8 @@ std::vector<double> ShareAboveLeast(
   return shares;
 }
 
-// Finds the ranks of the compressed layers. `pool` has one unit for each of
-// them.
+// Finds the ranks of the compressed layers. Each of these layers is one unit of
+// `pool`.
 class RankSolver {
  public:
   // `shares` has the results of ShareAboveLeast for the compressed layers.
@@ -183,7 +183,7 @@ absl::StatusOr<std::vector<int64_t>> CompressedRanks(
     const std::vector<LayerSensitivity>& layers,
     const std::vector<bool>& compressed) {
   const model::DecoderSpec& spec = request.spec;
-  // The key section has the same size as the value section.
+  // Keys and values have the same size, so one section stands for both.
   const Section section = ValueSection(spec);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<HeadGroup> groups,
                           HeadGroups(request, 0));

@@ -1,6 +1,6 @@
 // LoRC: a layer stores its keys as one low-rank latent and its values as
-// another. The ranks are computed from the condition numbers of the layer's
-// projections and of those in all later layers. Needs only the weights.
+// another. A layer's rank depends on the condition numbers of the projections
+// in this and all later layers. Needs only the weights.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ struct LorcOptions {
   // layers have the same rank, for comparison (ranks may differ by one rounding
   // step).
   bool progressive = true;
-  // Base of cumulative_log, to which `threshold` is compared. Ranks do not
-  // depend on it.
+  // The base of the logarithm in cumulative_log, with which `threshold` is
+  // compared. Ranks do not depend on the base.
   double log_base = 10;
   // Layers whose cumulative_log is larger are not compressed.
   std::optional<double> threshold;

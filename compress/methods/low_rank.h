@@ -1,19 +1,19 @@
-// Low-rank factors of projections: W ~ up down. There are three ways to find
-// them, all with factors of the same form. The cache holds the latent h = down
-// x + down_bias, which carries the singular values, and the columns of the lift
-// `up` are orthonormal. So an error in a latent is the same error in a key. The
-// methods differ only in the orthonormal columns U; down = Ut W follows.
-// Nothing is divided by a singular value or a Cholesky factor (Ut W is S Vt
-// L^-1 without the inverse), so ill-conditioned calibrations cost no accuracy:
+// Low-rank factors of a projection: W ~ up down. The cache holds the latent h =
+// down x + down_bias. The lift `up` computes keys or values from it. There are
+// three ways to find factors. The first two choose orthonormal columns U and
+// set up = U, down = Ut W. An error in a latent is then an error of the same
+// size in a key. Nothing is divided by a singular value or a Cholesky factor
+// (Ut W is S Vt L^-1 without the inverse), so ill-conditioned calibrations cost
+// no accuracy.
 //
-//   kSvd       U of W = U S Vt: least |W - Wr|.
-//   kWhitened  U of W L, with the input's second moment E[x xt] = L Lt: least
-//              E|Wx - Wr x|^2, the sum of the squares of the dropped singular
-//              values. The same U are the eigenvectors of E[k kt].
-//   kEspace    Palu's appendix K: P are the leading eigenvectors of E[x xt],
-//              thus of the input and not of W. down = Pt, up = W P. This is the
-//              only lift that is not orthonormal. Even with rank = rows it
-//              loses what W does with the other directions of the input.
+//   kSvd       U of W = U S Vt: least |W - Wr|, where Wr = up down.
+//   kWhitened  U of W L = U S Vt, with the input's second moment E[x xt] = L
+//              Lt: least E|Wx - Wr x|^2, which is the sum of the squares of the
+//              dropped singular values. U also diagonalizes E[k kt].
+//   kEspace    Palu's appendix K: down = Pt and up = W P, where P are the
+//              leading eigenvectors of E[x xt], so of the input and not of W.
+//              The columns of this lift are not orthonormal. Even at full rank
+//              it loses what W does with the other directions of the input.
 //
 // All tensors are float64 on the CPU. They are rounded once, when a checkpoint
 // is written.
@@ -33,7 +33,7 @@
 
 namespace kvasir::compress {
 
-// Receives the cost of finding factors. Threads: one.
+// Receives the time and work that finding factors takes. Threads: one.
 struct FactorProfile {
   int64_t num_svds = 0;
   double svd_seconds = 0;
@@ -44,10 +44,10 @@ struct FactorProfile {
 };
 
 // The second moments of a layer's inputs. Each decomposition is computed when
-// it is first requested. All groups of a layer share one object. Damping is
-// relative: kRelativeDamping * trace / M is added to the diagonal, and raised
-// tenfold until the Cholesky factor exists (it may not if there are fewer
-// tokens than channels).
+// it is first requested. All groups of a layer share one object. For a Cholesky
+// factor, kRelativeDamping * trace / M is added to the diagonal. If there is
+// still no factor, which can happen with fewer tokens than channels, this
+// number is raised tenfold until there is one.
 // Owns: up to three matrices [M, M].
 // Threads: one.
 class InputMoments {
@@ -80,7 +80,7 @@ class InputMoments {
   at::Tensor gram_;
   double num_tokens_ = 0;
   at::Tensor mean_;
-  // root_, like the next two, is undefined until it is requested
+  // These results are undefined until they are requested.
   at::Tensor root_;
   at::Tensor centred_root_;
   Eigen eigen_;

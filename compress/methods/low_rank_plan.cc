@@ -40,8 +40,8 @@ bool KeepsAll(const model::DecoderSpec& spec,
     if (!part.has_low_rank() || !plain) return false;
     for (const auto& group : part.low_rank().groups()) ranks += group.rank();
   }
-  // The rank of a group cannot exceed its number of rows, so if the sums are
-  // equal, all groups have full rank.
+  // The rank of a group cannot exceed its number of rows. So if the ranks add
+  // up to the number of all rows, all groups have full rank.
   return ranks == spec.num_kv_heads * spec.head_dim;
 }
 

@@ -73,8 +73,8 @@ class LowRankTest : public ::testing::Test {
             .rank = rank,
             .decomposition = decomposition};
   }
-  // Returns the root mean square, over the inputs x, of W x minus the factors'
-  // product times x.
+  // Returns the root mean square of the error that the factors cause in the
+  // outputs W x, over all inputs x.
   double OutputError(const Factors& factors) {
     const at::Tensor missed = weight_.to(at::kDouble) - Product(factors);
     return Norm(at::matmul(inputs_, missed.t())) /
@@ -107,7 +107,7 @@ TEST_F(LowRankTest,
   const at::Tensor missed = weight_.to(at::kDouble) - Product(factors);
   const double dropped = RootOfDropped(factors, 5);
   EXPECT_NEAR(Norm(at::matmul(missed, root)), dropped, 1e-10 * dropped);
-  // The error of the outputs themselves is the same, up to the damping.
+  // Up to the damping, the outputs W x have the same error.
   EXPECT_NEAR(OutputError(factors), dropped, 1e-5 * dropped);
 }
 

@@ -334,8 +334,8 @@ TEST_P(PrunedPairsTest, PruningRopePairsInTheModelEqualsMaskingThem) {
   EXPECT_GE(RelativeError(want, teacher()), 10 * kTolerance);
 }
 
-// Returns the plan, in which every lift that may be folded or applied at run
-// time is now folded (if `fold`) or applied at run time.
+// Some lifts may be either folded or applied at run time. Returns the plan with
+// all of these folded if `fold` is true, otherwise applied at run time.
 KvPlan WithLifts(KvPlan plan, bool fold) {
   for (auto& layer : *plan.mutable_layers()) {
     for (auto* side : {layer.mutable_key(), layer.mutable_value()}) {

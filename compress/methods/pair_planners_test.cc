@@ -692,8 +692,8 @@ TEST(CommutingTest, LayersWithoutRopeThatKeepEverythingEqualTheBaseModel) {
   tiny.spec.layers[1].rope = false;
   const at::Tensor whole = AttendWhole(tiny, 1);
   PlanRequest request = TinyPlanRequest(tiny, 1.0);
-  // Without codes, latents of full rank would be replaced by whole keys. The
-  // codes are not applied.
+  // Without codes, latents of full rank would be replaced by whole keys. So
+  // codes are set here, but the test does not apply them.
   request.key_codec = BitsCodec(8);
   for (const auto& plan : {PlanCommuting(request, {}), PlanRap(request, {})}) {
     KVASIR_ASSERT_OK(plan);

@@ -16,8 +16,8 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// A low_rank part of the plan, with the index of the rank pool's unit that each
-// of its groups belongs to.
+// A low_rank part of the plan. For each group of heads in the part,
+// unit_of_group has the index of the rank pool's unit that decides its rank.
 struct PlannedPart {
   int64_t layer = 0;
   Section section;

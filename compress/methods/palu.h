@@ -15,9 +15,10 @@ namespace kvasir::compress {
 // How the kept numbers are distributed over the key and value groups of all
 // layers.
 enum class RankSearch {
-  kFisher,   // by Fisher information over all groups
-  kModule,   // by Fisher information of whole projections; the groups of a
-             // projection have equal ranks
+  kFisher,  // by Fisher information over all groups
+  // by Fisher information of whole projections: all groups of a projection get
+  // the same rank
+  kModule,
   kUniform,  // the same kept share everywhere
 };
 absl::StatusOr<RankSearch> ParseRankSearch(const std::string& name);
@@ -27,9 +28,10 @@ std::string RankSearchName(RankSearch search);
 // Both kinds sum over the weights. Means would give the same ratios between
 // groups of equal size.
 enum class FisherScore {
-  kMeanRoot,  // sum of the square roots of the mean squared gradients, as in
-              // the paper's public code
-  kSum,       // sum of the mean squared gradients, as in the paper's text
+  // sum of the square roots of the mean squared gradients, as in the paper's
+  // public code
+  kMeanRoot,
+  kSum,  // sum of the mean squared gradients, as in the paper's text
 };
 absl::StatusOr<FisherScore> ParseFisherScore(const std::string& name);
 std::string FisherScoreName(FisherScore score);

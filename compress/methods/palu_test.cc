@@ -144,8 +144,8 @@ TEST(PaluTest, ThePlanUsesTheBudgetUpToLessThanOneRankStep) {
             request.rank_multiple = 2;
             const KvPlan plan =
                 Plan(request, {.group_heads = group_heads, .search = search});
-            // One step raises the rank of all groups that share it by one
-            // multiple.
+            // In one step, all groups that must have the same rank get one
+            // rank_multiple more.
             const int64_t groups =
                 group_heads == 0 ? tp : model.kv_heads / group_heads;
             const int64_t step =

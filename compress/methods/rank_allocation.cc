@@ -96,8 +96,9 @@ absl::StatusOr<std::vector<int64_t>> RoundRanks(
         pool.units.size(), " units, but each unit must have one share"));
   }
   std::vector<int64_t> ranks;
-  std::vector<int64_t> remainders;  // in units of the slack, so that ties are
-                                    // exact
+  // The remainders are integers, in units of kRoundingSlack, so that rounding
+  // errors do not decide between equal remainders.
+  std::vector<int64_t> remainders;
   for (size_t i = 0; i < shares.size(); ++i) {
     const double share = ClampShare(pool, pool.units[i], shares[i]);
     ranks.push_back(FloorRank(pool, pool.units[i], share));

@@ -80,8 +80,8 @@ TEST(RankAllocationTest, RanksOfUnitsWithEqualScoresDifferByAtMostOneStep) {
 }
 
 TEST(RankAllocationTest, AllCopiesOfAUnitGetTheSameRank) {
-  // One step costs 3 * 8 for the first unit and 8 for the second. The share of
-  // each rank is 15.75.
+  // One step costs 3 * 8 for the first unit, which has three copies, and 8 for
+  // the second. With the target 63, each rank would be 15.75 before rounding.
   EXPECT_THAT(
       Allocate(
           {.units = {{1, 32, 3}, {1, 32, 1}}, .target = 63, .multiple = 8}),

@@ -60,9 +60,9 @@ absl::StatusOr<std::vector<LayerBudget>> ShareBudget(
     const std::vector<HeadGroup>& groups,
     const std::vector<double>& key_energy = {});
 
-// Returns the step in which a group's kept rotating dims are counted. The step
-// must be even, so it is the request's rank multiple, or twice this multiple if
-// it is odd.
+// The number of rotating dims that a group keeps is a multiple of the step that
+// this function returns. The step must be even, so it is the request's rank
+// multiple, or twice this multiple if it is odd.
 int64_t EvenMultiple(const PlanRequest& request);
 
 // Makes the value part of a layer, with the same rank for each head. If `rank`

@@ -47,7 +47,7 @@ at::Tensor QueryWeights(const model::DecoderSpec& spec,
 // lift divides by the weights, so no weight may be 0.
 absl::Status CheckCommutingWeights(const CommutingWeights& weights);
 
-// The inputs of the factors of a layer's keys.
+// The data from which the factors of a layer's keys are found.
 struct PairStatistics {
   at::Tensor key_gram;  // [Hkv * D, Hkv * D]: Gram matrix of unrotated keys
   at::Tensor weights;   // [Hkv, pairs]
@@ -70,8 +70,8 @@ struct PairStatisticsRequest {
 absl::StatusOr<PairStatistics> MakePairStatistics(
     const PairStatisticsRequest& request);
 
-// The spectrum of one group at one pair: the squared singular values of diag(w)
-// Z L, and its left singular vectors.
+// The spectrum of one group at one pair: the squared singular values and the
+// left singular vectors of diag(w) Z L (see the top of this file).
 struct PairSpectrum {
   at::Tensor energies;  // [s], squared singular values, falling
   // [s, s] complex, one vector in each column. Each vector is multiplied by a

@@ -28,7 +28,7 @@ struct Block {
 at::Tensor Mask(const Block& block, int64_t window,
                 const at::TensorOptions& options) {
   constexpr float kHidden = -std::numeric_limits<float>::infinity();
-  // The index of the first query's own key in the block.
+  // The index of the first query's own key among the keys of the block.
   const int64_t own = block.begin - block.first;
   at::Tensor mask = at::full({block.queries(), block.keys()}, kHidden, options)
                         .triu_(own + 1);

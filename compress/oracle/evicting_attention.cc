@@ -231,8 +231,9 @@ class UnitRun {
   const std::vector<float> key_error_;    // [T]
   const std::vector<float> value_error_;  // [T]
   std::vector<int64_t> positions_;        // positions of the held slots
-  std::vector<float> mass_;  // S (received attention) of the held slots and of
-                             // the tokens since the last eviction
+  // received attention: of the held slots, then of the tokens since the last
+  // eviction
+  std::vector<float> mass_;
 };
 
 }  // namespace

@@ -39,8 +39,8 @@ EvictionRule Rule(std::vector<std::vector<int64_t>> units, int64_t budget,
 
 using Kept = std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>>;
 
-// Computes attention in float64, without blocks: sequence 0, unit by unit,
-// token by token and head by head. The slots are chosen by
+// Computes the attention of sequence 0 in float64 and without blocks, but for
+// each unit, token and head in turn. The slots are chosen by
 // cache::EvictionReference, a simple implementation of the policy.
 at::Tensor TokenByToken(const AttentionInputs& in,
                         const EvictionInputs& eviction, Kept* kept) {

@@ -68,7 +68,7 @@ struct CodedLatent {
 
 struct CodeOptions {
   const StaticRange* range = nullptr;  // required for CHANNEL_STATIC codecs
-  // fills `codes`, `minimum` and `scale` of the result
+  // true: the result has `codes`, `minimum` and `scale`, too
   bool keep_codes = false;
 };
 

@@ -270,8 +270,8 @@ TEST(FakeQuantTest, NumbersAreRoundedToTheNearestLevelAndRowsKeepTheirNorm) {
                 .max()
                 .item<double>(),
             1e-3);
-  // A row of zeros is decoded as zeros. A row whose length (norm) exceeds a
-  // float16 is refused.
+  // A row of zeros is decoded as zeros. A row is refused if its length (norm)
+  // does not fit into a float16.
   EXPECT_TRUE(at::equal(Code(plan, kWidth, at::zeros({1, kWidth})).values,
                         at::zeros({1, kWidth})));
   const auto codec = MakeLatentCodec(plan, kWidth);

@@ -319,7 +319,7 @@ struct Keys {
   ReadLatents last_latent;  // latents of the last key part, for joint values
 };
 
-// A folded part's latents for every KV head, after RoPE in rope_low_rank parts.
+// Returns a folded part's latents per KV head, rotated if RoPE rotates them.
 at::Tensor FoldedKey(const Call& call, const ProgramPart& part,
                      const at::Tensor& latent) {
   const at::Tensor turned = part.space == plan::Space::kRopeLowRank &&
@@ -464,7 +464,7 @@ absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x,
   return values;
 }
 
-// Rotated queries [B, T, Hq, W], times `scale`, to match AssembleKey's keys.
+// Returns rotated queries [B, T, Hq, W] for AssembleKey's keys, times `scale`.
 absl::StatusOr<at::Tensor> MakeQueries(const Call& call, const at::Tensor& x,
                                        double scale) {
   const LayerProgram& program = call.program;
@@ -616,7 +616,7 @@ absl::StatusOr<at::Tensor> Mlp(const Call& call, const at::Tensor& x) {
   return call.Project("mlp.down_proj", inner, bias);
 }
 
-// The spec's norm over the last dim, in float32. Only LayerNorm uses `bias`.
+// Applies the model's norm to the last dim, in float32. `bias`: for LayerNorm.
 at::Tensor Normalize(const model::DecoderSpec& spec, const at::Tensor& hidden,
                      const at::Tensor& weight, const at::Tensor& bias) {
   const at::Tensor wide = hidden.to(at::kFloat);

@@ -82,7 +82,7 @@ class CacheTransform {
   };
   virtual ~CacheTransform() = default;
   // Transforms keys before their rotation. All queries see the same result, so
-  // exact_window must be 0 in it.
+  // its exact_window must be 0.
   virtual absl::StatusOr<Seen> Key(int64_t /*layer*/,
                                    const at::Tensor& key) const {
     return Seen{key, 0};

@@ -634,7 +634,8 @@ Commuting AddCommuting(Layer& layer, Layer& full, kvasir::v1::Part& part,
             layer.PairDims(channel_pairs[static_cast<size_t>(c)]);
         const at::Tensor real = up[i][0][c];
         const at::Tensor imaginary = up[i][1][c];
-        // The real and imaginary parts of (ur + i ui) (zr + i zi).
+        // Adds the real part (row a) and the imaginary part (row b) of the
+        // product of lift and latent, which are complex numbers.
         rows[head][a] += real * down[c] - imaginary * down[complex + c];
         rows[head][b] += real * down[complex + c] + imaginary * down[c];
         biases[head][a] += real * bias[c] - imaginary * bias[complex + c];

@@ -187,8 +187,9 @@ absl::Status CompileRopeLowRank(const SideContext& c, const ResolvedPart& from,
   return absl::OkStatus();
 }
 
-// Returns the channel of `latent` at `place`, where each head has widest_latent
-// places. Returns -1 if the place is padding.
+// Every head has part.widest_latent places, some of which are padding if its
+// latent is narrower. Returns the channel of `latent` that is at `place`, or -1
+// for padding.
 int64_t ChannelAt(const ProgramPart& part, const ProgramLatent& latent,
                   int64_t place) {
   if (part.space != Space::kRopeLowRank) {
@@ -287,8 +288,8 @@ absl::StatusOr<ProgramPart> CompilePart(const SideContext& c,
   return part;
 }
 
-// Maps q_proj's rows if a key part folds. The rows are ordered head by head,
-// and part by part within a head.
+// Finds which row of q_proj computes which dim or channel, for a layer in which
+// a key part folds. The rows are ordered by head, and within a head by part.
 void MapFoldedQuery(const SideContext& c, LayerProgram& program) {
   const int64_t heads = c.spec->num_heads;
   const int64_t share = heads / c.spec->num_kv_heads;

@@ -29,8 +29,9 @@ struct ProgramLatent {
   LatentCodec codec;
   // For rope_low_rank: the RoPE pair of each complex channel [C].
   std::vector<int64_t> channel_pairs;
-  at::Tensor pair_selector;  // for rope_low_rank: [rotary pairs, C], 1 where
-                             // pair and channel belong together
+  // For rope_low_rank: a matrix [rotary pairs, C] with 1 where the channel
+  // belongs to the pair.
+  at::Tensor pair_selector;
 
   int64_t width() const { return codec.stored_width; }  // R'
 };
@@ -63,10 +64,12 @@ struct ProgramPart {
   // has rows for these dims.
   std::vector<std::vector<int64_t>> held_dims;
   at::Tensor lifted_index;  // [Hkv, d]; undefined if the part lifts all D dims
-  at::Tensor head_order;    // Index that sorts lifted heads; undefined if they
-                            // are in order.
-  // If the part folds: [Hkv * widest_latent]. The index stored_width stands for
-  // a channel of zeros.
+  // The index that puts the lifted heads in ascending order; undefined if they
+  // are in this order already.
+  at::Tensor head_order;
+  // If the part folds: for each KV head, the indices of its latent's channels
+  // among the stored channels, [Hkv * widest_latent]. Narrower latents are
+  // padded with the index stored_width, which stands for a channel of zeros.
   at::Tensor folded_channels;
   at::Tensor kept_pairs;  // for rope_pairs: [Hkv * n]
   // For rope_low_rank: indices that put all stored real parts before all
@@ -75,8 +78,8 @@ struct ProgramPart {
   at::Tensor complex_split;  // [2 sum of C]
   at::Tensor complex_join;   // [2 sum of C]
   at::Tensor channel_pairs;  // [sum of C]
-  // For rope_low_rank that folds: the RoPE pair of each channel of a head, [Hkv
-  // * C].
+  // For a rope_low_rank part that folds: the RoPE pair of each complex channel
+  // of each KV head, [Hkv * C].
   at::Tensor head_channel_pairs;
 
   // For rope_low_rank: number of complex channels of the widest latent.
@@ -120,8 +123,8 @@ struct LayerProgram {
   // of q_proj's rows stands for a row of zeros.
   at::Tensor plain_query_rows;
   std::vector<at::Tensor> folded_query_rows;  // one tensor for each key part
-  // If values fold: the indices of the columns of [Hq * widest_latent] that
-  // o_proj reads.
+  // If values fold: the output of attention has Hq * widest_latent columns, and
+  // these are the indices of those that o_proj reads.
   at::Tensor output_columns;
 
   bool has_o_bias = false;

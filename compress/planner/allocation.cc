@@ -9,8 +9,9 @@
 namespace kvasir::compress {
 namespace {
 
-// A table of the least loss of a part for each size of its latents' codes.
-// Sizes are counted in units of gcd(channels of all groups) bits.
+// A table with the least loss of a part for each size that the codes of a
+// latent may have. A size is counted in units of gcd(channels of all groups)
+// bits.
 class WidthTable {
  public:
   explicit WidthTable(const PartChannels& part) : part_(part) {

@@ -42,8 +42,8 @@ struct PartChannels {
   int64_t grain_bytes = 1;
   // Bytes that a latent takes per token in addition to its codes.
   int64_t param_bytes = 0;
-  // The cost of a channel's time, as a loss. It is added for each channel of a
-  // latent that has bits.
+  // The time that a channel takes, converted to a loss. It is added for each
+  // channel of a latent that has bits.
   double loss_per_channel = 0;
 };
 
@@ -53,8 +53,8 @@ struct PartChannels {
 // channel has the largest width.
 std::vector<double> LossByBytes(const PartChannels& part);
 
-// Returns the width of each group that gives the loss in entry `grains` of
-// LossByBytes.
+// Returns the widths of the groups with which entry `grains` of LossByBytes is
+// reached.
 std::vector<int> WidthsFor(const PartChannels& part, int64_t grains);
 
 // Returns the number of grains that all latents together take in a page if

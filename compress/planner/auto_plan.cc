@@ -28,8 +28,8 @@ using kvasir::v1::LayerPlan;
 using kvasir::v1::Part;
 
 constexpr int64_t kPageTokens = 64;
-// The smallest grain in bytes per token. Regions of a tile begin at multiples
-// of 128 bytes, which is 2 bytes for each of 64 tokens.
+// The smallest grain in bytes per token: the regions of a page begin at
+// multiples of 128 bytes, which are 2 bytes for each of 64 tokens.
 constexpr int64_t kLeastGrain = cache::kRegionAlignmentBytes / kPageTokens;
 
 // Number of sample rows on which every possible space of a layer is measured.
@@ -358,8 +358,9 @@ class Planner {
   // layout counts them: per token (marginal) and per sequence (fixed).
   struct Counted {
     double marginal = 0;
-    double tiles = 0;  // Part of `marginal`: without padding that fills pages
-                       // with exact rows.
+    // `marginal` without the padding of pages that must be larger to hold the
+    // rows of exact tokens
+    double tiles = 0;
     double fixed = 0;
   };
   absl::StatusOr<Counted> Count(const KvPlan& plan) const {
@@ -418,8 +419,9 @@ class Planner {
     return spent.grains * grain_bytes_;
   }
 
-  // Returns the plan for the bytes of the budget that `window` leaves.
-  // `spending` must cover the whole budget. Empty if no plan fits.
+  // Returns the best plan with this exact window that takes at most `budget`
+  // bytes per token; empty if there is none. `spending` must cover the whole
+  // budget.
   absl::StatusOr<std::optional<Finished>> WithinBytes(const Spending& spending,
                                                       int64_t window,
                                                       double budget) const {
@@ -461,8 +463,8 @@ class Planner {
     return finished;
   }
 
-  // Returns the best plan over all windows; empty if no plan fits. `price` is
-  // the loss in nats that each nanosecond of time per slot counts as. Also sets
+  // Returns the best plan over all windows; empty if no plan fits. Each
+  // nanosecond that a slot takes counts as a loss of `price` nats. Also sets
   // spending_ to the Spending from which the plan was chosen.
   absl::StatusOr<std::optional<Finished>> BestOf(double price) {
     const int64_t sight = GrainsInSight();
@@ -524,10 +526,11 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Measures plans with fewer and with more bytes than the chosen plan, fits
-  // kappa, and chooses again if the bytes depend on it. The measured plans have
-  // no window: the chosen window is for long sequences and would hide most of
-  // the codes in the short sequences that are measured here.
+  // Measures plans with fewer and with more bytes than the chosen plan and fits
+  // kappa to them. If no number of bytes is given, chooses again with this
+  // kappa. The measured plans have no window: the chosen window is for long
+  // sequences and would hide most of the codes in the short sequences that are
+  // measured here.
   absl::Status Probe() {
     constexpr double kLeastShare = 0.6;
     constexpr double kMostShare = 1.4;

@@ -73,8 +73,8 @@ struct DomainLoss {
   // domains only.
   double left_out = 0;
 
-  // By which factor the loss may be larger on text of a domain that is missing
-  // in the calibration.
+  // Returns the factor by which the loss may be larger on text of a domain that
+  // the calibration lacks.
   double ratio() const { return left_out / predicted; }
 };
 // Domains with a larger ratio than this are named in a warning.
@@ -97,8 +97,8 @@ struct AutoPrediction {
   int64_t exact_window = 0;
   // [9]; entry b is how many numbers per token have b bits.
   std::vector<double> channels_by_bits;
-  double held_out_loss_ratio = 1;  // loss on held-out rows divided by loss on
-                                   // fitted rows
+  // the loss on held-out rows, divided by that on the rows used for fitting
+  double held_out_loss_ratio = 1;
   double clamp_rate = 0;  // clamped share of the codes on held-out rows
   double slot_ns = 0;     // time of a slot by the TimeModel; 0 without a model
   double dense_slot_ns = 0;

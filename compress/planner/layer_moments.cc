@@ -39,9 +39,10 @@ at::Tensor Block(const at::Tensor& matrix,
   return matrix.index_select(0, index).index_select(1, index);
 }
 
-// Returns for each RoPE pair the share of the energy of its mean that is left
-// in the mean after rotation: |average of e^(i angle n)|^2 over the positions n
-// that ranges must cover.
+// Rotation by RoPE shrinks the mean of keys, because it turns them differently
+// at each position. Returns, for each RoPE pair, which share of the mean's
+// energy remains: |average of e^(i angle n)|^2 over the positions n that ranges
+// must cover.
 std::vector<double> SteadyShares(const model::DecoderSpec& spec) {
   const int64_t positions =
       std::min<int64_t>(kRangePositions, spec.max_position_embeddings);
@@ -114,8 +115,8 @@ RopeBasis RopeLowRankBasis(const LayerMoments& moments,
   const std::vector<double> steady = SteadyShares(spec);
   const int64_t dim = spec.head_dim;
   const auto width = static_cast<int64_t>(heads.size()) * dim;
-  // The part of a mean that rotation averages away acts like variance, so it is
-  // added to the second moment.
+  // The share of a mean that rotation averages away acts like variance, so it
+  // is added to the second moment.
   std::vector<double> turning(static_cast<size_t>(width), 0.0);
   std::vector<PairOfGroup> pairs(steady.size());
   for (size_t p = 0; p < steady.size(); ++p) {

@@ -48,8 +48,8 @@ std::vector<int64_t> ColumnsOfHeads(const model::DecoderSpec& spec,
 FisherBasis LowRankBasis(const LayerMoments& moments,
                          const std::vector<int64_t>& columns, int64_t rank);
 
-// The basis of a rope_low_rank latent. Pairs have the indices that they have in
-// the model. Columns are those of the heads' keys. Throws c10::Error.
+// The basis of a rope_low_rank latent. RoPE pairs are numbered as in the model.
+// The columns of `encode` are the dims of the heads' keys. Throws c10::Error.
 struct RopeBasis {
   CommutingBasis basis;
   at::Tensor encode;  // RealEncoder, [2C, heads * D]

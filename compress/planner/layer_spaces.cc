@@ -27,7 +27,7 @@ std::vector<int> BitsOf(const LatentTransform& transform,
   return bits;
 }
 
-// Divides the channels into maximal runs [begin, end) of equal bits.
+// A run of channels [begin, end) with equal bits, as long as possible.
 struct BitRange {
   int64_t begin = 0;
   int64_t end = 0;
@@ -58,8 +58,8 @@ std::string SpaceOption::Name(int64_t num_kv_heads) const {
 }
 
 at::Tensor SpreadPositions(int64_t count, int64_t span) {
-  // The fractions of the first `count` multiples of the golden ratio are spread
-  // evenly for any count.
+  // For any count, the fractional parts of the first `count` multiples of the
+  // golden ratio are spread evenly over [0, 1).
   constexpr double kGoldenShare = 0.6180339887498949;
   const at::Tensor turns = at::arange(count, at::kDouble) * kGoldenShare;
   return ((turns - turns.floor()) * static_cast<double>(span))

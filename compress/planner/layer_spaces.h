@@ -17,10 +17,10 @@
 namespace kvasir::compress {
 
 enum class SpaceKind {
-  kJoint,    // low_rank for key and value: keys rebuilt, values lifted at run
-             // time
-  kKey,      // low_rank before the rotation and rebuilt; absorbed if nothing
-             // rotates.
+  // one low_rank latent for both: keys rebuilt, values lifted at run time
+  kJoint,
+  // low_rank, stored before the rotation and rebuilt; absorbed without RoPE
+  kKey,
   kRopeKey,  // rope_low_rank, stored after the rotation, absorbed
   kValue,    // low_rank, absorbed
   // Whole heads, multiplied by a Hadamard matrix and coded in the best levels

@@ -9,9 +9,10 @@
 namespace kvasir::compress {
 
 enum class PlanSpeed {
-  kStorage,  // Fewest bytes: keys may be rebuilt, and key and value may share
-             // latents.
-  kCpu,      // only absorbed forms; as fast as a dense cache by the TimeModel
+  // for the fewest bytes: keys may be rebuilt, and may share latents with
+  // values
+  kStorage,
+  kCpu,  // only absorbed forms; no slower than a dense cache by TimeModel
   kGpu,
 };
 absl::StatusOr<PlanSpeed> ParsePlanSpeed(const std::string& name);

@@ -186,8 +186,8 @@ class EvaluateRun {
   absl::Status Run() {
     const absl::Status status = Measure();
     EndLine();
-    // Prints the whole report at once, even if a candidate has failed: it has
-    // the rows of those before it.
+    // Prints the report even if a candidate has failed: it then has the rows of
+    // the candidates before the failed one.
     if (!report_.has_value()) return status;
     PrintHead(*report_, flags_.repeat_test);
     for (const EvaluationRow& row : report_->rows) PrintRow(row);

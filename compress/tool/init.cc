@@ -29,8 +29,8 @@ constexpr char kSizesGroup[] = "Sizes in place of the shape's";
 
 struct InitFlags {
   std::string shape;
-  // The user's values. Those that are not 0 or empty replace values of the
-  // shape that --like names.
+  // The values of the user's flags. A value that is not 0 or empty replaces the
+  // value in the shape that --like names.
   model::ModelShape sizes;
   double rope_theta = 0.0;
   std::string head;

@@ -17,7 +17,8 @@ TEST(CropSamplerTest, AnEpochVisitsEachWindowExactlyOnce) {
     begins.insert(begin);
   }
   ASSERT_EQ(begins.size(), 99U);
-  // 98 * 10: the 99 crops have no overlap and no gap
+  // The 99 crops of 10 tokens have no overlap and no gap, so the last one
+  // begins 98 * 10 tokens after the first.
   EXPECT_EQ(*begins.rbegin() - *begins.begin(), 980);
 }
 

@@ -39,9 +39,9 @@ class AdapterSet {
   AdapterSet(const ReferenceDecoder& decoder, const AdapterOptions& options);
 
   // Returns all tensors of a layer as part of the autograd graph, with the
-  // adapters added to the adapted weights. The choice of the inputs of A that
-  // dropout drops depends only on the seed, `draw` and the adapter. It is the
-  // same for all tokens of a call.
+  // adapters added to the adapted weights. Dropout sets some inputs of A to 0.
+  // They depend only on the seed, `draw` and the adapter, so they are the same
+  // for all tokens of a call.
   TensorMap AdaptLayer(int64_t layer, uint64_t draw) const;
 
   // Returns the adapted weights of a layer, with their adapters merged into

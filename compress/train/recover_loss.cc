@@ -36,7 +36,8 @@ RecoverLoss ComputeRecoverLoss(const Prediction& student,
     const int64_t end = std::min(begin + rows, positions);
     const at::Tensor logits =
         at::mm(student.normal.slice(0, begin, end), student_head);
-    // d(-log p[target]) / d(logits) = p - 1[target]
+    // The gradient of the cross entropy with respect to the logits is p - q,
+    // where q is 1 for the target and 0 elsewhere.
     at::Tensor slope = at::log_softmax(logits, 1);
     const at::Tensor chosen = targets.slice(0, begin, end).unsqueeze(1);
     const at::Tensor log_chance = slope.gather(1, chosen);
@@ -46,7 +47,9 @@ RecoverLoss ComputeRecoverLoss(const Prediction& student,
     slope.scatter_add_(1, chosen, at::full_like(log_chance, -1.0));
     slope.mul_(weights.cross_entropy);
     if (weights.divergence > 0.0) {
-      // T^2 d(KL) / d(logits) = T (p_T - q_T)
+      // The gradient of T^2 KL with respect to the logits is T (p - q), where p
+      // and q are the student's and the teacher's probabilities at the
+      // temperature T.
       const at::Tensor log_p = at::log_softmax(logits / temperature, 1);
       const at::Tensor log_q = at::log_softmax(
           at::mm(teacher.normal.slice(0, begin, end), teacher.head.t())

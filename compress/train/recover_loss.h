@@ -45,8 +45,8 @@ RecoverLoss ComputeRecoverLoss(const Prediction& student,
 // size.
 int64_t RecoverLossRows(int64_t vocab_size);
 
-// How many buffers of the size of the logits ComputeRecoverLoss has at most at
-// the same time.
+// The most buffers, each as large as a block of logits, that ComputeRecoverLoss
+// has at the same time.
 inline constexpr int64_t kRecoverLossBuffers = 6;
 
 }  // namespace kvasir::compress

@@ -65,9 +65,9 @@ absl::StatusOr<TextTokens> EncodeText(const PerplexityFlags& flags) {
   return encoded;
 }
 
-// The number of parts of the text whose results are reported separately: one
-// for each pass of a stream with several passes, and ten for a stream with one
-// pass or a run with a stride.
+// The number of parts into which the text is divided, each with its own result:
+// one part for each pass over the text if there are several passes, ten parts
+// for a single streamed pass or with a stride, and otherwise only one.
 int64_t PartsOf(const PerplexityFlags& flags) {
   if (flags.stride > 0) return 10;
   if (!flags.stream) return 1;

@@ -33,8 +33,8 @@ absl::StatusOr<int> RankConfig::Run(const CLI::App& command,
   RankRuntimeOptions options;
   if (surface.metrics_only) {
     const auto join = LocalRanks::ReadJoinInfo(ranks.join_fd);
-    // Prints no error, because the program that started this rank has reported
-    // its own failure.
+    // Prints no error: usually the program that started this rank has ended,
+    // and has reported why.
     if (!join.ok()) return kExitFailed;
     options.join = *join;
   } else {

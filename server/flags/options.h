@@ -68,8 +68,8 @@ struct ListenFlags {
   // TLS for the port of clients or routers. The admin port uses the same
   // certificate.
   ListenTlsFlags tls;
-  // If not empty, operators must show a certificate that one of these
-  // authorities has signed.
+  // A file of certificate authorities. If it is set, operators must show a
+  // certificate that one of them has signed.
   std::string admin_client_ca;
   std::vector<std::string> admin_client_names;
   // True: connections to and from other machines may use plain text.

@@ -7,7 +7,8 @@
 namespace kvasir::cli {
 namespace {
 
-// The bytes of one page over all layers of its group, by purpose.
+// The bytes of a page, or of each slot in it, by purpose. They are summed over
+// all layers of the page's group.
 struct PageParts {
   int64_t key_codes = 0;    // per slot
   int64_t value_codes = 0;  // per slot

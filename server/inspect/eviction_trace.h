@@ -29,7 +29,7 @@ class EvictionTrace {
     int64_t layer = 0;
     int64_t sinks = 0;
     int64_t recent = 0;
-    // false: apart from the sinks, the latest tokens are kept
+    // false: the sinks and the latest tokens are kept, without scores
     bool scored = true;
     int64_t kept = 0;             // slots that a unit has after an eviction
     std::vector<int64_t> points;  // tokens seen at each eviction

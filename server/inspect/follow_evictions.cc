@@ -12,8 +12,8 @@ namespace {
 
 constexpr uint64_t kSequence = 1;
 
-// Adds the evictions that the last step did before it ran, when there were
-// `seen` tokens.
+// Adds to the trace the evictions that took place just before the last step,
+// when the sequence had `seen` tokens.
 absl::Status AddEvictions(worker::Rank& rank,
                           const worker::DirectRunner& runner, int64_t seen,
                           EvictionTrace* trace) {

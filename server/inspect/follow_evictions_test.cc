@@ -66,8 +66,8 @@ TEST(FollowEvictionsTest, TheStreamingMethodKeepsSinksAndTheLatestTokens) {
     const EvictionTrace trace = Follow(*rank);
     ASSERT_EQ(trace.layers().size(), 2u);
     for (const EvictionTrace::Layer& layer : trace.layers()) {
-      // Beyond 21 tokens, every multiple of 6 is an eviction point, and so is
-      // the prompt's end at 61. The run ends at 75 tokens.
+      // The budget is 21 tokens. Beyond it, tokens are evicted at every
+      // multiple of 6 and at the prompt's end, 61. The run ends at 75 tokens.
       EXPECT_EQ(layer.points,
                 (std::vector<int64_t>{24, 30, 36, 42, 48, 54, 60, 61, 66, 72}));
       for (const int64_t seen : layer.points) {

@@ -10,9 +10,9 @@
 
 namespace kvasir::cli {
 
-// Returns the page. Its script draws it from a JSON object in a script element;
-// without scripts the page shows ReportToText. Names and texts are escaped in
-// both.
+// Returns the page. A script draws the report from JSON data that the page
+// contains. In a browser without scripts, the page shows the text of
+// ReportToText. Names and texts are escaped in the JSON and in the text.
 std::string ReportToHtml(const InspectReport& report,
                          const std::vector<Evaluation>& evaluations);
 

@@ -10,11 +10,11 @@
 
 namespace kvasir::cli {
 
-// The bytes of weights, as the loader counts them, that the rank for which the
-// plan is resolved would hold in memory. If the plan has not been applied to
-// the checkpoint yet, tensors that the checkpoint lacks count with the type of
-// its embedding. Without a checkpoint, all tensors count as bf16. Errors: those
-// of worker::CountWeightBytes.
+// Returns how many bytes of weights one rank, the one for which the plan is
+// resolved, would hold in memory. If the plan has not been applied to the
+// checkpoint yet, tensors that the checkpoint lacks count with the type of its
+// embedding. Without a checkpoint, all tensors count as bf16. Errors: those of
+// worker::CountWeightBytes.
 absl::StatusOr<int64_t> CountResidentBytes(
     const ModelSource& source, std::shared_ptr<const worker::ServedPlan> plan,
     const worker::MatrixFormat& format);

@@ -145,9 +145,9 @@ TEST(InspectRanksTest,
                AllOf(HasSubstr("4 KV heads, 8 query heads and 48 MLP "
                                "features cannot be divided among 3"),
                      HasSubstr("possible numbers of ranks: 1, 2, 4 or 8"))));
-  // Each rank has a basis over its own heads, and a range covers 16 channels.
-  // With two ranks, each rank has 16 channels; with four ranks it has 8, too
-  // few for a range.
+  // A basis covers the channels of one rank's heads: 16 channels with two
+  // ranks, 8 with four. The codec's groups have 16 channels, so four ranks are
+  // impossible.
   const ModelSource basis = SourceWith(
       R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
           "per_token":{"group":16},"param_dtype":"F16",

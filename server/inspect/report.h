@@ -86,10 +86,11 @@ struct InspectReport {
   kvasir::v1::KvPlan::Provenance provenance;
   // False if the folder's weights are not compressed according to the plan yet.
   bool weights_fit = true;
-  // The part of the plan that this build does not serve; empty: it serves the
-  // plan.
+  // The part of the plan that this build cannot serve; empty if it serves the
+  // whole plan.
   std::string not_served;
-  // worker::InvarianceName; empty if the plan is not served.
+  // The name that worker::InvarianceName returns; empty if the plan is not
+  // served.
   std::string invariance;
 
   int64_t page_tokens = 0;
@@ -121,13 +122,13 @@ struct InspectReport {
   // The evictions of a text, if requested.
   std::optional<EvictionTrace> trace;
 
-  // The FLOPs of all layers together.
+  // Returns the FLOPs of all layers together.
   worker::SideFlops flops() const;
 };
 
-// Makes the report. Errors: those of the layout, of ResolveForRanks, and of
-// worker::ServePlan, except for UNIMPLEMENTED, which is reported in
-// `not_served`.
+// Makes the report. Errors: those of PageLayout::Create, ResolveForRanks and
+// worker::ServePlan. Only UNIMPLEMENTED of worker::ServePlan is no error: its
+// text becomes `not_served`.
 absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
                                                 const ReportOptions& options);
 

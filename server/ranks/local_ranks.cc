@@ -65,7 +65,7 @@ absl::StatusOr<pid_t> Spawn(const LocalRanks::Child& child, int pipe_fd) {
 
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  // Needed even if the two numbers are equal, because it clears the
+  // Needed even if both descriptors have the same number, because it clears the
   // close-on-exec flag.
   posix_spawn_file_actions_adddup2(&actions, pipe_fd, kChildFd);
   pid_t pid = 0;
@@ -265,7 +265,8 @@ void LocalRanks::KillStoppedParent() {
   const pid_t parent = getppid();
   std::ifstream stat(absl::StrCat("/proc/", parent, "/stat"));
   const std::string text(std::istreambuf_iterator<char>(stat), {});
-  // "pid (name) state ...", and the name may contain anything.
+  // The text is "pid (name) state ...". The name may contain any characters, so
+  // only the last ") " is surely its end.
   const size_t end_of_name = text.rfind(") ");
   if (end_of_name == std::string::npos || text[end_of_name + 2] != 'T') return;
   // The first process of a container cannot be killed from inside it.

@@ -20,8 +20,8 @@ namespace {
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
 // The time limit of a collective call if there is no watchdog.
 constexpr absl::Duration kLongestCall = absl::Hours(24);
-// How long the leader waits until the ranks of this host, which it has asked to
-// end, have ended. Usually they end at once.
+// When the leader has asked the ranks of this host to end, it waits at most
+// this long. Usually they end at once.
 constexpr absl::Duration kEndTimeout = absl::Seconds(10);
 // The reason with which a collective is aborted after its last use. Without an
 // abort, NCCL waits until the other ranks destroy theirs, too.
@@ -82,8 +82,8 @@ LeaderGroup::~LeaderGroup() {
   if (leader_ != nullptr) {
     leader_->Abort(absl::CancelledError("the leader ends"));
   }
-  // Destroys the servers first, so that afterwards only the collective calls
-  // the leader.
+  // Destroys the servers first. After that, only the collective still uses
+  // leader_.
   servers_.clear();
   if (children_ != nullptr) children_->End();
   collective_.Abort(absl::CancelledError(kDone));
@@ -206,8 +206,8 @@ absl::StatusOr<worker::Collective*> FollowerGroup::Join(
       auto joining,
       BeginCollective(settings_, shard(), terms,
                       [this](const absl::Status& why) { Abort(why); }));
-  // Logs this only in ranks that a user started, because otherwise each rank
-  // that a command has started would log it.
+  // Logs this only in a rank that a user started. Ranks that a command started
+  // would each log the same line.
   if (!flags.leader.empty()) {
     base::LogInfo("joining the group",
                   {{"leader", info_.leader},

@@ -41,9 +41,9 @@ struct RankGroupSettings {
   std::function<void()> on_drain_asked;
 };
 
-// The group as rank 0 sees it.
-// Threads: the methods of Membership may be called from the threads that it
-// states; all others from the main thread.
+// The part of the group that runs in rank 0, the leader.
+// Threads: Membership states the threads that may call its methods; all others
+// are called from the main thread.
 class LeaderGroup final : public Membership {
  public:
   // `children` (or null) must outlive this object; they wait for the JoinInfo
@@ -90,8 +90,8 @@ class LeaderGroup final : public Membership {
   std::vector<std::unique_ptr<worker::RankServer>> servers_;
 };
 
-// The group as any other rank sees it.
-// Threads: like those of LeaderGroup.
+// The part of the group that runs in a rank other than 0.
+// Threads: as for LeaderGroup.
 class FollowerGroup final : public Membership {
  public:
   // `info` has the leader's address and its secret. `children` (or null) must

@@ -72,8 +72,8 @@ absl::Status AdminService::Admit(const grpc::ServerContext& context,
   if (!caller.ok()) {
     const std::string reason = router::RefusalReasonOf(caller.status());
     std::optional<uint64_t> unlogged = 0;
-    // Refused callers without a label are strangers, whose log lines are
-    // limited.
+    // A caller without a label is unknown. For each reason, refusals of unknown
+    // callers are logged at most once a minute.
     if (refused.label.empty()) unlogged = strangers_.Take(reason);
     if (unlogged.has_value()) {
       base::LogWarning(

@@ -102,8 +102,8 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
                           base::MetricsServer::Start(
                               surface->metrics_host(), listen.metrics_port,
                               own_metrics_host ? "--metrics-host" : "--host"));
-  // Added at once, so that process metrics are reported while a model is
-  // loading, too.
+  // These metrics are added before the node exists, so that they are already
+  // reported while a model is loading.
   surface->metrics_server_->Add(std::make_shared<base::ProcessMetrics>());
   surface->metrics_server_->Add(surface->options_.tls);
   surface->metrics_server_->Add(base::TlsRefusals::OfProcess());

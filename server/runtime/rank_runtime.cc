@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<RankRuntime>> RankRuntime::Create(
           owner->result_ = status;
           owner->changed_.SignalAll();
         }
-        // If the group has failed, it reports that itself (on_fatal).
+        // A group that has failed reports this itself, by on_fatal.
         if (status.ok() && on_drained) on_drained();
       });
   return runtime;

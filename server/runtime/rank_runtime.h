@@ -46,9 +46,9 @@ class RankRuntime final : public Node {
   MetricsSources Metrics() const override;
 
   // Asks the leader to finish its requests and to end the group, and waits
-  // `deadline` and a little more for that. If it fails, the reason is passed to
-  // the group's on_fatal. The outcome counts no requests, because they belong
-  // to the leader.
+  // `deadline` and a little more for that. If the drain fails, the reason is
+  // passed to the group's on_fatal. The outcome counts no requests, because
+  // they belong to the leader.
   DrainOutcome Drain(absl::Duration deadline) override
       ABSL_LOCKS_EXCLUDED(mutex_);
 

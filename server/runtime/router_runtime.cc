@@ -108,8 +108,8 @@ void WarnOfSeveralAddresses(std::vector<std::string> workers,
   }).detach();
 }
 
-// Returns whether a feature is on whose flag is on, off or auto. auto means on
-// if only programs on this machine can connect.
+// Returns whether a feature is on. The value of its flag is "on", "off" or
+// "auto", which means on if only programs on this machine can connect.
 bool IsOn(const std::string& flag, const base::ListenAddress& listen) {
   return flag == "on" || (flag == "auto" && base::IsLocal(listen));
 }

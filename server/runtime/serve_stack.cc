@@ -142,8 +142,8 @@ absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                           options.tokenizer->Encode(prompt));
   options.engine.max_num_seqs = 1;
-  // Not above the model's length, so that a prompt that is too long is refused
-  // with the model's length in the error.
+  // At most the model's length, so that the error for a prompt that is too long
+  // states the model's length.
   options.engine.max_model_len = std::min(
       endless ? kEndlessTokens : spec.max_position_embeddings,
       std::max<int64_t>(2, static_cast<int64_t>(ids.size()) + max_tokens));

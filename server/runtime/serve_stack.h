@@ -36,7 +36,8 @@ struct ServeStackOptions {
   std::function<void(bool serving)> on_health;
 };
 
-// A node that runs both. Owns: worker, router and the folder of their sockets.
+// A node that runs a router and a worker.
+// Owns: worker, router and the folder of their sockets.
 class ServeStack final : public Node {
  public:
   static absl::StatusOr<std::unique_ptr<ServeStack>> Create(
