@@ -151,8 +151,8 @@ class KvCache {
   // Ends the sequence. Its full pages can be found by other prompts until they
   // are reused.
   void Release(SequenceId id);
-  // Like Release, but counted as a preemption. StartSequence with the same id
-  // (or another) and all tokens so far computes the sequence again.
+  // Like Release, but counted as a preemption. To continue the sequence, call
+  // StartSequence with all its tokens so far; the id may be another one.
   void Preempt(SequenceId id);
 
   // Images are copies of a sequence's pages in the host pool. The next step
@@ -168,8 +168,9 @@ class KvCache {
   int64_t ImageBytes(const ImageShape& shape) const {
     return images_.Bytes(shape);
   }
-  // The number of tokens in those full pages of the sequence that other
-  // sequences hold as well. It would find these pages if it started again.
+  // The number of the sequence's tokens in full pages that other sequences hold
+  // too. If the sequence were released and started again, it would find these
+  // pages.
   int64_t SharedTokens(SequenceId id) const {
     return tables_.SharedTokens(sequence(id).state);
   }
@@ -220,8 +221,8 @@ class KvCache {
   int64_t PagesFreedByRelease(SequenceId id) const {
     return tables_.PagesFreedByRelease(sequence(id).state);
   }
-  // The page ids of the sequence in a group: of its block table from entry
-  // first_live on (Pages), and of its side pages (SidePages).
+  // Return page ids of the sequence in a group. Pages: the pages of its block
+  // table, from entry first_live on. SidePages: its side pages.
   std::vector<PageId> Pages(SequenceId id, PageGroupId group) const;
   std::vector<PageId> SidePages(SequenceId id, PageGroupId group) const;
 

@@ -20,7 +20,7 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// The metadata of several units takes less than this share of the latents.
+// The largest share of the metadata of several eviction units.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;
@@ -399,7 +399,7 @@ void ForParts(const ResolvedAttention& attention, const Visit& visit) {
   }
 }
 
-// The smallest sets of heads that share no latent, sorted by first head.
+// The smallest sets of heads of which no two share a latent, sorted by head.
 std::vector<std::vector<int64_t>> FinestUnits(
     const ResolvedAttention& attention, int64_t num_heads) {
   std::vector<int64_t> root(static_cast<size_t>(num_heads));

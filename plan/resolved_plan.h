@@ -284,8 +284,8 @@ absl::StatusOr<std::optional<LayerEviction>> ResolveLayerEviction(
     const kvasir::v1::LayerPlan& plan, const AttentionShape& shape,
     int64_t layer);
 
-// The number of plans that this process has resolved, for tests that a plan is
-// resolved only once.
+// The number of plans that this process has resolved. Tests use it to check
+// that a plan is resolved only once.
 int64_t NumResolvedPlans();
 
 // Returns a part with one latent of `width` numbers, in which only the fields

@@ -108,8 +108,8 @@ TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAnEvictionAddToTheScores) {
   EXPECT_EQ(with_window(9).FirstCounted(12, 16), 12);
   EXPECT_EQ(with_window(1).FirstCounted(16, 18), 17);
   EXPECT_EQ(with_window(1).FirstCounted(18, 20), 18);  // output counts
-  // Nothing is evicted from a prompt of 6 tokens, but even so only the last
-  // queries before its end count.
+  // Nothing is evicted from a prompt of 6 tokens. Even so, only its last 2
+  // queries are counted.
   EXPECT_EQ(with_window(2, 6).FirstCounted(0, 6), 4);
 }
 

@@ -22,8 +22,8 @@
 
 namespace kvasir::cache {
 
-// The properties in which an image must agree with its reader. Two ranks with
-// equal formats can read each other's images.
+// The properties of an image that must equal those of the rank that reads it.
+// Ranks with equal formats can read each other's images.
 struct ImageFormat {
   std::string page_format_id;  // PageFormatId
   std::string cache_id;        // CacheId

@@ -134,8 +134,8 @@ class PrefixIndex {
   const TailPages& tail(PrefixNodeId node) const {
     return tail_of_.at(node)->pages;
   }
-  // Call it when a sequence continues from the node's tail: the tail no longer
-  // gives way, and becomes the newest one.
+  // Call it when a sequence continues from the node's tail. The tail becomes
+  // the newest one, and its publisher's next tail no longer replaces it.
   void KeepTail(PrefixNodeId node);
   // Makes the tails of the node and of its ancestors the newest ones. Their
   // cached pages move to the end of the lists, so they are evicted together

@@ -33,9 +33,9 @@ struct ReserveResult {
   explicit operator bool() const { return ok; }
 };
 
-// The header of KvCache documents these operations. Here, their state is a
-// parameter, which the caller owns. `cache`, `copies` and `counts` must outlive
-// this object.
+// Implements operations on sequences that kv_cache.h documents, like Reserve
+// and Fork. The caller owns the state of the sequences and passes it as a
+// parameter. `cache`, `copies` and `counts` must outlive this object.
 // Owns: the list of slot evictions of the next step.
 // Threads: used only by the scheduler thread.
 // Errors: "no pages" is a ReserveResult; misuse is a CHECK.

@@ -71,7 +71,8 @@ class CheckpointPlanTest : public ::testing::Test {
     }
   }
 
-  // All bytes are zero, except for the first byte of the tensor `spoiled`.
+  // Writes the tensors. All their bytes are zero, except for the first byte of
+  // the tensor `spoiled`.
   void Write(const std::string& spoiled = "",
              const std::string& dtype = "F32") {
     const int64_t number_bytes = dtype == "F32" ? 4 : 2;

@@ -162,8 +162,8 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
                           fields.IntIn("hidden_size", 1, kMaxHidden));
   KVASIR_ASSIGN_OR_RETURN(spec->num_heads,
                           fields.IntIn("num_attention_heads", 1, kMaxHeads));
-  // A Mistral config without num_key_value_heads means 8; in the other families
-  // it means num_attention_heads.
+  // If num_key_value_heads is missing, Mistral has 8 KV heads, and the other
+  // families have num_attention_heads.
   const int64_t default_kv_heads =
       family == Family::kMistral ? 8 : spec->num_heads;
   KVASIR_ASSIGN_OR_RETURN(

@@ -421,7 +421,8 @@ TEST(TokenizerTest, ATextWithMoreTokensThanTheCallerAllowsIsRefused) {
       base::StatusIs(Code::kOutOfRange, HasSubstr("more than 1000")));
 }
 
-// The length of such a text says nothing about the number of its tokens.
+// If unknown characters share one token or spaces are dropped, the length of a
+// text does not limit the number of its tokens from below.
 TEST(TokenizerTest, ALongTextOfFewTokensIsNotRefusedForItsLength) {
   EncodeOptions options;
   options.add_special_tokens = false;
