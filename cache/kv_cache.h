@@ -58,9 +58,8 @@ struct StartResult {
 // beyond the reservation) is a CHECK.
 class KvCache {
  public:
-  // `hasher` replaces the keyed hash (tests inject a weak one); null: the keyed
-  // hash under config.cache_id. CHECKs the config: at least one group, page
-  // counts >= 1.
+  // A null `hasher` means the hash keyed by config.cache_id; tests pass a weak
+  // hash. CHECKs the config: at least one group, page counts >= 1.
   explicit KvCache(KvCacheConfig config,
                    std::unique_ptr<PrefixHasher> hasher = nullptr);
   KvCache(const KvCache&) = delete;
@@ -133,7 +132,7 @@ class KvCache {
   }
 
   // Appends the evictions of the next step. Each one states how many of the
-  // copies come before it, so take both at the same time.
+  // page copies come before it, so take copies and evictions at the same time.
   void TakeEvictions(
       google::protobuf::RepeatedPtrField<kvasir::v1::SlotEviction>* out) {
     tables_.TakeEvictions(out);
@@ -204,7 +203,8 @@ class KvCache {
     return images_.TakePages(shape, options);
   }
 
-  // Committed tokens, and the reserved tokens after them.
+  // Tokens that are committed (logical_tokens), and tokens that are reserved
+  // after them (reserved_tokens).
   int64_t logical_tokens(SequenceId id) const {
     return sequence(id).state.logical_tokens();
   }

@@ -142,8 +142,8 @@ struct ResolvedPart {
   // latent's heads belongs to the rank or the latent exists only on this rank.
   bool Holds(const ResolvedLatent& latent, const HeadRange& rank) const;
 
-  // The bytes of a latent in a slot: codes or numbers, rounded up to whole
-  // bytes, and parameters.
+  // The bytes of a latent in a slot: of its codes or numbers, rounded up to
+  // whole bytes, and of its parameters.
   int64_t CodesBytes(const ResolvedLatent& latent) const;
   int64_t ParamsBytes(const ResolvedLatent& latent) const;
   // The number of ranges that a token's codes have in this latent.

@@ -27,8 +27,8 @@ namespace kvasir::cache {
 struct ImageFormat {
   std::string page_format_id;  // PageFormatId
   std::string cache_id;        // CacheId
-  // Identifies the arithmetic that computed the pages and continues with them,
-  // in at most 32 bytes. Different arithmetic would give different bits.
+  // Identifies, in at most 32 bytes, the arithmetic that computes the pages. A
+  // process with other arithmetic would continue with different bits.
   std::string numerics_id;
   plan::TpShard shard;
   int64_t page_tokens = 0;  // P

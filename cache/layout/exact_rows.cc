@@ -218,9 +218,9 @@ class RowPlacer {
     return filling;
   }
 
-  // Places rows size by size, the widest first, because the fewest arenas have
-  // pages for them. A side goes into its own layer's arena if it fits there
-  // completely; the other sides fill the gaps.
+  // Places rows size by size: the widest first, because they fit into the pages
+  // of the fewest arenas. A side goes into its own layer's arena if it fits
+  // there completely; the other sides fill the gaps.
   std::optional<Filling> FillWith(int64_t side_pages,
                                   int64_t most_arenas) const {
     Filling filling = Empty();

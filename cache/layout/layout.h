@@ -114,8 +114,8 @@ struct ExactRing {
   int64_t sink_tokens = 0;    // 0: the side has none
   int64_t window_tokens = 0;  // 0: the side has none
   int64_t row_bytes = 0;
-  // Sorted by first_row. They have tokens() rows together; at most
-  // kMostExactSegments.
+  // At most kMostExactSegments, sorted by first_row. Together they have
+  // tokens() rows.
   std::vector<ExactSegment> segments;
 
   bool any() const { return tokens() > 0; }

@@ -10,8 +10,8 @@
 // its pages while it has children or a sequence publishes below it.
 //
 // A node may have a tail: copies of the side pages of a sequence that had
-// committed exactly the node's tokens. A tail is dropped with any of its pages,
-// and with any page of its node.
+// committed exactly the node's tokens. A tail is dropped as soon as one of its
+// pages, or a page of its node, is removed.
 #pragma once
 
 #include <cstdint>

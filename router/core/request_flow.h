@@ -34,9 +34,9 @@ class RequestFlow {
   const std::string& emitted() const { return emitted_; }
 
   // Returns true for the first call. Its reason counts; later calls have no
-  // effect. A cancel by the client at about its deadline counts as a passed
-  // deadline, because gRPC's clients cancel their call then, and the message is
-  // on its way for a while.
+  // effect. If the client cancels at about its deadline, the deadline counts as
+  // passed: gRPC's clients cancel their call at the deadline, and the message
+  // takes a while to arrive.
   bool Cancel(CancelReason reason, absl::Time now);
   bool cancelled() const { return cancel_reason_.has_value(); }
 

@@ -170,7 +170,8 @@ absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
   const Admission::Patience patience = Admission::PatienceOf(
       active->request(), active->arrival(), options_.queue_timeout, none);
   active->SetQueueTimer(EndWaitingAt(patience.until, active, patience.then));
-  // A replica may have become ready before the request was in the table.
+  // A replica may have become ready before the request was in the table. Then
+  // OnReplicasChanged has not seen the request, so it is called again.
   const std::vector<Candidate> candidates = parts_.registry->Candidates(model);
   if (std::any_of(candidates.begin(), candidates.end(),
                   [](const Candidate& it) { return it.view.eligible; })) {
