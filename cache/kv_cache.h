@@ -76,13 +76,13 @@ class KvCache {
   int64_t CachedPrefixTokens(absl::Span<const int32_t> token_ids,
                              const StartOptions& options) const;
 
-  // Reserves slots for the next `new_tokens` tokens. Allocates the missing
-  // pages, including side pages (copies of the tail that was found) and the
-  // copy of a fork's last page. If pages are missing, nothing changes. Replaces
-  // an earlier reservation that was not committed. CHECKs: new_tokens >= 1, the
-  // reservation ends at next_eviction at the latest, and no eviction is due.
-  // With an observation window, either all tokens of a step belong to the
-  // prompt or none does (TakeDeltas).
+  // Reserves slots for the next `new_tokens` tokens. Allocates the pages that
+  // this takes, including side pages (copies of the tail that was found) and
+  // the copy of a fork's last page. If too few pages are free, nothing changes.
+  // Replaces an earlier reservation that was not committed. CHECKs: new_tokens
+  // >= 1, the reservation ends at next_eviction at the latest, and no eviction
+  // is due. With an observation window, either all tokens of a step belong to
+  // the prompt or none does; TakeDeltas checks this.
   ReserveResult Reserve(SequenceId id, int64_t new_tokens) {
     return tables_.Reserve(new_tokens, &sequence(id).state);
   }
@@ -117,8 +117,8 @@ class KvCache {
   //   physical_start / P of the group's table. It is below the logical length
   //   only if slots were evicted.
   // first_counted: filled only if a group has an observation window.
-  // The step has the reserved tokens, except the first `written_before` of
-  // them, which an earlier step has (can_run_ahead).
+  // The step runs the reserved tokens except the first `written_before`, which
+  // an earlier step runs (can_run_ahead).
   void TakeDeltas(SequenceId id, kvasir::v1::SequenceStep* out,
                   int64_t written_before = 0) {
     tables_.TakeDeltas(&sequence(id).state, out, written_before);

@@ -20,7 +20,8 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// With several eviction units, metadata takes less than this share of latents.
+// Several eviction units must have less metadata than this share of the
+// latents.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;
@@ -398,7 +399,7 @@ void ForParts(const ResolvedAttention& attention, const Visit& visit) {
   }
 }
 
-// The smallest sets of heads of which no two share a latent, sorted by head.
+// Divides heads into the smallest sets such that no latent is in two of them.
 std::vector<std::vector<int64_t>> FinestUnits(
     const ResolvedAttention& attention, int64_t num_heads) {
   std::vector<int64_t> root(static_cast<size_t>(num_heads));
@@ -410,8 +411,8 @@ std::vector<std::vector<int64_t>> FinestUnits(
     return head;
   };
   ForParts(attention, [&](const ResolvedPart& part) {
-    // Each rank has a basis over its own heads. All heads are joined, so that
-    // units do not depend on the number of ranks.
+    // If each rank has a basis over its own heads, all heads are joined, so
+    // that units do not depend on the number of ranks.
     const bool own = part.transform == Transform::kBasisSequence;
     if (own && part.space == Space::kFull) {
       std::fill(root.begin(), root.end(), int64_t{0});

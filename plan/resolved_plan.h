@@ -296,9 +296,8 @@ ResolvedPart ResolveCodec(const kvasir::v1::Codec& codec, int64_t width);
 // all except those of 0 bits.
 int64_t StoredChannels(const kvasir::v1::Codec& codec, int64_t width);
 
-// The dimensions of a head that belong to the given RoPE pairs. Their order is
-// that of a head with only these pairs, which is the order of the rows in a
-// rope_pairs part.
+// The dimensions of a head that belong to the given RoPE pairs, in the order of
+// the rows of a rope_pairs part: as in a head that has only these pairs.
 std::vector<int64_t> PairDims(RopePairing pairing, int64_t rotary_dim,
                               std::span<const uint32_t> pairs);
 

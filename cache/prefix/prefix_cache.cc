@@ -68,8 +68,7 @@ PrefixHit PrefixCache::Find(absl::Span<const int32_t> token_ids,
   const int64_t most =
       std::max<int64_t>(0, num_tokens - 1) / config_.page_tokens;
   const auto page_tokens = static_cast<size_t>(config_.page_tokens);
-  // For each group: from the page with this index on, all pages found so far
-  // are in the index.
+  // For each group: a page such that neither it nor a later one is missing.
   std::vector<int64_t> held_from(pools_.size(), 0);
   int64_t num_found = 0;
   while (static_cast<int64_t>(hit.nodes.size()) < most) {
@@ -154,8 +153,8 @@ void PrefixCache::PublishPage(int64_t index, PrefixChain* sequence) {
     }
     sequence->chain = index_->Publish(page);
   }
-  // If the chain is empty, the page was not published, because a page whose
-  // parent is not in the index could never be found.
+  // The chain is empty if this page or an earlier one could not be published: a
+  // page whose parent is not in the index could never be found.
   ++(sequence->chain ? counts_.pages_published : counts_.pages_unpublished);
 }
 

@@ -69,7 +69,7 @@ class SequenceTables {
   int64_t PagesFreedByRelease(const SequenceState& sequence) const;
   int64_t SharedTokens(const SequenceState& sequence) const;
 
-  // The functions below visit the states of all live sequences.
+  // The states of all live sequences, for the functions below.
   using States = absl::Span<const SequenceState* const>;
   // All statistics of a page group except those of the host pool.
   PageGroupStats GroupStats(size_t group, States sequences) const;
