@@ -685,9 +685,9 @@ TEST(KvCacheTest, TheStatisticsCountTokensAndUsedPaddingAndUnfilledBytes) {
 }
 
 TEST(KvCacheTest, TheCachesMetadataTakesUnderTwoPercentOfThePoolOfATinyModel) {
-  // A bf16 model of 6 layers, 8 heads and 32 dimensions, with the default page
-  // size. Every page is published under its own root, which is the worst case
-  // for the index.
+  // A bf16 model with 6 layers and 8 heads of 32 dimensions, and the default
+  // page size. Every page is published under its own root, which is the worst
+  // case for the index.
   KvCacheConfig config;
   config.page_tokens = 64;
   config.groups.push_back({.num_pages = 512,

@@ -149,7 +149,7 @@ TEST(PlanTest, TheErrorForTextThatIsNotAPlanNamesThePlaceInTheText) {
                                       HasSubstr("must be 1, but is 0")));
 }
 
-// The error used to repeat a key of any length.
+// Regression test: the error repeated a key of any length.
 TEST(PlanTest, AnErrorRepeatsAtMost300BytesOfThePlan) {
   const std::string text = "{\"" + std::string(5 << 20, 'k') + "\":1}";
   const absl::Status status = ParsePlanJson(text, "kv_plan.json").status();

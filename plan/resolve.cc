@@ -20,8 +20,7 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// Several eviction units must have less metadata than this share of the
-// latents.
+// Metadata of several eviction units stays below this share of the latents.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;

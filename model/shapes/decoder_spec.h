@@ -1,5 +1,5 @@
-// Describes a decoder model: the content of a checkpoint's config.json in one
-// form for all supported families, which the executor runs.
+// Describes the decoder model that the executor runs: the content of a
+// checkpoint's config.json, in one form for all supported families.
 #pragma once
 
 #include <cstdint>

@@ -421,8 +421,8 @@ TEST(TokenizerTest, ATextWithMoreTokensThanTheCallerAllowsIsRefused) {
       base::StatusIs(Code::kOutOfRange, HasSubstr("more than 1000")));
 }
 
-// If unknown characters share one token or spaces are dropped, the length of a
-// text does not limit the number of its tokens from below.
+// A long text may have few tokens: unknown characters may share one, and spaces
+// may be dropped.
 TEST(TokenizerTest, ALongTextOfFewTokensIsNotRefusedForItsLength) {
   EncodeOptions options;
   options.add_special_tokens = false;
