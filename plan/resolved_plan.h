@@ -248,7 +248,7 @@ struct ResolvedPlan {
   // heads of this rank; empty if the shape has no query heads
   HeadRange query_heads;
   std::vector<ResolvedAttention> attention;  // each different attention once
-  std::vector<ResolvedLayer> layers;         // [L]
+  std::vector<ResolvedLayer> layers;         // one for each layer
   std::vector<ResolvedPageGroup> page_groups;
 
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }

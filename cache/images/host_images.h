@@ -66,7 +66,7 @@ class HostImages {
   PrefixCache& cache_;
   PageCopies& copies_;
   KvCacheStats& counts_;
-  std::vector<std::unique_ptr<PagePool>> host_pools_;  // by PageGroupId
+  std::vector<std::unique_ptr<PagePool>> host_pools_;  // indexed by PageGroupId
 };
 
 }  // namespace kvasir::cache

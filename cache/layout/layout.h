@@ -136,7 +136,7 @@ struct SideLayout {
 // The metadata that eviction needs for a page's slots. Each region is an array
 // [units][slots of the page]; kernels::SlotMetadata computes the addresses.
 struct SlotMetadataLayout {
-  int64_t num_units = 0;  // units with a head on the rank; 0: no eviction
+  int64_t num_units = 0;  // eviction units on this rank; 0: no eviction
   Region scores;          // attention mass, float32
   Region positions;       // uint32
   // Quantization errors, each as one logarithmic byte (base::EncodeError). Has

@@ -142,7 +142,7 @@ class PrefixCache {
   const KvCacheConfig& config_;
   const bool has_side_pages_;
   const std::unique_ptr<PrefixHasher> hasher_;
-  std::vector<std::unique_ptr<PagePool>> pools_;  // by PageGroupId
+  std::vector<std::unique_ptr<PagePool>> pools_;  // indexed by PageGroupId
   std::unique_ptr<PrefixIndex> index_;
   // by group; kept as a buffer between calls
   std::vector<PageId> pages_to_publish_;

@@ -205,7 +205,7 @@ class PrefixIndex {
   int64_t num_nodes_ = 0;
   absl::flat_hash_map<PrefixHash, PrefixNodeId> by_hash_;  // without roots
   absl::flat_hash_map<std::string, PrefixNodeId> roots_;
-  absl::flat_hash_map<PrefixNodeId, std::string> salts_;  // of roots
+  absl::flat_hash_map<PrefixNodeId, std::string> salts_;  // by root
   TailList tails_;                                        // oldest first
   absl::flat_hash_map<PrefixNodeId, TailList::iterator> tail_of_;
   std::vector<int64_t> tail_pages_;  // pages in all tails, by group

@@ -15,7 +15,7 @@ namespace kvasir::cache {
 
 // The result of looking up a starting sequence in the prefix index.
 struct TailLookup {
-  int64_t page_tokens = 0;  // P
+  int64_t page_tokens = 0;
   // tokens of the prompt, including those emitted before a preemption
   int64_t num_tokens = 0;
   // The number of tokens in whole pages that the index has (paged_tokens), and

@@ -335,7 +335,7 @@ absl::Status ParseOpt(const JsonFields& fields, DecoderSpec* spec) {
                         spec->hidden_size, projected));
   }
   spec->norm = NormKind::kLayerNorm;
-  spec->norm_eps = 1e-5;  // no field states it
+  spec->norm_eps = 1e-5;  // config.json has no field for it
   spec->learned_positions = true;
   for (LayerSpec& layer : spec->layers) layer.rope = false;
   KVASIR_ASSIGN_OR_RETURN(spec->tied_head,

@@ -341,7 +341,7 @@ void BpeModel::MergeAll(Scratch* scratch) const {
 size_t BpeModel::longest_token_bytes() const {
   const bool covers_all = byte_level_ ? all_bytes_ : !fallback_.empty();
   if (!covers_all && (!unknown_ || fuse_unknown_)) return 0;
-  size_t longest = 4;  // an unknown character
+  size_t longest = 4;  // the bytes of an unknown character
   for (const std::string& token : tokens_) {
     longest = std::max(longest, token.size());
   }

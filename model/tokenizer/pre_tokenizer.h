@@ -66,7 +66,7 @@ class PreTokenizer {
     bool splits = false;
     std::optional<TextPattern> pattern;
     CharClass chars = CharClass::kNone;
-    char32_t literal = 0;  // kLiteral
+    char32_t literal = 0;  // only for kLiteral
     bool words = false;    // runs of \w and runs of neither \w nor space
     Behavior behavior = Behavior::kIsolated;
     bool invert = false;

@@ -37,11 +37,11 @@ class TaskRunner {
   }
 };
 
-// A fixed number of threads with one queue of tasks for each turn. Post uses
-// the turn "". No turn may have more tasks in the queue than places are left in
-// it, so that a single turn cannot fill it. The destructor drops tasks
-// that have not begun and joins the threads. runner() may outlive the pool and
-// then refuses tasks.
+// A fixed number of threads and a queue of tasks, which are taken from the
+// turns alternately. Post uses the turn "". A task is refused if its turn
+// already has as many tasks in the queue as places are free, so that a single
+// turn cannot fill the queue. The destructor drops tasks that have not begun
+// and joins the threads. runner() may outlive the pool and then refuses tasks.
 // Owns: its threads.
 class TaskPool {
  public:

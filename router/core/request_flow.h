@@ -54,7 +54,7 @@ class RequestFlow {
     bool deliver = false;
     // How many of the event's first tokens an earlier attempt has delivered.
     size_t repeated_tokens = 0;
-    // The worker has broken its protocol; its stream must be reset.
+    // True: the worker has broken its protocol, and its stream must be reset.
     bool reset_attempt = false;
     // Set if these are the first tokens of the request.
     std::optional<absl::Duration> time_to_first_token;
@@ -83,7 +83,8 @@ class RequestFlow {
   struct Sample {
     bool finished = false;
     uint64_t num_tokens = 0;  // delivered, by all attempts together
-    // How many of them the current attempt still has to generate again.
+    // How many of the delivered tokens the current attempt must still generate
+    // again.
     uint64_t to_repeat = 0;
     absl::Time last_tokens = absl::InfinitePast();
   };
