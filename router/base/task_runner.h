@@ -29,9 +29,9 @@ class TaskRunner {
   // Queues the task. Returns false if the task was dropped because the queue is
   // full or the threads have ended.
   virtual bool Post(Task task) = 0;
-  // Does the same. A runner with a queue takes tasks of different `turn`s
-  // alternately, so that many tasks of one client delay those of another by one
-  // task only. Tasks of one `turn` stay in order.
+  // Does the same as Post. A runner with a queue takes tasks of different
+  // `turn`s alternately, so that many tasks of one client delay those of
+  // another by one task only. Tasks of one `turn` stay in order.
   virtual bool PostInTurn(const std::string& /*turn*/, Task task) {
     return Post(std::move(task));
   }

@@ -97,8 +97,8 @@ class RequestFlow {
   Sample* RunningSample(uint32_t index);
   bool Retryable(const absl::Status& status, absl::Time now) const;
   // Returns true if a worker can continue from the tokens that have been
-  // delivered. Otherwise, it generates them again and the router drops them:
-  // an attempt can send the received tokens of only one sample, and the
+  // delivered. Otherwise, the worker generates them again and the router drops
+  // them: an attempt can send the received tokens of only one sample, and the
   // prompt's log probabilities come only with the first tokens of an attempt.
   bool ContinuesFromTokens() const;
   // Returns true if there is no output yet and the client's own timeout has
