@@ -85,8 +85,8 @@ StartResult KvCache::StartSequence(SequenceId id,
 
 int64_t KvCache::CachedPrefixTokens(absl::Span<const int32_t> token_ids,
                                     const StartOptions& options) const {
-  // Find needs this counter, but a probe starts no sequence, so its hashes are
-  // not added to the statistics.
+  // Find needs a counter. Its value is dropped, because the statistics count
+  // only the hashes of sequences that start.
   int64_t page_hashes = 0;
   const PrefixHit hit = cache_.Find(token_ids, options, &page_hashes);
   return static_cast<int64_t>(hit.nodes.size()) * config_.page_tokens;
@@ -111,8 +111,8 @@ void KvCache::Commit(SequenceId id, absl::Span<const int32_t> token_ids) {
   counts_.query_tokens += std::exchange(entry.uncounted_query_tokens, 0);
   counts_.hit_tokens += std::exchange(entry.uncounted_hit_tokens, 0);
   PublishPages(token_ids, &entry);
-  // Publishes a tail only after a step that wrote tokens: an empty commit
-  // changes no side page, and before the first step there are no side pages.
+  // Publishes a tail (a copy of the side pages) only if the step wrote tokens.
+  // Otherwise the side pages are unchanged, or do not exist yet.
   if (!token_ids.empty()) {
     const TailPages* tail =
         cache_.PublishTail(entry.state.logical_tokens(), &entry.prefix);
@@ -133,9 +133,9 @@ void KvCache::Fork(SequenceId parent_id, SequenceId child_id) {
 void KvCache::Release(SequenceId id) {
   const auto it = sequences_.find(id);
   KVASIR_CHECK(it != sequences_.end());
-  // Listed copies into the sequence's pages are not removed, because later
-  // copies may read these pages. They do no harm: whatever uses such a page
-  // next writes only after all copies.
+  // Copies into the sequence's pages that are already listed stay in the list,
+  // because later copies may read these pages. They do no harm: the next holder
+  // of such a page writes to it only after all listed copies.
   const PrefixRef chain = std::move(it->second->prefix.chain);
   sequences_.erase(it);
   cache_.WarmTails(chain);

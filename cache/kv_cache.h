@@ -58,9 +58,8 @@ struct StartResult {
 // beyond the reservation) is a CHECK.
 class KvCache {
  public:
-  // `hasher` replaces the keyed hash (tests inject a weak one); null: the keyed
-  // hash under config.cache_id. CHECKs the config: at least one group, page
-  // counts >= 1.
+  // A null `hasher` means the hash keyed by config.cache_id; tests pass a weak
+  // hash. CHECKs the config: at least one group, page counts >= 1.
   explicit KvCache(KvCacheConfig config,
                    std::unique_ptr<PrefixHasher> hasher = nullptr);
   KvCache(const KvCache&) = delete;
@@ -77,13 +76,13 @@ class KvCache {
   int64_t CachedPrefixTokens(absl::Span<const int32_t> token_ids,
                              const StartOptions& options) const;
 
-  // Reserves slots for the next `new_tokens` tokens. Allocates the missing
-  // pages, including side pages (copies of the tail that was found) and the
-  // copy of a fork's last page. If pages are missing, nothing changes. Replaces
-  // an earlier reservation that was not committed. CHECKs: new_tokens >= 1, the
-  // reservation ends at next_eviction at the latest, and no eviction is due.
-  // With an observation window, either all tokens of a step belong to the
-  // prompt or none does (TakeDeltas).
+  // Reserves slots for the next `new_tokens` tokens. Allocates the pages that
+  // this takes, including side pages (copies of the tail that was found) and
+  // the copy of a fork's last page. If too few pages are free, nothing changes.
+  // Replaces an earlier reservation that was not committed. CHECKs: new_tokens
+  // >= 1, the reservation ends at next_eviction at the latest, and no eviction
+  // is due. With an observation window, either all tokens of a step belong to
+  // the prompt or none does; TakeDeltas checks this.
   ReserveResult Reserve(SequenceId id, int64_t new_tokens) {
     return tables_.Reserve(new_tokens, &sequence(id).state);
   }
@@ -118,8 +117,8 @@ class KvCache {
   //   physical_start / P of the group's table. It is below the logical length
   //   only if slots were evicted.
   // first_counted: filled only if a group has an observation window.
-  // The step has the reserved tokens, except the first `written_before` of
-  // them, which an earlier step has (can_run_ahead).
+  // The step runs the reserved tokens except the first `written_before`, which
+  // an earlier step runs (can_run_ahead).
   void TakeDeltas(SequenceId id, kvasir::v1::SequenceStep* out,
                   int64_t written_before = 0) {
     tables_.TakeDeltas(&sequence(id).state, out, written_before);
@@ -133,7 +132,7 @@ class KvCache {
   }
 
   // Appends the evictions of the next step. Each one states how many of the
-  // copies come before it, so take both at the same time.
+  // page copies come before it, so take copies and evictions at the same time.
   void TakeEvictions(
       google::protobuf::RepeatedPtrField<kvasir::v1::SlotEviction>* out) {
     tables_.TakeEvictions(out);
@@ -151,8 +150,8 @@ class KvCache {
   // Ends the sequence. Its full pages can be found by other prompts until they
   // are reused.
   void Release(SequenceId id);
-  // Like Release, but counted as a preemption. StartSequence with the same id
-  // (or another) and all tokens so far computes the sequence again.
+  // Like Release, but counted as a preemption. To continue the sequence, call
+  // StartSequence with all its tokens so far; the id may be another one.
   void Preempt(SequenceId id);
 
   // Images are copies of a sequence's pages in the host pool. The next step
@@ -168,8 +167,9 @@ class KvCache {
   int64_t ImageBytes(const ImageShape& shape) const {
     return images_.Bytes(shape);
   }
-  // The number of tokens in those full pages of the sequence that other
-  // sequences hold as well. It would find these pages if it started again.
+  // The number of the sequence's tokens in full pages that other sequences hold
+  // too. If the sequence were released and started again, it would find these
+  // pages.
   int64_t SharedTokens(SequenceId id) const {
     return tables_.SharedTokens(sequence(id).state);
   }
@@ -203,7 +203,8 @@ class KvCache {
     return images_.TakePages(shape, options);
   }
 
-  // Committed tokens, and the reserved tokens after them.
+  // Tokens that are committed (logical_tokens), and tokens that are reserved
+  // after them (reserved_tokens).
   int64_t logical_tokens(SequenceId id) const {
     return sequence(id).state.logical_tokens();
   }
@@ -220,8 +221,8 @@ class KvCache {
   int64_t PagesFreedByRelease(SequenceId id) const {
     return tables_.PagesFreedByRelease(sequence(id).state);
   }
-  // The page ids of the sequence in a group: of its block table from entry
-  // first_live on (Pages), and of its side pages (SidePages).
+  // Return page ids of the sequence in a group. Pages: the pages of its block
+  // table, from entry first_live on. SidePages: its side pages.
   std::vector<PageId> Pages(SequenceId id, PageGroupId group) const;
   std::vector<PageId> SidePages(SequenceId id, PageGroupId group) const;
 

@@ -244,8 +244,8 @@ TEST(KvCacheImagesTest, ASequenceThatHasNotRunHasAnEmptyImage) {
   )");
 }
 
-// Listed copies, which are done only when the next step runs, would read or
-// overwrite these host pages.
+// Copies that are listed but not done yet would read or overwrite the host
+// pages of the image.
 TEST(KvCacheImagesTest,
      RefusesToReserveHostPagesForAnImageWhileCopiesArePending) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 4}}));

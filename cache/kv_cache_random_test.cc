@@ -87,8 +87,7 @@ class SlotModel {
                                static_cast<size_t>(kPageTokens));
   }
 
-  // Returns `kept` of the contents in their order: all except the smallest
-  // ones.
+  // Returns the `kept` largest contents of `held`, in unchanged order.
   static std::vector<uint64_t> Kept(std::vector<uint64_t> held, size_t kept) {
     while (held.size() > kept) {
       held.erase(std::min_element(held.begin(), held.end()));
@@ -387,8 +386,8 @@ class RandomRun {
     }
   }
 
-  // Checks before the step's writes that the rings hold the sequence's latest
-  // slots.
+  // Checks, before the step writes, that the rings in the sequence's side pages
+  // hold its latest slots.
   void ReadRings(int64_t id) {
     const Live& live = live_[id];
     const std::vector<uint64_t> values = PrefixValues(live.tokens);

@@ -1,5 +1,5 @@
-// Tests sequences with side pages, for which a prefix is found only up to its
-// last tail.
+// Tests sequences with side pages. A prompt can reuse a cached prefix only up
+// to the last tail, which is a copy of the side pages at that length.
 #include <memory>
 #include <utility>
 #include <vector>

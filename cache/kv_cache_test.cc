@@ -685,7 +685,7 @@ TEST(KvCacheTest, TheStatisticsCountTokensAndUsedPaddingAndUnfilledBytes) {
 }
 
 TEST(KvCacheTest, TheCachesMetadataTakesUnderTwoPercentOfThePoolOfATinyModel) {
-  // A model with 6 layers of 8 heads of 32 dimensions in bf16 and the default
+  // A bf16 model with 6 layers and 8 heads of 32 dimensions, and the default
   // page size. Every page is published under its own root, which is the worst
   // case for the index.
   KvCacheConfig config;

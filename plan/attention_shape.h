@@ -33,7 +33,7 @@ struct AttentionShape {
   int64_t rotary_dim = 0;
   // True if the keys of each head are normalized after their projection.
   bool qk_norm = false;
-  std::vector<LayerShape> layers;  // [L]
+  std::vector<LayerShape> layers;  // one for each layer
   int64_t num_heads = 0;           // Hq, which Hkv divides; 0: unknown
   int64_t hidden_size = 0;         // M
   RopePairing pairing = RopePairing::kHalfSplit;

@@ -47,8 +47,8 @@ absl::Status CheckStorage(const PlanPlace& where,
                           const kvasir::v1::Codec& codec,
                           const std::vector<PlannedLatent>& latents);
 
-// Checks that the codec's transform is possible for the part's space and its
-// side of the rotation.
+// Checks that the codec's transform is possible for the part's space, and for
+// keys before or after RoPE, whichever the part stores.
 absl::Status CheckTransform(const PlanPlace& where,
                             const kvasir::v1::Part& part);
 

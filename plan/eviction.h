@@ -22,7 +22,8 @@ enum class EvictionMethod {
   kH2o,        // only by the attention that a slot received
   kStreaming,  // the latest slots
 };
-// "q-hitter", "h2o" or "streaming"; INVALID_ARGUMENT lists them.
+// Parses "q-hitter", "h2o" or "streaming". For another name, INVALID_ARGUMENT
+// lists these.
 absl::StatusOr<EvictionMethod> ParseEvictionMethod(absl::string_view name);
 
 using proto::EvictionBudget;

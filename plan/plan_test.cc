@@ -149,7 +149,7 @@ TEST(PlanTest, TheErrorForTextThatIsNotAPlanNamesThePlaceInTheText) {
                                       HasSubstr("must be 1, but is 0")));
 }
 
-// The error used to repeat a key of any length.
+// Regression test: the error repeated a key of any length.
 TEST(PlanTest, AnErrorRepeatsAtMost300BytesOfThePlan) {
   const std::string text = "{\"" + std::string(5 << 20, 'k') + "\":1}";
   const absl::Status status = ParsePlanJson(text, "kv_plan.json").status();
@@ -928,8 +928,8 @@ TEST(PlanTest, RefusesInvalidEvictionSettings) {
         {"heads that share a latent must also share an eviction unit"}}});
 }
 
-// The place of an exact row depends on its token's position, so these tokens
-// must not be evicted.
+// The place of an exact row depends on its token's position, so the tokens that
+// a plan stores exactly must not be evicted.
 TEST(PlanTest, RefusesEvictionOfTokensThatMustBeStoredExactly) {
   KvPlan exact = PlanOfKeys(R"({"full":{},"stored":"POST_ROPE","codec":{
       "bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");

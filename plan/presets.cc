@@ -76,8 +76,8 @@ Part HalfRank(const AttentionShape& shape, int64_t share, const Codec& codec) {
   return part;
 }
 
-// Values of half rank. The lift is folded into o_proj if o_proj then has fewer
-// weights than with a separate lift; the planners decide in the same way.
+// Values of half rank. The lift is folded into o_proj if this takes fewer
+// weights than a separate lift; the planners decide in the same way.
 Part HalfRankValues(const AttentionShape& shape, int64_t share,
                     const Codec& codec) {
   Part part = HalfRank(shape, share, codec);

@@ -20,7 +20,7 @@ constexpr char kFullKey[] =
 constexpr char kFullValue[] =
     R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
 
-// A low_rank part with these groups and this rank, in bf16.
+// A low_rank part in bf16 with these groups (see Group).
 std::string LowRank(const std::vector<std::string>& groups,
                     const std::string& stored, const std::string& uses) {
   return absl::StrCat(R"({"low_rank":{"groups":[)", absl::StrJoin(groups, ","),
@@ -92,8 +92,8 @@ TEST(ReplicasTest, AGroupOfHeadsThatSpansRanksIsReplicatedOnEachOfThem) {
   const std::string all = Layer(Values({Group("0,1,2,3", 12)}));
   const std::string wider = Layer(Values({Group("0,1,2,3", 20)}));
   const std::string odd = Layer(Values({Group("0,3", 6), Group("1,2", 10)}));
-  // Consecutive layers that differ only in the rank of the group form one
-  // replica.
+  // Consecutive layers that differ only in the width of the group's latent form
+  // one replica.
   EXPECT_THAT(Listed(Ranks({all, wider, Layer(kFullValue), all, odd}, 2)),
               ElementsAre("0-1 value 0: heads 0,1,2,3 ranks 0,1 bytes 64 + 64",
                           "3-3 value 0: heads 0,1,2,3 ranks 0,1 bytes 24 + 24",

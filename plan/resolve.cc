@@ -20,7 +20,7 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// The metadata of several units takes less than this share of the latents.
+// Metadata of several eviction units stays below this share of the latents.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;
@@ -229,9 +229,9 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // The dims of a head that a use covers, in any order: those of its pairs. A
-  // use without pairs covers all dims if it is the only one and its part is
-  // rotated; otherwise it covers the dims that do not rotate.
+  // The dims of a head that a use covers, in any order: those of its pairs. If
+  // it has none: all dims if it is the only use of a rotated part, or else the
+  // dims that do not rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {
@@ -361,9 +361,8 @@ class LayerResolver {
     return absl::OkStatus();
   }
 
-  // Checks that runs and ranges divide the latents of this rank. ValidatePlan
-  // checks only the widths in the whole model; a basis of the rank's own heads
-  // is narrower, and channels that remain after a division would be lost.
+  // Checks that runs and ranges divide this rank's latents. ValidatePlan checks
+  // only the model's, but a basis of a rank's own heads is narrower.
   absl::Status CheckWidthsOfRank(const ResolvedPart& part) const {
     if (part.space != Space::kFull || part.bits.empty() ||
         part.transform != Transform::kBasisSequence) {
@@ -399,7 +398,7 @@ void ForParts(const ResolvedAttention& attention, const Visit& visit) {
   }
 }
 
-// The smallest sets of heads that share no latent, sorted by first head.
+// Divides heads into the smallest sets such that no latent is in two of them.
 std::vector<std::vector<int64_t>> FinestUnits(
     const ResolvedAttention& attention, int64_t num_heads) {
   std::vector<int64_t> root(static_cast<size_t>(num_heads));
@@ -411,7 +410,8 @@ std::vector<std::vector<int64_t>> FinestUnits(
     return head;
   };
   ForParts(attention, [&](const ResolvedPart& part) {
-    // Joins all heads, so that units do not depend on the number of ranks.
+    // If each rank has a basis over its own heads, all heads are joined, so
+    // that units do not depend on the number of ranks.
     const bool own = part.transform == Transform::kBasisSequence;
     if (own && part.space == Space::kFull) {
       std::fill(root.begin(), root.end(), int64_t{0});

@@ -142,8 +142,8 @@ struct ResolvedPart {
   // latent's heads belongs to the rank or the latent exists only on this rank.
   bool Holds(const ResolvedLatent& latent, const HeadRange& rank) const;
 
-  // The bytes of a latent in a slot: codes or numbers, rounded up to whole
-  // bytes, and parameters.
+  // The bytes of a latent in a slot: of its codes or numbers, rounded up to
+  // whole bytes, and of its parameters.
   int64_t CodesBytes(const ResolvedLatent& latent) const;
   int64_t ParamsBytes(const ResolvedLatent& latent) const;
   // The number of ranges that a token's codes have in this latent.
@@ -248,7 +248,7 @@ struct ResolvedPlan {
   // heads of this rank; empty if the shape has no query heads
   HeadRange query_heads;
   std::vector<ResolvedAttention> attention;  // each different attention once
-  std::vector<ResolvedLayer> layers;         // [L]
+  std::vector<ResolvedLayer> layers;         // one for each layer
   std::vector<ResolvedPageGroup> page_groups;
 
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
@@ -284,8 +284,8 @@ absl::StatusOr<std::optional<LayerEviction>> ResolveLayerEviction(
     const kvasir::v1::LayerPlan& plan, const AttentionShape& shape,
     int64_t layer);
 
-// The number of plans that this process has resolved, for tests that a plan is
-// resolved only once.
+// The number of plans that this process has resolved. Tests use it to check
+// that a plan is resolved only once.
 int64_t NumResolvedPlans();
 
 // Returns a part with one latent of `width` numbers, in which only the fields
@@ -296,9 +296,8 @@ ResolvedPart ResolveCodec(const kvasir::v1::Codec& codec, int64_t width);
 // all except those of 0 bits.
 int64_t StoredChannels(const kvasir::v1::Codec& codec, int64_t width);
 
-// The dimensions of a head that belong to the given RoPE pairs. Their order is
-// that of a head with only these pairs, which is the order of the rows in a
-// rope_pairs part.
+// The dimensions of a head that belong to the given RoPE pairs, in the order of
+// the rows of a rope_pairs part: as in a head that has only these pairs.
 std::vector<int64_t> PairDims(RopePairing pairing, int64_t rotary_dim,
                               std::span<const uint32_t> pairs);
 

@@ -115,8 +115,8 @@ class Coverage {
 absl::Status CheckStored(const PlanPlace& where, const kvasir::v1::Part& part,
                          const LayerFacts& facts);
 
-// Checks that the part's lifts are possible if keys are stored before or after
-// RoPE, as the part states.
+// Checks that the part's lifts are possible for keys before or after RoPE,
+// whichever the part stores.
 absl::Status CheckUses(const PlanPlace& where, const kvasir::v1::Part& part,
                        const LayerFacts& facts);
 

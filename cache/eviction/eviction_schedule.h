@@ -30,8 +30,8 @@
 
 namespace kvasir::cache {
 
-// Returns K, the number of slots that stay at an eviction point of a sequence
-// with a prompt of `prompt_tokens`. At least 1.
+// Returns K: how many slots a sequence with a prompt of `prompt_tokens` keeps
+// at an eviction point. At least 1.
 int64_t KeptSlots(const plan::EvictionCounts& counts, int64_t prompt_tokens);
 
 // Converts a budget that is a share of the prompt into a number of slots, for a
@@ -39,9 +39,9 @@ int64_t KeptSlots(const plan::EvictionCounts& counts, int64_t prompt_tokens);
 plan::EvictionCounts OfPrompt(const plan::EvictionCounts& counts,
                               int64_t prompt_tokens);
 
-// The most slots that a sequence of at most `length` tokens ever holds if its
-// steps end at eviction points. The result is for the worst prompt length, and
-// at most K + E.
+// The most slots that a sequence holds at any time until it has `length`
+// tokens, for the worst prompt length. At most K + E. The sequence's steps must
+// end at eviction points.
 int64_t MostSlots(const plan::EvictionCounts& counts, int64_t length);
 
 class EvictionSchedule {
@@ -67,12 +67,12 @@ class EvictionSchedule {
   int64_t kept_slots() const { return kept_; }
   int64_t prompt_tokens() const { return every_ > 0 ? prompt_ : 0; }
 
-  // The first of the queries [begin, end) whose attention is added to the
-  // scores by which slots are evicted; the queries after it count as well.
-  // Without an observation window, and in the output, all queries count.
-  // Otherwise only the last `window` prompt queries before a point or before
-  // the prompt's end count. Neither a point nor the prompt's end may lie inside
-  // (begin, end).
+  // A query is counted if its attention is added to the scores that decide
+  // which slots are evicted. Returns the first counted query of [begin, end);
+  // all later ones are counted too. With an observation window, only the last
+  // `window` prompt queries before a point or before the prompt's end are
+  // counted. All others are counted: those of the output, and without a window
+  // all. Neither a point nor the prompt's end may lie inside (begin, end).
   int64_t FirstCounted(int64_t begin, int64_t end) const;
 
  private:

@@ -114,8 +114,8 @@ ReserveResult HostImages::CheckRoom(const SequenceImage& image,
     const ImageGroupShape& group = shape.groups[g];
     const EvictionSchedule eviction =
         ScheduleOf(config_, g, num_tokens, options);
-    // If an eviction comes before the next token, the last page is not full
-    // after it.
+    // The next token needs another page if the last page is full, unless an
+    // eviction is due, which frees slots first.
     const bool is_full = group.physical_tokens % config_.page_tokens == 0 &&
                          !(eviction.IsPoint(shape.logical_tokens) &&
                            group.physical_tokens > eviction.kept_slots());
@@ -215,8 +215,8 @@ absl::Status HostImages::CheckShape(const ImageShape& shape,
     const ImageGroupShape& have = shape.groups[g];
     int64_t slots = shape.logical_tokens - first * config_.page_tokens;
     if (eviction.kept_slots() > 0) {
-      // If the image was made at an eviction point, the eviction may have been
-      // done or may still be due.
+      // At an eviction point, an image may be made before or after the
+      // eviction, so both numbers of slots are accepted.
       slots = eviction.SlotsBefore(shape.logical_tokens);
       if (have.physical_tokens != slots) {
         slots = eviction.SlotsAfter(shape.logical_tokens);

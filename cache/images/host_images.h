@@ -20,9 +20,9 @@
 
 namespace kvasir::cache {
 
-// The header of KvCache documents these operations. Here, their state is a
-// parameter, which the caller owns. `cache`, `copies` and `counts` must outlive
-// this object.
+// Implements the operations on images that kv_cache.h documents. The caller
+// owns the state of the sequences and passes it as a parameter. `cache`,
+// `copies` and `counts` must outlive this object.
 // Owns: the host pools.
 // Threads: used only by the scheduler thread.
 // Errors: "no pages" is an empty optional or a ReserveResult; misuse is a
@@ -39,8 +39,8 @@ class HostImages {
   std::optional<SequenceImage> Export(const SequenceState& sequence,
                                       const TailPolicy& tails);
   // Returns whether the device pools have room for an Import. `found` are the
-  // index nodes of the image's full pages; `num_tokens` counts the tokens with
-  // which the sequence will continue.
+  // nodes of the prefix index for the image's full pages. `num_tokens` counts
+  // the image's tokens and those that the sequence will run after them.
   ReserveResult CheckRoom(const SequenceImage& image,
                           const std::vector<PrefixNodeId>& found,
                           size_t num_tokens, const StartOptions& options) const;
@@ -66,7 +66,7 @@ class HostImages {
   PrefixCache& cache_;
   PageCopies& copies_;
   KvCacheStats& counts_;
-  std::vector<std::unique_ptr<PagePool>> host_pools_;  // by PageGroupId
+  std::vector<std::unique_ptr<PagePool>> host_pools_;  // indexed by PageGroupId
 };
 
 }  // namespace kvasir::cache

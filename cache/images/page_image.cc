@@ -131,8 +131,8 @@ absl::Status CheckIdentity(const ImageFormat& format, Reader* reader) {
   const int64_t page_tokens = reader->Number(4);
   const int64_t num_groups = reader->Number(4);
   KVASIR_RETURN_IF_ERROR(reader->status());
-  // Compares the rank before the page format, because the format of other
-  // ranks' pages also differs and the error should name the cause.
+  // Compares the rank before the page format: the pages of another rank also
+  // differ in format, but the error should name the rank.
   KVASIR_RETURN_IF_ERROR(CheckSame("number of ranks", size, format.shard.size));
   KVASIR_RETURN_IF_ERROR(CheckSame("rank", rank, format.shard.rank));
   KVASIR_RETURN_IF_ERROR(CheckSame("cache_id", cache_id, format.cache_id));

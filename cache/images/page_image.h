@@ -22,16 +22,16 @@
 
 namespace kvasir::cache {
 
-// The properties in which an image must agree with its reader. Two ranks with
-// equal formats can read each other's images.
+// The properties of an image that must equal those of the rank that reads it.
+// Ranks with equal formats can read each other's images.
 struct ImageFormat {
-  std::string page_format_id;  // PageFormatId
-  std::string cache_id;        // CacheId
-  // Identifies the arithmetic that computed the pages and continues with them,
-  // in at most 32 bytes. Different arithmetic would give different bits.
+  std::string page_format_id;  // as PageFormatId returns it
+  std::string cache_id;        // as CacheId returns it
+  // Identifies, in at most 32 bytes, the arithmetic that computes the pages. A
+  // process with other arithmetic would continue with different bits.
   std::string numerics_id;
   plan::TpShard shard;
-  int64_t page_tokens = 0;  // P
+  int64_t page_tokens = 0;
   // bytes of a page over all layers of its group, by PageGroupId
   std::vector<int64_t> page_bytes;
 };

@@ -45,7 +45,7 @@ constexpr size_t kRank = 108;
 constexpr size_t kGroups = 120;
 constexpr size_t kLogical = 124;
 constexpr size_t kPrompt = 132;
-constexpr size_t kFirstGroup = 140;  // 36 bytes each
+constexpr size_t kFirstGroup = 140;  // 36 bytes for each group
 constexpr size_t kPayloadBytes = kFirstGroup + 2 * 36;
 constexpr size_t kChecksum = kPayloadBytes + 8;
 

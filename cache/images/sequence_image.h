@@ -33,7 +33,7 @@ struct ImageShape {
   // The prompt's length if the sequence evicts slots, because eviction points
   // depend on this length; otherwise 0.
   int64_t prompt_tokens = 0;
-  std::vector<ImageGroupShape> groups;  // by PageGroupId
+  std::vector<ImageGroupShape> groups;  // indexed by PageGroupId
 
   friend bool operator==(const ImageShape&, const ImageShape&) = default;
 };

@@ -151,8 +151,9 @@ class RowPlacer {
   }
 
  private:
-  // Searches the fewest side pages by bisection, which assumes that Fill
-  // succeeds with every number above one with which it succeeds.
+  // Searches the fewest side pages by bisection. This assumes that if Fill
+  // succeeds with some number of pages, it also succeeds with all larger
+  // numbers.
   Filling Bisect(int64_t least) const {
     int64_t most = least;
     std::optional<Filling> best = Fill(most);
@@ -217,9 +218,9 @@ class RowPlacer {
     return filling;
   }
 
-  // Places rows size by size, the widest first, because the fewest arenas have
-  // pages for them. A side goes into its own layer's arena if it fits there
-  // completely; the other sides fill the gaps.
+  // Places rows size by size: the widest first, because they fit into the pages
+  // of the fewest arenas. A side goes into its own layer's arena if it fits
+  // there completely; the other sides fill the gaps.
   std::optional<Filling> FillWith(int64_t side_pages,
                                   int64_t most_arenas) const {
     Filling filling = Empty();
@@ -247,9 +248,9 @@ class RowPlacer {
     return filling;
   }
 
-  // Splits a side over at most `most_arenas` arenas. It fills the smallest gaps
-  // first, if the remaining arenas have room for the remaining rows. Returns
-  // false if the side does not fit.
+  // Splits a side over at most `most_arenas` arenas. Each time, it fills the
+  // smallest gap that leaves few enough rows for the arenas that may still be
+  // used. Returns false if the side does not fit.
   static bool Split(int64_t side_pages, int64_t most_arenas, ExactRing* ring,
                     std::vector<Arena>* arenas) {
     int64_t left = ring->tokens();
@@ -262,8 +263,9 @@ class RowPlacer {
         if (room > 0) rooms.emplace_back(room, a);
       }
       std::sort(rooms.begin(), rooms.end());
-      // The free rows of the `others` arenas with the most room. If one of
-      // these arenas is chosen, the next smaller one replaces it in this sum.
+      // Adds up the free rows of the `others` arenas with the most room. If one
+      // of these is chosen now, the arena before them in `rooms` takes its
+      // place in the sum.
       const size_t first_other =
           rooms.size() - std::min(rooms.size(), static_cast<size_t>(others));
       int64_t in_others = 0;

@@ -94,7 +94,7 @@ struct PartLayout {
   std::vector<GroupLayout> groups;
 };
 
-// A run of exact rows of a side in the side pages of one arena.
+// Consecutive exact rows of a side, which lie in the side pages of one arena.
 struct ExactSegment {
   int64_t layer = 0;  // the layer whose arena holds these rows
   int64_t first_row = 0;
@@ -108,14 +108,15 @@ struct ExactSegment {
   friend bool operator==(const ExactSegment&, const ExactSegment&) = default;
 };
 
-// The exact rows of a side: first those of the sinks, then a ring. The row of a
-// token depends only on its logical position (kernels::ExactSlots).
+// The exact rows of a side: first those of the sinks, then a ring for the
+// latest tokens. The row of a token depends only on its logical position
+// (kernels::ExactSlots).
 struct ExactRing {
   int64_t sink_tokens = 0;    // 0: the side has none
   int64_t window_tokens = 0;  // 0: the side has none
   int64_t row_bytes = 0;
-  // Sorted by first_row. They have tokens() rows together; at most
-  // kMostExactSegments.
+  // At most kMostExactSegments, sorted by first_row. Together they have
+  // tokens() rows.
   std::vector<ExactSegment> segments;
 
   bool any() const { return tokens() > 0; }
@@ -135,7 +136,7 @@ struct SideLayout {
 // The metadata that eviction needs for a page's slots. Each region is an array
 // [units][slots of the page]; kernels::SlotMetadata computes the addresses.
 struct SlotMetadataLayout {
-  int64_t num_units = 0;  // units with a head on the rank; 0: no eviction
+  int64_t num_units = 0;  // eviction units on this rank; 0: no eviction
   Region scores;          // attention mass, float32
   Region positions;       // uint32
   // Quantization errors, each as one logarithmic byte (base::EncodeError). Has
@@ -297,8 +298,8 @@ class PageLayout {
                                int64_t max_chunk_tokens) const;
 
   // True if sequences may share cached pages, because no layer evicts or has a
-  // separate basis for each sequence. Exact rows do not prevent sharing: tails
-  // contain them (KvCache).
+  // separate basis for each sequence. Exact rows do not prevent sharing,
+  // because the prefix cache has copies of them (tails).
   bool prefix_reusable() const { return prefix_reusable_; }
 
  private:

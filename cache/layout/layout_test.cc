@@ -356,7 +356,7 @@ TEST(PageLayoutTest, EvictionLimitsTheNumberOfPagesOfALongSequence) {
   const PageGroupId keeping = layout.layer(1).page_group;
   EXPECT_EQ(layout.PagesHeld(evicting, 100, 64), 7);
   EXPECT_EQ(layout.PagesHeld(evicting, 144, 64), 9);
-  EXPECT_EQ(layout.PagesHeld(evicting, 1 << 20, 64), 9);  // 128 + 16
+  EXPECT_EQ(layout.PagesHeld(evicting, 1 << 20, 64), 9);  // 128 + 16 slots
   EXPECT_EQ(layout.PagesHeld(keeping, 1 << 20, 64), (1 << 20) / 16);
   EXPECT_EQ(layout.BytesAtLength(1 << 20, 64) - layout.BytesAtLength(144, 64),
             ((1 << 20) / 16 - 9) * layout.layer(1).page_bytes);

@@ -19,7 +19,7 @@ int64_t FirstVisibleToken(int64_t sliding_window, int64_t logical_tokens);
 
 // Computes the pages that a sequence needs in one page group. Pure arithmetic.
 struct SequencePages {
-  int64_t page_tokens = 0;  // P
+  int64_t page_tokens = 0;
   // The number of pages that a sequence owns in addition to its token pages,
   // for basis, mean and exact rows.
   int64_t side_pages = 0;

@@ -32,9 +32,9 @@ struct KvCacheConfig {
     // The number of pages of the host pool. 0: nothing can be exported.
     int64_t num_host_pages = 0;
   };
-  int64_t page_tokens = 0;    // P
-  std::vector<Group> groups;  // by PageGroupId
-  std::string cache_id;       // part of the key of all prefix hashes
+  int64_t page_tokens = 0;    // called P in comments
+  std::vector<Group> groups;  // indexed by PageGroupId
+  std::string cache_id;       // keys all prefix hashes
   // False: pages are neither published nor looked up. It must be false if any
   // group evicts.
   bool prefix_reuse = true;

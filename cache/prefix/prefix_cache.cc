@@ -68,8 +68,7 @@ PrefixHit PrefixCache::Find(absl::Span<const int32_t> token_ids,
   const int64_t most =
       std::max<int64_t>(0, num_tokens - 1) / config_.page_tokens;
   const auto page_tokens = static_cast<size_t>(config_.page_tokens);
-  // For each group, the index of the page from which on no found page is
-  // missing.
+  // For each group: a page such that neither it nor a later one is missing.
   std::vector<int64_t> held_from(pools_.size(), 0);
   int64_t num_found = 0;
   while (static_cast<int64_t>(hit.nodes.size()) < most) {
@@ -154,8 +153,8 @@ void PrefixCache::PublishPage(int64_t index, PrefixChain* sequence) {
     }
     sequence->chain = index_->Publish(page);
   }
-  // If the chain is empty, the page was not published, because a page whose
-  // parent is not in the index could never be found.
+  // The chain is empty if this page or an earlier one could not be published: a
+  // page whose parent is not in the index could never be found.
   ++(sequence->chain ? counts_.pages_published : counts_.pages_unpublished);
 }
 
@@ -177,9 +176,9 @@ bool PrefixCache::EvictForIndex() {
 // Tails
 // ---------------------------------------------------------------------------
 
-// The copies read exactly the rows of this boundary: nothing has been written
-// after the tokens that were just committed, and the next step does all copies
-// before its writes.
+// The caller lists copies of the side pages into the tail. They read the state
+// after exactly `logical_tokens`, because nothing has been written since, and
+// the next step does all copies before it writes.
 const TailPages* PrefixCache::PublishTail(int64_t logical_tokens,
                                           PrefixChain* sequence) {
   if (!has_side_pages_ || !sequence->chain) return nullptr;
@@ -214,9 +213,9 @@ const TailPages* PrefixCache::PublishTail(int64_t logical_tokens,
   return published;
 }
 
-// Drops the sequence's last tail that gives way, and then the oldest tails
-// until the new one is within the limit. Returns false if the pools have too
-// few pages even then.
+// Returns false, and drops nothing, if the pools have too few pages for a tail.
+// Otherwise drops the sequence's tail of kind kGivesWay, and then the oldest
+// tails until the new one is within the limit.
 bool PrefixCache::MakeRoomForTail(PrefixChain* sequence) {
   for (size_t g = 0; g < pools_.size(); ++g) {
     if (config_.groups[g].side_pages_per_sequence >

@@ -96,7 +96,8 @@ class PrefixCache {
   void Continue(PrefixNodeId node, PrefixChain* out) {
     out->chain = index_->Ref(node);
   }
-  // Returns the chain for a fork. Tails that give way remain the parent's.
+  // Returns the chain for a fork. A tail of kind kGivesWay stays with the
+  // parent.
   PrefixChain Fork(const PrefixChain& parent);
   // Adds committed tokens to the chain and publishes each page that they fill.
   // `page_of(group, index)` returns the page's id; `first_page` is the index of
@@ -141,7 +142,7 @@ class PrefixCache {
   const KvCacheConfig& config_;
   const bool has_side_pages_;
   const std::unique_ptr<PrefixHasher> hasher_;
-  std::vector<std::unique_ptr<PagePool>> pools_;  // by PageGroupId
+  std::vector<std::unique_ptr<PagePool>> pools_;  // indexed by PageGroupId
   std::unique_ptr<PrefixIndex> index_;
   // by group; kept as a buffer between calls
   std::vector<PageId> pages_to_publish_;

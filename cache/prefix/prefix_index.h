@@ -10,8 +10,8 @@
 // its pages while it has children or a sequence publishes below it.
 //
 // A node may have a tail: copies of the side pages of a sequence that had
-// committed exactly the node's tokens. A tail is dropped with any of its pages,
-// and with any page of its node.
+// committed exactly the node's tokens. A tail is dropped as soon as one of its
+// pages, or a page of its node, is removed.
 #pragma once
 
 #include <cstdint>
@@ -134,8 +134,8 @@ class PrefixIndex {
   const TailPages& tail(PrefixNodeId node) const {
     return tail_of_.at(node)->pages;
   }
-  // Call it when a sequence continues from the node's tail: the tail no longer
-  // gives way, and becomes the newest one.
+  // Call it when a sequence continues from the node's tail. The tail becomes
+  // the newest one, and its publisher's next tail no longer replaces it.
   void KeepTail(PrefixNodeId node);
   // Makes the tails of the node and of its ancestors the newest ones. Their
   // cached pages move to the end of the lists, so they are evicted together
@@ -205,7 +205,7 @@ class PrefixIndex {
   int64_t num_nodes_ = 0;
   absl::flat_hash_map<PrefixHash, PrefixNodeId> by_hash_;  // without roots
   absl::flat_hash_map<std::string, PrefixNodeId> roots_;
-  absl::flat_hash_map<PrefixNodeId, std::string> salts_;  // of roots
+  absl::flat_hash_map<PrefixNodeId, std::string> salts_;  // by root
   TailList tails_;                                        // oldest first
   absl::flat_hash_map<PrefixNodeId, TailList::iterator> tail_of_;
   std::vector<int64_t> tail_pages_;  // pages in all tails, by group

@@ -24,8 +24,8 @@ TailPolicy::TailPolicy(const TailLookup& lookup)
 TailKind TailPolicy::At(int64_t tokens) const {
   if (page_tokens_ == 0 || tokens % page_tokens_ != 0) return TailKind::kNone;
   if (tokens > num_tokens_) return TailKind::kGivesWay;
-  // If a step ends at the last boundary anyway, its tail needs no additional
-  // step.
+  // The last boundary gets a tail as well if a step ends there anyway, because
+  // no additional step is needed then.
   const bool is_last = tokens + page_tokens_ > num_tokens_;
   return tokens == cut_tokens_ || is_last ? TailKind::kStays : TailKind::kNone;
 }

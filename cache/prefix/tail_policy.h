@@ -15,12 +15,12 @@ namespace kvasir::cache {
 
 // The result of looking up a starting sequence in the prefix index.
 struct TailLookup {
-  int64_t page_tokens = 0;  // P
+  int64_t page_tokens = 0;
   // tokens of the prompt, including those emitted before a preemption
   int64_t num_tokens = 0;
-  // The number of tokens whose whole pages the index has, and the number of
-  // tokens up to the last boundary with a tail, from which the sequence
-  // continues.
+  // The number of tokens in whole pages that the index has (paged_tokens), and
+  // the number up to the last boundary with a tail, from which the sequence
+  // continues (found_tokens).
   int64_t paged_tokens = 0;
   int64_t found_tokens = 0;
 };

@@ -46,7 +46,7 @@ TEST(TailPolicyTest, TailsAtAForkPointAndAtTheLastPageBoundaryAreKept) {
   EXPECT_EQ(prompt.At(4), TailKind::kNone);
   EXPECT_EQ(prompt.At(8), TailKind::kStays);
   EXPECT_EQ(prompt.At(12), TailKind::kNone);
-  // a boundary at which no step must end
+  // the last boundary, at which steps need not end
   EXPECT_EQ(prompt.At(20), TailKind::kStays);
 }
 

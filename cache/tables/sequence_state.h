@@ -47,8 +47,8 @@ struct GroupState {
     for (const PagePin& page : tail_pages) function(page.page());
     if (fork_page) function(fork_page.page());
   }
-  // The number of page references that this sequence holds, which are those
-  // that ForEachPage visits.
+  // How many page references this sequence holds. ForEachPage visits the same
+  // references.
   int64_t num_references() const {
     return table.num_live() +
            static_cast<int64_t>(side_pages.size() + tail_pages.size()) +

@@ -33,9 +33,9 @@ struct ReserveResult {
   explicit operator bool() const { return ok; }
 };
 
-// The header of KvCache documents these operations. Here, their state is a
-// parameter, which the caller owns. `cache`, `copies` and `counts` must outlive
-// this object.
+// Implements operations on sequences that kv_cache.h documents, like Reserve
+// and Fork. The caller owns the state of the sequences and passes it as a
+// parameter. `cache`, `copies` and `counts` must outlive this object.
 // Owns: the list of slot evictions of the next step.
 // Threads: used only by the scheduler thread.
 // Errors: "no pages" is a ReserveResult; misuse is a CHECK.
@@ -69,7 +69,7 @@ class SequenceTables {
   int64_t PagesFreedByRelease(const SequenceState& sequence) const;
   int64_t SharedTokens(const SequenceState& sequence) const;
 
-  // The functions below visit the states of all live sequences.
+  // The states of all live sequences, for the functions below.
   using States = absl::Span<const SequenceState* const>;
   // All statistics of a page group except those of the host pool.
   PageGroupStats GroupStats(size_t group, States sequences) const;

@@ -9,7 +9,7 @@
 
 namespace kvasir::cache {
 
-// Simulates the slots of a sequence that one eviction unit of a layer holds.
+// Simulates a sequence's slots in one eviction unit of a layer.
 class EvictionReference {
  public:
   struct Slot {

@@ -126,8 +126,8 @@ absl::Status TensorStream::Read(int64_t first_row, std::span<std::byte> out) {
     tensor_.file->Release(info(), begin, out.size());
     return absl::OkStatus();
   }
-  // Does not release the cached pages before the file is closed, because other
-  // ranks need the other parts of the same rows.
+  // Does not release these bytes from the page cache, because other ranks need
+  // the other parts of the same rows.
   const auto part_bytes = static_cast<size_t>(range_.row_bytes);
   for (size_t row = 0; row < out.size() / part_bytes; ++row) {
     KVASIR_RETURN_IF_ERROR(tensor_.file->Read(

@@ -71,7 +71,8 @@ class CheckpointPlanTest : public ::testing::Test {
     }
   }
 
-  // All bytes are zero, except for the first byte of the tensor `spoiled`.
+  // Writes the tensors. All their bytes are zero, except for the first byte of
+  // the tensor `spoiled`.
   void Write(const std::string& spoiled = "",
              const std::string& dtype = "F32") {
     const int64_t number_bytes = dtype == "F32" ? 4 : 2;
@@ -193,7 +194,7 @@ TEST_F(CheckpointPlanTest, ATensorThatThePlanDoesNotUseIsRefused) {
   shapes_[Name("rotary_emb.inv_freq")] = {3};  // unrelated to the plan
   KVASIR_EXPECT_OK(Check());
   const std::string bias = "model.layers.0.self_attn.o_proj.bias";
-  shapes_[bias] = {24};  // a plain layer
+  shapes_[bias] = {24};  // layer 0 is not compressed
   EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kInvalidArgument,
                                 AllOf(HasSubstr("layer 0"), HasSubstr(bias),
                                       HasSubstr("has no bias"))));

@@ -17,7 +17,7 @@ namespace kvasir::model {
 struct StoredTensor {
   std::string name;
   RowBlocks rows;
-  int64_t num_rows = 0;  // rows of the canonical tensor, if it has not all
+  int64_t num_rows = 0;  // unused if it has all rows
 };
 
 // The stored tensor for a canonical name. In GPT-NeoX, it may be some rows of

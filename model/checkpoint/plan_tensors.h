@@ -41,7 +41,7 @@ inline constexpr std::string_view kFinalNormName = "model.norm.weight";
 inline constexpr std::string_view kFinalNormBiasName = "model.norm.bias";
 inline constexpr std::string_view kHeadName = "lm_head.weight";
 
-// plan::PairDims for a model's RoPE.
+// Returns plan::PairDims for a model's RoPE.
 inline std::vector<int64_t> PairDims(const RopeSpec& rope,
                                      std::span<const uint32_t> pairs) {
   return plan::PairDims(rope.pairing, rope.rotary_dim, pairs);

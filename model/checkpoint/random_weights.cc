@@ -85,7 +85,7 @@ RandomTensor PlannedTensor(const ModelShape& shape, const RangeSteps& steps,
 // Collects a checkpoint's tensors in file order.
 struct TensorLister {
   std::vector<RandomTensor> tensors;
-  std::string prefix;  // the beginning of the next names
+  std::string prefix;  // put before the names of the next tensors
   bool bias = false;   // whether projections have biases
   bool layer_norm = false;
 

@@ -118,8 +118,8 @@ class SafetensorsFile {
         data_start_bytes_(data_start_bytes),
         tensors_(std::move(tensors)) {}
 
-  // Calls piece(place in the file, bytes, offset in the tensor's own bytes) for
-  // each contiguous piece, in order.
+  // Calls piece(place in the file, number of bytes, offset in the tensor's own
+  // bytes) for each contiguous piece, in order.
   absl::Status ForEachPiece(
       const TensorInfo& tensor, uint64_t offset_bytes, uint64_t size_bytes,
       absl::FunctionRef<absl::Status(uint64_t, uint64_t, uint64_t)> piece)
@@ -154,8 +154,9 @@ class TensorStore {
 
   static absl::StatusOr<TensorStore> Open(const std::string& folder);
 
-  // Renames the tensors to the names of their views, and gives each selection
-  // of rows its own name. INVALID_ARGUMENT if two have the same name.
+  // Replaces each stored tensor by the views that `views_of` returns for it:
+  // the tensor or selections of its rows, each with its own name.
+  // INVALID_ARGUMENT if two views have the same name.
   absl::Status Rename(
       absl::FunctionRef<absl::StatusOr<std::vector<TensorView>>(const Entry&)>
           views_of);

@@ -81,7 +81,7 @@ TEST_F(SafetensorsTest, ReadsATensorsBytes) {
 TEST_F(SafetensorsTest, AnIndexOfTooManyValuesIsRefusedBeforeItIsParsed) {
   std::string index = R"({"weight_map":{},"x":[0)";
   for (int i = 0; i < 1'000'000; ++i) index += ",0";
-  Write("model.safetensors.index.json", index);  // the text has no end
+  Write("model.safetensors.index.json", index);  // the JSON is not closed
   EXPECT_THAT(TensorStore::Open(folder_.path()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("more than 1000000 values")));

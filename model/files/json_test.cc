@@ -26,7 +26,7 @@ TEST(JsonTest, RefusesDuplicateKeysAtAnyDepth) {
   KVASIR_EXPECT_OK(ParseJson(R"([{"b":1},{"b":{"b":1}}])", "f.json"));
 }
 
-// The error used to repeat a key of any length.
+// Regression test: the error repeated a key of any length.
 TEST(JsonTest, AnErrorRepeatsOnlyTheBeginningOfAKey) {
   const std::string key(5 << 20, 'k');
   const absl::Status status =

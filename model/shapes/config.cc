@@ -162,8 +162,8 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
                           fields.IntIn("hidden_size", 1, kMaxHidden));
   KVASIR_ASSIGN_OR_RETURN(spec->num_heads,
                           fields.IntIn("num_attention_heads", 1, kMaxHeads));
-  // A Mistral config without num_key_value_heads means 8; in the other families
-  // it means num_attention_heads.
+  // If num_key_value_heads is missing, Mistral has 8 KV heads, and the other
+  // families have num_attention_heads.
   const int64_t default_kv_heads =
       family == Family::kMistral ? 8 : spec->num_heads;
   KVASIR_ASSIGN_OR_RETURN(
@@ -335,7 +335,7 @@ absl::Status ParseOpt(const JsonFields& fields, DecoderSpec* spec) {
                         spec->hidden_size, projected));
   }
   spec->norm = NormKind::kLayerNorm;
-  spec->norm_eps = 1e-5;  // no field states it
+  spec->norm_eps = 1e-5;  // config.json has no field for it
   spec->learned_positions = true;
   for (LayerSpec& layer : spec->layers) layer.rope = false;
   KVASIR_ASSIGN_OR_RETURN(spec->tied_head,
@@ -492,7 +492,7 @@ absl::Status ParseGenerationConfig(std::string_view text,
   KVASIR_ASSIGN_OR_RETURN(std::vector<int32_t> eos,
                           TokenIds(fields, "eos_token_id", spec->vocab_size));
   if (!eos.empty()) spec->eos_token_ids = std::move(eos);
-  // The same limits as those for the fields of a request.
+  // The same limits as for these fields in a request.
   constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
   constexpr float kMaxFloat = std::numeric_limits<float>::max();
   KVASIR_RETURN_IF_ERROR(fields.Bool("do_sample").status());

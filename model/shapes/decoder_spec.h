@@ -1,5 +1,5 @@
-// Describes a decoder model: the content of a checkpoint's config.json in one
-// form for all supported families, which the executor runs.
+// Describes the decoder model that the executor runs: the content of a
+// checkpoint's config.json, in one form for all supported families.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 namespace kvasir::model {
 
 enum class NormKind {
-  kRmsNorm,    // weight
-  kLayerNorm,  // weight and bias
+  kRmsNorm,    // has a weight
+  kLayerNorm,  // has a weight and a bias
 };
 enum class MlpKind {
   kGatedSilu,  // down(silu(gate(x)) * up(x))
@@ -73,7 +73,7 @@ struct DecoderSpec {
   bool o_bias = false;
   bool mlp_bias = false;
   bool tied_head = false;
-  std::vector<LayerSpec> layers;  // [L]
+  std::vector<LayerSpec> layers;  // one for each layer
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;
 

@@ -70,7 +70,7 @@ double YarnMscale(double scale, double weight) {
 
 struct YarnRange {
   double low = 0;   // pairs up to this index keep their frequency
-  double high = 0;  // from this index on, it is divided by the factor
+  double high = 0;  // frequencies from this index on are divided by `factor`
 };
 
 // Returns the indices of the pairs that make beta_fast (low) and beta_slow

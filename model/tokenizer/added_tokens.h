@@ -36,8 +36,8 @@ struct TextSegment {
 // Threads: immutable, so any thread may use it.
 class TokenTrie {
  public:
-  // LongestAt returns `index` if it finds `content`. If two contents are equal,
-  // the first one's index is used.
+  // Adds a text for which LongestAt returns `index`. If the same text is added
+  // twice, the first index is used.
   void Add(std::string_view content, int32_t index);
   bool empty() const { return children_.empty(); }
 

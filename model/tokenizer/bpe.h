@@ -58,7 +58,7 @@ class BpeModel {
   // limit, because characters that no token covers are dropped or share one id.
   size_t longest_token_bytes() const;
 
-  // [id]; empty if no token has the id.
+  // Indexed by id; empty if no token has the id.
   const std::vector<std::string>& tokens() const { return tokens_; }
   std::optional<int32_t> Find(std::string_view token) const;
 
@@ -108,7 +108,7 @@ class BpeModel {
   // byte_level_.
   std::vector<std::string> word_texts_;
   absl::flat_hash_map<absl::string_view, int32_t> words_;
-  mutable std::vector<std::atomic<uint8_t>> whole_words_;  // [id]
+  mutable std::vector<std::atomic<uint8_t>> whole_words_;  // by id
 };
 
 }  // namespace kvasir::model

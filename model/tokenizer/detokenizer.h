@@ -33,7 +33,7 @@ class IncrementalDetokenizer {
   // The text that became certain with `id`: often one word, sometimes nothing.
   std::string Push(int32_t id);
 
-  // The text that was held back. Nothing may be pushed after it.
+  // Returns the text that was held back. Push must not be called afterwards.
   std::string Finish();
 
   // Bytes that are held back and are in no delta yet.

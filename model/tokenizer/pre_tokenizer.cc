@@ -127,8 +127,8 @@ absl::StatusOr<PreTokenizer> PreTokenizer::FromJson(const JsonRef& ref) {
         result.steps_.push_back(std::move(step));
         return absl::OkStatus();
       }));
-  // If the last step maps bytes to the alphabet, it is not done here but by the
-  // model, which looks up whole words first.
+  // If the last step maps bytes to the byte-level alphabet, this mapping is
+  // left to the BPE model, which looks up whole words first.
   if (!result.steps_.empty() && result.steps_.back().map_bytes) {
     result.steps_.back().map_bytes = false;
     result.byte_level_ = true;

@@ -66,13 +66,13 @@ class PreTokenizer {
     bool splits = false;
     std::optional<TextPattern> pattern;
     CharClass chars = CharClass::kNone;
-    char32_t literal = 0;  // kLiteral
+    char32_t literal = 0;  // only for kLiteral
     bool words = false;    // runs of \w and runs of neither \w nor space
     Behavior behavior = Behavior::kIsolated;
     bool invert = false;
-    // Before the split, spaces become `replacement` ...
+    // Replaces each space before the text is split.
     std::string replacement;
-    // ... and `prefix` is put before a piece that does not start with it.
+    // Put, before the split, in front of a piece that does not start with it.
     std::string prefix;
     bool prefix_only_at_start = false;
     // After splitting, bytes are written in the byte-level alphabet.

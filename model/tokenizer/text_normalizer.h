@@ -41,10 +41,10 @@ class TextNormalizer {
   enum class Kind { kPrepend, kReplace, kForm, kLowercase, kStrip };
   struct Step {
     Kind kind = Kind::kPrepend;
-    std::string content;                 // kPrepend, kReplace
-    std::optional<TextPattern> pattern;  // kReplace
-    NormalForm form = NormalForm::kNfc;  // kForm
-    bool strip_left = false;             // kStrip
+    std::string content;                 // only for kPrepend and kReplace
+    std::optional<TextPattern> pattern;  // only for kReplace
+    NormalForm form = NormalForm::kNfc;  // only for kForm
+    bool strip_left = false;             // only for kStrip
     bool strip_right = false;
   };
 

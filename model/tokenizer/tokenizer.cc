@@ -42,8 +42,8 @@ struct TokenizerParts {
   // is no limit.
   size_t longest_token_bytes = 0;
 
-  std::vector<std::string> tokens;  // [id]
-  std::vector<bool> special;        // [id]
+  std::vector<std::string> tokens;  // indexed by id
+  std::vector<bool> special;        // indexed by id
   absl::flat_hash_map<std::string, int32_t> added_ids;
 
   std::optional<int32_t> bos_id;

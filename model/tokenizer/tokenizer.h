@@ -28,7 +28,7 @@ struct EncodeOptions {
   // cases. Encode user text with false, so that it cannot forge chat markers.
   bool parse_special = true;
   // A text with more ids, not counting those of the template, is refused. If
-  // its length shows this, it costs no more than its normalization.
+  // its length already shows this, it is normalized but not encoded.
   size_t max_ids = std::numeric_limits<size_t>::max();
 };
 

@@ -421,7 +421,8 @@ TEST(TokenizerTest, ATextWithMoreTokensThanTheCallerAllowsIsRefused) {
       base::StatusIs(Code::kOutOfRange, HasSubstr("more than 1000")));
 }
 
-// The length of such a text says nothing about the number of its tokens.
+// A long text may have few tokens: unknown characters may share one, and spaces
+// may be dropped.
 TEST(TokenizerTest, ALongTextOfFewTokensIsNotRefusedForItsLength) {
   EncodeOptions options;
   options.add_special_tokens = false;

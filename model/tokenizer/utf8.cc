@@ -46,7 +46,7 @@ std::array<char32_t, 256> MakeByteAlphabet() {
   return alphabet;
 }
 
-// The last character of the alphabet: U+0100 + 68 - 1.
+// The last character of the byte-level alphabet is the one before: U+0143.
 constexpr char32_t kAlphabetEnd = 0x144;
 
 std::array<int16_t, kAlphabetEnd> MakeByteOfChar() {

@@ -37,7 +37,7 @@ class WordScanner {
   size_t ContractionEnd(std::string_view text, size_t begin) const;
 
   Family family_ = Family::kGpt2;
-  int max_digits_ = 0;  // kLlama3
+  int max_digits_ = 0;  // only for kLlama3
 };
 
 // The pattern by which the ByteLevel pre-tokenizer splits.

@@ -49,9 +49,9 @@ struct CanonicalRequest {
   // Absent: the router draws a random seed.
   std::optional<uint64_t> seed;
   absl::Time deadline = absl::InfiniteFuture();
-  // How long the request may wait before its first step; after that it ends
-  // with DEADLINE_EXCEEDED. Zero: it may wait for the operator's default time,
-  // and after that it is refused.
+  // How long the request may wait for its first step. If it waits longer, it
+  // ends with DEADLINE_EXCEEDED. Zero: the operator's default time applies, and
+  // a request that waits longer is refused.
   absl::Duration queue_timeout = absl::ZeroDuration();
   // How many cache slots eviction keeps. Absent: as the served plan says. The
   // worker checks the value.

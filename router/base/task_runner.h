@@ -29,19 +29,19 @@ class TaskRunner {
   // Queues the task. Returns false if the task was dropped because the queue is
   // full or the threads have ended.
   virtual bool Post(Task task) = 0;
-  // Does the same. A runner with a queue takes tasks of different `turn`s
-  // alternately, so that many tasks of one client delay those of another by one
-  // task only. Tasks of one `turn` stay in order.
+  // Does the same as Post. A runner with a queue takes tasks of different
+  // `turn`s alternately, so that many tasks of one client delay those of
+  // another by one task only. Tasks of one `turn` stay in order.
   virtual bool PostInTurn(const std::string& /*turn*/, Task task) {
     return Post(std::move(task));
   }
 };
 
-// A fixed number of threads with one queue of tasks for each turn. Post uses
-// the turn "". No turn may have more tasks in the queue than places are left in
-// it, so that a single turn cannot fill it. The destructor drops tasks
-// that have not begun and joins the threads. runner() may outlive the pool and
-// then refuses tasks.
+// A fixed number of threads and a queue of tasks, which are taken from the
+// turns alternately. Post uses the turn "". A task is refused if its turn
+// already has as many tasks in the queue as places are free, so that a single
+// turn cannot fill the queue. The destructor drops tasks that have not begun
+// and joins the threads. runner() may outlive the pool and then refuses tasks.
 // Owns: its threads.
 class TaskPool {
  public:

@@ -13,8 +13,8 @@ using kvasir::v1::GenerateEvent;
 
 namespace {
 
-// A client that reaches its deadline resets its call. The reset arrives before
-// the deadline of the router's copy of the call, which began later.
+// A client resets its call at its deadline. The router counts the time from the
+// call's arrival, so the reset may come shortly before the router's deadline.
 constexpr absl::Duration kDeadlineTolerance = absl::Milliseconds(100);
 
 absl::Status DeadlinePassed() {

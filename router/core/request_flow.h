@@ -38,9 +38,9 @@ class RequestFlow {
   }
 
   // Returns true for the first call. Its reason counts; later calls have no
-  // effect. A cancel by the client at about its deadline counts as a passed
-  // deadline, because gRPC's clients cancel their call then, and the message is
-  // on its way for a while.
+  // effect. If the client cancels at about its deadline, the deadline counts as
+  // passed: gRPC's clients cancel their call at the deadline, and the message
+  // takes a while to arrive.
   bool Cancel(CancelReason reason, absl::Time now);
   bool cancelled() const { return cancel_reason_.has_value(); }
 
@@ -58,7 +58,7 @@ class RequestFlow {
     bool deliver = false;
     // How many of the event's first tokens an earlier attempt has delivered.
     size_t repeated_tokens = 0;
-    // The worker has broken its protocol; its stream must be reset.
+    // True: the worker has broken its protocol, and its stream must be reset.
     bool reset_attempt = false;
     // Set if these are the first tokens of the request.
     std::optional<absl::Duration> time_to_first_token;
@@ -108,8 +108,8 @@ class RequestFlow {
   absl::Status TakeRepeated(absl::Span<const int32_t> ids, Sample* sample);
   bool Retryable(const absl::Status& status, absl::Time now) const;
   // Returns true if a worker can continue from the tokens that have been
-  // delivered. Otherwise, it generates them again and the router drops them:
-  // an attempt can send the received tokens of only one sample, and the
+  // delivered. Otherwise, the worker generates them again and the router drops
+  // them: an attempt can send the received tokens of only one sample, and the
   // prompt's log probabilities come only with the first tokens of an attempt.
   bool ContinuesFromTokens() const;
   // Returns true if there is no output yet and the client's own timeout has

@@ -817,8 +817,8 @@ TEST_F(RequestRouterTest, TheRouterStartsEvenIfAWorkerCannotBeReached) {
   EXPECT_EQ(model.num_ready_replicas, 1u);
 }
 
-// One worker never answers. The start waits only for a limited time for it,
-// although its patience is infinite.
+// One worker never answers. Although Start may wait without limit for the first
+// answer, it waits only for a limited time for this worker.
 TEST_F(RequestRouterTest,
        AfterOneWorkerHasAnsweredTheStartWaitsForOthersOnlyBriefly) {
   Prepare(2);

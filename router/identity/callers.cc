@@ -63,8 +63,8 @@ void Callers::Take(Identities identities) {
 
 void Callers::Poll() {
   absl::StatusOr<std::string> text = options_.read();
-  // Keep the error of an unreadable file in `seen`, like contents, so that the
-  // error is also reported only once.
+  // If the file cannot be read, `seen` has the error instead of the contents,
+  // so that the same error is reported only once.
   const std::string seen =
       text.ok() ? *text : absl::StrCat("\n", text.status().ToString());
   if (seen == seen_) return;

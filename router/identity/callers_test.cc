@@ -194,8 +194,8 @@ TEST_F(CallersTest, RefusalsByEachLimitOfAQuotaAreCounted) {
 }
 
 TEST_F(CallersTest, TokensExpireByWallTimeAndQuotasUseTheSteadyClock) {
-  // The token expires at 2027-01-15T08:00:00Z, which is 1'800'000'000 in Unix
-  // seconds.
+  // The test begins at 2027-01-15T08:00:00Z (1'800'000'000 in Unix seconds), an
+  // hour before the token expires.
   Open(File(absl::StrCat(
       R"({"name": "red", "tokens": [{"label": "t", "sha256": ")",
       base::Sha256Hex("red"), R"(", "not_after": "2027-01-15T09:00:00Z"}],)",

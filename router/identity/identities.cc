@@ -362,9 +362,9 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
                                     absl::string_view name) const {
   if (tenant.certificates().empty()) return absl::OkStatus();
   // True if callers of the tenant must be able to use their certificates at the
-  // admin port. If that port accepts all callers, a tenant that is also a
-  // CLIENT may use its certificates at the clients' port only. A tenant that
-  // has only the role ADMIN cannot use them there.
+  // admin port: if this port accepts only callers with the role ADMIN, or if
+  // the tenant cannot use them at the clients' port, because it does not have
+  // the role CLIENT.
   const bool as_admin =
       proof.admin_asks || !HasRole(tenant, kvasir::v1::CLIENT);
   const struct {

@@ -111,7 +111,7 @@ absl::Status TenantQuota::CountSamples(uint32_t n) {
         "n is ", n, ", but the quota of tenant '", tenant_, "' allows ", most,
         " concurrent_requests, and each sample counts as one"));
   }
-  // The request itself is counted already.
+  // running_ already includes one sample of this request.
   if (most > 0 && uint64_t{running_} + n - 1 > most) return IsFull(most);
   running_ += n - 1;
   return absl::OkStatus();

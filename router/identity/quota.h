@@ -83,8 +83,8 @@ class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
   // Call this for a new request, before any other work is done for it. If a
   // limit is exceeded, returns RESOURCE_EXHAUSTED and sets `*met` to this
   // limit. The error text names the tenant and the limit, and says when to try
-  // again if this is known. If one limit refuses a request, it does not count
-  // against the other limit.
+  // again if this is known. A request that one limit refuses does not count
+  // against the other.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(absl::Time now,
                                                       QuotaLimit* met)
       ABSL_LOCKS_EXCLUDED(mutex_);

@@ -66,11 +66,11 @@ class ReplicaRegistry {
   // weights or tokenizer; the text contains the values. If a worker cannot be
   // reached, this is not an error: the registry keeps trying.
   absl::Status Start(absl::Duration patience);
-  // Resets all calls to workers. After Stop has returned, no callback runs. It
-  // may be called again.
+  // Resets all calls to workers. After Stop has returned, no callback runs.
+  // Stop may be called again.
   void Stop();
-  // Makes the registry call `listener` as it calls on_change, after it. There
-  // is one listener at most.
+  // Sets a function that the registry calls like on_change, and after it. It
+  // replaces the previous listener.
   void SetListener(std::function<void()> listener)
       ABSL_LOCKS_EXCLUDED(listener_mutex_);
 

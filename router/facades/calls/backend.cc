@@ -128,7 +128,7 @@ absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
         " log probabilities each; ask for fewer or stream the answer"));
   }
   if (!asked) {
-    // Set at least 1, also if the prompt leaves no room: then the router
+    // Set at least 1, even if the prompt leaves no room: the router then
     // refuses the request.
     sampling->set_max_tokens(static_cast<uint32_t>(
         std::max<uint64_t>(1, std::min<uint64_t>(most, fits))));

@@ -61,8 +61,8 @@ class Facade {
   // serves calls. Streams that are open then end with UNAVAILABLE as soon as
   // none of their requests runs, even if their clients keep them open.
   virtual void BeginDrain() {}
-  // Streams that clients have opened after BeginDrain end from now on in the
-  // same way.
+  // From now on, streams that clients have opened after BeginDrain end in the
+  // same way as those that were open before.
   virtual void EndStreams() {}
 };
 

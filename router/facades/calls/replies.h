@@ -30,7 +30,7 @@ absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
 grpc::ServerUnaryReactor* Answer(
     grpc::CallbackServerContext* context, const FacadeBackend& backend,
     absl::FunctionRef<absl::Status(const Caller&)> answer);
-// Does the same for a call that only returns a status.
+// Like the function above, for an answer that is known to be `status`.
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
                                  const FacadeBackend& backend,
                                  const absl::Status& status);

@@ -305,9 +305,9 @@ class SingleCall final
   void GiveUp(CancelReason reason) override {
     Unlist();
     CancelEngine(reason);
-    // The request's place in the quota is not free yet. The relay holds it
-    // until the engine ends the request, or the tokenizer's task until it has
-    // run.
+    // This does not free the request's place in the quota yet: the relay holds
+    // it until the engine ends the request, or the tokenizer's task holds it
+    // until the task has run.
     place_.reset();
     // The request holds a relay, and the relay holds this call, which holds the
     // request's handle. Without this reset, they would keep each other alive

@@ -121,8 +121,8 @@ void KserveStream::CountRefused(const inference::ModelInferRequest& message,
   // Do not count a refused caller or an exceeded quota as a failure of the
   // model. Such a refusal has a reason.
   if (!RefusalReasonOf(status).empty()) return;
-  // Do not add an entry to the statistics for an unknown name: there is one for
-  // each model.
+  // The statistics have an entry for each model. Do not add one for an unknown
+  // name.
   if (!backend_->router->Model(message.model_name()).ok()) return;
   Request refused;
   refused.model = message.model_name();
@@ -332,7 +332,7 @@ void KserveStream::HandleFinish(
 void KserveStream::HandleDone(uint64_t number, const absl::Status& status) {
   const auto it = requests_.find(number);
   if (it == requests_.end()) return;
-  // The answer is complete except for responses that wait to be written.
+  // If the answer is finished, its responses only wait to be written.
   if (it->second.answer->finished()) return;
   Fail(number,
        !status.ok()

@@ -19,10 +19,10 @@
 namespace kvasir::router {
 
 // The answer to one request.
-// Clients check its counts. Each response must have num_tokens ids, log
-// probabilities, ranks and candidates (of these, those that were requested).
-// num_output_tokens of the finish must be the sum of all num_tokens. Every
-// token counts, including the one that ended its sample.
+// Clients check its counts. In each response, the lists of ids, log
+// probabilities, ranks and candidates that were requested must have num_tokens
+// entries. num_output_tokens of the finish must be the sum of all num_tokens.
+// Every token counts, including the one that ended its sample.
 // The text of the token that ended a sample is left out, and the text ends
 // before a stop string, unless the client wants to keep them.
 // In a streamed answer, each response has new output of one sample, and the
