@@ -35,7 +35,7 @@ bool HasTerminals() {
   return terminal >= 0;
 }
 
-// Returns what `use` writes to standard error if that is a terminal.
+// Runs `use` with a terminal as standard error, and returns what it writes.
 std::string OnATerminal(const std::function<void()>& use) {
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
   EXPECT_GE(terminal, 0);

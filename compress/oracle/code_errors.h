@@ -22,7 +22,8 @@ class CodeErrors {
   // holds all latents side by side: [B, T, sum of R'].
   void AddLatents(plan::Side side, const ProgramPart& part,
                   const at::Tensor& lost);
-  // Adds the errors `lost` that codes make in whole heads, [B, T, Hkv, d].
+  // Does the same for a side whose whole heads are coded, not latents. `lost`
+  // is [B, T, Hkv, d].
   void AddHeads(plan::Side side, const at::Tensor& lost);
 
   // Sums of squared errors, [B, T, Hkv]. The error of a latent is added to the

@@ -108,8 +108,8 @@ struct ShapeCase {
   int64_t kv_heads = 0;
   PartSpec key;
   PartSpec value;
-  // The number of cached tokens of each sequence if the test runs on a GPU. The
-  // queries are those of the last `rows` tokens.
+  // The number of cached tokens of each sequence, which is used only if the
+  // test runs on a GPU. Each sequence has queries for its last `rows` tokens.
   std::vector<int64_t> contexts;
   int64_t rows = 1;
 };

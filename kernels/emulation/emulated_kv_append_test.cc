@@ -363,7 +363,7 @@ TEST(KvAppendCudaTest, ChannelsWithZeroBitsTakeNoBytes) {
 
 // Includes rows of zeros, and rows whose norm is too large for the type of the
 // scales.
-TEST(KvAppendCudaTest, CodesOfLevelsAreStoredExactlyAsByTheReference) {
+TEST(KvAppendCudaTest, CodesThatIndexATableOfLevelsMatchTheReferenceExactly) {
   for (const int bits : {1, 2, 3, 4}) {
     for (const DType dtype : kDTypes) {
       for (const Tiles& tiles : kTiles) {

@@ -71,7 +71,8 @@ struct LatentGroup {
 // of a slot form a stream of bits in four planes, in this order:
 //  1. all 8-bit codes;
 //  2. 4-bit codes, and the low four bits of 5- and 6-bit codes;
-//  3. 2-bit codes, the low two bits of 3-bit and the high two of 6-bit codes;
+//  3. 2-bit codes, the low two bits of 3-bit codes, and the high two bits of
+//     6-bit codes;
 //  4. 1-bit codes, and the highest bit of 3- and 5-bit codes.
 // Inside a plane, codes are in the order of channels, and bytes are filled from
 // the lowest bit. There is no gap between planes, and zeros fill the last byte.

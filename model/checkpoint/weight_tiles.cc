@@ -122,10 +122,10 @@ class Combiner {
     if (run.hashes().size() % kHashBytes != 0 || run.first() > all ||
         count > all - run.first()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          Describe(rank, tensor_.name()), ": the hashes from tile ",
-          run.first(), " on take ", run.hashes().size(),
-          " bytes, which does not fit a tensor of ", all, " tiles with ",
-          kHashBytes, " bytes each"));
+          Describe(rank, tensor_.name()), ": the hashes that start at tile ",
+          run.first(), " have ", run.hashes().size(),
+          " bytes, which does not fit a tensor of ", all,
+          " tiles with one hash of ", kHashBytes, " bytes each"));
     }
     for (size_t i = 0; i < count; ++i) {
       const size_t at = run.first() + i;

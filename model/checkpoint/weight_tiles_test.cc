@@ -165,7 +165,8 @@ TEST(WeightTilesTest, MalformedWeightTilesMessagesAreRefused) {
     return tiles.SerializeAsString();
   };
   refused(changed([](auto* run) { run->set_first(~uint64_t{0}); }),
-          "matrix: the hashes from tile 18446744073709551615 on take 16 bytes");
+          "matrix: the hashes that start at tile 18446744073709551615 have 16 "
+          "bytes");
   refused(changed([](auto* run) { run->mutable_hashes()->append("x"); }),
           "on take 17 bytes");
   refused(changed([](auto* run) { run->mutable_hashes()->resize(80); }),

@@ -69,8 +69,8 @@ class ReplicaRegistry {
   // Resets all calls to workers. After Stop has returned, no callback runs.
   // Stop may be called again.
   void Stop();
-  // Sets a function that the registry calls like on_change, and after it. It
-  // replaces the previous listener.
+  // Sets a function that the registry calls each time right after on_change. It
+  // replaces the previous one.
   void SetListener(std::function<void()> listener)
       ABSL_LOCKS_EXCLUDED(listener_mutex_);
 

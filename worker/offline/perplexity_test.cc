@@ -103,8 +103,7 @@ TEST(PerplexityTest, TheReportedBytesPerTokenMatchTheAllocatedPool) {
 }
 
 // Computes the expected loss by scoring each window as a separate text.
-TEST(PerplexityTest,
-     IfAStrideIsSetEveryTokenIsScoredOnceAfterAWindowOfContext) {
+TEST(PerplexityTest, WithAStrideWindowsOverlapAndEachTokenIsScoredExactlyOnce) {
   auto rank = TinyRank();
   const Text text = SomeText(75);
   for (const bool has_bos : {false, true}) {

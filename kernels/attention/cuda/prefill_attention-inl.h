@@ -340,7 +340,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     }
   }
   // Returns a bit for each of the lane's slots: 1 if the row reads the slot in
-  // the way of this visit.
+  // the form, exact or coded, that this visit handles.
   KVASIR_DEVICE uint32_t BitsOf(const RowReads& reads) const {
     uint32_t bits = 0;
     KVASIR_NO_UNROLL

@@ -215,7 +215,7 @@ absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
     arenas.page_bytes_[group] += layer.page_bytes;
     arenas.bytes_per_token_ += static_cast<double>(layer.page_bytes) /
                                static_cast<double>(layout.page_tokens());
-    arenas.arena_bytes_.push_back(bytes);
+    arenas.arena_offsets_.push_back(bytes);
     bytes += layer.page_bytes * pages[group];
     KVASIR_ASSIGN_OR_RETURN(
         kernels::DeviceBuffer host,
@@ -274,14 +274,14 @@ int64_t KvArenas::RingOf(const cache::PageLayout& layout, int64_t page_group,
   if (!rows.any()) return -1;
   Ring ring{
       page_group, rows.sink_tokens, rows.window_tokens, rows.row_bytes, {}};
-  const int64_t first = arena_bytes_[FirstArena(rows)];
+  const int64_t first = arena_offsets_[FirstArena(rows)];
   for (const cache::ExactSegment& segment : rows.segments) {
     ring.segments.push_back(
         {.first_row = segment.first_row,
          .first_page = segment.first_page,
          .rows_per_page = segment.rows_per_page,
          .arena_bytes =
-             arena_bytes_[static_cast<size_t>(segment.layer)] - first,
+             arena_offsets_[static_cast<size_t>(segment.layer)] - first,
          .page_bytes = layout.layer(segment.layer).page_bytes,
          .offset_bytes = segment.offset_bytes});
   }

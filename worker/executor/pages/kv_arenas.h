@@ -174,7 +174,7 @@ class KvArenas {
  private:
   KvArenas() = default;
   kernels::DevicePtr<void> arena(size_t layer) const {
-    return (memory_.as<char>() + arena_bytes_[layer]).as<void>();
+    return (memory_.as<char>() + arena_offsets_[layer]).as<void>();
   }
   int64_t RingOf(const cache::PageLayout& layout, int64_t page_group,
                  const cache::ExactRing& rows);
@@ -192,8 +192,8 @@ class KvArenas {
   std::vector<Layer> layers_;
   std::vector<Ring> rings_;
   kernels::DeviceBuffer memory_;
-  std::vector<int64_t> arena_bytes_;  // by layer: offset in `memory_`
-  cache::PageCounts host_pages_;      // by page group; 0: no host pool
+  std::vector<int64_t> arena_offsets_;  // by layer, in bytes of `memory_`
+  cache::PageCounts host_pages_;        // by page group; 0: no host pool
   std::vector<kernels::DeviceBuffer> host_buffers_;  // by layer
 };
 

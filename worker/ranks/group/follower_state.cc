@@ -163,8 +163,8 @@ void FollowerState::OnTime(absl::Time now) {
 absl::Status FollowerState::OnReady(kvasir::v1::RankReady ready) {
   if (phase_ != Phase::kLoading) {
     return absl::FailedPreconditionError(
-        "this rank may report that it is ready only once, after the "
-        "RankWelcome");
+        "this rank must report exactly once that it is ready, after it has "
+        "received the RankWelcome");
   }
   const size_t num_bytes = ready.weight_tiles().size();
   if (num_bytes > size_t{kMaxReadyBytes}) {
