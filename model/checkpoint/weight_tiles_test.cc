@@ -168,7 +168,7 @@ TEST(WeightTilesTest, MalformedWeightTilesMessagesAreRefused) {
           "matrix: the hashes that start at tile 18446744073709551615 have 16 "
           "bytes");
   refused(changed([](auto* run) { run->mutable_hashes()->append("x"); }),
-          "on take 17 bytes");
+          "have 17 bytes");
   refused(changed([](auto* run) { run->mutable_hashes()->resize(80); }),
           "does not fit a tensor of 4 tiles");
   EXPECT_THAT(
