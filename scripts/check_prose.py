@@ -104,7 +104,7 @@ def paragraphs(lines):
         # Tables, pictures and commands are not prose.
         if re.search(r"\S {3,}\S", text):
             text = ""
-        ends = not text or re.match(r"[-*|+>=]|\d+\.\s|.*[|].*[|]", text)
+        ends = not text or re.match(r"[-*]\s|[|+>=]|\d+\.\s|.*[|].*[|]", text)
         if ends or after_code or number != last + 1:
             if current:
                 yield begin, " ".join(current)
@@ -191,7 +191,9 @@ def sample(files, seed):
         content = (ROOT / path).read_text()
         lines = content.split("\n")
         for number, text in paragraphs(cpp_comments(content)):
-            if len(text.split()) >= 3 and not text.endswith(":"):  # a list follows
+            # A list and the line that introduces it are clear only together.
+            item = re.match(r"\s*//+!?<?\s*([-*]|\d+\.)\s", lines[number - 1])
+            if len(text.split()) >= 3 and not text.endswith(":") and not item:
                 end = number - 1
                 while end < len(lines) and lines[end].lstrip().startswith("//"):
                     end += 1

@@ -20,8 +20,8 @@ struct BenchEngineOptions {
   ModelOptions model;
   // If set, this plan is used instead of the model's own.
   std::optional<kvasir::v1::KvPlan> plan;
-  // May exceed the length of the shape, because with random weights positions
-  // do not matter.
+  // May exceed the model's own maximum length, because with random weights
+  // positions do not matter.
   int64_t max_model_len = 0;
   int64_t max_num_seqs = 1;
   int64_t max_batched_tokens = 512;

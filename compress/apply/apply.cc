@@ -254,7 +254,7 @@ absl::StatusOr<TensorMap> Apply(const ApplyRequest& request) {
     if (request.calibration == nullptr) {
       return absl::FailedPreconditionError(
           absl::StrCat("layer ", request.layer,
-                       ": the decomposition fisher needs a calibration, "
+                       ": the decomposition 'fisher' needs a calibration, "
                        "but none was given"));
     }
     KVASIR_ASSIGN_OR_RETURN(

@@ -231,7 +231,7 @@ TEST_F(NewFolderTest,
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, AFolderWithTheTemporaryNameThatNoRunMadeIsAnError) {
+TEST_F(NewFolderTest, ATemporaryFolderThatNoEarlierRunLeftIsRefused) {
   PutCheckpoint(out_, "old");
   for (const fs::path& folder : {partial_, replaced_}) {
     PutCheckpoint(folder, "mine");

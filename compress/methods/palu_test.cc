@@ -295,7 +295,7 @@ TEST(PaluTest, GroupsOnDifferentTensorParallelRanksHaveEqualRanks) {
   }
 }
 
-TEST(PaluTest, NoGroupSpansTensorParallelRanksAndTheirPagesAreEqual) {
+TEST(PaluTest, NoGroupSpansTensorParallelRanksAndAllRanksHavePagesOfOneSize) {
   PlanRequest request = RequestOf({});
   const Calibration calibration = FisherCalibration(request.spec, 8);
   request.calibration = &calibration;

@@ -41,7 +41,7 @@ TEST(SlotChoiceTest, AmongEqualScoresTheLowerSlotIsKept) {
               ElementsAre(0, 1, 5));
 }
 
-TEST(SlotChoiceTest, FriendlinessIsWeightedByOneMinusLambda) {
+TEST(SlotChoiceTest, TheFriendlinessToQuantizationHasTheWeightOneMinusLambda) {
   const std::vector<float> mass = {4, 3, 2, 0, 9};
   const std::vector<float> key = {1, 0, 0.5F, 0, 7};
   const std::vector<float> value = {1, 1, 0, 1, 7};

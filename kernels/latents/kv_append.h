@@ -55,9 +55,9 @@ struct KvAppendPartIn {
   // codes are not counted. Parts may share a counter.
   Ptr<int64_t> clamped = nullptr;
   // The unit (slot_metadata.h) of each group [G], in the same memory (host or
-  // device) as part.groups. Null: the part's errors are not stored. Otherwise
-  // errors_of[i] says whether they are added to the errors of side i (keys,
-  // values); a joint part has both.
+  // device) as part.groups. If null, the part's compression errors are not
+  // stored. Otherwise they are added to the stored errors of each side i (0:
+  // keys, 1: values) for which errors_of[i] is true; for a joint part both are.
   const int32_t* unit_of_group = nullptr;
   bool errors_of[kErrorSides] = {false, false};
 };

@@ -219,8 +219,8 @@ TEST_P(KvAppendTest, ChannelsOfZeroBitsTakeNoBytes) {
   ExpectCodesOf(part, RandomRows(74 + 10, 16), true);
 }
 
-// Checks with float64 that every number has the nearest level and that the
-// decoded row has the length of the original row.
+// Checks in float64 that every number is stored as the level nearest to it, and
+// that the decoded row has the same L2 norm as the original row.
 TEST_P(KvAppendTest, NumbersAreStoredAsTheirNearestLevelAndRowsKeepTheirNorm) {
   constexpr int64_t kPageTokens = 16;
   for (const int bits : {1, 2, 3, 4}) {

@@ -30,9 +30,9 @@ struct CodeRun {
 // levels have at most 4 bits.
 inline constexpr int kMaxNormLevels = 16;
 
-// The largest granule, in bytes, for the region of ranges: a scale and a
-// minimum of 16 bits. It is small whatever the device's granule is, because
-// most of a larger granule would be padding.
+// The largest granule, in bytes, for the region that holds the codes' scales
+// and minima: one 16-bit scale and one 16-bit minimum. It does not grow with
+// the device's granule, because most of a larger granule would be padding.
 inline constexpr int64_t kMostParamGranuleBytes = 4;
 
 // The place in a tile of one kind of data that each slot has, for example the

@@ -221,7 +221,7 @@ TEST(PackTest, FindsTheFirstNonFiniteNumberInArraysOfEveryNumberType) {
   }
 }
 
-TEST(PackTest, PackedSlicesAndConcatenationsHaveTheColumnsOfTheirParts) {
+TEST(PackTest, SlicingOrConcatenatingPackedMatricesKeepsTheirColumns) {
   const int64_t k = 50;
   StoredArray first(RandomFloats(40 * 100, 11), DType::kBf16);
   StoredArray second(RandomFloats(20 * 50, 12), DType::kBf16);

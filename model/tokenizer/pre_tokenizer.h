@@ -33,7 +33,8 @@ class PreTokenizer {
  public:
   // Leaves the text as one piece, for a file without a pre-tokenizer.
   PreTokenizer() = default;
-  // UNIMPLEMENTED names a component that is not supported.
+  // Returns UNIMPLEMENTED for a component that is not supported; the text names
+  // it.
   static absl::StatusOr<PreTokenizer> FromJson(const JsonRef& ref);
 
   // True if pieces are raw bytes, which the model looks up in the byte-level

@@ -1,4 +1,4 @@
-// `kvasir router`: serves clients' requests by one or more workers.
+// `kvasir router`: accepts clients' requests and sends each to a worker.
 #include <memory>
 #include <string>
 #include <utility>

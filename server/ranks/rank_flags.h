@@ -52,9 +52,9 @@ struct RankFlags {
   int num_local() const { return local_ranks > 0 ? local_ranks : tp; }
 };
 
-// Adds the flags of serve and worker, whose process is rank 0.
+// Adds the flags of the commands `serve` and `worker`, whose process is rank 0.
 void AddLeaderFlags(CLI::App* app, RankFlags* flags);
-// Adds the flags of rank.
+// Adds the flags of the command `rank`.
 void AddFollowerFlags(CLI::App* app, RankFlags* flags);
 
 // INVALID_ARGUMENT for flags that contradict each other, or that have no effect

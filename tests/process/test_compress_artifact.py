@@ -424,7 +424,7 @@ def test_a_text_that_is_too_short_is_refused(compress, tmp_path):
     text.write_text("A few words only.\n")
     done = compress("plan", "--model", TINY, "--method", "palu", "--keep", 0.5, "--text", text,
                     ok=False)
-    refused(done, "short.txt", "too short: it has", "16384 are needed (16 sequences of 1024)")
+    refused(done, "short.txt", "too short: it has", "16384 are needed (16 sequences of 1024 tokens)")
 
 
 def test_the_error_for_a_calibration_domain_that_is_too_short_names_it(compress, tmp_path):
@@ -434,7 +434,7 @@ def test_the_error_for_a_calibration_domain_that_is_too_short_names_it(compress,
                     f"brief={text}", "--calibration-tokens", 512, "--sequence-tokens", 64,
                     ok=False)
     refused(done, "domain brief (a share of 1/2 of 512 tokens)", "too short: it has",
-            "256 are needed (4 sequences of 64)")
+            "256 are needed (4 sequences of 64 tokens)")
 
 
 def test_calibrate_uses_the_built_in_domains(compress, tmp_path):

@@ -364,7 +364,7 @@ def test_no_token_is_accepted_without_tls(tmp_path):
     done = run("serve", *flags, "--identities", identities, check=False)
     assert done.returncode != 0
     assert f"--identities {identities}: has tokens" in done.stderr and "--tls-cert" in done.stderr
-    for wrong, why in ((["--identities", tmp_path / "none"], "No such file"), (["--identities", ""], "--identities: is empty")):
+    for wrong, why in ((["--identities", tmp_path / "none"], "No such file"), (["--identities", ""], "--identities: the value is empty")):
         done = run("serve", *flags, *wrong, check=False)
         assert done.returncode != 0 and why in done.stderr, done.stderr
     done = run("serve", *flags, check=False, env={**os.environ, "KVASIR_IDENTITIES": ""})
@@ -473,7 +473,7 @@ def test_the_token_command_prints_a_token_and_the_entry_that_accepts_it(tmp_path
     # A date has a year of four digits.
     for too_long in ("inf", "876001h"):
         done = run("token", "--valid-for", too_long, check=False)
-        assert done.returncode == 2 and "want at most 876000h" in done.stderr, done.stderr
+        assert done.returncode == 2 and "give at most 876000h" in done.stderr, done.stderr
     assert run("token", "--valid-for", "876000h").returncode == 0
 
     file = tmp_path / "token"

@@ -327,7 +327,7 @@ def test_the_error_for_an_empty_tls_flag_or_variable_names_it(authority):
     own = pair_of(authority, "router")
     flags = ["--model", TINY, "--grpc-port", "0", *OPERATOR_PORTS, "--tls-cert", own, "--tls-key", own]
     done = run("serve", *flags, "--tls-client-ca", "", check=False)
-    assert done.returncode == 2 and "--tls-client-ca: is empty" in done.stderr, done.stderr
+    assert done.returncode == 2 and "--tls-client-ca: the value is empty" in done.stderr, done.stderr
     done = run("serve", *flags, check=False, env={**os.environ, "KVASIR_TLS_CLIENT_CA": ""})
     assert done.returncode == 2 and "KVASIR_TLS_CLIENT_CA: is set and empty" in done.stderr, done.stderr
 

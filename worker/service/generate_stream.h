@@ -45,8 +45,8 @@ class GenerateStream {
   explicit GenerateStream(size_t max_queued_bytes)
       : max_queued_bytes_(max_queued_bytes) {}
 
-  // Passes the result of Engine::Submit. Events of the engine or of the
-  // transport may arrive before it.
+  // Called with the result of Engine::Submit. Events of the engine or of the
+  // transport may arrive before this call.
   void OnSubmitted(const Refusal& refusal);
   void OnAccepted(uint32_t prompt_tokens);
   void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens);

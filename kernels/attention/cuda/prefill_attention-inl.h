@@ -128,7 +128,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       for (int32_t n = 0; n < kSlotTiles; ++n) Clear(scores->d[t][n]);
     }
   }
-  // The weights of a block as first operands of products, each for 16 slots.
+  // The attention weights of a block of slots, as the A operands of matrix
+  // products. Each operand covers 16 slots.
   struct Weights {
     uint32_t a[tiles][kBlock / 16][4];
   };

@@ -328,7 +328,7 @@ TEST_F(GlooGroupTest, AddressesOfDifferentGroupsAreRefused) {
   EXPECT_THAT(
       own->Connect(std::vector<std::string>{begin({0, 2})->address(), other_1}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("is not the address that this rank made for itself")));
+               HasSubstr("differs from the address that this process")));
 }
 
 // Each rank is tested as the one that waits for the other, because either of

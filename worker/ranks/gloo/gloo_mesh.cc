@@ -251,7 +251,7 @@ absl::Status GlooMesh::ReadAddresses(absl::Span<const std::string> addresses) {
     }
     if (rank == shard().rank && text != address_) {
       return absl::InvalidArgumentError(absl::StrCat(
-          prefix, "is not the address that this rank made for itself"));
+          prefix, "differs from the address that this process has created"));
     }
     ports_.push_back(address->ports[static_cast<size_t>(shard().rank)]);
   }

@@ -15,7 +15,8 @@ using nccl::Result;
 namespace {
 
 // After a failure, the watcher waits this long for a running library call to
-// return. If the call has not returned by then, aborts the communicator anyway.
+// return. If the call has not returned by then, the watcher aborts the
+// communicator anyway.
 constexpr absl::Duration kGrace = absl::Seconds(1);
 // How long the destructor waits for the other ranks if there was no failure.
 constexpr absl::Duration kGoodbye = absl::Seconds(5);
