@@ -179,9 +179,11 @@ void ActiveRequest::Open(const std::shared_ptr<Replica>& replica) {
   if (cancelled) attempt->Cancel();
 }
 
-void ActiveRequest::SetQueueTimer(const TimerThread::TimerId& timer) {
+std::optional<TimerThread::TimerId> ActiveRequest::SetQueueTimer(
+    const TimerThread::TimerId& timer) {
   base::MutexLock lock(&mutex_);
-  queue_timer_ = timer;
+  if (done_) return timer;
+  return std::exchange(queue_timer_, timer);
 }
 
 std::optional<TimerThread::TimerId> ActiveRequest::TakeQueueTimer() {

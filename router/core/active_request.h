@@ -66,8 +66,10 @@ class ActiveRequest final : public RequestHandle,
   // Starts an attempt: opens a stream to `replica`.
   void Open(const std::shared_ptr<Replica>& replica)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  void SetQueueTimer(const TimerThread::TimerId& timer)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns a timer that is no longer needed: the previous one, or `timer` if
+  // the request has ended.
+  std::optional<TimerThread::TimerId> SetQueueTimer(
+      const TimerThread::TimerId& timer) ABSL_LOCKS_EXCLUDED(mutex_);
   std::optional<TimerThread::TimerId> TakeQueueTimer()
       ABSL_LOCKS_EXCLUDED(mutex_);
 

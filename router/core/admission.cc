@@ -40,7 +40,7 @@ Admission::Answer Admission::Return(Ticket ticket, int32_t priority) {
 }
 
 void Admission::Wait(Ticket ticket, int32_t priority) {
-  const Place place{priority, arrivals_++};
+  const Place place{priority, ticket};
   waiting_.emplace(place, ticket);
   places_.emplace(ticket, place);
 }

@@ -93,14 +93,13 @@ class Admission {
   static absl::Status NoReplica(const std::string& model, bool all_drain);
 
  private:
-  using Place = std::pair<int32_t, uint64_t>;  // (priority, order of arrival)
+  using Place = std::pair<int32_t, uint64_t>;  // (priority, ticket)
 
   void Wait(Ticket ticket, int32_t priority);
 
   const AdmissionLimits limits_;
   bool draining_ = false;
   size_t in_flight_ = 0;
-  uint64_t arrivals_ = 0;
   std::map<Place, Ticket> waiting_;
   std::unordered_map<Ticket, Place> places_;
 };

@@ -169,7 +169,9 @@ RequestFlow::Delivery RequestFlow::OnFinish(
 
 std::optional<absl::Duration> RequestFlow::QueueTimeoutLeft(
     absl::Time now) const {
-  if (request_.queue_timeout <= absl::ZeroDuration()) return std::nullopt;
+  if (request_.queue_timeout <= absl::ZeroDuration() || delivered_) {
+    return std::nullopt;
+  }
   return start_ + request_.queue_timeout - now;
 }
 

@@ -73,7 +73,7 @@ class RequestFlow {
   std::optional<absl::Status> OnAttemptDone(const absl::Status& status,
                                             absl::Time now);
   // Returns the rest of the queue timeout that the request has set; nullopt if
-  // it has set none.
+  // it has set none, or if it has begun.
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const;
   // Returns the status of a request for which no other replica can be asked:
   // the error of the last attempt, or `otherwise` if there was no attempt.

@@ -146,8 +146,11 @@ absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
     WaitInQueue(active);
   } else if (const absl::Status status = Dispatch(active); !status.ok()) {
     active->Discard(status);
-    Release(active, /*ran=*/true);
-    return Refuse(active->request(), status);
+    const absl::Status refused = Refuse(active->request(), status);
+    // Not here, because Release may end another request, whose sink must not be
+    // called inside Submit.
+    RunSoon([this, active] { Release(active, /*ran=*/true); });
+    return refused;
   }
   return active;
 }
@@ -156,7 +159,14 @@ void RouterCore::WaitInQueue(const ActivePtr& active) {
   const Admission::Patience patience = Admission::PatienceOf(
       active->request(), active->arrival(), options_.queue_timeout,
       Admission::WaitedTooLong(options_.queue_timeout));
-  active->SetQueueTimer(EndWaitingAt(patience.until, active, patience.then));
+  SetQueueTimer(active, patience);
+}
+
+void RouterCore::SetQueueTimer(const ActivePtr& active,
+                               const Admission::Patience& patience) {
+  const auto unused = active->SetQueueTimer(
+      EndWaitingAt(patience.until, active, patience.then));
+  if (unused.has_value()) parts_.timers->Cancel(*unused);
 }
 
 absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
@@ -169,12 +179,14 @@ absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
   // the router itself may be destroyed.
   const std::shared_ptr<CallbackGate> gate = gate_;
   if (!gate->Enter()) return none;
-  active->SetQueueTimer(EndWaitingAt(patience.until, active, patience.then));
+  SetQueueTimer(active, patience);
+  bool draining = false;
   bool waits = false;
   std::vector<Ticket> admitted;
   {
     base::MutexLock lock(&mutex_);
-    waits = without_replica_.size() < options_.admission.max_queue;
+    draining = admission_.draining();
+    waits = !draining && without_replica_.size() < options_.admission.max_queue;
     if (waits) {
       without_replica_.emplace(PlaceOf(*active), active);
       // It does not run, so another request, of another model perhaps, may.
@@ -196,7 +208,8 @@ absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
     if (CanDispatch(request.model)) RunSoon([this] { RetryWaiting(); });
   }
   gate->Leave();
-  return waits ? absl::OkStatus() : none;
+  if (waits) return absl::OkStatus();
+  return active->NoReplica(draining ? Admission::ShuttingDown() : none);
 }
 
 bool RouterCore::CanDispatch(const std::string& model) const {
@@ -242,14 +255,14 @@ void RouterCore::RetryWaiting() {
     ReportInFlight();
   }
   for (const ActivePtr& active : refused) {
-    active->Close(Admission::ShuttingDown());
+    active->Close(active->NoReplica(Admission::ShuttingDown()));
     Release(active, /*ran=*/false);
   }
   for (const auto& [active, answer] : returned) {
     if (answer == Admission::Answer::kRun) {
       DispatchAdmitted(active);
     } else {
-      EndWaitingIfCancelled(active);
+      WaitInQueue(active);
     }
   }
 }
@@ -333,7 +346,7 @@ void RouterCore::EndWaiting(const ActivePtr& active,
       return;
     }
   }
-  active->Close(status);
+  active->Close(active->NoReplica(status));
   Release(active, /*ran=*/false);
 }
 

@@ -107,6 +107,8 @@ class RouterCore final : public RequestRouter {
   absl::StatusOr<Admission::Answer> Enter(const ActivePtr& active)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void WaitInQueue(const ActivePtr& active);
+  void SetQueueTimer(const ActivePtr& active,
+                     const Admission::Patience& patience);
   // Chooses a replica and opens a stream to it. If no replica can be asked, a
   // request that has not been tried anywhere waits until one is ready; any
   // other gets an error.
@@ -124,8 +126,8 @@ class RouterCore final : public RequestRouter {
   // Returns true if a request for this model need not wait for a replica: one
   // is ready, or all are draining.
   bool CanDispatch(const std::string& model) const;
-  // Call when the request has entered a queue: Cancel has no effect on a
-  // request that is in none.
+  // Call when the request has entered a queue: an earlier Cancel has not ended
+  // it, because it was in none.
   void EndWaitingIfCancelled(const ActivePtr& active);
   ActivePtr Find(Ticket ticket) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Runs the task on the timer thread, unless the router is destroyed before.

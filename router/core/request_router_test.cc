@@ -439,6 +439,8 @@ TEST_F(RequestRouterTest, ARequestThatWaitsForAReplicaCanAlwaysBeCancelled) {
     handles.push_back(Submit(sinks.back()));
   }
   std::thread cancels([&] {
+    // The requests are being dispatched when they are cancelled.
+    Eventually([&] { return !workers_[0]->attempts().empty(); });
     for (const auto& handle : handles) handle->Cancel(CancelReason::kClient);
   });
   workers_[0]->SetReachable(true);
@@ -488,6 +490,24 @@ TEST_F(RequestRouterTest, ADrainEndsRequestsThatWaitForAReplica) {
   const absl::Status status = sink->Wait();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
   EXPECT_EQ(proto::RefusalOf(status)->reason(), kvasir::v1::Refusal::DRAINING);
+}
+
+// The request starts to wait when the drain has begun already.
+TEST_F(RequestRouterTest, InADrainNoRequestWaitsForAReplica) {
+  RouterCoreOptions options;
+  options.admission = {.max_in_flight = 1, .max_queue = 8};
+  KVASIR_ASSERT_OK(Start(1, options));
+  const auto runs = std::make_shared<RecordingSink>();
+  Submit(runs);
+  WaitForAttempt(0);
+  const auto waits = std::make_shared<RecordingSink>();
+  Submit(waits);
+  router_->BeginDrain();
+  workers_[0]->Die();
+  EXPECT_THAT(runs->Wait(),
+              StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
+  EXPECT_THAT(waits->Wait(),
+              StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
 }
 
 TEST_F(RequestRouterTest, TheDestructorEndsRequestsThatWaitForAReplica) {
