@@ -166,7 +166,7 @@ def test_the_fetch_script_and_the_model_flag_know_the_same_model_names(tree):
     code, _, error = tree.fetch("tiny")
     assert code == 2 and f"no model 'tiny'; there are: {' '.join(names)}" in error
     text = run("inspect", "--model", "no-such-name", check=False).stderr
-    assert f"known models: {', '.join(names)}\n" in text
+    assert f"the known models are {', '.join(names)}\n" in text
 
 
 @pytest.fixture

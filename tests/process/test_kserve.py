@@ -686,7 +686,7 @@ def test_only_the_requested_outputs_are_returned(server, client):
     assert result.as_numpy("finish_reason").tolist() == [b"length"]
     assert result.as_numpy("num_output_tokens").tolist() == [3]
     assert len(json.loads(result.as_numpy("logprobs")[0])) == 3
-    with pytest.raises(InferenceServerException, match="'output_ids': the schema"):
+    with pytest.raises(InferenceServerException, match="requested output 'output_ids' does not exist"):
         infer("text_output", "output_ids")
 
 

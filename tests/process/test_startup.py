@@ -308,7 +308,7 @@ def test_generate_prints_no_prompt_if_there_is_no_answer():
 
 def test_errors_of_perplexity_name_its_own_flags():
     text = refused("perplexity", "--model", TINY, "--text", "/tmp")
-    assert "/tmp: this is not a regular file" in text
+    assert "/tmp: is not a regular file" in text
     text = refused("perplexity", "--model", TINY, "--text", TINY / "evaluation.txt",
                    "--window", "100000")
     assert "--window 100000" in text and "1024" in text and "--max-model-len" not in text
