@@ -114,6 +114,7 @@ class SingleCallTest : public ::testing::Test {
         asked.prepare = request.status();
         return asked;
       }
+      asked.n = request->sampling.n();
       asked.prepare =
           typename Call::Prepare([this, prepare, request = *request]() mutable {
             return prepare(std::move(request), *router_.Model("tiny")->info,
