@@ -117,7 +117,9 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
   }
   health.listen.port = listen.health_port;
   health.listen.flag = "--health-port";
-  health.max_connections = kFewConnections;
+  // Enough that a flood of new connections does not replace that of a probe
+  // before it is answered.
+  health.max_connections = 4 * kFewConnections;
   health.replace_oldest_connection = true;
   health.max_connection_idle = kIdle;
   health.handshake_timeout = kIdle;
