@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -471,3 +472,23 @@ def test_sigterm_ends_process_1_of_a_container_before_it_serves(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+# Each kill used to leave a folder of sockets for good.
+def test_the_private_folder_of_a_killed_server_is_removed_by_the_next_server():
+    killed = KvasirProcess("serve")
+    with killed:
+        folders = lambda: {path for path in killed.dir.iterdir() if path.is_dir()}
+        left = folders()
+        assert left
+        killed.kill()
+        assert folders() == left
+        after = KvasirProcess("serve")
+        own = after.dir
+        after.dir = killed.dir  # also its TMPDIR
+        try:
+            after.start()
+            assert not left & folders()
+        finally:
+            after.kill()
+            shutil.rmtree(own)
