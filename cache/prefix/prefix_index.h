@@ -127,8 +127,8 @@ class PrefixIndex {
   // Returns the number of removed pages.
   int64_t Forget(PageGroupId group, PageId page);
 
-  // Gives the node a tail that consists of these pages, which must be used and
-  // untagged. The node must have a page in every group, and no tail.
+  // Makes these pages the node's tail. They must be allocated and have no tag.
+  // The node must have a page in every group, and no tail.
   void PublishTail(PrefixNodeId node, TailPages pages, bool gives_way);
   bool has_tail(PrefixNodeId node) const { return tail_of_.contains(node); }
   const TailPages& tail(PrefixNodeId node) const {

@@ -23,8 +23,8 @@ inline constexpr char kPredictionFile[] = "kv_plan.prediction.json";
 //   recognizes and repairs what the killed run left.
 // Threads: one caller.
 // Errors: AlreadyExists for a folder that may not be replaced; InvalidArgument
-//   for an output that is an input; Unavailable with the path, also while
-//   another run writes the same folder.
+//   for an output that is an input; Unavailable, with the path, if a file
+//   cannot be written or another run writes the same folder.
 class NewFolder {
  public:
   // If `overwrite` is false, an existing folder is an error. If it is true,

@@ -640,9 +640,9 @@ TEST(SampleCudaTest, LogitsOfVeryDifferentSizesAreOrderedAsOnTheCpu) {
   ExpectSame(c);
 }
 
-// The kernel narrows down an interval of keys by splitting it repeatedly. This
-// test simulates the worst case: after each split, the remaining part is the
-// one with the most keys, or a random part that may contain ids.
+// The kernel narrows down an interval of keys by splitting it repeatedly. After
+// each split, this test goes on with the part that has the most keys, which is
+// the worst case, or with a random part in which ids can be.
 TEST(SampleCudaTest, TheSearchForTheTopIdsNeverNeedsMoreStepsThanItsLimit) {
   using emulated::TopKey;
   const TopKey end_of_row = emulated::BehindLogit(-kInf);

@@ -14,11 +14,12 @@
 // otherwise pairs of bytes or single bytes.
 //
 // Bytes per latent of R' channels, with B bytes per activation: R' B bytes are
-// read, and the latent's codes (or numbers) and ranges are written. Data that
-// is read again (for ranges in slots, levels or errors) comes from the
-// first-level cache. Operations per code: about 25, because its division is
-// correctly rounded; with levels, 2 per level. Lower bound of the time: the
-// bytes divided by the bandwidth of the memory.
+// read, and the latent's codes (or numbers) and ranges are written. Some modes
+// read a latent again (ranges that are stored in slots, codes of levels, errors
+// that are measured); it then comes from the first-level cache. Operations per
+// code: about 25, because its division is correctly rounded; with levels, 2 per
+// level. Lower bound of the time: the bytes divided by the bandwidth of the
+// memory.
 #include <cmath>
 
 #include "kernels/latents/code_range.h"

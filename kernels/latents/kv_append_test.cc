@@ -725,7 +725,8 @@ TEST(KvAppendRefusalTest, IncompleteStaticRangesAndInvalidLevelsAreRefused) {
   Part levels({Coded({{9, 3}})}, DType::kBf16, 4, false, {}, 4);
   refuses(
       levels.view,
-      "run 0 has codes of 3 bits, but a part with 4 levels must have one run");
+      "run 0 has codes of 8 values, but a part with levels must have a single "
+      "run with one value for each of its 4 levels");
   Part inner({Coded({{9, 3}, {3, 0}, {4, 2}})}, DType::kBf16, 4, true);
   refuses(inner.view, "run 1: the bits of a code must be 1 to 6 or 8");
   Part mixed({Coded({{9, 3}}), {8, {}}}, DType::kBf16, 4, true);

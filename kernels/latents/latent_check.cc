@@ -29,10 +29,10 @@ absl::Status CheckRuns(const char* op, const LatentPart& part,
     }
     if (part.num_levels > 0 && (r > 0 || 1 << run.bits != part.num_levels)) {
       return absl::InvalidArgumentError(
-          absl::StrCat(op, ": run ", r, " has codes of ", run.bits,
-                       " bits, but a part with ", part.num_levels,
-                       " levels must have one run, whose codes have exactly "
-                       "that many values"));
+          absl::StrCat(op, ": run ", r, " has codes of ", 1 << run.bits,
+                       " values, but a part with levels must have a single run "
+                       "with one value for each of its ",
+                       part.num_levels, " levels"));
     }
     if (run.begin != end || run.width < 1) {
       return absl::InvalidArgumentError(

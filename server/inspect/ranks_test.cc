@@ -107,7 +107,7 @@ TEST(InspectRanksTest,
 
 TEST(InspectRanksTest,
      IfRanksNeedUnequalBytesTheReportSaysSoAndCountsTheLargestRank) {
-  // The values have two groups, one for each of two ranks.
+  // The values have two groups, one for each of two tensor-parallel ranks.
   const ModelSource source =
       SourceWith(kFullKey,
                  R"({"low_rank":{"groups":[{"heads":[0,1],"rank":16},

@@ -7,8 +7,8 @@
 // Lifted and absorbed reads round differently, and compression to codes makes
 // that difference larger. So the choice depends only on whether a token is
 // prompt or output, and never on what shares its step: chunks, batches and
-// preemption change no bit. Only the prefix index can change bits: if a prompt
-// reuses pages that another request wrote as output, or the reverse.
+// preemption change no bit. Only the prefix index can change bits, when a token
+// is prompt in one request and output in another that shares its pages.
 #pragma once
 
 #include <cstdint>

@@ -443,7 +443,7 @@ TEST_F(TensorParallelTest,
 }
 
 TEST_F(TensorParallelTest,
-       SeveralRanksComputeTheOutputOfASingleRankForOtherModelFamilies) {
+       InEveryModelFamilySeveralRanksComputeTheOutputOfASingleRank) {
   constexpr int64_t kWindow = 7;
   int64_t clear_rows = 0;
   for (const FamilyCase& each : FamilyCases(kWindow)) {
