@@ -188,10 +188,12 @@ class RequestRouter {
   virtual ~RequestRouter() = default;
 
   // Starts a request. If it returns an error, the request was refused and the
-  // sink is never called. Errors: NOT_FOUND (unknown model), INVALID_ARGUMENT
-  // (a value exceeds a limit, which the text names, or the refusal NEVER_FITS
-  // because the prompt exceeds the model's length), RESOURCE_EXHAUSTED (the
-  // router's queue is full), UNAVAILABLE (no replica is ready, or the router is
+  // sink is never called. If no replica is ready, the request waits for one
+  // until its queue timeout. Errors: NOT_FOUND (unknown model),
+  // INVALID_ARGUMENT (a value exceeds a limit, which the text names, or the
+  // refusal NEVER_FITS because the prompt exceeds the model's length),
+  // RESOURCE_EXHAUSTED (the router's queue is full), UNAVAILABLE (no replica is
+  // ready and too many requests wait for one, or the router or every replica is
   // draining), DEADLINE_EXCEEDED (the deadline has already passed).
   virtual absl::StatusOr<std::shared_ptr<RequestHandle>> Submit(
       CanonicalRequest request, std::shared_ptr<RequestSink> sink) = 0;

@@ -40,8 +40,8 @@ class Admission {
 
   enum class Answer { kRun, kWait };
   // Enters a new ticket. It may run, must wait, or is refused: RETRY_ELSEWHERE
-  // if the queue is full (the text names the limits and their flags), DRAINING
-  // after BeginDrain.
+  // if the queue is full (the text names the limits), DRAINING after
+  // BeginDrain.
   absl::StatusOr<Answer> Enter(Ticket ticket, int32_t priority);
   // Enters a ticket again that has left while it could not run. It is never
   // refused.

@@ -33,6 +33,13 @@ RequestFlow NewFlow(uint32_t n = 1, int max_attempts = 3,
   return RequestFlow(std::move(request), "id", max_attempts, kStart);
 }
 
+// The client receives the answer of this request in one response.
+RequestFlow NewWholeAnswer(uint32_t n = 1) {
+  CanonicalRequest request = NewFlow(n).request();
+  request.folded = true;
+  return RequestFlow(std::move(request), "id", 3, kStart);
+}
+
 GenerateEvent Accepted() {
   GenerateEvent event;
   event.mutable_accepted()->set_prompt_tokens(3);
@@ -125,9 +132,7 @@ TEST(RequestFlowTest,
 // The client receives nothing before the answer is complete, so another worker
 // can continue the answer without being noticed.
 TEST(RequestFlowTest, AnAnswerThatIsNotStreamedContinuesAtAnotherWorker) {
-  CanonicalRequest request = NewFlow().request();
-  request.folded = true;
-  RequestFlow flow(request, "id", 3, kStart);
+  RequestFlow flow = NewWholeAnswer();
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.OnEvent(Tokens({7, 8}), At(2)).deliver);
   EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(3)),
@@ -151,9 +156,7 @@ TEST(RequestFlowTest, AWorkerThatIsLostAfterTheLastFinishLosesNothing) {
 // A worker cannot continue several samples from their tokens. They are seeded,
 // so it generates the same tokens again.
 TEST(RequestFlowTest, SeveralSamplesInOneResponseAreGeneratedAgainElsewhere) {
-  CanonicalRequest request = NewFlow(/*n=*/2).request();
-  request.folded = true;
-  RequestFlow flow(request, "id", 3, kStart);
+  RequestFlow flow = NewWholeAnswer(/*n=*/2);
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7, 8}, 0), At(2));
   flow.OnEvent(Tokens({5}, 1), At(2));
@@ -175,9 +178,7 @@ TEST(RequestFlowTest, SeveralSamplesInOneResponseAreGeneratedAgainElsewhere) {
 }
 
 TEST(RequestFlowTest, AWorkerThatGeneratesOtherTokensAgainBreaksTheProtocol) {
-  CanonicalRequest request = NewFlow(/*n=*/2).request();
-  request.folded = true;
-  RequestFlow flow(request, "id", 3, kStart);
+  RequestFlow flow = NewWholeAnswer(/*n=*/2);
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7, 8}), At(2));
   EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(3)),
@@ -197,9 +198,7 @@ TEST(RequestFlowTest, ARequestWhoseSamplesHaveAllFinishedIsNotSentAgain) {
   for (const absl::Status& end :
        {Full(), absl::DeadlineExceededError("late"),
         proto::RefusedError(kvasir::v1::Refusal::DRAINING, "draining")}) {
-    CanonicalRequest request = NewFlow().request();
-    request.folded = true;
-    RequestFlow flow(request, "id", 3, kStart);
+    RequestFlow flow = NewWholeAnswer();
     flow.OnAttempt("a", At(1));
     flow.OnEvent(Tokens({7}), At(2));
     flow.OnEvent(Finish(), At(3));

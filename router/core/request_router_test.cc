@@ -143,6 +143,13 @@ class RequestRouterTest : public ::testing::Test {
     return handle.ok() ? *handle : nullptr;
   }
 
+  // Starts the router with one worker, which is then lost.
+  void StartAndLoseTheWorker(RouterCoreOptions options = {}) {
+    KVASIR_ASSERT_OK(Start(1, options));
+    workers_[0]->Die();
+    EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  }
+
   // Submits a request whose client receives only the whole answer, and ends the
   // attempt at worker 0 with an error after the first token.
   std::shared_ptr<RecordingSink> LoseAFoldedAnswer() {
@@ -384,9 +391,7 @@ TEST_F(RequestRouterTest, ALostWorkerGetsRequestsAgainAfterItHasReconnected) {
 }
 
 TEST_F(RequestRouterTest, ARequestWaitsUntilAReplicaIsReady) {
-  KVASIR_ASSERT_OK(Start(1));
-  workers_[0]->Die();
-  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  StartAndLoseTheWorker();
   CanonicalRequest urgent = NewRequest();
   urgent.priority = -1;
   const auto later = std::make_shared<RecordingSink>();
@@ -414,9 +419,7 @@ TEST_F(RequestRouterTest, WithoutAReadyReplicaARequestEndsAtTheQueueTimeout) {
   RouterCoreOptions options;
   options.admission = {.max_in_flight = 1, .max_queue = 1};
   options.queue_timeout = absl::Milliseconds(20);
-  KVASIR_ASSERT_OK(Start(1, options));
-  workers_[0]->Die();
-  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  StartAndLoseTheWorker(options);
   for (int i = 0; i < 2; ++i) {
     const auto sink = std::make_shared<RecordingSink>();
     Submit(sink);
@@ -429,9 +432,7 @@ TEST_F(RequestRouterTest, WithoutAReadyReplicaARequestEndsAtTheQueueTimeout) {
 
 // A cancel used to be lost if it came while the request was in no queue.
 TEST_F(RequestRouterTest, ARequestThatWaitsForAReplicaCanAlwaysBeCancelled) {
-  KVASIR_ASSERT_OK(Start(1));
-  workers_[0]->Die();
-  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  StartAndLoseTheWorker();
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   std::vector<std::shared_ptr<RequestHandle>> handles;
   for (int i = 0; i < 200; ++i) {
@@ -460,9 +461,7 @@ TEST_F(RequestRouterTest, ARequestThatWaitsForAReplicaCanAlwaysBeCancelled) {
 TEST_F(RequestRouterTest, RequestsThatWaitForAReplicaTakeNoPlaceFromOthers) {
   RouterCoreOptions options;
   options.admission = {.max_in_flight = 1, .max_queue = 8};
-  KVASIR_ASSERT_OK(Start(1, options));
-  workers_[0]->Die();
-  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  StartAndLoseTheWorker(options);
   // Each would wait in the queue for a place if the first one had kept its own.
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   for (int i = 0; i < 3; ++i) {
@@ -481,9 +480,7 @@ TEST_F(RequestRouterTest, RequestsThatWaitForAReplicaTakeNoPlaceFromOthers) {
 }
 
 TEST_F(RequestRouterTest, ADrainEndsRequestsThatWaitForAReplica) {
-  KVASIR_ASSERT_OK(Start(1));
-  workers_[0]->Die();
-  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  StartAndLoseTheWorker();
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink);
   router_->BeginDrain();
@@ -511,9 +508,7 @@ TEST_F(RequestRouterTest, InADrainNoRequestWaitsForAReplica) {
 }
 
 TEST_F(RequestRouterTest, TheDestructorEndsRequestsThatWaitForAReplica) {
-  KVASIR_ASSERT_OK(Start(1));
-  workers_[0]->Die();
-  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  StartAndLoseTheWorker();
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   for (int i = 0; i < 20; ++i) {
     sinks.push_back(std::make_shared<RecordingSink>());
@@ -527,9 +522,7 @@ TEST_F(RequestRouterTest, TheDestructorEndsRequestsThatWaitForAReplica) {
 TEST_F(RequestRouterTest, OnlySomeRequestsMayWaitForAReplica) {
   RouterCoreOptions options;
   options.admission.max_queue = 2;
-  KVASIR_ASSERT_OK(Start(1, options));
-  workers_[0]->Die();
-  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  StartAndLoseTheWorker(options);
   for (int i = 0; i < 2; ++i) Submit(std::make_shared<RecordingSink>());
   EXPECT_THAT(router_->Submit(NewRequest(), std::make_shared<RecordingSink>()),
               StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
