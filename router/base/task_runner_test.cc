@@ -13,7 +13,8 @@
 namespace kvasir::router {
 namespace {
 
-// A gate at which threads wait until it is opened.
+// A gate at which threads wait until it is opened. Declare it before the pool
+// whose tasks use it: a task may still be inside `Open` when `Wait` returns.
 class Gate {
  public:
   void Open() {
@@ -33,8 +34,8 @@ class Gate {
 };
 
 TEST(TaskPoolTest, RefusesATaskWhenItsQueueIsFull) {
-  TaskPool pool(1, /*max_queued=*/1);
   Gate started, release, done;
+  TaskPool pool(1, /*max_queued=*/1);
   ASSERT_TRUE(pool.runner()->Post([&] {
     started.Open();
     release.Wait();
@@ -47,9 +48,9 @@ TEST(TaskPoolTest, RefusesATaskWhenItsQueueIsFull) {
 }
 
 TEST(TaskPoolTest, ManyTasksOfOneClientDelayAnotherClientByOneTaskOnly) {
-  TaskPool pool(1);
   Gate started, release, done;
   std::vector<std::string> order;
+  TaskPool pool(1);
   pool.runner()->Post([&] {
     started.Open();
     release.Wait();
@@ -72,8 +73,8 @@ TEST(TaskPoolTest, ManyTasksOfOneClientDelayAnotherClientByOneTaskOnly) {
 }
 
 TEST(TaskPoolTest, OneClientCannotFillTheWholeQueue) {
-  TaskPool pool(1, /*max_queued=*/10);
   Gate started, release;
+  TaskPool pool(1, /*max_queued=*/10);
   pool.runner()->Post([&] {
     started.Open();
     release.Wait();
@@ -99,11 +100,11 @@ TEST(TaskPoolTest, TheRunnerOutlivesThePoolAndThenRefusesTasks) {
 
 TEST(StrandTest, RunsTasksInOrderAndOneAtATimeOnAPoolOfManyThreads) {
   constexpr int kTasks = 2000;
-  TaskPool pool(4);
-  const std::shared_ptr<Strand> strand = Strand::Create(pool.runner());
   std::vector<int> order;  // needs no lock: the strand runs one task at a time
   std::atomic<int> inside{0};
   Gate done;
+  TaskPool pool(4);
+  const std::shared_ptr<Strand> strand = Strand::Create(pool.runner());
   for (int i = 0; i < kTasks; ++i) {
     strand->Post([&, i] {
       EXPECT_EQ(inside.fetch_add(1), 0);

@@ -25,6 +25,12 @@ def authority(tmp_path_factory):
     return made
 
 
+def generate(process, tls):
+    """Makes a request and waits until it is counted: the client has its answer a moment earlier."""
+    triton.generate(process.grpc, process.ready["model"], "It was a bright morning", max_tokens=8, tls=tls)
+    wait_until(lambda: "kvasir_router_requests_total{" in process.metrics_text(), "the request is counted")
+
+
 # The server uses TLS, so that it has certificates to export.
 @pytest.fixture(scope="module")
 def server(authority):
@@ -32,8 +38,7 @@ def server(authority):
     flags = ["--tls-cert", own, "--tls-key", own, "--tls-client-ca", authority.ca]
     with KvasirProcess("serve", "--metrics-compat", "vllm", *flags) as process:
         process.tls = authority.clients("client")
-        model = process.ready["model"]
-        triton.generate(process.grpc, model, "It was a bright morning", max_tokens=8, tls=process.tls)
+        generate(process, process.tls)
         yield process
 
 
@@ -42,8 +47,7 @@ def server(authority):
 def group(authority):
     own = authority.folder / "server.pem"
     with KvasirProcess("serve", "--tp", "2", "--metrics-compat", "vllm", "--tls-cert", own, "--tls-key", own) as process:
-        tls = authority.clients("client")
-        triton.generate(process.grpc, process.ready["model"], "It was a bright morning", max_tokens=8, tls=tls)
+        generate(process, authority.clients("client"))
         yield process
 
 

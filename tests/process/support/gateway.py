@@ -127,6 +127,13 @@ class HttpGateway:
         return [line for line in server.log().splitlines() if f"facade={self.facade} " in line]
 
 
+    def wait_cancelled(self, server, before):
+        """Waits for the line of a cancelled request after the first `before` lines. Lines of earlier requests may
+        come first: the server writes a line after the client has its answer."""
+        wait_until(lambda: any("finish_reason=cancelled" in line for line in self.answers(server)[before:]),
+                   "a request has been cancelled")
+
+
 def idle(server):
     """True if nothing runs and every page is free or in the prefix cache."""
     return (
