@@ -2,18 +2,24 @@
 // pages, because plans are untrusted. Both must succeed or return an error.
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "base/check.h"
+#include "base/fuzz/parser_cost.h"
 #include "cache/layout/layout.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "plan/plan.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+namespace {
+
+constexpr uint64_t kWorkPerByte = 800;
+
+void Parse(std::string_view text) {
   using kvasir::cache::PageLayout;
   using kvasir::plan::AttentionShape;
   const auto plan = kvasir::plan::ParsePlanJson(
-      absl::string_view(reinterpret_cast<const char*>(data), size), "input");
-  if (!plan.ok()) return 0;
+      absl::string_view(text.data(), text.size()), "input");
+  if (!plan.ok()) return;
   for (int64_t rotary_dim : {0, 8, 16}) {
     AttentionShape shape;
     shape.num_kv_heads = 4;
@@ -33,5 +39,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
           google::protobuf::util::MessageDifferencer::Equals(*plan, *back));
     }
   }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  kvasir::base::ParseAtLinearCost(data, size, kWorkPerByte, Parse);
   return 0;
 }

@@ -3,10 +3,10 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -51,7 +51,7 @@ class DuplicateKeys final : public nlohmann::json_sax<json> {
   }
 
  private:
-  std::vector<std::unordered_set<std::string>> keys_;  // of the open objects
+  std::vector<absl::flat_hash_set<std::string>> keys_;  // of the open objects
   std::optional<std::string> found_;
 };
 

@@ -133,12 +133,10 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
                 .quota = quota_of(found->tenant_idx)};
   if (asked.empty() || asked == tenant.name()) return caller;
   if (!tenant.may_set_tenant()) {
-    return Refused(
-        CallerRefusal::kTenant,
-        absl::PermissionDeniedError(absl::StrCat(
-            "metadata 'x-tenant-id': tenant '", tenant.name(),
-            "' may not set another tenant (it needs may_set_tenant in "
-            "the --identities file)")));
+    return Refused(CallerRefusal::kTenant,
+                   absl::PermissionDeniedError(absl::StrCat(
+                       "metadata 'x-tenant-id': tenant '", tenant.name(),
+                       "' may not set another tenant")));
   }
   if (absl::Status name = CheckTenantName(asked); !name.ok()) {
     return Refused(CallerRefusal::kTenant, std::move(name));
@@ -163,10 +161,9 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
 
 absl::Status CheckPriority(const Caller& caller, int32_t priority) {
   if (priority >= caller.least_priority) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat(
-      "priority: ", priority, " is below ", caller.least_priority,
-      ", the lowest number that this caller may use (least_priority of its "
-      "tenant in the --identities file, or 0 if that is not set)"));
+  return absl::PermissionDeniedError(
+      absl::StrCat("priority: ", priority, " is below ", caller.least_priority,
+                   ", the lowest number that this caller may use"));
 }
 
 absl::StatusOr<std::shared_ptr<RequestPlace>> Callers::Enter(

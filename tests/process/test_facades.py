@@ -1,6 +1,7 @@
 """Behaviour that the three facades share on their one port: health, refusals that are logged and counted once, and
 limits on what a peer may send."""
 
+import json
 import signal
 import threading
 import time
@@ -13,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 import triton
-from kvasir_process import KvasirProcess, wait_until
+from kvasir_process import KvasirProcess, altered_model, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 SERVICES = [
@@ -60,6 +61,13 @@ class Kserve:
     def model(self, request, value):
         request.model_name = value
 
+    def samples(self, request, n):
+        """Only requests in the vLLM schema can have several samples."""
+        del request.inputs[:]
+        for name, value in ("text_input", "Once"), ("sampling_parameters", json.dumps({"n": n, "max_tokens": 2})):
+            tensor = request.inputs.add(name=name, datatype="BYTES", shape=[1])
+            tensor.contents.bytes_contents.append(value.encode())
+
     def wrong(self, request):
         request.inputs[1].contents.int_contents[0] = -1
 
@@ -81,10 +89,13 @@ class VllmEngine:
     def id(self, request, value):
         request.request_id = value
 
-    def endless(self, request):
+    def samples(self, request, n):
+        request.sampling_params.n = n
+
+    def endless(self, request, max_tokens=MAX_MODEL_LEN - 8):
         request.stream = True
         request.sampling_params.ignore_eos = True
-        request.sampling_params.max_tokens = MAX_MODEL_LEN - 8
+        request.sampling_params.max_tokens = max_tokens
 
     model = None  # its requests name no model
 
@@ -108,9 +119,12 @@ class VllmInference:
     def id(self, request, value):
         request.request_id = value
 
-    def endless(self, request):
+    def samples(self, request, n):
+        request.sampling.num_sequences = n
+
+    def endless(self, request, max_tokens=MAX_MODEL_LEN - 8):
         request.stopping.ignore_eos = True
-        request.stopping.max_new_tokens = MAX_MODEL_LEN - 8
+        request.stopping.max_new_tokens = max_tokens
 
     def model(self, request, value):
         request.model = value
@@ -157,6 +171,50 @@ def test_an_abort_through_either_protocol_of_vllm_ends_the_request(server, chann
 
     wait_until(line, "the log line of the request")
     assert "finish_reason=cancelled" in line()[0]
+
+
+# --- quotas ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory):
+    """A server whose clients may together have four samples at once. Its context is so long that no test fills it."""
+    folder = tmp_path_factory.mktemp("limited")
+    identities = folder / "identities.json"
+    identities.write_text(json.dumps({
+        "schema_version": 1, "anonymous": {"name": "all", "quota": {"concurrent_requests": 4}}}))
+    model = altered_model(folder / "tiny", max_position_embeddings=1 << 15)
+    with KvasirProcess("serve", "--identities", identities, "--kv-cache-bytes", "256MiB", model=model) as process:
+        yield process
+
+
+@facades
+def test_a_request_with_more_samples_than_the_quota_allows_is_refused(limited, message, facade):
+    request = facade.request(message, limited)
+    facade.samples(request, 5)
+    with grpc.insecure_channel(limited.grpc) as channel:
+        code, details = call(channel, facade, request.SerializeToString())
+    assert code == "INVALID_ARGUMENT"
+    assert "n is 5, but the quota of tenant 'all' allows 4 concurrent_requests" in details
+
+
+@pytest.mark.parametrize("first", FACADES[1:], ids=[each.log for each in FACADES[1:]])
+def test_samples_of_running_requests_count_towards_the_quota_through_every_facade(limited, message, first):
+    running = first.request(message, limited)
+    first.samples(running, 3)
+    first.endless(running, 30_000)
+    with grpc.insecure_channel(limited.grpc) as channel:
+        stream = channel.unary_stream(first.method)(running.SerializeToString(), timeout=60)
+        next(stream)
+        for facade in FACADES:
+            request = facade.request(message, limited)
+            facade.samples(request, 2)
+            code, details = call(channel, facade, request.SerializeToString())
+            assert (code, "runs 4 requests" in details) == ("RESOURCE_EXHAUSTED", True), details
+            facade.samples(request, 1)
+            assert call(channel, facade, request.SerializeToString())[0] == "OK"
+        stream.cancel()
+    wait_until(lambda: limited.metric("kvasir_num_requests_running") == 0, "the cancelled request has ended")
 
 
 # --- health ---------------------------------------------------------------------

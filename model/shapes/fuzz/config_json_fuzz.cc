@@ -4,10 +4,14 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "base/fuzz/parser_cost.h"
 #include "model/shapes/config.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const std::string_view text(reinterpret_cast<const char*>(data), size);
+namespace {
+
+constexpr uint64_t kWorkPerByte = 400;
+
+void Parse(std::string_view text) {
   kvasir::model::DecoderSpec parsed;
   auto spec = kvasir::model::ParseConfig(text, "fuzz");
   if (spec.ok()) {
@@ -22,5 +26,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     parsed.vocab_size = 100;
   }
   (void)kvasir::model::ParseGenerationConfig(text, "fuzz", &parsed);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  kvasir::base::ParseAtLinearCost(data, size, kWorkPerByte, Parse);
   return 0;
 }

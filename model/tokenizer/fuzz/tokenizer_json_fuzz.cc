@@ -7,24 +7,28 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/fuzz/parser_cost.h"
 #include "model/tokenizer/detokenizer.h"
 #include "model/tokenizer/tokenizer.h"
 #include "model/tokenizer/utf8.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+namespace {
+
+constexpr uint64_t kWorkPerByte = 120;
+
+void Parse(std::string_view file) {
   using kvasir::model::IsValidUtf8;
   using kvasir::model::Tokenizer;
-  const std::string_view file(reinterpret_cast<const char*>(data), size);
   const auto tokenizer = Tokenizer::FromJson(file, file, "fuzz");
   if (!tokenizer.ok()) {
     KVASIR_CHECK(!tokenizer.status().message().empty());
-    return 0;
+    return;
   }
   // Encodes the file's own text, because it contains the added tokens that the
   // file defines.
-  const std::string_view text = file.substr(0, 512);
-  const auto ids = (*tokenizer)->Encode(text);
-  if (!ids.ok()) return 0;
+  const std::string_view prompt = file.substr(0, 512);
+  const auto ids = (*tokenizer)->Encode(prompt);
+  if (!ids.ok()) return;
   kvasir::model::IncrementalDetokenizer stream(**tokenizer, false);
   std::string streamed;
   for (const int32_t id : *ids) {
@@ -35,5 +39,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   streamed += stream.Finish();
   KVASIR_CHECK(streamed == (*tokenizer)->Decode(*ids, false));
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  kvasir::base::ParseAtLinearCost(data, size, kWorkPerByte, Parse);
   return 0;
 }

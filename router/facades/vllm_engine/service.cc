@@ -110,14 +110,12 @@ VllmEngineService::GetTokenizer(grpc::CallbackServerContext* context,
   const auto caller = AskCaller(*context, *backend_);
   if (!caller.ok()) return new Ended(caller.status());
   if (backend_->bundle == nullptr) {
-    return new Ended(
-        absl::NotFoundError("this server has no tokenizer (give it a --model "
-                            "folder that has one)"));
+    return new Ended(absl::NotFoundError("this server has no tokenizer"));
   }
   if (!backend_->serves_tokenizer()) {
     return new Ended(absl::PermissionDeniedError(
-        "the tokenizer's files are served only on loopback listeners "
-        "(--share-tokenizer on serves them to every client)"));
+        "this server gives its tokenizer's files only to clients on the same "
+        "machine, unless its operator shares them"));
   }
   return new VllmTokenizerReactor(backend_);
 }

@@ -200,7 +200,8 @@ TEST_F(VllmEngineServiceTest,
   EXPECT_FALSE(reader->Read(&chunk));
   const grpc::Status status = reader->Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
-  EXPECT_THAT(status.error_message(), HasSubstr("--share-tokenizer on"));
+  EXPECT_THAT(status.error_message(),
+              HasSubstr("unless its operator shares them"));
 }
 
 TEST_F(VllmEngineServiceTest, TheErrorForAnRpcThatIsNotImplementedNamesIt) {

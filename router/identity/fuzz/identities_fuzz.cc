@@ -1,18 +1,24 @@
 // A libFuzzer target that parses any bytes as an identities file
 // (--identities).
 #include <cstdint>
+#include <string_view>
 
 #include "absl/strings/ascii.h"
 #include "base/check.h"
+#include "base/fuzz/parser_cost.h"
 #include "router/identity/identities.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+namespace {
+
+constexpr uint64_t kWorkPerByte = 50;
+
+void Parse(std::string_view text) {
   using namespace kvasir::router;
-  const auto read = Identities::Parse(
-      absl::string_view(reinterpret_cast<const char*>(data), size), "file");
+  const auto read =
+      Identities::Parse(absl::string_view(text.data(), text.size()), "file");
   if (!read.ok()) {
     KVASIR_CHECK(absl::IsInvalidArgument(read.status()));
-    return 0;
+    return;
   }
   for (int idx = 0; idx < read->num_tenants(); ++idx) {
     const kvasir::v1::Tenant& tenant = read->tenant(idx);
@@ -37,5 +43,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       KVASIR_CHECK(found.ok() && found->tenant_idx == idx);
     }
   }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  kvasir::base::ParseAtLinearCost(data, size, kWorkPerByte, Parse);
   return 0;
 }

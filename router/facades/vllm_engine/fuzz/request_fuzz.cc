@@ -1,17 +1,30 @@
 // A libFuzzer target that parses any bytes as a GenerateRequest.
 #include <cstdint>
+#include <string_view>
 
 #include "base/check.h"
+#include "base/fuzz/parser_cost.h"
 #include "router/facades/calls/stop_strings.h"
 #include "router/facades/vllm_engine/request.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+namespace {
+
+constexpr uint64_t kWorkPerByte = 400;
+
+void Parse(std::string_view text) {
   vllm::grpc::engine::GenerateRequest message;
-  if (!message.ParseFromArray(data, static_cast<int>(size))) return 0;
+  if (!message.ParseFromArray(text.data(), static_cast<int>(text.size())))
+    return;
   const auto request = kvasir::router::ParseVllmEngineRequest(message);
-  if (!request.ok()) return 0;
+  if (!request.ok()) return;
   KVASIR_CHECK(request->text.has_value() || !request->token_ids.empty());
   KVASIR_CHECK(request->sampling.n() > 0);
   KVASIR_CHECK(request->stop_strings.size() <= kvasir::router::kMaxStopStrings);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  kvasir::base::ParseAtLinearCost(data, size, kWorkPerByte, Parse);
   return 0;
 }

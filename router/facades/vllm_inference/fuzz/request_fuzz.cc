@@ -1,13 +1,20 @@
 // A libFuzzer target that parses any bytes as a vllm.GenerateRequest.
 #include <cstdint>
+#include <string_view>
 
 #include "base/check.h"
+#include "base/fuzz/parser_cost.h"
 #include "router/facades/calls/stop_strings.h"
 #include "router/facades/vllm_inference/request.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+namespace {
+
+constexpr uint64_t kWorkPerByte = 400;
+
+void Parse(std::string_view text) {
   vllm::GenerateRequest message;
-  if (!message.ParseFromArray(data, static_cast<int>(size))) return 0;
+  if (!message.ParseFromArray(text.data(), static_cast<int>(text.size())))
+    return;
   for (const bool streaming : {false, true}) {
     const auto request =
         kvasir::router::ParseVllmInferenceRequest(message, streaming);
@@ -21,5 +28,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     KVASIR_CHECK(request->stop_strings.size() <=
                  kvasir::router::kMaxStopStrings);
   }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  kvasir::base::ParseAtLinearCost(data, size, kWorkPerByte, Parse);
   return 0;
 }
