@@ -17,8 +17,9 @@
 // and 0 on the diagonal. There is an exact matrix for every multiple of 32 up
 // to 1024.
 //
-// Do not change the matrices: published checkpoints have weights that are
-// multiplied by them, and engines build the same matrices again.
+// Never change the matrices: the weights in published checkpoints are
+// multiplied by them, and the server multiplies activations by the same
+// matrices.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +31,8 @@ namespace kvasir::base {
 // sum.
 std::vector<int64_t> HadamardBlocks(int64_t n);
 
-// The matrix K of a diagonal block: [order, order] signs. `block_order` is one
-// of HadamardBlocks.
+// The matrix K (see above) of a diagonal block: [order, order] signs.
+// `block_order` is an element of HadamardBlocks.
 struct HadamardKernel {
   int64_t order = 1;
   std::vector<int8_t> signs;

@@ -1,5 +1,5 @@
-// Limits log lines that others can cause at any rate: one line a minute for
-// each cause. It also counts the lines that were left out.
+// Limits log lines whose number peers control: one line a minute for each
+// cause. It also counts the lines that were left out.
 #pragma once
 
 #include <cstdint>

@@ -42,10 +42,11 @@ struct ListenTrouble {
 // first one.
 ListenTrouble ProbeListen(const std::string& host, int port);
 
-// Returns how many addresses `host` has in the family with the most of them; 0
-// if it does not resolve. Blocks as long as the system's resolver does.
+// Counts the addresses of `host` in each family (IPv4, IPv6) and returns the
+// larger count; 0 if the name does not resolve. Blocks as long as the system's
+// resolver does.
 int CountAddresses(const std::string& host);
-// Counts the addresses in a resolver's result, which may be null.
+// Does the same for a resolver's result, which may be null.
 int CountAddresses(const addrinfo* found);
 
 }  // namespace kvasir::base

@@ -22,8 +22,8 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> OpenGpu(
 absl::StatusOr<std::unique_ptr<DeviceClock>> ClockOf(
     const kernels::Device& device);
 
-// With the emulated device, GpuFacts::gpus is this number. More emulated
-// devices could be opened, but tests do not need more.
+// The number of GPUs that GpuFacts reports for the emulated device. Any number
+// could be opened, but tests do not need more.
 inline constexpr int kEmulatedGpus = 2;
 
 struct GpuFacts {

@@ -40,7 +40,8 @@ class Bridge final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
       : request_(*request), worker_side_(this) {
     stub->PrepareBidiStreamingCall(&context_, "/kvasir.v1.Worker/Generate", {},
                                    &worker_side_);
-    // The hold allows reads that are started from the client side's callbacks.
+    // gRPC requires a hold for reads that are started outside the worker side's
+    // own callbacks.
     worker_side_.AddHold();
     worker_side_.StartWriteLast(&request_, grpc::WriteOptions());
     worker_side_.StartRead(&response_);
