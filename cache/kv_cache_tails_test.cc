@@ -208,8 +208,7 @@ TEST(KvCacheTailsTest, ForgettingACachedPageAlsoDropsItsTail) {
   )");
 }
 
-// When a sequence is released, its tails come after its token pages in the
-// order of eviction.
+// A released sequence's tails are evicted after its token pages.
 TEST(KvCacheTailsTest, EvictsThePagesAfterATailBeforeTheTailItself) {
   RunScript(10, 1, R"(
     start a 1..6

@@ -850,9 +850,9 @@ int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   return *std::max_element(ends.begin(), ends.end());
 }
 
-// Checks that little space is wasted in side pages, apart from the last page
-// id: at most a tenth of the rows' bytes, or an eighth with pages of 16 slots,
-// because these hold few rows.
+// Checks that little space is wasted in side pages, without counting the last
+// one: at most a tenth of the rows' bytes, or an eighth with pages of 16 slots,
+// which hold few rows.
 void ExpectLittleWaste(const PageLayout& layout) {
   ExpectRowsHavePlaces(layout);
   const PageGroupLayout& group = layout.page_groups()[0];

@@ -18,8 +18,8 @@ using SequenceId = base::StrongId<struct SequenceTag, int64_t>;
 struct KvCacheConfig {
   struct Group {
     int64_t num_pages = 0;
-    // The most keys that a query attends to, including the key of its own
-    // token. 0: all keys up to its own.
+    // A query attends to at most this many keys, its own token's included. 0:
+    // no sliding window.
     int64_t sliding_window = 0;
     int64_t side_pages_per_sequence = 0;
     plan::EvictionCounts eviction;

@@ -5,7 +5,7 @@
 //
 // If sequences own side pages (exact windows), a prefix is found only up to a
 // tail: a copy of the side pages of a sequence that had committed exactly these
-// tokens. tail_policy.h decides which boundaries get one.
+// tokens. tail_policy.h decides where tails are made.
 #pragma once
 
 #include <cstdint>

@@ -26,7 +26,7 @@ absl::Status CheckSameResults(absl::Span<const uint64_t> hash_by_rank);
 struct RankTally {
   int64_t steps = 0;
   double seconds = 0;
-  worker::CollectiveTotals collectives;  // of these steps only
+  worker::CollectiveTotals collectives;  // only during the counted steps
 
   // Adds `more` steps; `before` and `after` are the rank's totals before and
   // after these steps.
@@ -34,8 +34,8 @@ struct RankTally {
            const worker::CollectiveTotals& after, int64_t more,
            double more_seconds);
 
-  // {collectives_per_step, sent_bytes_per_step, wait_share}. Counts are whole
-  // numbers if all steps are alike.
+  // Returns {collectives_per_step, sent_bytes_per_step, wait_share}. Counts are
+  // whole numbers if all steps are alike.
   nlohmann::ordered_json ToJson() const;
 };
 
