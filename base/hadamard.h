@@ -1,6 +1,6 @@
-// Normalised Hadamard matrices of any size. They are orthogonal, and their
-// entries have one magnitude inside a block, so an outlier channel is spread
-// over its block. A trailing block of order 1 leaves its channel unchanged.
+// Hadamard matrices of any size, scaled so that they are orthogonal.
+// Multiplication by one spreads an outlier channel evenly over its diagonal
+// block. A trailing block of order 1 leaves its channel unchanged.
 //
 // The matrix of size n is block-diagonal. Its blocks depend only on n:
 //   - n itself, if an exact Hadamard matrix of that order can be built;
@@ -18,8 +18,7 @@
 // to 1024.
 //
 // Never change the matrices: the weights in published checkpoints are
-// multiplied by them, and the server multiplies activations by the same
-// matrices.
+// multiplied by them, and every engine must build the same matrices.
 #pragma once
 
 #include <cstdint>

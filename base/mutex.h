@@ -48,10 +48,10 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
 class CondVar {
  public:
-  // The clock of timed waits. It is steady, so that no step of the wall clock
-  // freezes or ends a wait. Builds with ThreadSanitizer use the system clock,
-  // because this toolchain's ThreadSanitizer does not intercept the steady wait
-  // (pthread_cond_clockwait).
+  // The clock of timed waits. It is steady, so that changes of the wall clock
+  // neither delay nor end a wait. Builds with ThreadSanitizer use the system
+  // clock, because this toolchain's ThreadSanitizer does not know the wait with
+  // a steady clock (pthread_cond_clockwait).
 #if defined(KVASIR_TSAN)
   using WaitClock = std::chrono::system_clock;
 #else

@@ -45,8 +45,8 @@ struct LaunchTime {
 };
 
 // Owns: num_arenas arenas (copies of one layer's cache) and their tables, and
-// the weights of the layer, which it may share. The pages of a sequence are in
-// random order.
+//   the weights of the layer, which it may share. The pages of a sequence are
+//   in random order.
 class AttentionLayers {
  public:
   struct Options {
@@ -58,8 +58,9 @@ class AttentionLayers {
     int64_t num_arenas = 1;
     bool lift_prompts = false;  // see worker::ServeOptions
     uint64_t seed = 1;
-    // The weights of another object with the same shape, plan, lifts, seed and
-    // device, to save the time for making them. Null: makes its own weights.
+    // The weights of another object with the same shape, plan, lift_prompts,
+    // seed and device, to save the time for making them. Null: makes its own
+    // weights.
     std::shared_ptr<const worker::ModelWeights> weights;
     // The device, which must outlive this object. Null: the CPU, with the
     // threads of `pool`.

@@ -82,8 +82,8 @@ class KvCache {
   // nothing changes. Replaces an earlier reservation that was not committed.
   // CHECKs that new_tokens >= 1, that no eviction is due, and that the
   // reservation ends at next_eviction at the latest. With an observation
-  // window, TakeDeltas CHECKs that the tokens of a step belong all to the
-  // prompt, or none of them does.
+  // window, TakeDeltas CHECKs that either all tokens of a step belong to the
+  // prompt, or none.
   ReserveResult Reserve(SequenceId id, int64_t new_tokens) {
     return tables_.Reserve(new_tokens, &sequence(id).state);
   }

@@ -11,7 +11,6 @@
 namespace kvasir::cache {
 namespace {
 
-// Pages have 4 tokens.
 KvCacheConfig Config(int64_t num_pages, int64_t side_pages) {
   KvCacheConfig config;
   config.page_tokens = 4;

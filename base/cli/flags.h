@@ -31,9 +31,9 @@ std::string EffectiveConfig(const CLI::App& command);
 // (base::Printable).
 void PrintError(const std::string& program, std::string_view what);
 
-// Parses the arguments and runs the command's callback. Returns kExitOk,
-// kExitUsage with the reason on standard error, or the value that the callback
-// has put into `exit_code`.
+// Parses the arguments and runs the command's callback; returns the `exit_code`
+// that the callback has set. A usage error is printed and gives kExitUsage;
+// --help gives kExitOk.
 int ParseAndRun(CLI::App* app, int argc, char** argv, const int& exit_code);
 
 // Returns a validator that refuses a value, as a usage error, if `check` fails

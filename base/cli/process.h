@@ -36,7 +36,7 @@ inline constexpr std::string_view kPrivateFolderName = "/kvasir-XXXXXX";
 
 // Creates a folder that only this user may enter (mode 0700). A hidden file in
 // it stays locked until this process ends. First removes folders in `parent`
-// whose process of this user has ended without removing them, for example after
+// that ended processes of this user have left there, for example after
 // SIGKILL. UNAVAILABLE with the system's reason if the folder cannot be
 // created.
 absl::StatusOr<std::string> MakePrivateFolder(

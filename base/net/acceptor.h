@@ -27,12 +27,13 @@
 namespace kvasir::base {
 
 // Owns: its listening sockets and its thread. An accepted connection is owned
-// by the function `take`; the acceptor keeps only its descriptor number and
-// inode, to see whether it is still open. Threads: any thread, but only one at
-// a time may call StopListening; `take` runs on the acceptor's thread. Errors:
-// FAILED_PRECONDITION if the address cannot be bound; the text names the
-// address, the cause and the flag to change. After later errors, which are
-// logged, the acceptor tries again.
+//   by the function `take`; the acceptor keeps only its descriptor number and
+//   inode, to see whether it is still open.
+// Threads: any thread, but only one at a time may call StopListening; `take`
+//   runs on the acceptor's own thread.
+// Errors: FAILED_PRECONDITION if the address cannot be bound; the text names
+//   the address, the cause and the flag to change. After later errors, which
+//   are logged, the acceptor tries again.
 class Acceptor {
  public:
   // Binds the address and listens. No connection is accepted before Run.
@@ -75,8 +76,8 @@ class Acceptor {
   void StopListening();
   // The number of accepted connections that are still open.
   size_t connections() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Shuts down all connections that are still open, after the data that was
-  // already written. Client and server both see that the other side has closed.
+  // Shuts down all open connections, so that both client and server see that
+  // the other side has closed. Data that was already written is still sent.
   void HangUp() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -125,8 +126,8 @@ class Acceptor {
   std::thread thread_;
   std::atomic<bool> stopping_{false};
 
-  // Used first by Listen, then by the acceptor's thread, and finally by the
-  // caller that has joined this thread.
+  // Used by one thread at a time: first by Listen's caller, then by the
+  // acceptor's thread, and again by a caller after that thread has ended.
   std::vector<Socket> sockets_;
   std::pair<dev_t, ino_t> unix_file_ = {};
   size_t num_closed_ = 0;

@@ -76,7 +76,8 @@ struct GrpcServerOptions {
 int64_t MaxMessageBytesFor(int64_t max_model_len_tokens);
 
 // Owns the running server. Registered services must outlive it; without
-// services, the server has only its health service. Threads: any thread.
+// services, the server has only its health service.
+// Threads: any thread.
 class GrpcServer {
  public:
   // FAILED_PRECONDITION if the address cannot be bound: it is taken, belongs to
@@ -104,7 +105,6 @@ class GrpcServer {
   // The first step of a drain: new connections are refused, open ones are still
   // served. Idempotent.
   void StopListening() { acceptor_->StopListening(); }
-  // The number of open connections.
   size_t connections() { return acceptor_->connections(); }
 
   // Refuses new connections, waits for running calls, cancels them at the

@@ -26,8 +26,8 @@ constexpr uint8_t kEndHeaders = 4;
 // reads this connection. The scanner is used until the descriptor's number
 // belongs to another connection.
 struct Watched {
-  // Locks this object, because the acceptor may reuse it while a thread that
-  // has read an earlier connection still uses it.
+  // The acceptor may give this object to a new connection while a thread still
+  // uses it for the previous one.
   Mutex mutex;
   bool on ABSL_GUARDED_BY(mutex) = false;
   ino_t inode ABSL_GUARDED_BY(mutex) = 0;

@@ -9,7 +9,8 @@ struct addrinfo;
 namespace kvasir::base {
 
 struct ListenAddress {
-  // Not empty: listen on a Unix socket at this path; host and port are ignored.
+  // If not empty, the server listens on a Unix socket at this path, and host
+  // and port are ignored.
   std::string unix_path;
   // The socket file's mode (permissions). 0: the mode that the process's umask
   // gives.

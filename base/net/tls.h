@@ -49,11 +49,11 @@ struct TlsOptions {
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
     const TlsOptions& options);
 
-// Makes credentials whose files it reads again regularly. Changed files are
+// Makes credentials, and reads their files again regularly. Changed files are
 // used only if all of them together pass the checks of LoadTlsFiles. A refused
-// change has no effect, is logged once and counted, and is checked again later.
+// change has no effect; it is logged once, counted, and checked again later.
 // Files in use are also checked again when one of their authorities expires.
-// gRPC's own file watcher aborts the process if a file is empty, so it watches
+// gRPC's own file watcher, which aborts the process if a file is empty, sees
 // only checked copies in memory (MemoryFile).
 //
 // Owns: the copies in use, and a thread that starts with the first credentials.

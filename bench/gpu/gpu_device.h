@@ -12,8 +12,8 @@
 
 namespace kvasir::bench {
 
-// Opens the device "cuda:N", or the device "emulated", whose module is the file
-// `module`. The emulated device always uses its own matrix products. Errors:
+// Opens the device "cuda:N", or the device "emulated", which is loaded from the
+// shared library `module` and always uses its own matrix products. Errors:
 // INVALID_ARGUMENT for another name, UNIMPLEMENTED for CUDA in a build without
 // nvcc, and the errors of MakeCudaDevice and LoadDevice.
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenGpu(

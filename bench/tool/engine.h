@@ -27,7 +27,7 @@ struct BenchEngineOptions {
   int64_t max_batched_tokens = 512;
   // See LoadRequest::group.
   Membership* group = nullptr;
-  bool quiet = false;  // shows no progress
+  bool quiet = false;
 };
 
 // Owns: the model and the sequences.

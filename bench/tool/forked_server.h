@@ -14,9 +14,9 @@
 namespace kvasir::cli {
 
 // Owns: the child process, which ends with this object or with this process.
-// Destroy children in reverse order: a forked child inherits the lifelines
-// (pipes) of earlier children and so keeps them alive. Threads: used by one
-// thread only.
+//   Destroy children in reverse order: a forked child inherits the lifelines
+//   (pipes) of earlier children and so keeps them alive.
+// Threads: used by one thread only.
 class ForkedServer {
  public:
   // A server that runs until it is destroyed, and its address.

@@ -18,7 +18,8 @@ struct RopeIdentity {
   // If true, RoPE rotates dimensions 2f and 2f + 1 together, instead of f and f
   // + rotary_dim / 2.
   bool interleaved = false;
-  // Radians per position for each pair, with scaling applied.
+  // Radians per position for each rotated pair of dimensions, with scaling
+  // applied.
   std::vector<double> frequencies;
   double attention_factor = 1.0;
 };

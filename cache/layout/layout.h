@@ -283,8 +283,8 @@ class PageLayout {
 
   // The arguments of PagesForBudget, which divides `budget_bytes` among the
   // page groups. First, every group gets the pages that one sequence of
-  // `max_model_len` holds, as far as the budget allows. The rest of the budget
-  // is distributed in the same proportion. The budget is never exceeded.
+  // `max_model_len` holds, as far as the budget allows. The rest is distributed
+  // in proportion to these numbers of pages. The budget is never exceeded.
   // Lengths above kMaxSequenceTokens count as kMaxSequenceTokens
   // (OneSequenceFits refuses them).
   struct BudgetRequest {

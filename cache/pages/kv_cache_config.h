@@ -61,9 +61,9 @@ struct StartOptions {
   // The length of the prompt, for eviction; 0: all tokens are the prompt.
   // Tokens that were emitted before a preemption do not belong to the prompt.
   int64_t prompt_tokens = 0;
-  // Eviction counts by page group, which replace those of the config; empty:
-  // the config's counts. A group that does not evict according to the config
-  // never evicts.
+  // Eviction counts for each page group, which replace those of the config.
+  // Empty: the config's counts are used. A group that does not evict according
+  // to the config never evicts.
   absl::Span<const plan::EvictionCounts> evictions;
 };
 

@@ -18,8 +18,8 @@ int ThreadsOfRank(int threads, int64_t ranks);
 // threads; otherwise empty.
 std::string ThreadsNote(int threads, int64_t ranks);
 
-// Checks that the tokens which each rank has sampled have the same hash.
-// Otherwise returns INTERNAL, with the first two hashes that differ.
+// Checks that all ranks have the same hash of their sampled tokens. Otherwise
+// returns INTERNAL, with the first two hashes that differ.
 absl::Status CheckSameResults(absl::Span<const uint64_t> hash_by_rank);
 
 // The counts and times of one rank, summed over some steps.
