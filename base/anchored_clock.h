@@ -7,9 +7,9 @@
 
 namespace kvasir::base {
 
-// Reads the wall clock only once, because a later step of the wall clock must
-// not end a request or wake a watchdog. To convert an absolute time from
-// elsewhere (a deadline on the wire), add the time that is left until it: Now()
+// Reads the wall clock only once, so that later changes of the wall clock
+// cannot end a request or wake a watchdog. To convert another clock's absolute
+// time t (such as a deadline on the wire), use Now() + (t - absl::Now()).
 // + (t - absl::Now()).
 class AnchoredClock final : public Clock {
  public:

@@ -1,5 +1,5 @@
-// Time as a dependency: logic takes a Clock, and tests move a ManualClock by
-// hand.
+// An interface for the current time, so that tests can use a ManualClock, which
+// they move by hand.
 #pragma once
 
 #include "absl/base/thread_annotations.h"

@@ -1,7 +1,7 @@
-// Encodes a quantization error as the byte that a cache slot's metadata stores.
-// The server and the oracle (the independent reference implementation) both use
-// this encoding, so that they compare equal numbers when they evict. C++17, for
-// CUDA.
+// Encodes a quantization error as one byte, which is stored in the metadata of
+// a cache slot. The server and the oracle (the independent reference
+// implementation) share this encoding, so that both evict by equal numbers.
+// C++17, for CUDA.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,16 @@
 
 namespace kvasir::base {
 
-// Encodes an error as one byte. Code 0 is the error 0, and code c is 2^((c - 1)
-// / 6 - 24): from the smallest float16 number to 2^18.3. The encoder takes the
-// code that is nearest in the logarithm, so an error in that range is decoded
-// within a factor of 2^(1/12) (6 %). Smaller errors become 1; greater ones and
-// NaN become 255. The encoding is monotone and uses only comparisons, so it is
-// the same on every machine.
+// Encodes an error as one byte. Code 0 means 0, and code c means 2^((c - 1) / 6
+// - 24): from the smallest float16 number to 2^18.3. In that range, the decoded
+// error is within a factor of 2^(1/12) (6 %). Smaller errors get code 1;
+// greater ones and NaN get 255. The encoding is monotone. It uses only
+// comparisons, so it is the same on every machine.
 inline constexpr int kErrorStepsPerOctave = 6;
 inline constexpr int kErrorLeastExponent = -24;
 
 KVASIR_HOST_DEVICE inline uint8_t EncodeError(float error) {
-  // 2^(1/12), 2^(3/12), ...: the borders between the codes of an octave.
+  // The borders between neighbouring codes: 2^(1/12), 2^(3/12), ...
   constexpr float kBorders[kErrorStepsPerOctave] = {
       1.0594631f, 1.1892071f, 1.3348398f, 1.4983071f, 1.6817929f, 1.8877486f};
   if (error == 0.0f) return 0;

@@ -20,7 +20,8 @@ bool IsPrime(int64_t n) {
 }
 
 bool IsPaleyOne(int64_t order) {
-  return order % 4 == 0 && IsPrime(order - 1);  // q = 3 mod 4
+  // The prime q = order - 1 is then 3 mod 4.
+  return order % 4 == 0 && IsPrime(order - 1);
 }
 
 bool IsPaleyTwo(int64_t order) {
@@ -28,8 +29,8 @@ bool IsPaleyTwo(int64_t order) {
   return order % 4 == 0 && q % 4 == 1 && IsPrime(q);
 }
 
-// Returns the order of the matrix K for an exact matrix of order n
-// (hadamard.h); nothing if no exact matrix of this order can be built.
+// An exact matrix of order n is K (x) H (hadamard.h). Returns the order of K,
+// or nothing if there is no exact matrix of order n.
 std::optional<int64_t> KernelOrder(int64_t n) {
   const int64_t odd =
       n >> std::countr_zero(static_cast<uint64_t>(n));  // n = odd * 2^m

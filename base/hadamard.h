@@ -1,6 +1,6 @@
-// Normalised Hadamard matrices of any size. They are orthogonal, and their
-// entries have one magnitude inside a block, so an outlier channel is spread
-// over its block. A trailing block of order 1 leaves its channel unchanged.
+// Hadamard matrices of any size, scaled so that they are orthogonal.
+// Multiplication by one spreads an outlier channel evenly over its diagonal
+// block. A trailing block of order 1 leaves its channel unchanged.
 //
 // The matrix of size n is block-diagonal. Its blocks depend only on n:
 //   - n itself, if an exact Hadamard matrix of that order can be built;
@@ -17,8 +17,8 @@
 // and 0 on the diagonal. There is an exact matrix for every multiple of 32 up
 // to 1024.
 //
-// Do not change the matrices: published checkpoints have weights that are
-// multiplied by them, and engines build the same matrices again.
+// Never change the matrices: the weights in published checkpoints are
+// multiplied by them, and every engine must build the same matrices.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ namespace kvasir::base {
 // sum.
 std::vector<int64_t> HadamardBlocks(int64_t n);
 
-// The matrix K of a diagonal block: [order, order] signs. `block_order` is one
-// of HadamardBlocks.
+// The matrix K (see above) of a diagonal block: [order, order] signs.
+// `block_order` is an element of HadamardBlocks.
 struct HadamardKernel {
   int64_t order = 1;
   std::vector<int8_t> signs;

@@ -31,9 +31,9 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-// Returns the logger's line pattern. For JSON it writes the opening brace and
-// the first fields of the object; FormatLogEvent returns the rest without a
-// brace.
+// Returns the logger's line pattern. For JSON, the pattern has the opening
+// brace and the first fields of the object; FormatLogEvent adds the other
+// fields and the closing brace.
 std::string PatternOf(LogFormat format, std::optional<int> rank) {
   if (format == LogFormat::kJson) {
     return absl::StrCat(
@@ -163,7 +163,7 @@ std::string FormatLogEvent(LogFormat format, std::string_view message,
           [&](const auto& value) { json[std::string(field.name())] = value; },
           field.value());
     }
-    return Dump(json).substr(1);  // the pattern has the opening brace
+    return Dump(json).substr(1);  // PatternOf has the opening brace
   }
   std::string line(message);
   for (const LogField& field : fields) {

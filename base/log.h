@@ -24,7 +24,7 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 // them.
 inline constexpr size_t kMaxLogFieldBytes = 1024;
 
-// Text that is never cut, because this process has made it.
+// A field's text that is never cut, because no client can choose it.
 struct LogWhole {
   std::string_view text;
 };
@@ -84,12 +84,13 @@ inline void LogError(std::string_view message,
   Log(LogLevel::kError, message, fields);
 }
 
-// Makes text safe for a terminal if it comes from a file or a client. Control
-// characters except line breaks and tabs become "\x1b" (one byte) or "\u009b",
-// so no name can move the cursor or colour the text after it.
+// Makes text from a file or a client safe for a terminal. Control characters
+// except line breaks and tabs are escaped as "\x1b" or "\u009b", so that the
+// text cannot move the cursor or change colours.
 std::string Printable(std::string_view text);
 
-// Returns a log line as Log writes it; in text form without time and level.
+// Returns a log line as Log writes it. In text form, the line lacks the time
+// and the level.
 std::string FormatLogEvent(LogFormat format, std::string_view message,
                            std::initializer_list<LogField> fields);
 

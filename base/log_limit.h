@@ -1,5 +1,5 @@
-// Limits log lines that others can cause at any rate: one line a minute for
-// each cause. It also counts the lines that were left out.
+// Limits log lines whose number peers control: one line a minute for each
+// cause. It also counts the lines that were left out.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ class LogLimit {
 
   // Returns nullopt if no line about `cause` should be written now. Otherwise
   // returns how many lines about it were left out since the last written line.
-  // Causes are never forgotten, so they must be fixed texts of this program and
-  // never come from a peer.
+  // This object never forgets a cause, so causes must be constant texts of this
+  // program, not data from a peer.
   std::optional<uint64_t> Take(std::string_view cause)
       ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);

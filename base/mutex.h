@@ -1,6 +1,6 @@
 // A mutex and a condition variable of the standard library with Abseil's thread
-// annotations. The packaged absl::Mutex gives false reports under
-// ThreadSanitizer. Clang's -Wthread-safety still finds a missing lock.
+// annotations, which Clang's -Wthread-safety checks. absl::Mutex is not used,
+// because Debian's build of it gives false reports under ThreadSanitizer.
 #pragma once
 
 #include <algorithm>
@@ -48,10 +48,10 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
 class CondVar {
  public:
-  // The clock of timed waits. It is steady, so that no step of the wall clock
-  // freezes or ends a wait. Builds with ThreadSanitizer use the system clock,
-  // because this toolchain's ThreadSanitizer does not intercept the steady wait
-  // (pthread_cond_clockwait).
+  // The clock of timed waits. It is steady, so that changes of the wall clock
+  // neither delay nor end a wait. Builds with ThreadSanitizer use the system
+  // clock, because this toolchain's ThreadSanitizer does not know the wait with
+  // a steady clock (pthread_cond_clockwait).
 #if defined(KVASIR_TSAN)
   using WaitClock = std::chrono::system_clock;
 #else

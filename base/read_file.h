@@ -9,11 +9,10 @@
 
 namespace kvasir::base {
 
-// Returns the whole content. The error text states only the cause, without the
-// path. Returns FAILED_PRECONDITION, and reads nothing, if the file is not a
-// regular file. Returns OUT_OF_RANGE if the file has more than `most_bytes`
-// bytes, of which it reads at most one byte too many. Otherwise the code
-// follows from the system's error, for example NOT_FOUND.
+// Returns the whole content. Errors: FAILED_PRECONDITION if it is not a regular
+// file (nothing is read); OUT_OF_RANGE if it is larger than `most_bytes`;
+// otherwise the system's error, for example NOT_FOUND. The error text states
+// the cause, without the path.
 absl::StatusOr<std::string> ReadFile(const std::string& path,
                                      size_t most_bytes);
 

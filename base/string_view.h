@@ -1,5 +1,5 @@
-// Conversions between std::string_view and absl::string_view, which is a type
-// of its own in the packaged Abseil. Abseil's functions take only
+// Conversions between std::string_view and absl::string_view. In Debian's
+// Abseil they are different types, and its functions take only
 // absl::string_view.
 #pragma once
 

@@ -17,7 +17,7 @@ namespace kvasir::base {
 
 // Owns: the folder, which is empty at first. The destructor removes it with its
 //   content.
-// Threads: any.
+// Threads: its methods may be called from any thread.
 class TempFolder {
  public:
   TempFolder() : path_(::testing::TempDir() + "/kvasir-test-XXXXXX") {

@@ -8,12 +8,11 @@
 namespace kvasir::base {
 namespace {
 
-// How long a waiting thread spins before it sleeps. It is longer than the gaps,
-// including serial parts, between the launches of one decode step: a thread
-// that sleeps in such a gap delays the next launch by its wake-up. With 10 us
-// of spinning, decode reached 0.78 of the read bandwidth instead of 0.82 (a
-// 1.1B model, 2 cores). It is still short compared with a step, so other
-// processes get the cores.
+// How long a waiting thread spins before it sleeps: longer than the gaps
+// between the launches of one decode step, because waking a thread would delay
+// the launch. With 10 us, decode reached 0.78 of the read bandwidth instead of
+// 0.82 (a 1.1B model, 2 cores). It is much shorter than a step, so that idle
+// threads free their cores.
 constexpr std::chrono::microseconds kSpinTime(100);
 // Waiting threads read the clock only after this many pause instructions. A
 // pause takes 5 to 50 ns, depending on the CPU, and so does reading the clock.

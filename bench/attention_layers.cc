@@ -38,8 +38,8 @@ absl::StatusOr<std::shared_ptr<const worker::ServedPlan>> ServePreset(
   KVASIR_ASSIGN_OR_RETURN(kvasir::v1::KvPlan plan,
                           plan::MakePresetPlan(dense_4bit ? "dense-8bit" : name,
                                                model::AttentionShapeOf(spec)));
-  // Keeps no tokens exact, so that only codes are measured. In a real cache the
-  // number of exact tokens does not grow with the sequence.
+  // Stores all tokens as codes. In a real cache a few tokens stay exact, but
+  // their number does not grow with the sequence.
   for (kvasir::v1::LayerPlan& layer : *plan.mutable_layers()) {
     layer.clear_exact_sinks();
     layer.mutable_key()->clear_exact_window();

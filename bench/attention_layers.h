@@ -1,6 +1,6 @@
-// Benchmarks the attention of one layer over many arenas. It runs the same ops
-// as the engine (projections, rotation, append, attention, lifts, output), with
-// random weights and a cache full of random latents.
+// Benchmarks the attention of one layer. It runs the same ops as the engine,
+// with random weights and a cache full of random data. Each launch uses another
+// copy of the layer's cache (an arena), so that CPU or GPU caches do not help.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@
 namespace kvasir::bench {
 
 // The sequences of one launch: `batch` sequences with `new_tokens` tokens each.
-// The launch writes these tokens into the cache; then each sequence has
-// `context` slots.
+// After the launch has written these tokens, each sequence has `context` tokens
+// in the cache.
 struct LaunchShape {
   int64_t batch = 1;
   int64_t context = 0;
@@ -44,8 +44,9 @@ struct LaunchTime {
   double kernel_seconds = 0.0;     // only the op paged_attention
 };
 
-// Owns: the weights of one layer (or shares them), the arenas of num_arenas
-//   layers, and their tables. The pages of a sequence are in random order.
+// Owns: num_arenas arenas (copies of one layer's cache) and their tables, and
+//   the weights of the layer, which it may share. The pages of a sequence are
+//   in random order.
 class AttentionLayers {
  public:
   struct Options {
@@ -57,8 +58,9 @@ class AttentionLayers {
     int64_t num_arenas = 1;
     bool lift_prompts = false;  // see worker::ServeOptions
     uint64_t seed = 1;
-    // The weights of another object with the same shape, plan, lifts, seed and
-    // device, to save the time for making them. Null: makes its own weights.
+    // The weights of another object with the same shape, plan, lift_prompts,
+    // seed and device, to save the time for making them. Null: makes its own
+    // weights.
     std::shared_ptr<const worker::ModelWeights> weights;
     // The device, which must outlive this object. Null: the CPU, with the
     // threads of `pool`.
@@ -81,7 +83,8 @@ class AttentionLayers {
   const model::DecoderSpec& spec() const { return spec_; }
   const plan::ResolvedPlan& plan() const { return *plan_; }
   const cache::PageLayout& layout() const { return *layout_; }
-  // True if prompts lift some latents before attention.
+  // True if prompts decompress some cached latents to whole heads before
+  // attention.
   bool lifts_prompts() const {
     return worker::LiftsPrompts(*weights_->layers.front().attention);
   }
@@ -93,11 +96,10 @@ class AttentionLayers {
     return attention_.front().kernels();
   }
   int64_t num_arenas() const { return static_cast<int64_t>(attention_.size()); }
-  // The payload bytes of a slot in the page of one layer.
+  // The bytes that one layer stores for a token, without padding.
   double bytes_per_slot() const;
 
-  // The value that bytes_per_slot() would have. With it, num_arenas can be
-  // chosen before an object is created.
+  // The same number before an object exists, for choosing num_arenas.
   static absl::StatusOr<double> BytesPerSlot(const model::ModelShape& shape,
                                              const std::string& plan,
                                              int64_t page_tokens);
@@ -111,7 +113,7 @@ class AttentionLayers {
 
   AttentionLayers(const Options& options, base::ThreadPool* pool);
   absl::Status DivideSteps();
-  // Allocates device memory and copies the numbers into it.
+  // Allocates device memory and copies `host` into it.
   template <typename T>
   absl::Status Put(const std::vector<T>& host, kernels::DeviceBuffer* buffer);
 

@@ -7,7 +7,8 @@
 namespace kvasir::bench {
 namespace {
 
-// The bytes of a token's exact row, which has 16-bit numbers.
+// The bytes of a token that is stored exactly, as 16-bit numbers; 0 for values
+// that are stored together with the keys.
 double ExactRowBytes(const cache::SideLayout& side) {
   const bool of_keys = !side.parts.empty() && side.parts.front().of_keys;
   return of_keys ? 0.0 : static_cast<double>(side.exact.row_bytes);

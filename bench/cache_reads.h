@@ -8,12 +8,11 @@
 
 namespace kvasir::bench {
 
-// Returns how many bytes attention reads for the last token of a sequence of
-// `length_tokens` tokens. These are the payloads of all slots in the cache (of
-// those in the sliding window, if there is one), including the token's own
-// slot. The first and the latest tokens are read as exact rows instead of
-// codes. `prompt_tokens` is the length of the prompt if slots were evicted,
-// otherwise 0.
+// Returns how many bytes of the cache attention reads for the last token of a
+// sequence of `length_tokens` tokens, this token's own included. A sliding
+// window limits the tokens that are read. The first and the latest tokens are
+// read as exact numbers, if the plan keeps them, and all others as codes.
+// `prompt_tokens` is the prompt's length if tokens were evicted, otherwise 0.
 double CacheBytesRead(const cache::PageLayout& layout, int64_t length_tokens,
                       int64_t prompt_tokens = 0);
 

@@ -28,11 +28,11 @@ struct Capacity {
   int64_t held_bytes = 0;
 };
 
-// Allocates and touches the arenas. The scheduler admits prompts that are one
-// token shorter than sequence_tokens until no further one fits, and then
-// decodes one token of each; no model runs. INVALID_ARGUMENT for sizes out of
-// range, UNIMPLEMENTED for a plan that cannot be served, RESOURCE_EXHAUSTED if
-// there is too little memory.
+// Allocates the pool and writes to all of its memory. The scheduler admits
+// prompts that are one token shorter than sequence_tokens until no more fit,
+// and then decodes one token of each; no model runs. INVALID_ARGUMENT for sizes
+// out of range, UNIMPLEMENTED for a plan that cannot be served,
+// RESOURCE_EXHAUSTED if there is too little memory.
 absl::StatusOr<Capacity> MeasureCapacity(const model::DecoderSpec& spec,
                                          const kvasir::v1::KvPlan& plan,
                                          const CapacityOptions& options);

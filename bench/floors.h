@@ -35,8 +35,9 @@ inline double FloorSeconds(const LaunchCost& cost, const Ceilings& ceilings) {
                   FlopFloorSeconds(cost, ceilings));
 }
 
-// The times of launches. For each launch, also the time of the baseline and the
-// machine's limits, which were measured just before or after it.
+// The measurements of a series of launches. Element i of each list belongs to
+// launch i; the baseline and the limits were measured just before or after that
+// launch.
 struct FloorSamples {
   std::vector<double> seconds;
   std::vector<double> baseline_seconds;

@@ -10,9 +10,9 @@
 
 namespace kvasir::bench {
 
-// The ratio of two times that were measured in pairs: the median over the
-// pairs, and the spread, which is the range of the middle half of the pairs
-// relative to the median.
+// The ratio of two times, measured in pairs. `median` is the median over the
+// pairs. `spread` is the range of the middle half of the pairs, divided by the
+// median.
 struct PairedRatio {
   double median = 0.0;
   double spread = 0.0;

@@ -17,7 +17,7 @@ namespace kvasir::bench {
 namespace {
 
 // One launch fills this many rows. All launches use the same random numbers,
-// but each begins at another of the first kShiftNumbers numbers, so no two
+// but start at different offsets (below kShiftNumbers) in them, so that no two
 // pages are alike.
 constexpr int64_t kRows = 256;
 constexpr int64_t kShiftNumbers = 4093;
@@ -45,8 +45,8 @@ StaticRanges RangesOf(const kernels::LatentPart& part) {
   return ranges;
 }
 
-// Fills these slots of one part of a layer's latents with random numbers.
-// `shape` describes the slots.
+// Fills the slots `all_slots` of one part of a layer's latents with random
+// numbers. `shape` describes the slots.
 absl::Status FillPart(const kernels::LatentPart& latents,
                       kernels::KvAppendShape shape,
                       const std::vector<int64_t>& all_slots, uint64_t seed,
@@ -103,8 +103,8 @@ absl::Status FillPart(const kernels::LatentPart& latents,
   return absl::OkStatus();
 }
 
-// Returns the offset of every place at which a row of the segment can be
-// stored, if any page of the pool may be a side page (a page for exact rows).
+// Returns the byte offset of every row of the segment in every page, because
+// any page may become a side page (a page for exact rows).
 std::vector<int64_t> RowsOfSegment(const kernels::ExactSegment& segment,
                                    int64_t row_bytes, int64_t num_pages) {
   std::vector<int64_t> rows;
@@ -158,8 +158,8 @@ absl::Status FillWithRandomExactRows(const worker::KvArenas& arenas,
     const worker::KvArenas::Ring& ring =
         arenas.rings()[static_cast<size_t>(index)];
     for (const worker::KvArenas::Part& part : keys ? layer.key : layer.value) {
-      // Rows of two segments may overlap in a page that is a side page of both,
-      // so each segment has its own launch.
+      // Rows of two segments may overlap in a page, so each segment has its own
+      // launch.
       for (const kernels::ExactSegment& segment : ring.segments) {
         KVASIR_RETURN_IF_ERROR(FillPart(
             part.exact, {.page_tokens = 1, .slots_are_bytes = true},

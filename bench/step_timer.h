@@ -91,8 +91,8 @@ class DeviceStepTimer final : public StepTimer {
  private:
   DeviceClock* const clock_;
   absl::Status status_;
-  // The part of the step that follows each mark. Marks outside of Start and
-  // Stop (from runs that only determine the workspace) are discarded.
+  // parts_[i] is the part of the step that begins at mark i. Start discards
+  // earlier marks, which come from runs that only determine the workspace.
   std::vector<worker::StepPart> parts_ = {worker::StepPart::kRest};
 };
 

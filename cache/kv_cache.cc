@@ -133,9 +133,9 @@ void KvCache::Fork(SequenceId parent_id, SequenceId child_id) {
 void KvCache::Release(SequenceId id) {
   const auto it = sequences_.find(id);
   KVASIR_CHECK(it != sequences_.end());
-  // Copies into the sequence's pages that are already listed stay in the list,
-  // because later copies may read these pages. They do no harm: the next holder
-  // of such a page writes to it only after all listed copies.
+  // Listed copies into the sequence's pages stay in the list, because later
+  // copies may read these pages. They do no harm: the next holder of such a
+  // page writes to it only after all listed copies.
   const PrefixRef chain = std::move(it->second->prefix.chain);
   sequences_.erase(it);
   cache_.WarmTails(chain);

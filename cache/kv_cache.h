@@ -76,32 +76,32 @@ class KvCache {
   int64_t CachedPrefixTokens(absl::Span<const int32_t> token_ids,
                              const StartOptions& options) const;
 
-  // Reserves slots for the next `new_tokens` tokens. Allocates the pages that
-  // this takes, including side pages (copies of the tail that was found) and
-  // the copy of a fork's last page. If too few pages are free, nothing changes.
-  // Replaces an earlier reservation that was not committed. CHECKs: new_tokens
-  // >= 1, the reservation ends at next_eviction at the latest, and no eviction
-  // is due. With an observation window, either all tokens of a step belong to
-  // the prompt or none does; TakeDeltas checks this.
+  // Reserves slots for the next `new_tokens` tokens, and allocates the pages
+  // that this takes. Among them may be side pages (copies of the tail that was
+  // found) and the copy of a fork's last page. If too few pages are free,
+  // nothing changes. Replaces an earlier reservation that was not committed.
+  // CHECKs that new_tokens >= 1, that no eviction is due, and that the
+  // reservation ends at next_eviction at the latest. With an observation
+  // window, TakeDeltas CHECKs that either all tokens of a step belong to the
+  // prompt, or none.
   ReserveResult Reserve(SequenceId id, int64_t new_tokens) {
     return tables_.Reserve(new_tokens, &sequence(id).state);
   }
 
-  // Call it after the step has written reserved slots. `token_ids` are the
-  // tokens whose latents were written, without the token that was sampled from
-  // them. They are at most as many as were reserved; the other slots stay
-  // reserved. Publishes pages that became full, and a tail if the policy wants
-  // one here. Gives up pages that are outside a sliding window.
+  // Records that a step has written slots for `token_ids`, at most as many as
+  // were reserved; the other slots stay reserved. The token that the step
+  // sampled is not among them. Publishes full pages for other prompts, and a
+  // copy of the side pages (a tail) if the policy wants one here. Gives up
+  // pages that are outside a sliding window.
   void Commit(SequenceId id, absl::Span<const int32_t> token_ids);
 
   // True if slots of the sequence must be evicted before its next step.
   bool eviction_due(SequenceId id) const {
     return sequence(id).state.EvictionDue();
   }
-  // Evicts slots in every group whose eviction is due. The block tables then
-  // end after the slots that stay, and later pages are free at once. The same
-  // step may reuse them, because it writes to them only after the eviction. It
-  // always succeeds. No reservation may be open (CHECK).
+  // Evicts slots in every group whose eviction is due, and frees the pages
+  // after the slots that stay. The next step may already reuse these pages,
+  // because it evicts before it writes. No reservation may be open (CHECK).
   void Evict(SequenceId id) { tables_.Evict(id, &sequence(id).state); }
   // The number of tokens at which the sequence's next step must end at the
   // latest. Empty: the sequence never evicts.
@@ -113,9 +113,8 @@ class KvCache {
   // block_tables: the changes since the last call, if any. The first deltas
   //   after StartSequence or Fork are resets. Later ones never are: tables only
   //   grow at the end and shrink at the front.
-  // physical_starts: for each group, the slot of the next token, in entry
-  //   physical_start / P of the group's table. It is below the logical length
-  //   only if slots were evicted.
+  // physical_starts: for each group, the slot of the next token. It is below
+  //   the logical length only if slots were evicted.
   // first_counted: filled only if a group has an observation window.
   // The step runs the reserved tokens except the first `written_before`, which
   // an earlier step runs (can_run_ahead).
@@ -138,12 +137,11 @@ class KvCache {
     tables_.TakeEvictions(out);
   }
 
-  // Starts `child`, a sequence id that is not in use, with all tokens of
-  // `parent`, which must have no open reservation. The child shares the
-  // parent's full pages, and copies a partly filled last page when it first
-  // reserves. The parent goes on writing into its own page, because it only
-  // adds slots after those that the child copies. Side pages and pages of
-  // groups that evict are copied at once, because the parent overwrites them.
+  // Starts `child`, a new id, with all tokens of `parent`, which must have no
+  // open reservation. Full pages are shared. A partly filled last page is
+  // copied when the child first reserves; until then, the parent only adds
+  // slots to it, so the copied slots do not change. Side pages, and pages of
+  // groups that evict, are copied at once, because the parent overwrites them.
   // Call it only if can_fork (CHECK).
   void Fork(SequenceId parent, SequenceId child);
 
@@ -180,13 +178,12 @@ class KvCache {
   std::optional<SequenceImage> Export(SequenceId id);
 
   // Brings an image from this cache's host pool back as the sequence `id`,
-  // which is not in use. Full pages that the prefix index has are shared; the
-  // others are copied from the host pool, and the index can find them from now
-  // on. `token_ids` are the committed tokens, possibly followed by further
-  // ones; then there must also be a page for the next token. `options` must
-  // equal those of StartSequence, because prompt and evictions determine which
-  // slots the image holds. Empties the image. If it is refused, nothing
-  // changes.
+  // which is not in use, and empties the image. Full pages that the prefix
+  // index still has are shared. The others are copied from the host pool, and
+  // later prompts can find them. `token_ids` are the committed tokens, possibly
+  // followed by further ones; then there must also be a page for the next
+  // token. `options` must equal those of StartSequence, because they determine
+  // which slots the image holds. If the import is refused, nothing changes.
   ReserveResult Import(SequenceId id, SequenceImage* image,
                        absl::Span<const int32_t> token_ids,
                        const StartOptions& options);
@@ -221,22 +218,23 @@ class KvCache {
   int64_t PagesFreedByRelease(SequenceId id) const {
     return tables_.PagesFreedByRelease(sequence(id).state);
   }
-  // Return page ids of the sequence in a group. Pages: the pages of its block
-  // table, from entry first_live on. SidePages: its side pages.
+  // Pages returns the pages in the sequence's block table, from entry
+  // first_live on; SidePages returns its side pages.
   std::vector<PageId> Pages(SequenceId id, PageGroupId group) const;
   std::vector<PageId> SidePages(SequenceId id, PageGroupId group) const;
 
   int64_t page_tokens() const { return config_.page_tokens; }
   // Returns whether a step may be planned before the tokens of the previous
-  // step are committed. False with side pages, because a commit may copy side
-  // pages that the planned step overwrites.
+  // step are committed. With side pages it may not: the commit may copy them,
+  // but the planned step overwrites them.
   bool can_run_ahead() const { return !config_.has_side_pages(); }
   // Returns whether there are pages for the copies that Fork makes at once.
   bool can_fork(SequenceId parent) const {
     return tables_.CanFork(sequence(parent).state);
   }
   // The number of tokens at which a step of the sequence should end, if it
-  // reaches that far, so that a tail is published there. 0: no preference.
+  // reaches that far, so that a copy of its side pages (a tail) is cached
+  // there. 0: no preference.
   int64_t tail_cut(SequenceId id) const;
   int64_t num_page_groups() const {
     return static_cast<int64_t>(config_.groups.size());
@@ -272,9 +270,9 @@ class KvCache {
 
     SequenceState state;
     PrefixChain prefix;
-    // The prompt's numbers for query_tokens and hit_tokens, which the first
-    // commit adds to the statistics. If the first reservation is refused, the
-    // start is undone and repeated later, and must count only once.
+    // The prompt's query_tokens and hit_tokens, which the first commit adds to
+    // the statistics. A start whose first reservation is refused is repeated
+    // later and must not count twice.
     int64_t uncounted_query_tokens = 0;
     int64_t uncounted_hit_tokens = 0;
   };

@@ -1,5 +1,5 @@
-// KvCache with groups that evict. The scenarios use pages of 4 slots and exact
-// page ids.
+// Tests KvCache with page groups that evict slots. The scenarios use pages of 4
+// slots and check exact page ids.
 #include "base/status_matchers.h"
 #include "cache/testing/kv_cache_scenario.h"
 

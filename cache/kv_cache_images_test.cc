@@ -1,4 +1,5 @@
-// Tests sequences that move to the host pool and back, with exact page ids.
+// Tests sequences that move to the host pool and back. The scenarios check
+// exact page ids.
 #include <string>
 #include <utility>
 

@@ -402,8 +402,8 @@ class RandomRun {
     }
   }
 
-  // Checks after all writes of the step that every slot that the first query
-  // attends to still holds this sequence's own content.
+  // Checks, after all writes of the step, that the slots which the first query
+  // attends to still hold this sequence's own content.
   void ReadBack(int64_t id) {
     const Live& live = live_[id];
     const std::vector<uint64_t> values = PrefixValues(live.tokens);

@@ -11,7 +11,6 @@
 namespace kvasir::cache {
 namespace {
 
-// Pages have 4 tokens.
 KvCacheConfig Config(int64_t num_pages, int64_t side_pages) {
   KvCacheConfig config;
   config.page_tokens = 4;
@@ -208,8 +207,7 @@ TEST(KvCacheTailsTest, ForgettingACachedPageAlsoDropsItsTail) {
   )");
 }
 
-// When a sequence is released, its tails come after its token pages in the
-// order of eviction.
+// A released sequence's tails are evicted after its token pages.
 TEST(KvCacheTailsTest, EvictsThePagesAfterATailBeforeTheTailItself) {
   RunScript(10, 1, R"(
     start a 1..6

@@ -22,7 +22,6 @@ KvCacheConfig::Group Pages(int64_t num_pages, int64_t sliding_window = 0) {
           .payload_bytes = kPayloadBytes};
 }
 
-// Pages have 4 tokens.
 KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
   KvCacheConfig config;
   config.page_tokens = 4;

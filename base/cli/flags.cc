@@ -20,8 +20,8 @@
 namespace kvasir::cli {
 namespace {
 
-// Gives the environment precedence over the file: the library itself would
-// apply the file's keys first.
+// Gives environment variables precedence over the file: CLI11 itself would
+// apply the file first.
 class ConfigBelowEnvironment final : public CLI::ConfigTOML {
  public:
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
@@ -91,14 +91,14 @@ bool IsRefusedEmpty(CLI::Option* option) {
   }
 }
 
-// Adds details that the library's own message lacks.
+// Adds details that CLI11's own message lacks.
 std::string UsageMessage(const CLI::App& app, const CLI::ParseError& error) {
   constexpr char kUnknownKey[] = "INI was not able to parse ";
   const std::string text = error.what();
   if (absl::StartsWith(text, kUnknownKey)) {
     return absl::StrCat("--config: '",
                         absl::StripSuffix(text.substr(sizeof kUnknownKey - 1),
-                                          // the library's suffix for a section
+                                          // CLI11's suffix for a section
                                           ".++"),
                         "' is not a flag; keys are flag names, in a section "
                         "named after the command");
@@ -155,7 +155,7 @@ int ParseAndRun(CLI::App* app, int argc, char** argv, const int& exit_code) {
   try {
     app->parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    // The library reports --help and --version as errors with exit code 0.
+    // CLI11 reports --help and --version as errors with exit code 0.
     if (error.get_exit_code() == 0) return app->exit(error);
     PrintError(app->get_name(), UsageMessage(*app, error) +
                                     "\nRun with --help for more information.");

@@ -31,12 +31,13 @@ std::string EffectiveConfig(const CLI::App& command);
 // (base::Printable).
 void PrintError(const std::string& program, std::string_view what);
 
-// Parses the arguments and runs the command's callback. Returns kExitOk,
-// kExitUsage with the reason on standard error, or the value that the callback
-// has put into `exit_code`.
+// Parses the arguments and runs the command's callback; returns the `exit_code`
+// that the callback has set. A usage error is printed and gives kExitUsage;
+// --help gives kExitOk.
 int ParseAndRun(CLI::App* app, int argc, char** argv, const int& exit_code);
 
-// Returns a validator: a value for which `check` fails is a usage error.
+// Returns a validator that refuses a value, as a usage error, if `check` fails
+// for it.
 CLI::Validator Checked(std::function<absl::Status(const std::string&)> check);
 // Returns a validator that accepts only numbers in [least, most].
 CLI::Validator Between(double least, double most);
@@ -58,7 +59,7 @@ CLI::Option* AddFlag(CLI::App* app, const std::string& name, T& value,
 }
 
 // Makes an empty value of the flag or of its environment variable a usage
-// error. The library would treat an empty variable as unset.
+// error. CLI11 would treat an empty variable as unset.
 void RefuseEmpty(CLI::App* app, CLI::Option* option);
 
 // AddFlag for a text or a list of texts that must not be empty.
@@ -70,7 +71,7 @@ CLI::Option* AddText(CLI::App* app, const std::string& name, T& value,
   return option;
 }
 
-// Adds a switch.
+// Adds a flag that needs no value: it sets `value` to true.
 CLI::Option* AddSwitch(CLI::App* app, const std::string& name, bool& value,
                        const std::string& help);
 

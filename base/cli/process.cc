@@ -29,9 +29,9 @@ volatile sig_atomic_t g_shutdown_signals = 0;
 
 constexpr char kLockName[] = "/.kvasir-private-folder";
 
-// Returns an id that changes with every boot. A lock file contains it, so that
-// IsAbandoned does not remove folders of another machine that shares the file
-// system: the locks of its processes may be invisible here.
+// Returns an id that changes with every boot. Each lock file contains it.
+// IsAbandoned ignores folders with another id: they may belong to another
+// machine with the same file system, whose locks are invisible here.
 std::string BootId() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
@@ -39,11 +39,11 @@ std::string BootId() {
   return id;
 }
 
-// Creates the lock file of a folder. It is locked before it gets its name, so
-// no other process ever finds it unlocked while this one lives. The descriptor
-// stays open on purpose: the system closes it, and so unlocks the file, when
-// the process ends. If the file system has no locks, there is no lock file, and
-// the folder is never taken for an abandoned one.
+// Creates and locks a folder's lock file. The file gets its name only when it
+// is locked, so no other process finds it unlocked while this one lives. The
+// descriptor is never closed: the system unlocks the file when the process
+// ends. On a file system without locks there is no lock file, and IsAbandoned
+// is always false.
 void HoldLock(const std::string& folder) {
   const std::string lock = folder + kLockName;
   const std::string unlocked = lock + "-";
@@ -128,7 +128,8 @@ void PrepareProcess() {
   }
   base::RaiseDescriptorLimit();
   gpr_set_log_function(LogFromGrpc);
-  // Refused handshakes are counted from gRPC's log, so that log must be on.
+  // AddGrpcLine counts refused TLS handshakes from gRPC's log lines. So gRPC
+  // must create them even if the user has switched off its log.
   const char* const verbosity = std::getenv("GRPC_VERBOSITY");
   if (verbosity != nullptr && absl::EqualsIgnoreCase(verbosity, "NONE")) {
     g_log_grpc = false;

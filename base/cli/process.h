@@ -9,14 +9,13 @@
 
 namespace kvasir::cli {
 
-// Switches off SIGPIPE, and core dumps, because they would contain prompts.
-// Raises the limit of descriptors as far as possible, and sends gRPC's log
-// lines to our log. Call it before any thread starts.
+// Disables SIGPIPE and core dumps (a dump would contain prompts), raises the
+// limit of open descriptors as far as possible, and sends gRPC's log lines to
+// our log. Call it before any thread starts.
 void PrepareProcess();
 
 // From now on, the first SIGTERM or SIGINT is only reported by
-// ShutdownRequested; a second one ends the process immediately. Before this
-// call, already the first one does.
+// ShutdownRequested; a second one ends the process immediately.
 void HoldShutdownSignals();
 bool ShutdownRequested();
 
@@ -35,9 +34,9 @@ std::string TemporaryFolder();
 // MakePrivateFolder appends this to `parent`; the last letters are random.
 inline constexpr std::string_view kPrivateFolderName = "/kvasir-XXXXXX";
 
-// Creates a folder that only this user may enter (mode 0700), with a hidden
-// file that this process keeps locked until it ends. First removes the folders
-// in `parent` that ended processes of this user have left, for example after
+// Creates a folder that only this user may enter (mode 0700). A hidden file in
+// it stays locked until this process ends. First removes folders in `parent`
+// that ended processes of this user have left there, for example after
 // SIGKILL. UNAVAILABLE with the system's reason if the folder cannot be
 // created.
 absl::StatusOr<std::string> MakePrivateFolder(

@@ -52,8 +52,8 @@ void Progress::Update(int64_t done, const std::string& note) {
   time_left_.See(now, done);
   const absl::Duration every =
       terminal_ ? absl::Milliseconds(200) : absl::Seconds(5);
-  // The line for done == total is printed at once only the first time. `done`
-  // may be rounded, so it can reach the total long before the end.
+  // Print done == total without delay, but only once: `done` may be rounded, so
+  // it can reach the total long before the end.
   const bool at_end = done == total_ && done != last_done_;
   if (now - last_print_ < every && !at_end) return;
   last_print_ = now;

@@ -40,7 +40,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // Appends `note` ("loss 3.21") to the line.
+  // Shows the progress `done`; `note` ("loss 3.21") is appended to the line.
   void Update(int64_t done, const std::string& note = "");
   // Removes the line from a terminal, so that the next output begins on an
   // empty line.

@@ -13,7 +13,7 @@ namespace kvasir::cli {
 // int64_t.
 absl::Status ParseBytes(const std::string& text, int64_t* bytes);
 
-// Returns "1.50 GiB".
+// Returns a text such as "1.50 GiB".
 std::string HumanBytes(double bytes);
 
 }  // namespace kvasir::cli

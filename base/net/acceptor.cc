@@ -361,7 +361,7 @@ void Acceptor::Take(int connection) {
     if (open_.size() >= most) Forget();
     full = open_.size() >= (options_.replace_oldest ? 2 * most : most);
     if (!full) {
-      // Only a replace_oldest port has so many here.
+      // Only with replace_oldest can the table be this full here.
       if (open_.size() >= most) ShutDownOldest();
       open_[connection] = {.inode = SocketAt(connection),
                            .number = num_accepted_++};

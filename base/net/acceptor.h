@@ -26,14 +26,14 @@
 
 namespace kvasir::base {
 
-// Owns: its listening sockets and its thread. The receiver of a connection owns
-// it; the acceptor keeps only the descriptor's number and the socket's inode,
-// to see whether the connection is still open.
+// Owns: its listening sockets and its thread. An accepted connection is owned
+//   by the function `take`; the acceptor keeps only its descriptor number and
+//   inode, to see whether it is still open.
 // Threads: any thread, but only one at a time may call StopListening; `take`
-// runs on the acceptor's own thread.
+//   runs on the acceptor's own thread.
 // Errors: FAILED_PRECONDITION if the address cannot be bound; the text names
-// the address, the cause and the flag to change. Later errors are logged, and
-// the acceptor tries again for ever.
+//   the address, the cause and the flag to change. After later errors, which
+//   are logged, the acceptor tries again.
 class Acceptor {
  public:
   // Binds the address and listens. No connection is accepted before Run.
@@ -48,13 +48,14 @@ class Acceptor {
   struct Options {
     // If this many connections are open, new ones are closed immediately.
     size_t max_connections = 1024;
-    // True: beyond max_connections, a new connection shuts down the oldest one;
-    // new ones are closed only beyond twice this number. Meant for ports that
-    // probes call: connections that others keep open cannot lock them out.
+    // If true, a connection beyond max_connections shuts down the oldest
+    // connection; only connections beyond twice max_connections are closed.
+    // Meant for ports of health probes: clients that keep connections open
+    // cannot lock the probes out.
     bool replace_oldest = false;
-    // If no connection came for this long, the acceptor connects to itself as a
-    // probe. If the probe does not arrive, it binds and listens anew: the file
-    // of a Unix socket may have been removed, for example.
+    // If no connection came for this long, the acceptor connects to itself (a
+    // probe). If the probe does not arrive, the acceptor opens a new listening
+    // socket: a Unix socket's file may have been removed, for example.
     absl::Duration probe_interval = absl::Seconds(10);
     // Receives the descriptor of a connection, which is non-blocking. The
     // receiver must close it.
@@ -75,8 +76,8 @@ class Acceptor {
   void StopListening();
   // The number of accepted connections that are still open.
   size_t connections() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Shuts down all connections that are still open, after the data that was
-  // already written. Client and server both see that the other side has closed.
+  // Shuts down all open connections, so that both client and server see that
+  // the other side has closed. Data that was already written is still sent.
   void HangUp() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -101,7 +102,7 @@ class Acceptor {
   explicit Acceptor(const ListenAddress& listen);
   absl::Status ListenTcp();
   absl::Status ListenUnix(Socket* socket);
-  // Returns a bound socket, or -1 and errno.
+  // Returns a bound socket; or -1, with the cause in errno.
   static int Bind(const Address& address);
   void Loop();
   // Returns true if a connection waits to be accepted.
@@ -125,8 +126,8 @@ class Acceptor {
   std::thread thread_;
   std::atomic<bool> stopping_{false};
 
-  // Used first by Listen, then by the acceptor's thread, and finally by the
-  // caller that has joined this thread.
+  // Used by one thread at a time: first by Listen's caller, then by the
+  // acceptor's thread, and again by a caller after that thread has ended.
   std::vector<Socket> sockets_;
   std::pair<dev_t, ino_t> unix_file_ = {};
   size_t num_closed_ = 0;

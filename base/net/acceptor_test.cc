@@ -168,7 +168,7 @@ TEST_F(AcceptorTest, ANewConnectionReplacesTheOldestIfThePortIsForProbes) {
   const Caller fourth(*acceptor);
   EXPECT_TRUE(second.WaitForClose());
   WaitUntil([&] { return kept_.taken() == 4; });
-  // The owner has closed none of them, so the table has no room for a fifth.
+  // None of the four is closed yet, so the table has no room for a fifth.
   Caller fifth(*acceptor);
   EXPECT_TRUE(fifth.WaitForClose());
   EXPECT_EQ(kept_.taken(), 4u);

@@ -4,11 +4,10 @@
 namespace kvasir::base {
 
 // Keeps gRPC's callback threads until the process ends. Otherwise they end with
-// the last channel or server that uses callbacks. If one of these threads drops
-// that last reference itself (a client call that ends after everything else is
-// gone), gRPC 1.51 frees their queue twice.
+// the last channel or server that uses callbacks. In gRPC 1.51, a callback
+// thread that itself drops the last reference frees its queue twice.
 //
-// Threads: any. Only the first call has an effect.
+// Threads: any thread may call it. Only the first call has an effect.
 void KeepGrpcCallbackThreads();
 
 }  // namespace kvasir::base

@@ -235,8 +235,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
           options.credentials == nullptr ? grpc::InsecureServerCredentials()
                                          : options.credentials);
   for (grpc::Service* service : services) builder.RegisterService(service);
-  // For a server that has only its health service: gRPC starts no server
-  // without a service.
+  // Used if there is only the health service: gRPC starts no server without
+  // another service.
   auto nothing = std::make_unique<grpc::CallbackGenericService>();
   if (services.empty()) builder.RegisterCallbackGenericService(nothing.get());
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();

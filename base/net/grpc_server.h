@@ -30,9 +30,8 @@ struct GrpcServerOptions {
   // The most concurrent calls per connection. It is high because a frontend
   // sends all its requests over a few connections.
   int max_concurrent_streams = 4096;
-  int max_metadata_bytes = 16
-                           // more metadata ends the call and its connection
-                           << 10;
+  // More metadata ends the call and its connection.
+  int max_metadata_bytes = 16 << 10;
   absl::Duration handshake_timeout = absl::Seconds(10);
   // A peer that pings more often on an idle connection is disconnected after
   // `max_ping_strikes` such pings; 0 strikes: never (for trusted peers only).
@@ -55,9 +54,9 @@ struct GrpcServerOptions {
   int64_t transport_quota_bytes = 256 << 20;
   bool health_service = true;
   // Answer a request that cannot be parsed as the call's message type with
-  // INVALID_ARGUMENT and a text; gRPC answers with UNIMPLEMENTED and no text.
-  // Set it for ports that foreign clients use: it costs gRPC more work per
-  // message.
+  // INVALID_ARGUMENT and a text; gRPC itself answers with UNIMPLEMENTED and no
+  // text. This costs some time per message, so set it only for ports that
+  // foreign clients use.
   bool explain_garbage = false;
   // If explain_garbage is set, this function is called on gRPC's threads for
   // each request that cannot be parsed. `method` is "/package.Service/Method".
@@ -76,8 +75,8 @@ struct GrpcServerOptions {
 // everything else.
 int64_t MaxMessageBytesFor(int64_t max_model_len_tokens);
 
-// Owns the running server. Registered services must outlive it; with none the
-//   server has only its health service.
+// Owns the running server. Registered services must outlive it; without
+// services, the server has only its health service.
 // Threads: any thread.
 class GrpcServer {
  public:
@@ -98,22 +97,21 @@ class GrpcServer {
   // "unix:/run/kvasir.sock".
   const std::string& target() const { return acceptor_->target(); }
 
-  // Sets a service's state in grpc.health.v1, or the server's as a whole ("").
-  // The server starts as not serving; a service is unknown until it is set.
+  // Sets the state that grpc.health.v1 reports for a service, or for the whole
+  // server (""). The server starts as not serving; a service is unknown until
+  // it is set.
   void SetServing(const std::string& service, bool serving);
 
   // The first step of a drain: new connections are refused, open ones are still
   // served. Idempotent.
   void StopListening() { acceptor_->StopListening(); }
-  // The number of open connections.
   size_t connections() { return acceptor_->connections(); }
 
   // Refuses new connections, waits for running calls, cancels them at the
   // deadline, and returns when all have ended. Idempotent. gRPC 1.51 ends a
-  // call that arrives at this moment with CANCELLED, as if its client had
-  // cancelled it. If `hang_up` is set, connections are closed first, so that
-  // clients see a lost connection instead; set it only if no calls should be
-  // running any more.
+  // call that arrives during the shutdown with CANCELLED. If `hang_up` is set,
+  // connections are closed first, so that such a client sees a lost connection
+  // instead; set it only if no call should be running any more.
   void Shutdown(absl::Time deadline, bool hang_up = false);
 
  private:
@@ -131,7 +129,7 @@ class GrpcServer {
 };
 
 // Raises the process's limit of open descriptors to its hard limit, because
-// each connection is one. Returns the limit.
+// each connection needs one. Returns the limit.
 size_t RaiseDescriptorLimit();
 
 }  // namespace kvasir::base

@@ -26,8 +26,8 @@ constexpr uint8_t kEndHeaders = 4;
 // reads this connection. The scanner is used until the descriptor's number
 // belongs to another connection.
 struct Watched {
-  // Locks this object, because the acceptor may reuse it while a thread that
-  // has read an earlier connection still uses it.
+  // The acceptor may give this object to a new connection while a thread still
+  // uses it for the previous one.
   Mutex mutex;
   bool on ABSL_GUARDED_BY(mutex) = false;
   ino_t inode ABSL_GUARDED_BY(mutex) = 0;
@@ -170,8 +170,8 @@ std::vector<prometheus::MetricFamily> HeaderBlockMetrics::Collect() const {
 
 }  // namespace kvasir::base
 
-// gRPC calls these two functions instead of the libraries' own. Calls for
-// anything but scanned connections are only forwarded.
+// gRPC calls these two functions instead of the libraries' own. They scan
+// watched connections and only forward all other calls.
 extern "C" ssize_t recvmsg(int descriptor, msghdr* message, int flags) {
   using kvasir::base::LibraryFunction;
   static auto* const real = LibraryFunction<decltype(recvmsg)>("recvmsg");

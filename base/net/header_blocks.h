@@ -1,7 +1,7 @@
-// Limits the size of HTTP/2 header blocks, which gRPC 1.51 cannot. gRPC keeps a
-// block in memory until END_HEADERS, before it checks any credential, so a peer
-// that sends HEADERS and then endless CONTINUATION frames could use up the
-// memory of all connections.
+// Limits the size of HTTP/2 header blocks, which gRPC 1.51 cannot do. gRPC
+// keeps a block in memory until END_HEADERS, before it checks any credential.
+// So a peer that sends HEADERS and then endless CONTINUATION frames could use
+// up the memory of all connections.
 #pragma once
 
 #include <array>
@@ -55,9 +55,10 @@ class HeaderBlockScanner {
 // shut down and counted; a log line follows at most once a minute. Connections
 // of TLS servers are always scanned, without this call.
 //
-// gRPC has no hook for this, but it calls recvmsg() and SSL_read() through the
-// dynamic linker. This library therefore defines functions of these names,
-// which call the real ones and scan the bytes that those return.
+// gRPC has no hook for the bytes that it reads, but it calls recvmsg() and
+// SSL_read() through the dynamic linker. This library therefore defines
+// functions of these names, which call the real ones and scan the bytes that
+// they return.
 //
 // Threads: any thread, before gRPC receives the descriptor.
 void LimitHeaderBlocks(int connection);

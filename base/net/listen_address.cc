@@ -57,8 +57,7 @@ ListenTrouble ProbeListen(const std::string& host, int port) {
   if (error != 0) {
     return {ListenTrouble::With::kHost, ::gai_strerror(error)};
   }
-  // Try all addresses: a name may also have one of a family that this machine
-  // lacks (IPv6).
+  // Try all addresses: some may be of a family (IPv6) that this machine lacks.
   ListenTrouble trouble = TryToListen(*found);
   for (const addrinfo* next = found->ai_next;
        next != nullptr && trouble.with != ListenTrouble::With::kNothing;

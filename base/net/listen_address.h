@@ -9,7 +9,8 @@ struct addrinfo;
 namespace kvasir::base {
 
 struct ListenAddress {
-  // Not empty: listen on a Unix socket at this path; host and port are ignored.
+  // If not empty, the server listens on a Unix socket at this path, and host
+  // and port are ignored.
   std::string unix_path;
   // The socket file's mode (permissions). 0: the mode that the process's umask
   // gives.
@@ -42,10 +43,11 @@ struct ListenTrouble {
 // first one.
 ListenTrouble ProbeListen(const std::string& host, int port);
 
-// Returns how many addresses `host` has in the family with the most of them; 0
-// if it does not resolve. Blocks as long as the system's resolver does.
+// Counts the addresses of `host` in each family (IPv4, IPv6) and returns the
+// larger count; 0 if the name does not resolve. Blocks as long as the system's
+// resolver does.
 int CountAddresses(const std::string& host);
-// Counts the addresses in a resolver's result, which may be null.
+// Does the same for a resolver's result, which may be null.
 int CountAddresses(const addrinfo* found);
 
 }  // namespace kvasir::base

@@ -107,7 +107,7 @@ absl::Status MemoryFile::ReplaceAll(const std::vector<Change>& changes) {
     steps.push_back(std::move(step));
   }
   for (size_t at = 0; at < steps.size(); ++at) {
-    // From this moment on the number refers to the new file.
+    // From now on, the file's descriptor number refers to the new content.
     if (dup3(steps[at].next.get(), changes[at].file->file_, O_CLOEXEC) >= 0) {
       continue;
     }

@@ -19,7 +19,7 @@ namespace kvasir::base {
 // Threads: one at a time; readers may be on other threads.
 class MemoryFile {
  public:
-  // UNAVAILABLE if the system has no memory or descriptors for it.
+  // UNAVAILABLE if the system has no memory or descriptors for the file.
   static absl::StatusOr<std::unique_ptr<MemoryFile>> Create(
       const std::string& text);
   ~MemoryFile();

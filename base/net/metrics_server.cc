@@ -195,7 +195,7 @@ void MetricsServer::Loop() {
       Connection& at = connections_[i];
       const bool ready = waits[i + 1].revents != 0;
       // A request that arrived in time is still served, even if a slow scrape
-      // delayed this round: Advance then extends the time.
+      // delayed this round: Advance then sets a later `end`.
       if ((!ready || Advance(&at)) && at.end > now) {
         open.push_back(std::move(at));
       } else {

@@ -21,8 +21,8 @@ namespace {
 
 namespace tls = grpc::experimental;
 
-// How often gRPC checks our copies for changes, in seconds: the shortest time
-// that it allows.
+// How often gRPC checks our copies of the files for changes, in seconds: the
+// shortest time that it allows.
 constexpr unsigned kGrpcSeconds = 1;
 // The peer's names are cut to this length in an error text.
 constexpr size_t kMaxNamesBytes = 200;

@@ -31,9 +31,9 @@ namespace kvasir::base {
 struct TlsOptions {
   TlsFiles files;
   // The peer's certificate must have at least one of these subject alternative
-  // names (DNS, URI, IP). Empty: a server accepts every client whose
-  // certificate `authorities` have signed; a client requires the host that it
-  // dials.
+  // names (DNS, URI, IP). If there are none, a server accepts every client with
+  // a certificate signed by `authorities`, and a client requires the name of
+  // the host that it dials.
   std::vector<std::string> names;
   std::string names_flag = "--tls-client-names";
   // This side's name in metrics and the log: "listener", "admin", "workers";
@@ -49,11 +49,11 @@ struct TlsOptions {
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
     const TlsOptions& options);
 
-// Makes credentials whose files it reads again regularly. Changed files are
+// Makes credentials, and reads their files again regularly. Changed files are
 // used only if all of them together pass the checks of LoadTlsFiles. A refused
-// change has no effect, is logged once and counted, and is checked again later.
+// change has no effect; it is logged once, counted, and checked again later.
 // Files in use are also checked again when one of their authorities expires.
-// gRPC's own file watcher aborts the process if a file is empty, so it watches
+// gRPC's own file watcher, which aborts the process if a file is empty, sees
 // only checked copies in memory (MemoryFile).
 //
 // Owns: the copies in use, and a thread that starts with the first credentials.
@@ -71,10 +71,10 @@ class TlsWatch final : public prometheus::Collectable {
   explicit TlsWatch(Options options);
   ~TlsWatch() override;
 
-  // Returns credentials for a listener, which needs a certificate and a key.
-  // With `authorities`, clients must show a certificate that these have signed
-  // (mutual TLS). Errors: those of LoadTlsFiles; INVALID_ARGUMENT for names
-  // without authorities.
+  // Returns credentials for a listener, which needs a certificate and a key. If
+  // `authorities` are set, clients must show a certificate that one of them has
+  // signed (mutual TLS). Errors: those of LoadTlsFiles; INVALID_ARGUMENT for
+  // names without authorities.
   absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Server(
       const TlsOptions& options) ABSL_LOCKS_EXCLUDED(look_mutex_);
   // Returns credentials for a client, with the rules of TlsChannelCredentials.

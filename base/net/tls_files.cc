@@ -140,8 +140,8 @@ std::string Over(const std::vector<Certificate>& all, size_t at) {
                       Shown(DatesOf(*all[at]).until));
 }
 
-// Checks the dates of all certificates and returns those of the one that
-// expires first.
+// Checks the dates of all certificates. Returns the dates of the certificate
+// that expires first.
 absl::StatusOr<TlsMaterial::Dates> CheckDates(
     const Named& named, const std::vector<Certificate>& all, absl::Time now) {
   TlsMaterial::Dates first;
@@ -173,8 +173,8 @@ std::string LeaveOut(std::vector<Certificate>* all, absl::Time now) {
   return absl::StrJoin(over, ", ");
 }
 
-// Returns a context like those that gRPC makes, with the machine's security
-// level.
+// Returns a context like those that gRPC makes, with this machine's OpenSSL
+// security level.
 absl::StatusOr<Context> NewContext() {
   Context context(SSL_CTX_new(TLS_method()));
   if (context == nullptr) {

@@ -43,7 +43,7 @@ class TlsRefusals final : public prometheus::Collectable {
   static const std::shared_ptr<TlsRefusals>& OfProcess();
 
   // Counts the cause. Logs `detail` at most once a minute for each cause,
-  // because clients trigger these lines.
+  // because clients can cause any number of refusals.
   void Add(TlsRefusal cause, absl::string_view detail)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Reads a line of gRPC's log and counts a refusal in it. Returns false if the

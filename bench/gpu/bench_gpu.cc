@@ -1,7 +1,8 @@
-// Measures on a GPU on behalf of gpu_bench.py, which measures its baselines in
-// between. Each line of input is a request in JSON, and each line of output its
-// answer. It measures attention over caches with models' shapes,
-// decode steps, and the device's own copy and products. It does not link gRPC.
+// Takes GPU measurements for gpu_bench.py: attention over caches with the
+// shapes of real models, decode steps, and the device's own copy and matrix
+// products. It reads one JSON request per line and prints one JSON answer per
+// line, so that gpu_bench.py can measure its baselines between two requests. It
+// does not link gRPC.
 //
 //   {"do": "open", "device": "cuda:0" | "emulated", "module": FILE}
 //   {"do": "bytes", "shape": S, "plan": P}

@@ -12,8 +12,8 @@
 
 namespace kvasir::bench {
 
-// Opens the device "cuda:N", or the device "emulated", whose module is the file
-// `module`. The emulated device always uses its own matrix products. Errors:
+// Opens the device "cuda:N", or the device "emulated", which is loaded from the
+// shared library `module` and always uses its own matrix products. Errors:
 // INVALID_ARGUMENT for another name, UNIMPLEMENTED for CUDA in a build without
 // nvcc, and the errors of MakeCudaDevice and LoadDevice.
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenGpu(
@@ -22,8 +22,8 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> OpenGpu(
 absl::StatusOr<std::unique_ptr<DeviceClock>> ClockOf(
     const kernels::Device& device);
 
-// With the emulated device, GpuFacts::gpus is this number. More emulated
-// devices could be opened, but tests do not need more.
+// The number of GPUs that GpuFacts reports for the emulated device. Any number
+// could be opened, but tests do not need more.
 inline constexpr int kEmulatedGpus = 2;
 
 struct GpuFacts {

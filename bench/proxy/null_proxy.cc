@@ -40,7 +40,8 @@ class Bridge final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
       : request_(*request), worker_side_(this) {
     stub->PrepareBidiStreamingCall(&context_, "/kvasir.v1.Worker/Generate", {},
                                    &worker_side_);
-    // The hold allows reads that are started from the client side's callbacks.
+    // gRPC requires a hold for reads that are started outside the worker side's
+    // own callbacks.
     worker_side_.AddHold();
     worker_side_.StartWriteLast(&request_, grpc::WriteOptions());
     worker_side_.StartRead(&response_);
@@ -89,8 +90,8 @@ class Bridge final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 class NullProxy final : public BareServer, public RawWorker {
  public:
   explicit NullProxy(const std::string& worker) {
-    // Uses those settings of a router's connections to workers that affect the
-    // time of calls.
+    // The same settings as those of a router's connections to workers, as far
+    // as they affect the time of calls.
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);

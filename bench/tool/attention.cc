@@ -69,9 +69,9 @@ void ApplyQuick(AttentionFlags* flags) {
   UseQuick<int64_t>(flags->bench, "--chunk", 24, &flags->chunk);
 }
 
-// The bytes of all arenas together: four times the size of the last-level
-// cache, so that no data of an arena is left in the CPU's caches when the arena
-// is used again.
+// The bytes of all arenas (each is one layer's cache) together: four times the
+// size of the last-level cache, so that no data of an arena is left in the
+// CPU's caches when the arena is used again.
 int64_t FootprintBytes(const BenchFlags& flags) {
   return flags.quick ? kQuickFootprintBytes : MachineCeilings::FootprintBytes();
 }
@@ -117,8 +117,9 @@ class ShapeBench {
     return launch;
   }
 
-  // Makes the layers of a method, with as many arenas as the smallest launch
-  // needs to exceed the caches.
+  // Makes the layers that run a compression method, with so many arenas
+  // (caches) that together they exceed the CPU's caches even in the smallest
+  // launch.
   absl::Status Make(const std::string& method,
                     std::unique_ptr<AttentionLayers>* layers) {
     int64_t most_slots = 0;

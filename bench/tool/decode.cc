@@ -80,8 +80,8 @@ namespace {
 using bench::Quantile;
 using bench::RatioOf;
 
-// The times of each pair: seconds per byte of the machine and of batch 1, and
-// seconds per token of both batch sizes.
+// The times of each pair: seconds per byte of a plain read and of a step with
+// batch 1, and seconds per token with both batch sizes.
 struct DecodeTimes {
   std::vector<double> read;
   std::vector<double> one_byte;
@@ -142,8 +142,8 @@ absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   if (flags.fill == "auto")
     flags.fill = flags.compares() ? "random" : "prefill";
   if (flags.compares()) return RunDecodeComparison(std::move(flags));
-  // The most tokens that the run adds to a sequence, because a sequence may be
-  // in both batches of each pair (the warm-up pair included).
+  // The most tokens that the run adds to a sequence, which may be in both
+  // batches of every pair (the warm-up pair included).
   const int64_t decoded = 2 * flags.steps * (BenchPairs(flags.bench) + 1);
   KVASIR_ASSIGN_OR_RETURN(
       const auto engine,

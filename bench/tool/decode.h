@@ -48,11 +48,10 @@ absl::StatusOr<DecodeSample> DecodeSteps(BenchEngine* engine, int64_t batch,
 // The share of each part in the time of a step: {"attention": 0.41, ...}; the
 // sum is 1.
 nlohmann::ordered_json BreakdownOf(const worker::CpuStepProfile::Seconds& sum);
-// Adds the parts of a sample to `sum`.
 void AddParts(const DecodeSample& sample, worker::CpuStepProfile::Seconds* sum);
 
-// Starts sequences 1 .. batch with `context` tokens each, which are filled as
-// --fill states.
+// Starts sequences 1 .. batch with `context` tokens each, in the way that
+// --fill names.
 absl::Status FillEngine(const DecodeFlags& flags, BenchEngine* engine);
 
 // Compares decode steps over compressed caches with steps over the uncompressed

@@ -79,8 +79,8 @@ absl::StatusOr<std::unique_ptr<BenchEngine>> MakeEngine(
   return engine;
 }
 
-// The time of attention over the cache, including the lifts of queries and
-// sums.
+// The time of attention over the cache, including the matrix products that
+// project queries to latents and the weighted sums back to heads.
 double AttentionSeconds(const DecodeSample& sample) {
   return worker::SecondsOf(sample.parts, worker::StepPart::kAttention) +
          worker::SecondsOf(sample.parts, worker::StepPart::kLifts);

@@ -27,16 +27,16 @@ struct BenchEngineOptions {
   int64_t max_batched_tokens = 512;
   // See LoadRequest::group.
   Membership* group = nullptr;
-  bool quiet = false;  // shows no progress
+  bool quiet = false;
 };
 
 // Owns: the model and the sequences.
 // Threads: used by one thread only.
 class BenchEngine {
  public:
-  // Loads the model and shows progress on standard error. In a group, each rank
-  // must load and run its steps on a separate thread, at the same time as the
-  // others.
+  // Loads the model and shows progress on standard error. In a tensor-parallel
+  // group, each rank must load and run its steps on a thread of its own, at the
+  // same time as the others.
   static absl::StatusOr<std::unique_ptr<BenchEngine>> Create(
       const BenchEngineOptions& options);
 

@@ -56,7 +56,7 @@ std::string ReadAll(int fd) {
 }
 
 // Reports to the parent how `start` ended, and serves until the parent closes
-// the lifeline.
+// its end of the pipe `lifeline`.
 [[noreturn]] void ServeInChild(
     const std::function<absl::StatusOr<ForkedServer::Running>()>& start,
     int report, int lifeline) {
@@ -127,8 +127,8 @@ absl::StatusOr<std::unique_ptr<ForkedServer>> ForkedServer::StartKvasir(
   argv.push_back(nullptr);
   const pid_t child = fork();
   if (child == 0) {
-    // Until exec, this must make only calls that are safe in the child of a
-    // process with threads.
+    // Until exec, the child may make only async-signal-safe calls, because this
+    // process may have threads.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     const int out = open(log.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     dup2(out, STDOUT_FILENO);

@@ -13,9 +13,9 @@
 
 namespace kvasir::cli {
 
-// Owns: the child process, which ends with this object or with this process. A
-//   forked child inherits the lifelines of the children that were started
-//   before and so keeps these alive: destroy the last child first.
+// Owns: the child process, which ends with this object or with this process.
+//   Destroy children in reverse order: a forked child inherits the lifelines
+//   (pipes) of earlier children and so keeps them alive.
 // Threads: used by one thread only.
 class ForkedServer {
  public:

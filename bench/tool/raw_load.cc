@@ -74,7 +74,7 @@ void AddInput(const char* name, const char* datatype, int64_t count,
   infer->add_raw_input_contents(std::move(raw));
 }
 
-// A round is a number of calls; this is the state that they share.
+// The state that all calls of one RawLoad::Run share.
 struct Round {
   const RawCall* call = nullptr;
   std::vector<std::unique_ptr<RawStub>>* stubs = nullptr;

@@ -19,7 +19,8 @@ namespace {
 
 constexpr int kQuickPairs = 2;
 constexpr int64_t kQuickFootprintBytes = int64_t{16} << 20;
-// The cache size that is assumed if the CPU does not report one.
+// The least size that is assumed for the last-level cache, also if the CPU
+// reports none.
 constexpr int64_t kLeastCacheBytes = int64_t{64} << 20;
 
 }  // namespace

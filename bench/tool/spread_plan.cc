@@ -19,8 +19,8 @@ using kvasir::v1::RopeLowRankSpace;
 // the multiple to which numbers of channels are rounded
 constexpr int64_t kGrain = 8;
 
-// Stretches the runs of a latent from width `from` to width `to`. Each run
-// keeps its share of the channels.
+// Changes the channels of a latent from `from` to `to`. Each run (neighbouring
+// channels with the same bits) keeps its share of them.
 absl::Status StretchRuns(int64_t from, int64_t to, kvasir::v1::Codec* codec) {
   if (!codec->has_bits() || from == to) return absl::OkStatus();
   int64_t end = 0;
@@ -53,8 +53,8 @@ int64_t HeadsOf(const Groups& groups) {
   return heads;
 }
 
-// Makes groups for `heads` heads. make(group of the old plan, first head,
-// number of heads) makes one new group.
+// Makes groups for `heads` heads. Each call make(old group, first head, number
+// of heads) makes one of them.
 template <typename Groups, typename Make>
 absl::Status SpreadGroups(const Groups& groups, int64_t heads,
                           const Make& make) {
@@ -71,8 +71,8 @@ absl::Status SpreadGroups(const Groups& groups, int64_t heads,
   return absl::OkStatus();
 }
 
-// Makes a group for `count` heads in which each pair keeps its number of
-// channels per head.
+// Makes a group for `count` heads that has as many channels for each RoPE pair
+// and head as `group`.
 RopeLowRankSpace::Group ForHeads(const RopeLowRankSpace::Group& group,
                                  int64_t count) {
   std::map<uint32_t, int64_t> ranks;

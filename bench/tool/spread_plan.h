@@ -9,15 +9,14 @@
 
 namespace kvasir::cli {
 
-// Returns a plan for `shape` like `plan`. The plan's layers are distributed
-// over the layers of `shape` in order. Groups of one head stay groups of one
-// head, and groups of all heads become groups of all heads. Each latent keeps
-// its share of channels of each bit width, rounded to a multiple of 8; a
-// rope_low_rank latent keeps its number of channels of each pair per head. A
-// plan that already has this shape is returned unchanged. Heads of both shapes
-// must have the same number of dimensions. Errors: UNIMPLEMENTED for other
-// groups; INVALID_ARGUMENT for groups without heads or rank, and for runs that
-// are wider than their group.
+// Returns a plan like `plan` for `shape`; the heads of both must have the same
+// number of dimensions. The plan's layers are spread over the layers of `shape`
+// in order. Groups of one head stay groups of one head, and groups of all heads
+// become groups of all heads. Each latent keeps its shares of bit widths,
+// rounded to 8 channels; a rope_low_rank latent keeps its channels for each
+// RoPE pair and head. If the shapes are equal, the plan is returned unchanged.
+// Errors: UNIMPLEMENTED for other groups; INVALID_ARGUMENT for groups without
+// heads or rank, and for runs that are wider than their group.
 absl::StatusOr<kvasir::v1::KvPlan> SpreadPlan(
     const kvasir::v1::KvPlan& plan, const plan::AttentionShape& shape);
 

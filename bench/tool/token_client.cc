@@ -14,7 +14,7 @@
 namespace kvasir::cli {
 namespace {
 
-// Encodes ids as little-endian 32-bit integers, the form in both protocols.
+// Encodes ids as little-endian 32-bit integers, as both protocols require.
 std::string BytesOf(const std::vector<int32_t>& ids) {
   std::string bytes(ids.size() * sizeof(int32_t), '\0');
   std::memcpy(bytes.data(), ids.data(), bytes.size());

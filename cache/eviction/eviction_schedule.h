@@ -39,9 +39,9 @@ int64_t KeptSlots(const plan::EvictionCounts& counts, int64_t prompt_tokens);
 plan::EvictionCounts OfPrompt(const plan::EvictionCounts& counts,
                               int64_t prompt_tokens);
 
-// The most slots that a sequence holds at any time until it has `length`
-// tokens, for the worst prompt length. At most K + E. The sequence's steps must
-// end at eviction points.
+// The most slots that a sequence with up to `length` tokens holds at any time,
+// whatever its prompt's length: at most K + E. The sequence's steps must end at
+// eviction points.
 int64_t MostSlots(const plan::EvictionCounts& counts, int64_t length);
 
 class EvictionSchedule {
@@ -69,10 +69,10 @@ class EvictionSchedule {
 
   // A query is counted if its attention is added to the scores that decide
   // which slots are evicted. Returns the first counted query of [begin, end);
-  // all later ones are counted too. With an observation window, only the last
-  // `window` prompt queries before a point or before the prompt's end are
-  // counted. All others are counted: those of the output, and without a window
-  // all. Neither a point nor the prompt's end may lie inside (begin, end).
+  // all later ones are counted too. Output queries always count. Queries of the
+  // prompt all count without an observation window; with one, only the last
+  // `window` queries before each point and before the prompt's end count.
+  // Neither a point nor the prompt's end may lie inside (begin, end).
   int64_t FirstCounted(int64_t begin, int64_t end) const;
 
  private:

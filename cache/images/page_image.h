@@ -27,8 +27,8 @@ namespace kvasir::cache {
 struct ImageFormat {
   std::string page_format_id;  // as PageFormatId returns it
   std::string cache_id;        // as CacheId returns it
-  // Identifies, in at most 32 bytes, the arithmetic that computes the pages. A
-  // process with other arithmetic would continue with different bits.
+  // Identifies, in at most 32 bytes, the arithmetic that computes the pages.
+  // With other arithmetic, the sequence's next tokens would get other bits.
   std::string numerics_id;
   plan::TpShard shard;
   int64_t page_tokens = 0;

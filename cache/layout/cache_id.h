@@ -15,9 +15,11 @@ namespace kvasir::cache {
 
 // The settings of RoPE that change cached keys.
 struct RopeIdentity {
-  // Pair f is (2f, 2f + 1) instead of (f, f + rotary_dim / 2).
+  // If true, RoPE rotates dimensions 2f and 2f + 1 together, instead of f and f
+  // + rotary_dim / 2.
   bool interleaved = false;
-  // Radians per position for each pair, with scaling applied.
+  // Radians per position for each rotated pair of dimensions, with scaling
+  // applied.
   std::vector<double> frequencies;
   double attention_factor = 1.0;
 };
@@ -38,8 +40,8 @@ std::string CacheId(const kvasir::v1::KvPlan& plan,
                     const CacheIdentity& identity);
 
 // A hash, as 32 hex digits, for the header of page images. Pages with equal ids
-// have every byte in the same place, and belong to the same rank of the same
-// number of ranks. The meaning of the bytes is identified by the cache_id.
+// have every byte in the same place, and come from the same rank of equally
+// many ranks. The cache_id identifies what the bytes mean.
 std::string PageFormatId(const PageLayout& layout);
 
 }  // namespace kvasir::cache

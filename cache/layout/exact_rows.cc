@@ -9,23 +9,24 @@
 namespace kvasir::cache {
 namespace {
 
-// The first row of a side begins at a multiple of this number, a cache line. If
-// the size of a row is a multiple too, every row begins at one.
+// The exact rows of a layer's keys or values begin at a multiple of this
+// number, a cache line.
 constexpr int64_t kRowAlignmentBytes = 64;
-// the most arenas over which a side's rows are split
+// The exact rows of a layer's keys or values are split over the arenas of at
+// most this many layers. An arena is the memory of all pages of a layer.
 constexpr int64_t kMostArenas = 4;
 static_assert(2 * kMostArenas == kMostExactSegments);
-// Numbers of free rows are limited to this, so that their sums do not overflow.
-// No group has nearly as many rows.
+// Arena::Room counts at most this many rows in new pages, so that sums of its
+// results do not overflow. No page group has nearly as many rows.
 constexpr int64_t kManyRows = int64_t{1} << 48;
-// Limits the effort of the search for a filling with fewer side pages. The
-// effort of one try is (number of sides) * (number of arenas); the limit allows
-// about 140 tries for 30 layers.
+// Limits the search for a distribution with fewer side pages. One try costs
+// (number of sides) * (number of arenas); the limit allows about 140 tries for
+// 30 layers.
 constexpr int64_t kMostEffort = int64_t{1} << 18;
 constexpr int64_t kLeastEffortOfTry = 64;
 
-// The side pages of one sequence in a layer's arena, which are filled from the
-// front with rows of any size.
+// The side pages (pages for exact rows) that one sequence has in the arena of
+// one layer. They are filled from the front with rows of any size.
 class Arena {
  public:
   // The first `taken` side pages hold other data.
@@ -46,8 +47,8 @@ class Arena {
                                         : whole_pages * per_page);
   }
 
-  // The number of pages that would hold data if the side's rows were placed in
-  // further pages of their own. Empty if a page is too small for a row.
+  // The number of pages that would hold data if the rows of `ring` were placed
+  // in further pages of their own. Empty if a page is too small for a row.
   std::optional<int64_t> PagesWith(const ExactRing& ring) const {
     const int64_t per_page = page_bytes_ / ring.row_bytes;
     if (per_page == 0) return std::nullopt;
@@ -60,8 +61,8 @@ class Arena {
     used_bytes_ = 0;
   }
 
-  // Places the next `count` rows of the side here, and appends their segments
-  // to `ring`.
+  // Places the next `count` rows of `ring` in this arena, and appends their
+  // segments to `ring`.
   void Take(int64_t count, ExactRing* ring) {
     int64_t first_row = 0;
     if (!ring->segments.empty()) {
@@ -107,16 +108,17 @@ class Arena {
   int64_t used_bytes_ = 0;  // used bytes of this page
 };
 
-// A side whose exact rows are not placed yet.
+// The exact rows of a layer's keys or values, which are not placed yet.
 struct UnplacedRows {
-  size_t home;  // index of the arena of its own layer
+  size_t home;  // index of the arena of the rows' own layer
   ExactRing* ring;
 };
 
-// One way to distribute all rows over the group's arenas.
+// One way to distribute all exact rows of a page group over the arenas of its
+// layers.
 struct Filling {
   std::vector<Arena> arenas;
-  std::vector<ExactRing> rings;  // in the order of RowPlacer's rows
+  std::vector<ExactRing> rings;  // in the order of RowPlacer::rows_
 
   int64_t side_pages() const {
     int64_t most = 0;
@@ -131,8 +133,8 @@ class RowPlacer {
   RowPlacer(std::vector<Arena> arenas, std::vector<UnplacedRows> rows)
       : arenas_(std::move(arenas)), rows_(std::move(rows)) {}
 
-  // Returns a distribution with few side pages, but at least `least`. At least
-  // one arena's page must be large enough for the widest row.
+  // Returns a distribution with few side pages per arena, but at least `least`.
+  // The pages of at least one arena must be large enough for the widest row.
   Filling Place(int64_t least) const {
     Filling best = Bisect(least);
     Filling whole = FillWithWholeSides();
@@ -175,8 +177,9 @@ class RowPlacer {
     return *std::move(best);
   }
 
-  // Places sides without splitting them, the largest first. Each one gets its
-  // own pages, in the arena that then has the fewest used pages.
+  // Places the rows of each layer's keys or values together, the largest set
+  // first. Each set gets its own pages, in the arena that then has the fewest
+  // used pages.
   Filling FillWithWholeSides() const {
     Filling filling = Empty();
     std::vector<ExactRing*> sides;
@@ -202,7 +205,7 @@ class RowPlacer {
   }
 
   // Places all rows in at most `side_pages` pages of each arena, and splits
-  // sides over as few arenas as possible. Returns nothing if the rows do not
+  // each set over as few arenas as possible. Returns nothing if the rows do not
   // fit.
   std::optional<Filling> Fill(int64_t side_pages) const {
     for (int64_t most = 1; most <= kMostArenas; ++most) {
@@ -218,9 +221,9 @@ class RowPlacer {
     return filling;
   }
 
-  // Places rows size by size: the widest first, because they fit into the pages
-  // of the fewest arenas. A side goes into its own layer's arena if it fits
-  // there completely; the other sides fill the gaps.
+  // Places the widest rows first, because they fit into the pages of the fewest
+  // arenas. Among rows of equal width, each set that fits completely into its
+  // own layer's arena goes there; the other sets then fill the gaps.
   std::optional<Filling> FillWith(int64_t side_pages,
                                   int64_t most_arenas) const {
     Filling filling = Empty();
@@ -248,9 +251,10 @@ class RowPlacer {
     return filling;
   }
 
-  // Splits a side over at most `most_arenas` arenas. Each time, it fills the
-  // smallest gap that leaves few enough rows for the arenas that may still be
-  // used. Returns false if the side does not fit.
+  // Splits the rows of `ring` over at most `most_arenas` arenas. At each turn,
+  // it chooses the arena with the least room, among those after which the
+  // remaining turns can still place all other rows. Returns false if the rows
+  // do not fit.
   static bool Split(int64_t side_pages, int64_t most_arenas, ExactRing* ring,
                     std::vector<Arena>* arenas) {
     int64_t left = ring->tokens();
@@ -263,9 +267,9 @@ class RowPlacer {
         if (room > 0) rooms.emplace_back(room, a);
       }
       std::sort(rooms.begin(), rooms.end());
-      // Adds up the free rows of the `others` arenas with the most room. If one
-      // of these is chosen now, the arena before them in `rooms` takes its
-      // place in the sum.
+      // The rows that fit into the `others` arenas with the most room. If one
+      // of these is chosen now, the arena just before them in `rooms` replaces
+      // it in the sum.
       const size_t first_other =
           rooms.size() - std::min(rooms.size(), static_cast<size_t>(others));
       int64_t in_others = 0;
@@ -350,8 +354,8 @@ void PlaceExactRows(const std::vector<int64_t>& group,
                    [](const UnplacedRows& a, const UnplacedRows& b) {
                      return a.ring->row_bytes > b.ring->row_bytes;
                    });
-  // Place always succeeds: at least one arena has pages that are large enough
-  // for the widest row, and enough of them hold all rows.
+  // Place succeeds, because the pages of at least one arena are large enough
+  // for the widest row.
   const Filling placed =
       RowPlacer(std::move(arenas), rows)
           .Place(std::max(least, CeilDiv(row_bytes, page_id_bytes)));

@@ -9,20 +9,20 @@
 
 namespace kvasir::cache {
 
-// Exact rows and the rows of outlier chunks consist of 16-bit numbers.
+// Exact rows consist of 16-bit numbers.
 inline constexpr int64_t kExactNumberBytes = 2;
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Sets the offset of each group in an exact row of the side. The groups follow
-// one another.
+// Sets where the numbers of each group are in an exact row of the side: the
+// groups follow one another.
 void LayOutExactRow(SideLayout& side);
 
-// Distributes the exact rows of a page group over its layers' arenas so that
-// few side pages hold all of them. In each arena, the first `side_pages` pages
-// are taken by other data. If no page of the group is large enough for the
-// widest row, the page of that row's layer is enlarged. Row and page sizes must
-// be within PageLayout's limits.
+// Distributes the exact rows of a page group over its layers' arenas, so that
+// few side pages hold them. The first LayerLayout::side_pages pages of each
+// arena already hold other data. If no page of the group is large enough for
+// the widest row, the pages of that row's layer are enlarged. Row and page
+// sizes must be within PageLayout's limits.
 void PlaceExactRows(const std::vector<int64_t>& group,
                     std::vector<LayerLayout>& layers);
 

@@ -140,7 +140,8 @@ void ShareJointPart(const plan::ResolvedAttention& attention,
   layer.value.exact = layer.key.exact;
 }
 
-// The number of eviction units that have at least one head on this rank.
+// The number of eviction units (KV heads that evict the same tokens) with at
+// least one head on this rank.
 int64_t UnitsOfRank(const plan::ResolvedEviction& eviction,
                     plan::HeadRange heads) {
   return std::count_if(eviction.units.begin(), eviction.units.end(),

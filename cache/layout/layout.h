@@ -6,8 +6,8 @@
 //   tile of 64 slots:  | key part 0: group 0 codes, params; group 1 ...
 //                      | value parts ... |
 //   slot metadata:     | scores | positions | key errors | value errors |
-// The latents of a joint part are stored among the keys' and serve the values
-// as well.
+// A joint part serves keys and values. Its latents are stored once, with the
+// keys.
 //
 // All that a layer reads of 64 slots is one run of bytes. Every region starts
 // at a multiple of kRegionAlignmentBytes. Bytes between a region's end and the
@@ -15,11 +15,11 @@
 // bytes lie in their region (granules); kernels::TileRegion has the addresses.
 //
 // Exact rows: in addition to its token pages, a sequence owns side pages. They
-// hold the latents of its first tokens (sinks) and rings with those of its
-// latest tokens (exact windows), as 16-bit numbers. A page id names a page in
-// every layer's arena, and layers differ in size. So the rows of a side are
-// placed where there is room: in a few segments, each in the side pages of one
-// arena of the page group.
+// hold the latents of its first tokens (sinks) and of its latest tokens (exact
+// windows, stored as rings) as 16-bit numbers. A page id names a page in every
+// layer's arena, and these pages differ in size. So the rows of a side (a
+// layer's keys or values) go where there is room: into a few segments, each in
+// one arena of the page group.
 //   side page in an arena: | rows of a side | rows of another ... |
 //   row: | part 0: group 0, group 1 ... | part 1 ... |
 #pragma once
@@ -51,12 +51,12 @@ inline constexpr int64_t kTileSlots = 64;
 // vector loads and bulk copies.
 inline constexpr int64_t kRegionAlignmentBytes = 128;
 
-// The place of one kind of data for all slots of a tile, or, for data outside
-// the tiles, of a page.
+// The place of one kind of data in a tile (in the page, for data outside the
+// tiles), with equal room for each slot.
 struct Region {
   int64_t offset_bytes = 0;  // from the start of the tile or page
   int64_t slot_bytes = 0;    // bytes that a slot uses
-  int64_t stored_bytes = 0;  // bytes that a slot occupies, in whole granules
+  int64_t stored_bytes = 0;  // bytes that a slot occupies, with padding
   // the slots of the tile or page; for landmarks, the page's chunks
   int64_t num_slots = 0;
   int64_t size_bytes() const { return num_slots * stored_bytes; }
@@ -71,7 +71,7 @@ struct GroupLayout {
   // these heads holds the whole group, so some of the heads may belong to other
   // ranks.
   std::vector<int64_t> heads;
-  int64_t width = 0;  // numbers per slot, R
+  int64_t width = 0;  // numbers per slot
   // The latents of a tile, as numbers (dtype codec) or packed codes (bits
   // codec).
   Region codes;
@@ -80,14 +80,14 @@ struct GroupLayout {
   Region params;
   // The offset of the latent's numbers in an exact row of the side.
   int64_t exact_offset_bytes = 0;
-  // numbers in an exact row: the channels that have bits
+  // numbers in an exact row: channels with 0 bits have none
   int64_t stored_width = 0;
 };
 
 struct PartLayout {
   int part_index = 0;  // index into plan::ResolvedSide::parts
-  // True for a joint part on the value side. The key side stores the latents of
-  // a joint part, so its regions and ring are the keys'.
+  // True for a joint part on the value side: its regions and exact rows are
+  // those of the key side, which stores its latents.
   bool of_keys = false;
   // The number type of the codes region; unspecified for a bits codec.
   kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
@@ -155,7 +155,8 @@ struct LayerLayout {
   PageGroupId page_group;
   SideLayout key;
   SideLayout value;
-  // one slot for each chunk of the selection; no slots without selection
+  // one slot for each chunk of tokens that attention can select; no slots if it
+  // always uses all tokens
   Region landmarks;
   SlotMetadataLayout slot_metadata;
   int64_t tile_bytes = 0;     // with padding; a multiple of the alignment
@@ -175,16 +176,16 @@ struct LayerLayout {
 
 struct PageGroupLayout {
   PageGroupId id;
-  // The most keys that a query attends to, including the key of its own token.
-  // 0: all keys up to its own.
+  // A query attends to at most this many keys, its own token's included. 0: no
+  // sliding window.
   int64_t sliding_window = 0;
   plan::EvictionCounts eviction;
   std::vector<int64_t> layers;  // ascending
   int64_t page_bytes = 0;  // bytes of one page id over all layers of the group
   int64_t payload_bytes = 0;
-  // The number of pages that a sequence owns in addition to its token pages. It
-  // is the largest number that any arena of any rank needs, because a page id
-  // names a page in all of them.
+  // The number of pages that a sequence owns in addition to its token pages. A
+  // page id names a page in the arenas of all ranks, so the arena that needs
+  // most determines the number.
   int64_t side_pages_per_sequence = 0;
   // The bytes in a sequence's side pages that hold data of this rank's layers.
   // The rest is waste.
@@ -206,13 +207,14 @@ inline constexpr int64_t kMostParamGranuleBytes = 4;
 // The slots in a page, and the unit in which the device arranges a slot's
 // bytes.
 struct PageFormat {
-  // P: 1 .. kTileSlots, or a multiple of kTileSlots up to kMaxPageTokens.
+  // 1 .. kTileSlots, or a multiple of kTileSlots up to kMaxPageTokens.
   int64_t page_tokens = kTileSlots;
-  // The device's granule (kernels::Device::page_granule_bytes). 0: the slots
-  // lie one after another.
+  // The bytes of a slot that are stored together
+  // (kernels::Device::page_granule_bytes). 0: all of them, so the slots lie one
+  // after another.
   int64_t granule_bytes = 0;
 
-  // The granule of the params region. It is small because a slot has only two
+  // The granule of the params region: small, because a slot has only two
   // params, a scale and a minimum.
   int64_t param_granule_bytes() const {
     return std::min(granule_bytes, kMostParamGranuleBytes);
@@ -281,8 +283,8 @@ class PageLayout {
 
   // The arguments of PagesForBudget, which divides `budget_bytes` among the
   // page groups. First, every group gets the pages that one sequence of
-  // `max_model_len` holds, as far as the budget allows. The rest of the budget
-  // is distributed in the same proportion. The budget is never exceeded.
+  // `max_model_len` holds, as far as the budget allows. The rest is distributed
+  // in proportion to these numbers of pages. The budget is never exceeded.
   // Lengths above kMaxSequenceTokens count as kMaxSequenceTokens
   // (OneSequenceFits refuses them).
   struct BudgetRequest {

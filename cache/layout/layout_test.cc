@@ -441,7 +441,7 @@ TEST(PageLayoutTest, SlotMetadataLiesInAlignedPlanesAfterTheTiles) {
     EXPECT_EQ(layer.payload_bytes,
               page_tokens * (4 * (36 + 128) + 3 * (4 + 4 + 1)));
   }
-  // The second rank holds heads 2 and 3, which form one unit.
+  // The second rank holds heads 2 and 3, which form one eviction unit.
   const LayerLayout rank =
       LayOut(plan, shape, PageTokens(64), {.rank = 1, .size = 2}).layer(0);
   EXPECT_EQ(rank.slot_metadata.num_units, 1);
@@ -850,9 +850,9 @@ int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   return *std::max_element(ends.begin(), ends.end());
 }
 
-// Checks that little space is wasted in side pages, apart from the last page
-// id: at most a tenth of the rows' bytes, or an eighth with pages of 16 slots,
-// because these hold few rows.
+// Checks that little space is wasted in side pages, without counting the last
+// one: at most a tenth of the rows' bytes, or an eighth with pages of 16 slots,
+// which hold few rows.
 void ExpectLittleWaste(const PageLayout& layout) {
   ExpectRowsHavePlaces(layout);
   const PageGroupLayout& group = layout.page_groups()[0];
@@ -864,7 +864,7 @@ void ExpectLittleWaste(const PageLayout& layout) {
             SidePagesOfWholeRings(layout.layers()));
 }
 
-// Pairs of a number of channels and the bits of each of them.
+// Pairs of a number of channels and the bits of each channel.
 using Runs = std::vector<std::pair<int, int>>;
 
 // Channel runs for a side of 3 heads of 64 dimensions. They are as unequal as a

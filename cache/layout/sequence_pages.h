@@ -23,8 +23,8 @@ struct SequencePages {
   // The number of pages that a sequence owns in addition to its token pages,
   // for basis, mean and exact rows.
   int64_t side_pages = 0;
-  // The most keys that a query attends to, including the key of its own token.
-  // 0: all keys up to its own.
+  // A query attends to at most this many keys, its own token's included. 0: no
+  // sliding window.
   int64_t sliding_window = 0;
   plan::EvictionCounts eviction;
 
@@ -36,9 +36,9 @@ struct SequencePages {
   // instead of that page.
   int64_t Held(int64_t length_tokens, int64_t chunk_tokens) const;
 
-  // The number of pages, of those that Held counts, that a sequence still needs
-  // if it starts with a cached prefix of `found_tokens` (whole pages). It then
-  // holds the found pages that are inside the window, and no side page.
+  // How many of the pages that Held counts a sequence still needs if it starts
+  // with a cached prefix of `found_tokens` tokens (whole pages). It then holds
+  // the found pages inside the window, but no side page.
   int64_t Missing(int64_t length_tokens, int64_t chunk_tokens,
                   int64_t found_tokens) const;
 };

@@ -18,8 +18,8 @@ using SequenceId = base::StrongId<struct SequenceTag, int64_t>;
 struct KvCacheConfig {
   struct Group {
     int64_t num_pages = 0;
-    // The most keys that a query attends to, including the key of its own
-    // token. 0: all keys up to its own.
+    // A query attends to at most this many keys, its own token's included. 0:
+    // no sliding window.
     int64_t sliding_window = 0;
     int64_t side_pages_per_sequence = 0;
     plan::EvictionCounts eviction;
@@ -61,9 +61,9 @@ struct StartOptions {
   // The length of the prompt, for eviction; 0: all tokens are the prompt.
   // Tokens that were emitted before a preemption do not belong to the prompt.
   int64_t prompt_tokens = 0;
-  // Eviction counts by page group, which replace those of the config; empty:
-  // the config's counts. A group that does not evict according to the config
-  // never evicts.
+  // Eviction counts for each page group, which replace those of the config.
+  // Empty: the config's counts are used. A group that does not evict according
+  // to the config never evicts.
   absl::Span<const plan::EvictionCounts> evictions;
 };
 

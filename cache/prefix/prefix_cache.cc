@@ -68,7 +68,7 @@ PrefixHit PrefixCache::Find(absl::Span<const int32_t> token_ids,
   const int64_t most =
       std::max<int64_t>(0, num_tokens - 1) / config_.page_tokens;
   const auto page_tokens = static_cast<size_t>(config_.page_tokens);
-  // For each group: a page such that neither it nor a later one is missing.
+  // For each group, the page after the last one that is missing so far.
   std::vector<int64_t> held_from(pools_.size(), 0);
   int64_t num_found = 0;
   while (static_cast<int64_t>(hit.nodes.size()) < most) {
@@ -120,8 +120,8 @@ int64_t PrefixCache::FirstVisiblePage(size_t group, int64_t num_pages) const {
 void PrefixCache::StartChain(const StartOptions& options, PrefixChain* out) {
   out->publishes = config_.prefix_reuse && options.publish_prefix;
   if (!out->publishes) return;
-  // If the salt has no root yet, the sequence has found nothing. So evicting
-  // pages to make room for the root cannot take away what it has found.
+  // Evicting pages to make room for a new root takes nothing from the sequence:
+  // if its salt has no root yet, it has found no pages.
   const PrefixHash root = hasher_->Root(options.salt);
   do {
     out->chain = index_->TakeRoot(options.salt, root);

@@ -5,7 +5,7 @@
 //
 // If sequences own side pages (exact windows), a prefix is found only up to a
 // tail: a copy of the side pages of a sequence that had committed exactly these
-// tokens. tail_policy.h decides which boundaries get one.
+// tokens. tail_policy.h decides where tails are made.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,9 @@ namespace kvasir::cache {
 // The longest prefix of a prompt that can be taken from the cache.
 struct PrefixHit {
   std::vector<PrefixNodeId> nodes;  // one for each page of the prefix
-  // The number of whole pages of the prompt that the index has. It can be more
-  // than `nodes` if a sequence also needs a tail to continue.
+  // The number of whole pages of the prompt that the index has. `nodes` may
+  // have fewer, because a sequence with side pages can continue only from a
+  // tail.
   int64_t num_pages = 0;
 };
 

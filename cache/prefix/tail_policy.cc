@@ -5,8 +5,8 @@
 namespace kvasir::cache {
 namespace {
 
-// One of this many pages of a pool may belong to a tail. A tail helps at only
-// one boundary of a text, so most pages are left for tokens.
+// Tails may take one in this many pages of a pool. Most pages are left for
+// tokens, because a tail helps at only one position of a text.
 constexpr int64_t kPagesPerTailPage = 4;
 
 }  // namespace

@@ -18,9 +18,9 @@ struct TailLookup {
   int64_t page_tokens = 0;
   // tokens of the prompt, including those emitted before a preemption
   int64_t num_tokens = 0;
-  // The number of tokens in whole pages that the index has (paged_tokens), and
-  // the number up to the last boundary with a tail, from which the sequence
-  // continues (found_tokens).
+  // paged_tokens: the tokens in whole pages that the index has. found_tokens:
+  // the tokens up to the last boundary with a tail, from which the sequence
+  // continues.
   int64_t paged_tokens = 0;
   int64_t found_tokens = 0;
 };
@@ -38,9 +38,10 @@ class TailPolicy {
   explicit TailPolicy(const TailLookup& lookup);
 
   // The boundary at which a step of the prompt should end if it reaches that
-  // far; 0: none. There is at most one, so it costs one step. It is the fork
-  // point: the last boundary of which the index has the pages but no tail.
-  // Without a fork point it is the last boundary of the prompt.
+  // far; 0: none. There is only one, so that it costs at most one additional
+  // step. It is the fork point: the last boundary of which the index has the
+  // pages but no tail. Without a fork point it is the last boundary of the
+  // prompt.
   int64_t cut_tokens() const { return cut_tokens_; }
 
   // The kind of tail that is published when a step ends with `tokens` committed

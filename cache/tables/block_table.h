@@ -50,13 +50,13 @@ class BlockTable {
   void SetLengthsOf(const BlockTable& other);
   void SetLengths(int64_t logical_tokens, int64_t next_slot);
 
-  // Shrinks the table to its first `kept` slots (1 .. next_slot), into which
-  // the eviction moves everything that stays. The next token goes after these
-  // slots, and the pages after them are given up. No entry may have been given
-  // up at the front. Returns the number of pages given up.
+  // Shrinks the table to its first `kept` slots (1 .. next_slot): an eviction
+  // moves all slots that stay to the front. The next token goes after them, and
+  // later pages are given up. No entry may have been given up at the front.
+  // Returns the number of pages given up.
   int64_t Compact(int64_t kept);
 
-  // Gives up the pages below entry `first_live` (at most num_entries). Returns
+  // Gives up the pages before entry `first_live` (at most num_entries). Returns
   // the number of pages given up.
   int64_t ReleaseFront(int64_t first_live);
   void Clear();

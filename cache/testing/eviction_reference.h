@@ -1,5 +1,6 @@
 // A reference implementation of the eviction policy in its simplest form, slot
-// by slot. Tests compare the devices and the oracle with it.
+// by slot. Tests compare it with the devices and with the oracle (the offline
+// reference decoder).
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@
 
 namespace kvasir::cache {
 
-// Simulates a sequence's slots in one eviction unit of a layer.
+// Simulates a sequence's slots in one eviction unit of a layer (KV heads that
+// evict the same tokens).
 class EvictionReference {
  public:
   struct Slot {

@@ -98,7 +98,8 @@ void NameTensors(const plan::ResolvedPart& shape, AppliedPart& part,
   part.tensors.clear();
 }
 
-// Applies the parts of one side (keys or values), except joint parts.
+// Applies the parts of one side (keys or values), except joint parts, which
+// serve both sides.
 absl::StatusOr<std::vector<AppliedPart>> ApplySide(
     const ApplyRequest& request, const std::vector<plan::ResolvedPart>& shapes,
     Side side, InputMoments* moments, const LayerMoments* fisher,

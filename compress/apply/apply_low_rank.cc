@@ -11,7 +11,7 @@
 namespace kvasir::compress {
 namespace {
 
-// The factors of one group, float64, without the channels that are not stored.
+// The factors of one group, float64, for its R' stored channels.
 struct GroupFactors {
   at::Tensor down;       // [R', M]
   at::Tensor down_bias;  // [R']; undefined if there is no bias
@@ -31,8 +31,8 @@ struct GroupFactors {
 // joint part serves both.
 using Shapes = std::vector<const plan::ResolvedPart*>;
 
-// Returns the factors with which the planner of method auto predicted the loss.
-// `rows` has the weight and bias of the group.
+// Returns the factors that the planner `auto` assumed when it predicted the
+// loss. `rows` has the weight and bias of the group.
 GroupFactors FisherFactors(const PartInput& input, const Shapes& sides,
                            const std::vector<int64_t>& heads, int64_t rank,
                            const FactorRequest& rows) {
@@ -53,7 +53,8 @@ GroupFactors FisherFactors(const PartInput& input, const Shapes& sides,
   return group;
 }
 
-// Factors one matrix in which the group's rows of all sides are stacked.
+// Factors the projection rows of a group's heads as one matrix: for a joint
+// part the rows of keys and values, otherwise those of one side.
 absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
                                          const Shapes& sides,
                                          const std::vector<int64_t>& heads,

@@ -61,9 +61,9 @@ std::span<const uint32_t> SpanOf(
   return {values.data(), static_cast<size_t>(values.size())};
 }
 
-// Returns the factors with which the planner of method auto predicted the loss.
-// Each pair uses its channels in the order of falling variance. The plan may
-// list pairs in any order.
+// Returns the factors that the planner `auto` assumed when it predicted the
+// loss. Each pair uses its channels in the order of falling variance. The plan
+// may list pairs in any order.
 absl::StatusOr<CommutingFactors> FisherFactors(const PartInput& input,
                                                const CommutingGroup& group) {
   const RopeBasis found =

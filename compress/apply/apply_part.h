@@ -46,10 +46,11 @@ struct AppliedPart {
   // The tensors by their names without the prefix "k_proj." or
   // "k_proj.part{p}.".
   TensorMap tensors;
-  // One float64 matrix [D, n] for each KV head. For a part that folds, it is
-  // the lift. For any other part, it selects the dims that the part covers. If
-  // any part of the side folds, the query projection's rows (for keys) or the
-  // output projection's columns (for values) are multiplied by these matrices.
+  // One float64 matrix [D, n] for each KV head. If the part's lift is folded
+  // into the weights, it is the lift; otherwise it selects the dims that the
+  // part covers. If any part of the side folds, the query projection's rows
+  // (for keys) or the output projection's columns (for values) are multiplied
+  // by these matrices.
   std::vector<at::Tensor> head_maps;
   // For values: the constant (bias and mean) to be added after the lift, [Hkv *
   // D] float64. Undefined if there is none.

@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kFittedRows = 8192;
 
 struct Range {
-  at::Tensor low;  // least number of each channel, [sum of R']
+  at::Tensor low;  // least number of each stored channel
   at::Tensor high;
 };
 
@@ -111,8 +111,7 @@ class LatentObserver : public LayerObserver {
   std::map<std::string, at::Tensor> rows_;
 };
 
-// Fits the range of each channel of a part, [sum of R'], to the rows of all
-// sequences.
+// Fits the range of each stored channel of a part to the rows of all sequences.
 ChannelRanges FitPart(const LayerProgram& program, const ProgramPart& part,
                       const std::vector<LatentObserver>& observers) {
   std::vector<at::Tensor> sequence_rows;
@@ -142,7 +141,7 @@ ChannelRanges FitPart(const LayerProgram& program, const ProgramPart& part,
   return {at::cat(minimum), at::cat(scale)};
 }
 
-// Returns the greatest code of each channel, [sum of R'].
+// Returns the greatest code of each stored channel.
 at::Tensor Levels(const ProgramPart& part) {
   const at::Tensor levels = at::ones({part.stored_width}, at::kFloat);
   for (const ProgramLatent& latent : part.latents) {

@@ -15,11 +15,10 @@
 
 namespace kvasir::compress {
 
-// Finds the ranges of CHANNEL_STATIC codes from the values that each channel of
-// a latent takes in the compressed model on the calibration tokens. Normally a
-// range reaches from the least to the greatest of these values. If the plan
-// gives bits by runs of channels, the range is instead the one with the least
-// squared error over the tokens after the exact sinks
+// Finds the ranges of CHANNEL_STATIC codes on the calibration tokens. A range
+// reaches from the least to the greatest number of a channel in the compressed
+// model. If the plan gives bits by runs of channels, the range is instead the
+// one with the least squared error over the tokens after the exact sinks
 // (compress/planner/channel_codes.h). For this fit, keys that are stored after
 // their rotation are also rotated to later positions. Collect is called for one
 // layer after the other: the input of a layer is the output of the compressed
@@ -44,10 +43,9 @@ class RangeCollector {
   // Returns whether a plan has CHANNEL_STATIC codes.
   static bool IsNeeded(const kvasir::v1::KvPlan& plan);
 
-  // The number of the sample's sequences that are used. It is all of them,
-  // unless all ranges are fitted for the least squared error. In that case it
-  // is as many as give `fitted_tokens`, with at least one sequence of each
-  // domain.
+  // The number of the sample's sequences that are used: all of them, unless all
+  // ranges are fitted for the least squared error. Then it is as many as give
+  // `fitted_tokens`, with at least one sequence of each domain (kind of text).
   static int64_t SequencesFor(const kvasir::v1::KvPlan& plan,
                               const CalibrationSample& sample,
                               const Options& options);

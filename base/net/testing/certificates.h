@@ -20,7 +20,7 @@ struct TestCertificateOptions {
   std::vector<std::string> names;  // "DNS:localhost", "IP:127.0.0.1", "URI:..."
   absl::Duration valid_from = -absl::Hours(1);  // from now
   absl::Duration valid_until = absl::Hours(1);
-  int rsa_bits = 0;  // 0: a key of P-256
+  int rsa_bits = 0;  // 0: an elliptic-curve key (P-256)
 };
 
 // MakeAuthority and MakeAuthorityWith return the certificate of an authority,

@@ -194,7 +194,8 @@ void AddRows(const DecodeFlags& flags, const RankTimes& times,
   }
 }
 
-// Adds the largest rank's weights and cache as a share of those of one rank.
+// Adds the weights and the cache of the largest rank, as shares of those of a
+// rank that holds the whole model.
 void AddShares(BenchEngine* whole, RankEngines* ranks, BenchReport* report) {
   int64_t weights = 0;
   int64_t cache = 0;
@@ -222,8 +223,8 @@ absl::StatusOr<BenchReport> RunDecodeRanks(DecodeFlags flags) {
   // closed.
   std::signal(SIGPIPE, SIG_IGN);
   if (flags.fill == "auto") flags.fill = "random";
-  // The most tokens that the run adds to a sequence, because a sequence may be
-  // in both batches of each pair (the warm-up pair included).
+  // The most tokens that the run adds to a sequence, which may be in both
+  // batches of every pair (the warm-up pair included).
   const int64_t decoded = 2 * flags.steps * (BenchPairs(flags.bench) + 1);
   BenchEngineOptions options = {.model = flags.model,
                                 .max_model_len = flags.context + decoded,

@@ -18,15 +18,15 @@ int ThreadsOfRank(int threads, int64_t ranks);
 // threads; otherwise empty.
 std::string ThreadsNote(int threads, int64_t ranks);
 
-// Checks that the tokens which each rank has sampled have the same hash.
-// Otherwise returns INTERNAL, with the first two hashes that differ.
+// Checks that all ranks have the same hash of their sampled tokens. Otherwise
+// returns INTERNAL, with the first two hashes that differ.
 absl::Status CheckSameResults(absl::Span<const uint64_t> hash_by_rank);
 
 // The counts and times of one rank, summed over some steps.
 struct RankTally {
   int64_t steps = 0;
   double seconds = 0;
-  worker::CollectiveTotals collectives;  // of these steps only
+  worker::CollectiveTotals collectives;  // only during the counted steps
 
   // Adds `more` steps; `before` and `after` are the rank's totals before and
   // after these steps.
@@ -34,8 +34,8 @@ struct RankTally {
            const worker::CollectiveTotals& after, int64_t more,
            double more_seconds);
 
-  // {collectives_per_step, sent_bytes_per_step, wait_share}. Counts are whole
-  // numbers if all steps are alike.
+  // Returns {collectives_per_step, sent_bytes_per_step, wait_share}. Counts are
+  // whole numbers if all steps are alike.
   nlohmann::ordered_json ToJson() const;
 };
 

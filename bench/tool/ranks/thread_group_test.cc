@@ -103,8 +103,8 @@ TEST_F(ThreadGroupTest, EnginesOfAllRanksSampleTheSameTokens) {
   }));
   EXPECT_NE(engines[0]->results_hash(), first) << "it covers every step";
   EXPECT_EQ(engines[0]->results_hash(), engines[1]->results_hash());
-  // A step has collective calls for the embedding, two in each layer, for rows
-  // that are not finite, and for the logits.
+  // A step has one collective call for the embedding, two for each layer, one
+  // that reports rows with non-finite numbers, and one for the logits.
   EXPECT_EQ(group.totals(0).calls, group.totals(1).calls);
   EXPECT_EQ(group.totals(1).calls - calls, 1 + 2 * 6 + 1 + 1);
 }
