@@ -302,8 +302,8 @@ TEST_F(InformationTest, MoreLabelsPerPositionLowerTheErrorOfTheEstimate) {
   const at::Tensor many = information(160);
   const double one = RelativeError(information(1), many);
   const double sixteen = RelativeError(information(16), many);
-  // With 16 independent labels the error would be a quarter of that with one
-  // label.
+  // The error falls with the square root of the number of labels, so 16
+  // independent labels would give a quarter of the error of one label.
   EXPECT_LT(sixteen, 0.5 * one);
   EXPECT_GT(sixteen, 0.0);
 }

@@ -30,8 +30,8 @@ at::Tensor IdTensor(const std::vector<int32_t>& ids) {
   return at::tensor(ids, at::kInt).to(at::kLong);
 }
 
-// Returns how many numbers the model's cache stores per token, as a share of
-// those of an uncompressed cache.
+// Returns the numbers that the cache stores per token, as a share of those that
+// an uncompressed cache would store.
 double KeptShare(const ReferenceDecoder& decoder) {
   const model::DecoderSpec& spec = decoder.spec();
   int64_t stored = 0;

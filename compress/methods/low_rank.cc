@@ -72,9 +72,9 @@ at::Tensor FixSigns(const at::Tensor& columns) {
   return columns * at::where(sign == 0, at::ones_like(sign), sign);
 }
 
-// Returns a smaller matrix in place of a wide one: the triangular factor, which
-// has the same left singular vectors and singular values. Other matrices are
-// returned unchanged.
+// Replaces a wide matrix by the smaller triangular factor of its LQ
+// decomposition, which has the same singular values and left singular vectors.
+// Returns all other matrices unchanged.
 at::Tensor Core(const at::Tensor& matrix) {
   if (matrix.size(1) <= matrix.size(0)) return matrix;
   return std::get<1>(at::linalg_qr(matrix.t(), "r")).t();

@@ -30,8 +30,8 @@ struct Section {
 };
 
 enum class PartialRotary {
-  // Two parts: the dims that rotate, which are rebuilt, and the others, which
-  // are absorbed.
+  // Two parts. The dims that rotate are rebuilt from latents. For all other
+  // dims, attention works on the latents themselves (FOLD or AT_RUNTIME).
   kTwoParts,
   kOnePart,  // one part, which is rebuilt as a whole
 };
@@ -67,8 +67,8 @@ int64_t MaxRank(const model::DecoderSpec& spec, const HeadGroup& group,
 
 // Makes a low_rank part over the section in which groups[g] has the rank
 // ranks[g]. Keys that rotate are stored PRE_ROPE and rebuilt. All other keys,
-// and values, are absorbed: by FOLD or by AT_RUNTIME, depending on which of
-// them reads fewer weights (FoldReadsLess).
+// and values, are not rebuilt: their lift is absorbed by FOLD or by AT_RUNTIME,
+// whichever reads fewer weights (FoldReadsLess).
 kvasir::v1::Part LowRankPart(const model::DecoderSpec& spec,
                              const Section& section,
                              const std::vector<HeadGroup>& groups,
@@ -78,8 +78,8 @@ kvasir::v1::Part LowRankPart(const model::DecoderSpec& spec,
 // Returns whether FOLD reads fewer weights than AT_RUNTIME. FOLD reads a matrix
 // [R, M] for each query head. AT_RUNTIME reads the lift, heads * d * R numbers
 // for each group, and the dense projection, Hq * d * M numbers. R is the number
-// of channels that the part's codec stores, d (`head_dims`) the number of a
-// head's dims that the part covers.
+// of channels that the part's codec stores. The part covers d (`head_dims`)
+// dims of each head.
 bool FoldReadsLess(const model::DecoderSpec& spec, const kvasir::v1::Part& part,
                    int64_t head_dims);
 

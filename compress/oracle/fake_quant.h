@@ -15,7 +15,7 @@
 
 namespace kvasir::compress {
 
-// The codec of one latent, resolved to the latent's channels.
+// How one latent is coded, channel by channel.
 struct LatentCodec {
   // Stored channels [begin, begin + width). They have the same number of bits,
   // and in each token they share one minimum and scale.
