@@ -197,9 +197,8 @@ absl::StatusOr<at::Tensor> CodeLatents(const Call& call, plan::Side side,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
-// Returns latents as they are read from exact rows: rounded to bf16 after the
-// codec's Hadamard transform, if any. Gradients pass as if nothing were
-// rounded.
+// Rounds latents to bf16 as in exact rows, after the codec's Hadamard transform
+// (if any). Gradients pass as if nothing were rounded.
 at::Tensor RoundExact(const Call& call, const ProgramPart& part,
                       const at::Tensor& latent) {
   if (!call.hooks.code_latents) return latent;
@@ -316,9 +315,8 @@ struct ReadLatents {
 struct Keys {
   at::Tensor seen;  // [B, T, Hkv, W]
   int64_t exact_window = 0;
-  at::Tensor exact;  // defined if there are exact tokens
-  // latents that joint values share
-  ReadLatents last_latent;
+  at::Tensor exact;         // defined if there are exact tokens
+  ReadLatents last_latent;  // latents that joint values share
 };
 
 // Returns a folded part's latents per KV head, rotated if RoPE rotates them.

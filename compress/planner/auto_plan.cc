@@ -264,8 +264,8 @@ class Planner {
     candidate.channels.grain_bytes = grain_bytes_;
     const TimeModel* time = TimeOf(options().speed);
     if (time == nullptr) return;
-    // Codes are decoded once per group. Products are computed for each query
-    // head, which uses all channels of its group.
+    // Codes are decoded once per group of heads. Each query head then needs two
+    // operations for every channel of its group.
     candidate.ns_per_channel =
         static_cast<double>(candidate.option.groups.size()) * time->number_ns +
         2 * static_cast<double>(spec_.num_heads) * time->flop_ns;
@@ -358,7 +358,7 @@ class Planner {
   // layout counts them: per token (marginal) and per sequence (fixed).
   struct Counted {
     double marginal = 0;
-    // `marginal` without the padding of pages that must be larger to hold the
+    // like `marginal`, but without the bytes by which pages grow to hold the
     // rows of exact tokens
     double tiles = 0;
     double fixed = 0;
@@ -517,7 +517,7 @@ class Planner {
         }
         if (fast && high - low < 0.05 * high) break;
       }
-      // BestOf also sets spending_, from which the curve is drawn; so it runs
+      // BestOf also sets spending_, from which the curve is drawn, so it runs
       // once more at the final price.
       KVASIR_ASSIGN_OR_RETURN(best, BestOf(fast ? high : 0.0));
     }
@@ -528,9 +528,8 @@ class Planner {
 
   // Measures plans with fewer and with more bytes than the chosen plan and fits
   // kappa to them. If no number of bytes is given, chooses again with this
-  // kappa. The measured plans have no window: the chosen window is for long
-  // sequences and would hide most of the codes in the short sequences that are
-  // measured here.
+  // kappa. The measured plans have no window, because the sequences for
+  // measurements are short and would be mostly exact.
   absl::Status Probe() {
     constexpr double kLeastShare = 0.6;
     constexpr double kMostShare = 1.4;

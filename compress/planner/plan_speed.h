@@ -12,7 +12,9 @@ enum class PlanSpeed {
   // for the fewest bytes: keys may be rebuilt, and may share latents with
   // values
   kStorage,
-  kCpu,  // only absorbed forms; no slower than a dense cache by TimeModel
+  // keys and values are not rebuilt; by TimeModel, attention is no slower than
+  // with a dense cache
+  kCpu,
   kGpu,
 };
 absl::StatusOr<PlanSpeed> ParsePlanSpeed(const std::string& name);

@@ -77,10 +77,10 @@ class Spending {
   const PlanCandidates& candidates_;
   int64_t window_ = 0;
   std::vector<PartChannels> parts_;
-  std::vector<ByteChoice> all_;  // exactly one element
+  std::vector<ByteChoice> all_;
 };
 
-// Makes the part message of the plan for a candidate that was taken.
+// Makes the plan's Part for a candidate that was taken.
 kvasir::v1::Part PartOf(const TakenPart& taken, const model::DecoderSpec& spec,
                         bool rotates);
 

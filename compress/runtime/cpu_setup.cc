@@ -64,7 +64,7 @@ ScopedBlasThreads::~ScopedBlasThreads() {
 
 void KeepFreedMemory() {
   // All threads share the main arena, because only this arena can grow without
-  // limit; others would map large blocks from the system.
+  // limit. All other arenas would map large blocks from the system.
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
