@@ -173,6 +173,7 @@ TEST_F(NewFolderTest, OverwriteReplacesOnlyACheckpoint) {
   EXPECT_TRUE(fs::exists(out_ / "src" / "main.js"));
   fs::remove_all(out_ / "src");
   KVASIR_EXPECT_OK(NewFolder::Check(out_, /*overwrite=*/true));
+
   // A link is never replaced, because this program does not make links to
   // checkpoints.
   fs::rename(out_, folder_ / "elsewhere");

@@ -52,7 +52,8 @@ double LabelUniform(int64_t sequence, int64_t position, int64_t draw) {
   return static_cast<double>(wide >> 11) * 0x1p-53;
 }
 
-// Records what one sequence adds to the sums of one layer.
+// Records the attention input, queries, keys and values of one sequence in one
+// layer.
 class SequenceObserver : public LayerObserver {
  public:
   void OnAttentionInput(int64_t, const at::Tensor& x) override {

@@ -1,5 +1,5 @@
-// The statistics of a model's attention layers on a text. Planners and appliers
-// need nothing else besides the weights.
+// The statistics of a model's attention layers on a text. Plans are made and
+// applied with these statistics and the weights.
 #pragma once
 
 #include <ATen/ATen.h>

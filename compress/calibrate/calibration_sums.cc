@@ -32,8 +32,8 @@ at::Tensor Mirrored(const at::Tensor& gram) {
   return at::triu(gram) + at::triu(gram, 1).t();
 }
 
-// Calls `visit` with the name and the tensor of each field of a LayerSums,
-// which may be const.
+// Calls `visit` with the name and the tensor of each field of a LayerSums
+// (const or not).
 template <typename Visit>
 void VisitTensors(auto& layer, const Visit& visit) requires requires {
   layer.key_squares;
@@ -54,7 +54,7 @@ void VisitTensors(auto& layer, const Visit& visit) requires requires {
 }
 
 // Calls `visit` with the name and the tensor of each field of a
-// LayerCalibration, which may be const.
+// LayerCalibration (const or not).
 template <typename Visit>
 void VisitTensors(auto& layer, const Visit& visit) requires requires {
   layer.key_fisher;

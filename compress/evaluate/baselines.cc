@@ -270,8 +270,8 @@ absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
       (residual != 0 && residual < group) || m.exact.window != 0) {
     return m.name.Refuse(kWant);
   }
-  // A token's key takes its codes and a share of its block's parameters. Its
-  // value has parameters of its own.
+  // A token's key takes its codes and a share of its block's parameters. The
+  // value has its own parameters.
   const double key_bytes =
       m.width() * (static_cast<double>(*bits) / 8.0 +
                    kParamsBytes / static_cast<double>(group));

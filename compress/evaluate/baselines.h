@@ -12,8 +12,9 @@
 //   in ranges per channel, which are measured on a calibration text. With
 //   ",v4", values are coded per token.
 // - "think:0.5,4" keeps half of the key channels and codes them in 4 bits per
-//   token. Kept are the channels with the greatest |q| |k| in each head and
-//   sequence. With ",v4", values are coded per token.
+//   token. It keeps the channels with the largest product of query and key
+//   magnitudes in each head and sequence. With ",v4", values are coded per
+//   token.
 // - "low-rank:160/1024" reduces the keys of a window of text, before their
 //   rotation, to rank 160 of 1024 by an SVD, without codes.
 // - "rotated:k4,v4" uses TurboQuant's codes as in vLLM: the key or value of a

@@ -1,6 +1,6 @@
-// Changes keys and values as other caches would, which no compression plan can
-// express. MakeBaseline (baselines.h) chooses them by name. Tensors of keys and
-// values are [B, T, H, D].
+// Transforms that change keys and values as other caches would. No compression
+// plan can express these caches. MakeBaseline (baselines.h) chooses a transform
+// by name. Tensors of keys and values are [B, T, H, D].
 #pragma once
 
 #include <ATen/ATen.h>

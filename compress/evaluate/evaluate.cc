@@ -496,8 +496,7 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
       {"window_tokens", evaluation.window_tokens},
       {"windows", evaluation.windows},
       {"rows", std::move(rows)}};
-  // Bytes in names that are not valid UTF-8 are replaced. Infinite numbers
-  // become null.
+  // Infinite numbers become null. Invalid UTF-8 in names is replaced.
   return json.dump(indent, ' ', /*ensure_ascii=*/false,
                    Json::error_handler_t::replace);
 }

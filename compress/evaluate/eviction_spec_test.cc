@@ -320,8 +320,8 @@ TEST(EvictionSpecTest, EvictionCanBeAddedToABaseline) {
   const auto h2o = Evicting(baseline->candidate, Spec("h2o", "8"));
   KVASIR_ASSERT_OK(q_hitter);
   KVASIR_ASSERT_OK(h2o);
-  // Q-Hitter, unlike H2O, takes code errors into account, so it keeps other
-  // tokens.
+  // Q-Hitter, unlike H2O, takes quantization errors into account, so it keeps
+  // other tokens.
   EXPECT_NE(Execute(q_hitter->candidate).kept, Execute(h2o->candidate).kept);
 }
 

@@ -38,8 +38,8 @@ class KeyErrorMeter {
       const ReferenceDecoder& teacher, const std::vector<at::Tensor>& windows);
 
   // Measures the error of the decoder's keys. The decoder must have the
-  // teacher's spec. The result is empty if the decoder never computes keys
-  // because their lift is folded into q_proj.
+  // teacher's spec. Returns nullopt if the decoder computes attention from
+  // latents, without keys.
   absl::StatusOr<std::optional<KeyError>> Measure(
       const ReferenceDecoder& decoder) const;
 

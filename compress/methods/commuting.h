@@ -31,9 +31,9 @@ struct CommutingOptions {
 
 // Makes a plan. A layer keeps the complex channels that have the most energy in
 // all its groups and pairs. With tp > 1 every group keeps the same number of
-// channels. Dims that do not rotate, and values, become absorbed low-rank
-// latents. Dims that do not rotate keep the same share as the pairs, unless the
-// budget is shared by Fisher information.
+// channels. Values, and key dims that do not rotate, become low-rank latents
+// that are not rebuilt. Key dims that do not rotate keep the same share as the
+// pairs, unless the budget is shared by Fisher information.
 // Errors: those of ShareBudget; INVALID_ARGUMENT for groups that do not divide
 //   the heads and for weights that are not finite.
 absl::StatusOr<kvasir::v1::KvPlan> PlanCommuting(

@@ -33,13 +33,13 @@ struct LorcOptions {
   // PlanLorc. If false, all compressed layers get the same rank, up to one
   // rounding step.
   bool progressive = true;
-  // The base of the logarithm in cumulative_log, with which `threshold` is
-  // compared. Ranks do not depend on the base.
+  // The base of the logarithm in cumulative_log. It matters only for
+  // `threshold`; ranks do not depend on it.
   double log_base = 10;
   // Layers whose cumulative_log is above this threshold are not compressed.
   std::optional<double> threshold;
-  // Alternative to `threshold`: the number of most sensitive layers that are
-  // not compressed.
+  // Alternative to `threshold`: this many of the most sensitive layers are not
+  // compressed.
   int64_t skip_layers = 0;
   // Alternative to `threshold`: only these layers are compressed, all to the
   // same rank, and the request's `keep` is the kept share of these layers. This

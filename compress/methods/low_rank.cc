@@ -137,8 +137,9 @@ absl::Status CheckRank(int64_t rank, int64_t most, absl::string_view why) {
       absl::StrCat("rank must be 1..", most, " (", why, "), is ", rank));
 }
 
-// Finds factors from the columns U of the lift. If `centred` is set, U is the
-// principal basis about the mean, otherwise the leading left singular vectors.
+// Finds factors whose lift has orthonormal columns U. If `centred` is set, U is
+// the principal basis about the mean, otherwise the leading left singular
+// vectors.
 absl::StatusOr<Factors> FactorizeByOutput(const FactorRequest& request,
                                           const at::Tensor& weight) {
   at::Tensor target = weight;

@@ -87,7 +87,7 @@ class InputMoments {
 };
 
 struct FactorRequest {
-  at::Tensor weight;  // [n, M]: rows of the group's heads at the covered dims
+  at::Tensor weight;  // [n, M]: the group's rows of the projection
   at::Tensor bias;    // [n], or undefined
   // The moments of the inputs. May be null for kSvd if `centred` is false.
   InputMoments* moments = nullptr;

@@ -17,8 +17,8 @@
 
 namespace kvasir::compress {
 
-// One low_rank part covers the dims [first_dim, first_dim + num_dims) of
-// every head, on one side of a layer.
+// One low_rank part covers the dims [first_dim, first_dim + num_dims) of every
+// head of a layer's keys or values.
 struct Section {
   plan::Side side = plan::Side::kKey;
   int64_t first_dim = 0;
@@ -126,12 +126,13 @@ struct PlanIdentity {
   std::string options;  // in the form of command line flags
   Decomposition decomposition = Decomposition::kWhitened;
 };
-// Completes and checks a plan. Fills in the fields that every plan has. A side
-// whose low-rank groups all have full rank, without codes or a transform, is
-// stored as whole keys or values instead, because a lift would cost time and
-// only add rounding errors. The plan must pass plan::ValidatePlan, and every
-// tensor-parallel rank must have a page layout. Sets target.kv_bytes_per_token
-// to the bytes that a token takes on all ranks together, without padding.
+// Completes and checks a plan. Fills in the fields that every plan has. If all
+// low-rank groups of a layer's keys (or values) have full rank, without codes
+// or a transform, whole keys (or values) are stored instead. A lift would then
+// only cost time and add rounding errors. The plan must pass
+// plan::ValidatePlan, and every tensor-parallel rank must have a page layout.
+// Sets target.kv_bytes_per_token to the bytes that a token takes on all ranks
+// together, without padding.
 absl::StatusOr<kvasir::v1::KvPlan> FinishPlan(const PlanRequest& request,
                                               const PlanIdentity& identity,
                                               kvasir::v1::KvPlan plan);

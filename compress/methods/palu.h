@@ -49,12 +49,12 @@ struct PaluOptions {
 };
 
 // Makes a plan. Keys that rotate are rebuilt before their rotation. Values, and
-// keys or dims that do not rotate, are absorbed by FOLD or AT_RUNTIME,
-// whichever reads fewer weight bytes. A partially rotary head becomes two key
-// parts with ranks of their own. At most `keep` times the dense numbers are
-// kept, and the rest of this budget is too small for the next rank step of any
-// group (AllocateRanks). Keys or values at full rank and without codes get no
-// lift. The plan's method is "palu" or "uniform".
+// key dims that do not rotate, are not rebuilt: their lift is absorbed by FOLD
+// or AT_RUNTIME, whichever reads fewer weights. If RoPE rotates only a part of
+// each head, keys have two parts with separate ranks. At most `keep` times the
+// dense numbers are kept, and the rest of this budget is too small for the next
+// rank step of any group (AllocateRanks). Keys or values at full rank and
+// without codes get no lift. The plan's method is "palu" or "uniform".
 // Errors: INVALID_ARGUMENT for a group size that does not divide the number of
 //   KV heads (of a tensor-parallel rank), and for a `keep` too small for the
 //   least ranks; FAILED_PRECONDITION if the search needs a calibration with

@@ -1,6 +1,6 @@
-// Distributes a total rank over groups in proportion to their scores. Each rank
-// is rounded to a multiple of a given number. The sum of the rounded ranks does
-// not exceed the target. Does not use libtorch.
+// Distributes a total rank over groups of heads in proportion to their scores.
+// Each rank is rounded to a multiple of a given number. The sum of the rounded
+// ranks does not exceed the target. Does not use libtorch.
 #pragma once
 
 #include <cstdint>

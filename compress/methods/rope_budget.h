@@ -13,11 +13,11 @@
 
 namespace kvasir::compress {
 
-// How a layer's side (its keys or its values) is scored. Its kept share grows
-// with its score.
+// How the keys (or the values) of a layer are scored. A higher score means a
+// larger kept share.
 enum class BudgetScore {
   kUniform,     // the same share in every layer
-  kFisher,      // the Fisher information, summed over the side's weights
+  kFisher,      // the Fisher information, summed over the weights
   kFisherRoot,  // the sum of the square roots of each weight's information
   kEnergy,      // keys by `key_energy` of ShareBudget, values as in kUniform
 };
@@ -59,9 +59,9 @@ absl::StatusOr<std::vector<LayerBudget>> ShareBudget(
     const std::vector<HeadGroup>& groups,
     const std::vector<double>& key_energy = {});
 
-// The number of rotating dims that a group keeps is a multiple of the step that
-// this function returns. The step must be even, so it is the request's rank
-// multiple, or twice this multiple if it is odd.
+// Returns the step for the number of rotating dims that a group keeps. The step
+// must be even: it is the request's rank multiple, or twice this multiple if it
+// is odd.
 int64_t EvenMultiple(const PlanRequest& request);
 
 // Makes the value part of a layer, with the same rank for each head. If `rank`

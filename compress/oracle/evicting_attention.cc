@@ -34,7 +34,8 @@ at::Tensor Positions(const std::vector<int64_t>& positions, at::Device device) {
   return at::tensor(positions, at::kLong).to(device);
 }
 
-// Processes one unit of one sequence, from its first token to its last.
+// Computes the attention of one unit (KV heads that evict together) in one
+// sequence, from the first token to the last.
 class UnitRun {
  public:
   UnitRun(const AttentionInputs& inputs, const EvictionInputs& eviction,

@@ -22,7 +22,7 @@ namespace {
 
 using Indices = std::vector<int64_t>;
 
-// Data shared by the functions that compile one side of a layer.
+// Data shared by the functions that compile a layer's keys or values.
 struct SideContext {
   const model::DecoderSpec* spec = nullptr;
   int64_t layer = 0;

@@ -55,8 +55,8 @@ struct ProgramPart {
   bool basis = false;
   bool mean = false;
   std::vector<ProgramLatent> latents;
-  int64_t stored_width = 0;   // sum of R'
-  int64_t widest_latent = 0;  // the greatest R'
+  int64_t stored_width = 0;   // stored channels of all latents together
+  int64_t widest_latent = 0;  // stored channels of the widest latent
   // The dims of each KV head that the part's lift computes, [Hkv][d],
   // ascending. The lift of rope_low_rank computes all rotary dims (the first
   // dims of a head), and gives 0 for pairs that the part does not hold.

@@ -37,7 +37,8 @@ constexpr int64_t kLeastGrain = cache::kRegionAlignmentBytes / kPageTokens;
 constexpr int64_t kTriedRows = 1024;
 
 // Returns the possible ways to divide the KV heads into equal groups. No group
-// spans two of the `shares` tensor-parallel shares.
+// spans two of the `shares` equal parts into which tensor parallelism divides
+// the heads.
 std::vector<std::vector<std::vector<int64_t>>> Groupings(
     const model::DecoderSpec& spec, int64_t shares) {
   const int64_t heads = spec.num_kv_heads;
@@ -295,8 +296,7 @@ class Planner {
     return GrainsOf(1.5 * *options().kv_bytes_per_token);
   }
 
-  // Returns how many grains fit into these bytes, but no more than the plan
-  // could use.
+  // Returns how many grains fit into `bytes`, but no more than MostGrains.
   int64_t GrainsOf(double bytes) const {
     return static_cast<int64_t>(
         std::min(bytes / static_cast<double>(grain_bytes_),
@@ -464,8 +464,8 @@ class Planner {
   }
 
   // Returns the best plan over all windows; empty if no plan fits. Each
-  // nanosecond that a slot takes counts as a loss of `price` nats. Also sets
-  // spending_ to the Spending from which the plan was chosen.
+  // nanosecond of attention per cached token counts as a loss of `price` nats.
+  // Also sets spending_ to the Spending from which the plan was chosen.
   absl::StatusOr<std::optional<Finished>> BestOf(double price) {
     const int64_t sight = GrainsInSight();
     const bool by_bytes = options().kv_bytes_per_token.has_value();
@@ -495,8 +495,8 @@ class Planner {
     double price = 0;
     KVASIR_ASSIGN_OR_RETURN(std::optional<Finished> best, BestOf(price));
     if (!best) return Impossible();
-    // Finds the lowest price of time at which a slot takes no longer than in a
-    // dense cache. The higher the price, the greater the loss.
+    // Finds the lowest price of time at which attention is no slower than with
+    // a dense cache. The higher the price, the greater the loss.
     const double limit = dense_slot_ns_;
     if (limit > 0 && best->spent.ns > limit) {
       double low = 0;
@@ -528,8 +528,8 @@ class Planner {
 
   // Measures plans with fewer and with more bytes than the chosen plan and fits
   // kappa to them. If no number of bytes is given, chooses again with this
-  // kappa. The measured plans have no window, because the sequences for
-  // measurements are short and would be mostly exact.
+  // kappa. The measured plans have no window, which would keep most tokens of
+  // the short measured sequences exact.
   absl::Status Probe() {
     constexpr double kLeastShare = 0.6;
     constexpr double kMostShare = 1.4;
@@ -662,7 +662,8 @@ class Planner {
   const model::DecoderSpec& spec_;
   AutoOptions options_;
   int64_t grain_bytes_ = 0;
-  double dense_slot_ns_ = 0;  // time of a slot in all layers together
+  // attention time per token of a dense cache, in all layers together
+  double dense_slot_ns_ = 0;
   PlanCandidates candidates_;
   FittedKappa kappa_;
   int64_t span_ = 0;

@@ -99,8 +99,10 @@ struct AutoPrediction {
   std::vector<double> channels_by_bits;
   // the loss on held-out rows, divided by that on the rows used for fitting
   double held_out_loss_ratio = 1;
-  double clamp_rate = 0;  // clamped share of the codes on held-out rows
-  double slot_ns = 0;     // time of a slot by the TimeModel; 0 without a model
+  // share of the codes on held-out rows that were clamped
+  double clamp_rate = 0;
+  // attention time per cached token by the TimeModel; 0 without a model
+  double slot_ns = 0;
   double dense_slot_ns = 0;
   std::vector<LayerChoice> layers;
   // The loss for different numbers of bytes at the chosen window, by rising

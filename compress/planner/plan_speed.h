@@ -20,8 +20,8 @@ enum class PlanSpeed {
 absl::StatusOr<PlanSpeed> ParsePlanSpeed(const std::string& name);
 std::string PlanSpeedName(PlanSpeed speed);
 
-// Nanoseconds that attention takes for one slot of one layer. Only the ratio to
-// the time of a dense cache is used.
+// Nanoseconds that attention takes for one cached token in one layer. Only the
+// ratio to the time of a dense cache is used.
 struct TimeModel {
   double byte_ns = 0;    // to read one byte of a dense cache
   double number_ns = 0;  // to decode one number

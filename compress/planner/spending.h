@@ -55,9 +55,9 @@ double OwnLoss(const TakenPart& taken);
 double LossOf(const SpentBytes& spent, int64_t window);
 
 // Finds the best way to spend bytes on all layers with a given exact window.
-// Each nanosecond that a slot takes counts as a loss of `nats_per_ns`, which
-// the window reduces like the loss of codes in static ranges. The candidates
-// must outlive the object.
+// Each nanosecond of attention per cached token counts as a loss of
+// `nats_per_ns`. A window reduces this loss by the same factor as the loss of
+// codes in static ranges. The candidates must outlive the object.
 class Spending {
  public:
   Spending(const PlanCandidates& candidates, int64_t window, double nats_per_ns,

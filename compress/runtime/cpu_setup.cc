@@ -33,6 +33,7 @@ void UseBestBlasKernels(char** argv) {
   const char* core_type = BestCoreType();
   if (core_type == nullptr || std::getenv(kCoreType) != nullptr) return;
   if (setenv(kCoreType, core_type, /*overwrite=*/0) != 0) return;
+
   // The program is executed by its real path, so that it keeps its name in
   // process lists. If this fails, the process continues with slow kernels.
   std::error_code error;

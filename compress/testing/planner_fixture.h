@@ -74,7 +74,7 @@ inline at::Tensor RandomMatrix(at::IntArrayRef shape, uint64_t seed) {
 }
 
 // Makes a calibration with random Fisher information per row, which differs
-// strongly between layers, sides and heads.
+// strongly between layers, between keys and values, and between heads.
 inline Calibration FisherCalibration(const model::DecoderSpec& spec,
                                      uint64_t seed) {
   Calibration calibration;
