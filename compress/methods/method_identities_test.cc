@@ -335,7 +335,7 @@ TEST_P(PrunedPairsTest, PruningRopePairsInTheModelEqualsMaskingThem) {
 }
 
 // Returns the plan with lifts folded if `fold` is true, otherwise with lifts
-// applied at run time. Lifts that allow only one of the two stay as they are.
+// applied at run time. All other uses of parts stay as they are.
 KvPlan WithLifts(KvPlan plan, bool fold) {
   for (auto& layer : *plan.mutable_layers()) {
     for (auto* side : {layer.mutable_key(), layer.mutable_value()}) {

@@ -44,12 +44,12 @@ struct LayerBudget {
 };
 
 // Returns the budget of each layer. The request and the groups must have passed
-// CheckPlanRequest and HeadGroups. Keys and values share one budget if scores
-// come from Fisher information and neither key_keep nor keep_values is set.
-// Otherwise each has its own budget. All groups of a layer get the same sizes.
-// A budget is used until no layer can take another step, which is rank_multiple
-// (or EvenMultiple) numbers in each of its groups. `key_energy` [L] is for
-// kEnergy.
+// CheckPlanRequest and HeadGroups. Keys and values of all layers share one
+// budget if scores come from Fisher information and neither key_keep nor
+// keep_values is set. Otherwise each has its own budget. All groups of a layer
+// get the same sizes. A budget is used until no layer can take another step,
+// which is rank_multiple (or EvenMultiple) numbers in each of its groups.
+// `key_energy` [L] is for kEnergy.
 // Errors: INVALID_ARGUMENT for a share that is out of range or leaves a side
 //   nothing, for both key_keep and keep_values, and for kEnergy without
 //   key_energy; FAILED_PRECONDITION if Fisher information is needed and
