@@ -36,7 +36,8 @@ constexpr char kIndexFile[] = "model.safetensors.index.json";
 constexpr std::string_view kLayers = "model.layers.";
 constexpr size_t kCopyBytes = size_t{8} << 20;
 
-// Returns whether the artifact has tensors of its own in place of this one.
+// Returns whether the compressed model has new tensors in place of the base
+// model's tensor `name`.
 bool IsReplaced(std::string_view name) {
   if (!name.starts_with(kLayers)) return false;
   for (const std::string_view part :
@@ -75,8 +76,9 @@ CopyList ListCopies(const model::Checkpoint& base) {
     layer_of[model::LayerTensorName(static_cast<int64_t>(l), "")] = l;
   }
   for (const auto& [stored_name, entry] : base.tensors().stored()) {
-    // A fused tensor has several names. Either all of them belong to attention
-    // or none does.
+    // A fused tensor (such as q, k and v in one) has one name per projection.
+    // Either all of these belong to attention or none does, so the first name
+    // decides.
     const std::string name =
         model::OurNamesOf(base.spec(), stored_name).front();
     if (IsReplaced(name) || !model::IsWeightType(entry.info->type)) continue;
@@ -113,9 +115,9 @@ int64_t HeaderRoom(const model::Checkpoint& base,
   for (const auto& [name, entry] : base.tensors().stored()) {
     bytes += SafetensorsWriter::HeaderBytes(EntryOf(*entry.info));
   }
-  // Each part has at most kTensorsPerPart tensors, plus one for each group. In
-  // the header, an entry for any of them is at most as long as `entry`, which
-  // has the longest possible name.
+  // Each part of a layer's keys or values has at most kTensorsPerPart tensors,
+  // plus one for each group of heads. `entry` has the longest possible name, so
+  // no tensor has a longer entry in the header.
   constexpr int64_t kTensorsPerPart = 8;
   const int64_t entry = SafetensorsWriter::HeaderBytes(
       {model::LayerTensorName(plan.layers_size(),
@@ -251,7 +253,8 @@ absl::Status CheckFinite(const model::TensorInfo& info, uint64_t at,
                    " must be finite, is ", numbers[found].item<double>()));
 }
 
-// Reads a tensor in pieces of the buffer's size and passes them to `append`.
+// Reads a tensor in pieces of the buffer's size and passes each piece to
+// `append`.
 absl::Status ForPieces(
     const model::TensorStore::Entry& entry, std::vector<std::byte>& buffer,
     bool must_be_finite,

@@ -23,8 +23,8 @@ struct ArtifactOptions {
   // if it holds a checkpoint.
   bool overwrite = false;
   // Type of the attention tensors; by default the type of the base model's
-  // k_proj. Ranges of codes are always float32. Tensors outside the attention
-  // are copied bit by bit.
+  // k_proj. The ranges of quantization codes are always float32. Tensors
+  // outside the attention are copied bit by bit.
   std::optional<model::TensorType> dtype;
   // If true, tensors that equal those of the base model, and tokenizer files,
   // are linked instead of copied. The base folder must then stay where it is
@@ -42,13 +42,13 @@ struct ArtifactOptions {
 };
 
 struct ArtifactProgress {
-  int64_t layers = 0;  // number of layers that are written
+  int64_t layers = 0;  // layers written so far
   int64_t total_layers = 0;
 };
 
-// Returns the errors of WriteArtifact that can be found before the long work:
-// the output exists or cannot be written, the base is already compressed, or
-// the disk has too little space for the copies.
+// Checks, before the long work, whether WriteArtifact would fail: if the output
+// exists or cannot be written, the base model is already compressed, or the
+// disk has too little space for the copied tensors.
 absl::Status CheckArtifactOutput(const model::Checkpoint& base,
                                  const ArtifactOptions& options);
 
@@ -63,10 +63,10 @@ using LayerTensorSource =
 // tensors are checked against the plan.
 // Memory: one layer's attention tensors and a copy buffer.
 // Errors: Cancelled when `on_progress` returns false; Unavailable with the
-//   path; InvalidArgument for a plan of another model, and for a tensor that is
-//   not finite in its stored type, including copied and linked tensors; errors
-//   of the LayerTensorSource. After an error nothing of the output is left on
-//   the disk.
+//   path; InvalidArgument for a plan that was made for another model, and for a
+//   tensor (new, copied or linked) that is not finite in its stored type;
+//   errors of the LayerTensorSource. After an error nothing of the output is
+//   left on the disk.
 absl::Status WriteArtifact(
     const model::Checkpoint& base, const kvasir::v1::KvPlan& plan,
     const ArtifactOptions& options, const LayerTensorSource& source,

@@ -52,7 +52,7 @@ class ArtifactWriterTest : public FolderTest {
     options_.out = folder_ / "out";
   }
 
-  // Returns the base model's own projections.
+  // Returns the base model's attention tensors of a layer, unchanged.
   absl::StatusOr<TensorMap> Source(int64_t layer) const {
     KVASIR_ASSIGN_OR_RETURN(TensorMap all, LoadLayer(*base_, layer));
     TensorMap attention;
@@ -195,9 +195,9 @@ TEST_F(ArtifactWriterTest, SeveralShardsHoldTheSameTensorsAsOneFile) {
   ExpectEqualToBase(options_.out);
 }
 
-// A plan of whole keys and values gives the tensors of the base model, so only
-// links are written. If one tensor differs, a file with only this tensor is
-// added.
+// plan_ compresses nothing, so all tensors equal those of the base model and
+// only links are written. If one tensor differs, a file with only this tensor
+// is added.
 TEST_F(ArtifactWriterTest,
        WithLinkBaseTensorsEqualToTheBaseModelsAreLinkedAndNotCopied) {
   options_.link_base = true;
@@ -322,8 +322,8 @@ TEST_F(ArtifactWriterTest, ANumberThatTheRequestedTypeCannotHoldIsRefused) {
 }
 
 TEST_F(ArtifactWriterTest, CopiedTensorsMustBeFinite) {
-  // Each case sets the bf16 bits of the number at row 1, column 2 of a matrix,
-  // or at index 2 of a vector (row 0).
+  // SetWeight changes the number at row 1, column 2 of a matrix, or at index 2
+  // of a vector. Errors give the row of a vector as 0.
   struct Case {
     const char* tensor;
     uint16_t bits;

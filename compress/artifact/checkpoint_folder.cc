@@ -20,10 +20,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A file that marks folders of this program. A marked folder with a temporary
-// name may be removed. A marked folder with its final name is complete, but the
-// folder that it replaced must still be removed. The marker is locked as long
-// as the run that made it is alive.
+// The name of a file that marks a folder as written by this program. A marked
+// folder with a temporary name may be removed. A marked folder with its final
+// name is complete, but the folder that it replaced must still be removed. The
+// marker is locked as long as the run that made it is alive.
 constexpr char kMarkerFile[] = "kvasir-compress.unfinished";
 constexpr char kMarkerText[] =
     "kvasir-compress writes this folder, or was killed while it did.\n";
@@ -187,7 +187,8 @@ absl::Status CleanUp(const fs::path& out) {
     if (IsMarked(folder)) KVASIR_RETURN_IF_ERROR(locks.Add(folder));
   }
   std::error_code error;
-  // A run was killed between two renames: give the old folder its name back.
+  // A run was killed between the two renames of Replace, so the old folder gets
+  // its name back.
   if (!Exists(out) && IsReplaceable(replaced)) {
     fs::rename(replaced, out, error);
     if (error) return RenameError(replaced, out, error);
@@ -205,8 +206,8 @@ absl::Status CleanUp(const fs::path& out) {
   return absl::OkStatus();
 }
 
-// Renames `path` to `out`. If there was a folder at `out` before, it gets
-// another name, which is returned.
+// Renames `path` to `out`. A folder that was at `out` before gets another name,
+// which is returned.
 absl::StatusOr<fs::path> Replace(const fs::path& path, const fs::path& out) {
   std::error_code error;
   if (::renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, out.c_str(),

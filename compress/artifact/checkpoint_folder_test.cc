@@ -164,7 +164,7 @@ TEST_F(NewFolderTest, OverwriteReplacesOnlyACheckpoint) {
       StatusIs(
           absl::StatusCode::kAlreadyExists,
           HasSubstr("is not a checkpoint, so --overwrite does not replace")));
-  // Nor is a folder with weights that also contains folders.
+  // A folder with weights that also contains other folders is not a checkpoint.
   PutCheckpoint(out_, "old");
   Put(out_ / "src" / "main.js");
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),
@@ -173,6 +173,7 @@ TEST_F(NewFolderTest, OverwriteReplacesOnlyACheckpoint) {
   EXPECT_TRUE(fs::exists(out_ / "src" / "main.js"));
   fs::remove_all(out_ / "src");
   KVASIR_EXPECT_OK(NewFolder::Check(out_, /*overwrite=*/true));
+
   // A link is never replaced, because this program does not make links to
   // checkpoints.
   fs::rename(out_, folder_ / "elsewhere");

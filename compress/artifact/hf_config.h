@@ -13,8 +13,8 @@ absl::Status WriteHfConfig(const std::filesystem::path& folder,
                            const model::ModelShape& shape,
                            model::TensorType dtype);
 
-// Copies tokenizer.json and those of the other tokenizer files that exist.
-// NotFound if `from` has no tokenizer.json.
+// Copies tokenizer.json and any other tokenizer files that exist. NotFound if
+// `from` has no tokenizer.json.
 absl::Status CopyTokenizer(const std::filesystem::path& from,
                            const std::filesystem::path& to);
 

@@ -61,8 +61,8 @@ absl::StatusOr<int> OpenLocked(const fs::path& path) {
       status = SystemError("lock " + path.string(), errno);
     }
   } else if (!HasName(descriptor, path)) {
-    // The writer that held the lock has just renamed or removed the file, so
-    // the lock is on a file without this name.
+    // Another writer held the lock and has just renamed or removed the file, so
+    // `path` no longer names the locked file.
     status = Busy(path);
   }
   if (status.ok()) return descriptor;

@@ -162,8 +162,8 @@ absl::Status WriteTensorFile(const std::filesystem::path& path,
 absl::StatusOr<TensorFile> ReadTensorFile(const std::filesystem::path& path) {
   absl::StatusOr<TensorFile> file = ReadChecked(path);
   const absl::Status& status = file.status();
-  // Errors in the content mean that the file is damaged. Other errors, such as
-  // a failed read, do not.
+  // Only errors in the content mean that the file is damaged; a failed read,
+  // for example, does not.
   if (absl::IsDataLoss(status) || absl::IsInvalidArgument(status) ||
       absl::IsOutOfRange(status)) {
     return absl::DataLossError(

@@ -29,8 +29,8 @@ namespace {
 
 constexpr char kKeyWeight[] = "self_attn.k_proj.weight";
 constexpr char kValueWeight[] = "self_attn.v_proj.weight";
-// Key of the random numbers with which labels are drawn. It differs from the
-// keys that are made from seeds.
+// Seed of the random numbers with which labels are drawn from the model's
+// predictions.
 constexpr uint64_t kLabelSeed = 0x6c6162656c730000;
 
 at::Tensor IdsOf(const std::vector<int32_t>& sequence) {
@@ -41,7 +41,7 @@ at::Tensor IdsOf(const std::vector<int32_t>& sequence) {
 }
 
 // Returns a random number in [0, 1). It depends only on the sequence, the
-// position and the draw (the index of a label at this position).
+// position and the draw, which counts the labels at this position.
 double LabelUniform(int64_t sequence, int64_t position, int64_t draw) {
   const base::PhiloxCounter bits = base::Philox4x32(
       base::PhiloxKeyFromSeed(kLabelSeed),
@@ -52,7 +52,8 @@ double LabelUniform(int64_t sequence, int64_t position, int64_t draw) {
   return static_cast<double>(wide >> 11) * 0x1p-53;
 }
 
-// Records what one sequence adds to the sums of one layer.
+// Records the attention input, queries, keys and values of one sequence in one
+// layer.
 class SequenceObserver : public LayerObserver {
  public:
   void OnAttentionInput(int64_t, const at::Tensor& x) override {
@@ -71,7 +72,7 @@ class SequenceObserver : public LayerObserver {
     value_ = value.detach().flatten(0, 1).flatten(1);
   }
 
-  // Adds the observed tokens after the first `sinks` to `sums`.
+  // Adds all observed tokens except the first `sinks` tokens to `sums`.
   void AddTo(LayerSums& sums, int64_t sinks, int threads) const {
     const at::NoGradGuard no_grad;
     const at::Tensor input = input_.slice(0, sinks);
@@ -112,7 +113,8 @@ struct KeyValueObserver : public LayerObserver {
   at::Tensor value;  // [1, T, Hkv, D]
 };
 
-// Counts progress, saves states and decides whether to go on.
+// Counts the passes of a run, saves its state from time to time and decides
+// whether it goes on.
 class Pace {
  public:
   Pace(const CalibrateOptions& options, const CalibrateEvents& events,
@@ -476,8 +478,8 @@ void Calibrator::AddHeadGradients(const Resident& resident,
   batch.hidden.back().clear();
 }
 
-// Adds the sum of g gT to `sum` [Hkv * D, Hkv * D], where g is the gradient of
-// a token. Sinks are left out.
+// Adds the sum of g gT over tokens to `sum` [Hkv * D, Hkv * D], where g is a
+// token's row of `gradient`. Sink tokens are left out.
 void Calibrator::AddOuterProducts(const at::Tensor& gradient,
                                   at::Tensor& sum) const {
   const at::NoGradGuard no_grad;
@@ -499,8 +501,8 @@ absl::Status Calibrator::Backward(const Resident& resident, MicroBatch& batch,
     at::Tensor& key = tensors[kKeyWeight];
     at::Tensor& value = tensors[kValueWeight];
     if (fisher) {
-      // Detached tensors become the graph's leaves, so that the resident
-      // tensors do not record gradients.
+      // Gradients are requested for detached tensors, so that the tensors in
+      // `resident` do not record gradients.
       key = key.detach().requires_grad_(true);
       value = value.detach().requires_grad_(true);
     }
@@ -627,8 +629,8 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
         state, FindState(checkpoint.spec(), sample, id, options, events));
   }
   MoveSums(options.device, state);
-  // Each thread works on a sequence of its own and uses one BLAS thread. If
-  // only one sequence is processed at a time, the BLAS gets all threads.
+  // Each thread works on its own sequence and uses one BLAS thread. If only one
+  // sequence is processed at a time, the BLAS gets all threads.
   const ScopedBlasThreads blas_threads(
       options.sequences_at_a_time() == 1 ? options.threads : 1);
   const Calibrator calibrator(checkpoint, sample, options);
@@ -649,8 +651,8 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
     const absl::Status saved = WriteTensorFile(
         CalibrationPath(options.cache, id), CalibrationToFile(run.calibration));
     if (!saved.ok()) {
-      // This is only a warning: the last saved state is kept and contains most
-      // of the work.
+      // Not an error, because the last saved state is kept and contains most of
+      // the work.
       events.on_message(absl::StrCat("warning: ", saved.message()));
     } else {
       std::error_code ignored;

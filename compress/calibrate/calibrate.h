@@ -1,10 +1,11 @@
-// Runs a model on a text and measures the statistics that planners and appliers
-// need. Without gradients only one layer at a time is in memory, together with
-// the hidden states of all tokens, so models of any size fit. Fisher scores and
-// information need gradients: the whole model is then in memory in its stored
-// type, and each sequence goes forward and backward through all layers. The
-// forward phase keeps only the layers' inputs. The backward phase computes each
-// layer once more and then runs all backward passes through it.
+// Runs a model on a text and measures the statistics from which compression
+// plans are made and applied. Without gradients only one layer at a time is in
+// memory, together with the hidden states of all tokens, so models of any size
+// fit. Fisher scores and information need gradients: the whole model is then in
+// memory in its stored type, and each sequence goes forward and backward
+// through all layers. The forward phase keeps only the layers' inputs. The
+// backward phase computes each layer once more and then runs all backward
+// passes through it.
 #pragma once
 
 #include <cstdint>
@@ -75,18 +76,16 @@ struct CalibrationRun {
 
 // Measures the statistics. If the cache holds a calibration with at least the
 // requested parts, the result is taken from it. Otherwise the run continues
-// from a saved state in the cache, or starts from the beginning. The same
-// tokens give the same numbers and id with any number of threads, after any
-// number of stops and with any cache content, with two exceptions: the BLAS may
-// round differently if a micro-batch has fewer sequences than there are
-// threads, and a GPU rounds differently. The random numbers that draw the
-// labels for information depend only on sequence, position and draw. If
-// information is requested and there is only one domain, a message warns of it.
+// from a saved state in the cache, or starts from the beginning. The result
+// does not depend on the number of threads, on stops or on the cache, except
+// for rounding: it differs on a GPU, and may differ if a micro-batch has fewer
+// sequences than there are threads. A message warns if information is requested
+// for only one domain.
 // Errors: Cancelled when stopped; InvalidArgument for a sample without counted
-//   tokens, and for weights that give numbers that are not finite, naming the
-//   layer; errors of reading the model or an existing cache file; an error of
-//   saving the state of a stopped run (a failed save during the run is only a
-//   message).
+//   tokens, and, naming the layer, for statistics that are not finite; errors
+//   of reading the model or a cache file; errors of saving the state of a
+//   stopped run. If a save fails while the run goes on, there is only a
+//   message.
 absl::StatusOr<CalibrationRun> Calibrate(const model::Checkpoint& checkpoint,
                                          const CalibrationSample& sample,
                                          const CalibrateOptions& options,

@@ -85,7 +85,7 @@ TEST(AddGramTest, AGramMatrixThatIsComputedInBlocksHasAllEntries) {
 
 // Computes the gradients of every layer's k_proj and v_proj by autograd over
 // the whole model. The label of a position is the token `shift` positions
-// later; 1 is the true next token.
+// later, so a shift of 1 gives the true next token.
 struct WholeModelGradients {
   std::vector<at::Tensor> key, value;  // one tensor per layer
 };
@@ -189,7 +189,7 @@ TEST_F(CalibrateTest, TheLabelOfAPositionIsTheNextToken) {
 }
 
 TEST(NextTokenLossTest, LossAndGradientEqualThoseOfAutograd) {
-  // The head has more rows than are read at a time, and its type is bfloat16.
+  // The head is bfloat16 and has more rows than NextTokenLoss reads at a time.
   const at::Tensor head = at::sin(at::arange(9000 * 8, at::kFloat))
                               .view({9000, 8})
                               .to(at::kBFloat16);

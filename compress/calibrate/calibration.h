@@ -1,5 +1,5 @@
-// The statistics of a model's attention layers on a text. Planners and appliers
-// need nothing else besides the weights.
+// The statistics of a model's attention layers on a text. Plans are made and
+// applied with these statistics and the weights.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -48,17 +48,17 @@ struct LayerCalibration {
   at::Tensor rotated_key_gram;  // [Hkv * D, Hkv * D]
   at::Tensor rotated_key_sum;   // [Hkv * D]
 
-  // Fisher information of a token's value, and of its key before its rotation
-  // (with its bias): the mean over tokens of g gT. g is the gradient, with
-  // respect to that key or value, of the sum of log p(y) over the sequence's
-  // positions, where each label y is drawn from the model's own distribution p.
-  // Let F be this information. To second order, an error e in all keys or
-  // values that is independent between tokens costs tr(F E[e eT]) / 2 nats of
-  // KL divergence per token. Undefined unless requested.
+  // Fisher information F of a token's key (before its rotation, with its bias)
+  // or value: the mean over tokens of g gT, where g is a gradient with respect
+  // to this key or value. It is the gradient of log p(y), summed over the
+  // sequence's positions. Each label y is drawn from the model's own
+  // distribution p. To second order, an error e in all keys or values that is
+  // independent between tokens costs tr(F E[e eT]) / 2 nats of KL divergence
+  // per token. Undefined unless requested.
   at::Tensor key_information;    // [Hkv * D, Hkv * D]
   at::Tensor value_information;  // [Hkv * D, Hkv * D]
-  // The information of each domain. The mean over domains, weighted by their
-  // tokens, is key_information and value_information.
+  // The information of each domain. Its mean over domains, weighted by their
+  // tokens, gives key_information and value_information.
   std::vector<DomainInformation> domains;
 
   // One row for each sampled token: its key before the rotation, followed by

@@ -90,19 +90,18 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
         layer_bytes +
         batch * (SavedNumbers(spec, tokens) * kFloatBytes * 3 / 2 +
                  (parts.fisher ? kv_bytes : 0) +
-                 // For information: gradients of keys or values in float64, and
+                 // With labels: the float64 gradients of keys or values, and
                  // their products.
                  (labels > 0 ? 8 * (2 * tokens * kv + 4 * kv * kv) : 0));
-    // The head's backward pass comes before that of the layers; each thread
-    // works on one sequence.
+    // The output head is finished before the layers' backward passes begin.
+    // Each thread works on one sequence.
     const int64_t head =
         std::min<int64_t>(batch, options.threads) *
         (HeadLossBytes(tokens, spec.vocab_size, spec.hidden_size, labels) +
          3 * hidden_bytes);
-    // Blocks below 32 MiB that threads free stay in their malloc arenas,
-    // fragmented by blocks that live longer. They take about as much memory as
-    // a layer's rows, which was measured with 512 and 1024 tokens per sequence.
-    // Without arenas (MALLOC_MMAP_THRESHOLD_) the terms above were enough.
+    // Freed memory that the threads' malloc arenas do not return. In
+    // measurements with 512 and 1024 tokens per sequence, it was about as large
+    // as a layer's intermediate results.
     const int64_t arenas =
         batch * RowNumbers(spec, tokens) * kFloatBytes * 3 / 2;
     cost.workspace_bytes = std::max(layer, head) + arenas;
@@ -128,8 +127,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
                            static_cast<double>(sample.counted_sequences()) /
                            static_cast<double>(sample.num_sequences());
     const auto ways = static_cast<double>(ways_back);
-    // On the way back, each layer is first computed forward once more and then
-    // backward. The head is computed forward and backward.
+    // The backward phase computes each layer forward once more and then
+    // backward. It also computes the head forward and backward.
     const double m = static_cast<double>(spec.hidden_size);
     const double heads =
         (parts.fisher ? 1.0 : 0.0) + (parts.information ? 1.0 : 0.0);

@@ -10,7 +10,8 @@
 
 namespace kvasir::compress {
 
-// Upper bounds, except that small amounts of memory are not counted.
+// Byte counts are upper bounds, except that small amounts of memory are not
+// counted.
 struct CalibrationCost {
   // weights of one layer, or of all layers if gradients are needed
   int64_t model_bytes = 0;

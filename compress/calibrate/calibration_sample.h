@@ -58,8 +58,8 @@ struct CalibrationSample {
 };
 
 // Divides the text, from a random start, into windows of `sequence_tokens`
-// tokens, and takes `tokens / sequence_tokens` different ones. A larger sample
-// with the same seed begins with the sequences of the smaller one.
+// tokens, and takes `tokens / sequence_tokens` different windows. A larger
+// sample with the same seed begins with the sequences of the smaller one.
 // InvalidArgument for a text that is too short (with its size and the size that
 // is needed), and for ids outside [0, vocab_size).
 absl::StatusOr<CalibrationSample> SampleCalibration(

@@ -32,8 +32,8 @@ at::Tensor Mirrored(const at::Tensor& gram) {
   return at::triu(gram) + at::triu(gram, 1).t();
 }
 
-// Calls `visit` with the name and the tensor of each field of a LayerSums,
-// which may be const.
+// Calls `visit` with the name and the tensor of each field of a LayerSums
+// (const or not).
 template <typename Visit>
 void VisitTensors(auto& layer, const Visit& visit) requires requires {
   layer.key_squares;
@@ -54,7 +54,7 @@ void VisitTensors(auto& layer, const Visit& visit) requires requires {
 }
 
 // Calls `visit` with the name and the tensor of each field of a
-// LayerCalibration, which may be const.
+// LayerCalibration (const or not).
 template <typename Visit>
 void VisitTensors(auto& layer, const Visit& visit) requires requires {
   layer.key_fisher;
@@ -104,8 +104,8 @@ void TakeLayers(const TensorFile& file, Layers& layers) {
   }
 }
 
-// Returns the file's text, parsed as JSON; empty if it does not have this kind
-// and id.
+// Returns the file's text, parsed as JSON. Returns nullopt if the text has
+// another kind or id.
 std::optional<nlohmann::json> TextOf(const TensorFile& file,
                                      std::string_view kind,
                                      const std::string& id) {
@@ -144,8 +144,8 @@ std::vector<int64_t> DomainTokens(const CalibrationSample& sample) {
   return tokens;
 }
 
-// Adds the list of domains and the positions of the sample rows. Both follow
-// from the sample.
+// Fills in each layer's list of domains and the positions of its sample rows.
+// Both follow from the sample.
 void Describe(const CalibrationSample& sample, const CalibrationParts& parts,
               Calibration& calibration) {
   const std::vector<int64_t> tokens = DomainTokens(sample);
@@ -175,8 +175,8 @@ void Describe(const CalibrationSample& sample, const CalibrationParts& parts,
   }
 }
 
-// Divides the sums of information by the number of terms, so that they become
-// means.
+// Divides the sums of information by their number of terms and moves the
+// resulting means to `layer`.
 void FinishInformation(const CalibrationSample& sample,
                        const CalibrationParts& parts, LayerSums& sums,
                        LayerCalibration& layer) {

@@ -80,8 +80,8 @@ int64_t SumBytes(const model::DecoderSpec& spec,
 // and sums are float64. The result is the same for any number of threads.
 void AddGram(const at::Tensor& rows, int threads, at::Tensor& gram);
 
-// The sums of g gT over the tokens and draws of one sequence in one layer, each
-// [Hkv * D, Hkv * D] float64.
+// The sums of g gT (see LayerCalibration::key_information) over the tokens and
+// draws of one sequence in one layer. Each is [Hkv * D, Hkv * D] float64.
 struct SequenceInformation {
   at::Tensor key;
   at::Tensor value;
@@ -92,8 +92,8 @@ void AddInformation(const SequenceInformation& information, int64_t domain,
 // The state of a calibration in progress.
 struct CalibrationState {
   std::vector<LayerSums> layers;
-  // Sum of the next-token loss over the sequences that are done; only with
-  // gradients.
+  // Sum of the next-token losses of the sequences that are done; 0 if no
+  // gradients are computed.
   double loss_sum = 0.0;
   // Progress: the layer that is being computed, and the number of sequences
   // that it has already processed. With gradients, each sequence passes through

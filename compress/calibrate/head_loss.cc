@@ -6,9 +6,9 @@
 namespace kvasir::compress {
 namespace {
 
-// Limits on what is in memory at a time: kLogits logits, and kHeadRows rows of
-// the head in float32. But at least kLeastRows rows of logits are computed
-// together, even if these exceed kLogits.
+// At most kLogits logits and kHeadRows float32 rows of the head are in memory
+// at a time. If the vocabulary is very large, kLogits is exceeded, so that at
+// least kLeastRows tokens are computed together.
 constexpr int64_t kLogits = int64_t{1} << 25;
 constexpr int64_t kHeadRows = 8192;
 constexpr int64_t kLeastRows = 64;
@@ -70,7 +70,8 @@ HeadLoss NextTokenLoss(const at::Tensor& normal, const at::Tensor& head,
     const at::Tensor chosen = log_chance.gather(1, targets);
     result.loss -= chosen.sum(at::kDouble).item<double>();
     // The gradient of the mean loss with respect to the logits is (p - q) /
-    // predictions, where q is 1 for the target and 0 elsewhere.
+    // predictions. p are the predicted probabilities; q is 1 for the target and
+    // 0 elsewhere.
     at::Tensor slope = log_chance.exp_();
     slope.scatter_add_(1, targets, at::full_like(chosen, -1.0));
     slope.div_(static_cast<double>(predictions));
@@ -134,9 +135,9 @@ int64_t HeadLossBytes(int64_t tokens, int64_t vocab, int64_t width,
                       int64_t draws) {
   const int64_t rows = std::min(RowsAtATime(vocab), tokens);
   const int64_t head_rows = std::min(kHeadRows, vocab);
-  // Counts the logits and their softmax, then a block of the head and of the
-  // logits with a copy of each for the product, and then the gradient and the
-  // term that is added to it.
+  // The terms are: the logits and their softmax; a block of the head and a
+  // block of logits, each with a copy for the product; the gradients, and one
+  // product that is added to them.
   const int64_t numbers = 2 * rows * vocab + 2 * head_rows * (width + rows) +
                           (2 + draws) * tokens * width;
   return numbers * static_cast<int64_t>(sizeof(float));

@@ -302,8 +302,8 @@ TEST_F(InformationTest, MoreLabelsPerPositionLowerTheErrorOfTheEstimate) {
   const at::Tensor many = information(160);
   const double one = RelativeError(information(1), many);
   const double sixteen = RelativeError(information(16), many);
-  // With 16 independent labels the error would be a quarter of that with one
-  // label.
+  // The error falls with the square root of the number of labels, so 16
+  // independent labels would give a quarter of the error of one label.
   EXPECT_LT(sixteen, 0.5 * one);
   EXPECT_GT(sixteen, 0.0);
 }
@@ -427,9 +427,9 @@ TEST_F(InformationTest, TheEstimatedCostCountsSampleRowsDomainsAndLabels) {
   const CalibrationSample sample = DomainSample();
   CalibrateOptions options{.parts = kInformation};
   const CalibrationCost one = CostOfCalibration(*checkpoint_, sample, options);
-  // Each of three layers has, for keys and values, an information matrix in
-  // float64 and one in float32 for each domain, and a row for each token that
-  // can be sampled.
+  // Each of three layers has Gram sums, a row for each sampled token, and
+  // information matrices for keys and for values: one in float64, and one in
+  // float32 for each of 3 domains.
   const int64_t gram = 8 * (24 * 24 + 24 + 4 * 6);
   const int64_t matrices = 2 * kWidth * kWidth * (8 + 3 * 4);
   EXPECT_EQ(one.sum_bytes, 3 * (gram + matrices + 72 * 2 * kWidth * 4));
@@ -443,7 +443,7 @@ TEST_F(InformationTest, TheEstimatedCostCountsSampleRowsDomainsAndLabels) {
 
 TEST(SampledLabelScoresTest,
      SampledLabelsFollowTheProbabilitiesAndGradientsEqualThoseOfAutograd) {
-  // The head has more rows than are read at a time.
+  // The head has more rows than SampledLabelScores reads at a time.
   const at::Tensor head =
       at::sin(at::arange(9000 * 8, at::kFloat)).view({9000, 8});
   const at::Tensor ids = at::tensor(std::vector<int64_t>{5, 8999, 17, 8500});

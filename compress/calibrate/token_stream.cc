@@ -62,8 +62,8 @@ std::vector<size_t> CutPoints(std::string_view text, size_t piece_bytes) {
 
 absl::StatusOr<std::optional<int32_t>> StartToken(
     const model::Tokenizer& tokenizer) {
-  // The text must not be empty, because in its encoding one could not tell
-  // tokens before the text from tokens after it.
+  // The encoding of an empty text would not show whether a token comes before
+  // or after the text.
   constexpr std::string_view kLetter = "a";
   KVASIR_ASSIGN_OR_RETURN(
       const std::vector<int32_t> whole,

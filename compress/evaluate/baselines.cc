@@ -82,9 +82,9 @@ std::optional<int64_t> ParseBits(absl::string_view text, bool may_be_exact) {
   return std::nullopt;
 }
 
-// Reads the bit width of each side in `sides` ("k", "v" or "kv") from words
-// such as "k4", starting at word `first`. A side without a word is exact.
-// Returns nullopt if there is any other word or a side occurs twice.
+// Reads the bit widths of keys ("k") and values ("v") from words such as "k4",
+// starting at word `first`. A letter of `sides` that no word begins with gets
+// kExactBits. Returns nullopt if a word is invalid or repeated.
 std::optional<std::map<char, int64_t>> SideBits(const Name& name, size_t first,
                                                 absl::string_view sides) {
   std::map<char, int64_t> bits;
@@ -100,7 +100,7 @@ std::optional<std::map<char, int64_t>> SideBits(const Name& name, size_t first,
   return bits;
 }
 
-// The bytes that a baseline's cache takes, as reported.
+// The cost of a baseline's cache, for reports.
 struct Cost {
   double keep = 1.0;
   double key_bytes = 0.0;    // per layer and token
@@ -121,8 +121,8 @@ struct Maker {
   double SideBytes(int64_t bits, int64_t group = 0) const {
     return heads() * RowBytes(spec.head_dim, bits, group);
   }
-  // Makes the baseline and computes its bytes. Exact rows replace codes, so
-  // they add only the difference between the bytes of both.
+  // Makes the baseline and computes its bytes. An exact row replaces its codes,
+  // so it adds only the bytes by which it is larger.
   Baseline Finish(std::unique_ptr<CacheTransform> transform,
                   const Cost& cost) const {
     const double exact_bytes = 2.0 * width() * kNumberBytes;
@@ -152,7 +152,7 @@ struct Maker {
 };
 
 // Makes a baseline that codes each row of keys and values separately. Words
-// such as k4 and v4 give the bits.
+// such as k4 and v4 in the baseline's name give the bits.
 using MakeRowCode = RowCode (*)(int64_t bits);
 absl::StatusOr<Baseline> MakeByBits(const Maker& m, absl::string_view want,
                                     MakeRowCode code, double params_bytes) {
@@ -270,8 +270,8 @@ absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
       (residual != 0 && residual < group) || m.exact.window != 0) {
     return m.name.Refuse(kWant);
   }
-  // A token's key takes its codes and a share of its block's parameters. Its
-  // value has parameters of its own.
+  // A token's key takes its codes and a share of its block's parameters. The
+  // value has its own parameters.
   const double key_bytes =
       m.width() * (static_cast<double>(*bits) / 8.0 +
                    kParamsBytes / static_cast<double>(group));
@@ -344,7 +344,7 @@ absl::StatusOr<Baseline> MakeThink(const Maker& m) {
                   {.keep = 0.5 * (1.0 + static_cast<double>(kept) / dim),
                    .key_bytes = m.heads() * RowBytes(kept, *bits),
                    .value_bytes = m.SideBytes(value_bits),
-                   // 1 bit per channel: whether it is kept
+                   // one bit per channel says whether it is kept
                    .fixed_bytes = m.width() / 8.0});
 }
 
@@ -388,8 +388,8 @@ const std::map<std::string, MakeFunction>& Methods() {
   return *methods;
 }
 
-// Removes the setting `key` from `name` and returns its number; empty if there
-// is no such setting.
+// Removes the setting `key` from `name` and returns its number, or nullopt if
+// there is no such setting.
 absl::StatusOr<std::optional<int64_t>> TakeNumber(Name& name, const char* key) {
   const auto found = name.settings.find(key);
   if (found == name.settings.end()) return std::nullopt;

@@ -1,36 +1,37 @@
-// Baselines: caches with which plans are compared. Most of them cannot be
-// expressed by a plan. They code or reduce the keys and values of the
-// uncompressed model. Their names:
+// Baselines: caches with which plans are compared. They code or reduce the keys
+// and values of the uncompressed model. Most of them cannot be expressed by a
+// plan. Their names:
 //
-//   per-token:k4,v4          codes of 4 bits with a range per token and head;
-//                            k16 or v16, the default, is an uncoded bf16 side
-//   kivi:2,group=32,residual=128
-//                            codes of 2 bits: keys with a range per channel
-//                            and block of `group` tokens, values with a range
-//                            per token and run of `group` channels; the
-//                            `residual` tokens nearest to the query stay exact
-//   per-channel:k3.pre       keys with a range per channel that comes from a
-//                            calibration text, coded before (pre) or after
-//                            (post) their rotation; ",v4": values per token
-//   think:0.5,4              half of the key channels, namely those with the
-//                            greatest |q| |k| in this head and sequence, coded
-//                            in 4 bits per token; ",v4": values per token
-//   low-rank:160/1024        keys before their rotation, reduced to rank 160 of
-//                            1024 by the SVD of the window, as exact numbers
-//   rotated:k4,v4            TurboQuant's codes per token and head, as in vLLM:
-//                            rotated, one norm, Lloyd-Max levels
-//   ggml:kq8_0,vq4_0         llama.cpp's codes, per head, between a Hadamard
-//                            matrix and its inverse (rotation=off: plain)
-//   fp8:e4m3                 each number rounded to an 8-bit float (or e5m2)
+// - "per-token:k4,v4" codes keys and values in 4 bits, with a range per token
+//   and head. Keys without a word, or with k16, are stored in bf16; the same
+//   holds for values.
+// - "kivi:2,group=32,residual=128" codes in 2 bits: keys in blocks of 32 tokens
+//   with a range per channel, values in runs of 32 channels with a range per
+//   token. The 128 tokens nearest to the query stay exact.
+// - "per-channel:k3.pre" codes keys before (pre) or after (post) their rotation
+//   in ranges per channel, which are measured on a calibration text. With
+//   ",v4", values are coded per token.
+// - "think:0.5,4" keeps half of the key channels and codes them in 4 bits per
+//   token. It keeps the channels with the largest product of query and key
+//   magnitudes in each head and sequence. With ",v4", values are coded per
+//   token.
+// - "low-rank:160/1024" reduces the keys of a window of text, before their
+//   rotation, to rank 160 of 1024 by an SVD, without codes.
+// - "rotated:k4,v4" uses TurboQuant's codes as in vLLM: the key or value of a
+//   head is rotated and rounded to Lloyd-Max levels, with one norm.
+// - "ggml:kq8_0,vq4_0" uses llama.cpp's codes per head. Numbers are multiplied
+//   by a Hadamard matrix before coding and by its inverse afterwards, unless
+//   the name has rotation=off.
+// - "fp8:e4m3" or "fp8:e5m2" rounds each number to an 8-bit float.
 //
 // Every name may also say what stays exact: sinks=4 (the first 4 tokens),
 // window=128 (the 128 tokens nearest to the query; kivi has `residual`
 // instead), skip=2 (the first 2 and the last 2 layers).
 //
-// Codes in ranges are computed by fake_quant.h with float16 parameters, the
+// Codes in ranges are computed by fake_quant.h with float16 parameters, all
 // other codes by row_codes.h. `think` and `low-rank` see the whole window of
-// text at once, as if it were a prompt: later tokens influence what is kept of
-// earlier tokens, which favours these two baselines.
+// text at once, as if it were a prompt. So later tokens influence what is kept
+// of earlier tokens, which favours these two baselines.
 #pragma once
 
 #include <cstdint>
@@ -58,11 +59,12 @@ struct Baseline {
 // "kivi:...".
 bool IsBaselineName(const std::string& name);
 
-// The beginnings of all names, "fp8:, ggml:, ... or think:", for error texts.
+// Returns the beginnings of all names, for error texts: "fp8:, ggml:, ... or
+// think:".
 std::string BaselineMethods();
 
-// The name of a compressed model and, optionally, numbers of exact tokens that
-// replace those in its plan: "FOLDER:sinks=4,window=128". If a setting is left
+// The name of a compressed model, such as "FOLDER:sinks=4,window=128". The
+// settings replace the plan's numbers of exact tokens. If a setting is left
 // out, the plan's number is used.
 struct PlannedName {
   std::string folder;

@@ -129,9 +129,9 @@ TEST_F(BaselinesTest,
     const at::Tensor exact = Logits(nullptr);
     EXPECT_LT(Difference(Logits(baseline.transform.get()), exact), 0.1) << name;
     EXPECT_GT(Difference(Logits(baseline.transform.get()), exact), 0.0) << name;
-    // The keys of later layers differ from those of the uncompressed model, in
-    // which the ranges were measured. Still, hardly any number is outside its
-    // range.
+    // The ranges were measured in the uncompressed model, and coding the first
+    // layer changes the keys of later layers. Still, hardly any number is
+    // outside its range.
     ClampCount count;
     const LayerHooks hooks = {.transform = baseline.transform.get(),
                               .clamp_count = &count};
@@ -285,7 +285,7 @@ TEST_F(BaselinesTest, RotatedFloat8AndGgmlCodesTakeTheExpectedBytes) {
     return baseline->candidate;
   };
   // The model has two layers; keys and values each have 2 heads of 8 channels.
-  // A coded head takes its codes and one float16 (2 bytes).
+  // The key or value of a coded head takes its codes and one float16 (2 bytes).
   EXPECT_EQ(of(decoder_, "rotated:k4,v3").kv_payload_bytes_per_token,
             2 * (2 * (4 + 2) + 2 * (3 + 2)));
   EXPECT_EQ(of(decoder_, "rotated:k4").kv_payload_bytes_per_token,

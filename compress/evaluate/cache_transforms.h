@@ -1,6 +1,6 @@
-// Transforms of keys and values that imitate caches which no plan can express.
-// MakeBaseline (baselines.h) chooses them by name. Tensors of keys and values
-// are [B, T, H, D].
+// Transforms that change keys and values as other caches would. No compression
+// plan can express these caches. MakeBaseline (baselines.h) chooses a transform
+// by name. Tensors of keys and values are [B, T, H, D].
 #pragma once
 
 #include <ATen/ATen.h>
@@ -56,11 +56,11 @@ std::unique_ptr<CacheTransform> MakeQueryDrivenChannels(int64_t kept,
 // projection on the `rank` leading singular vectors of these keys.
 std::unique_ptr<CacheTransform> MakeLowRankKeys(int64_t rank);
 
-// Tokens and layers that a baseline stores exactly.
+// The tokens and layers that a baseline stores exactly.
 struct ExactRows {
   int64_t sinks = 0;   // number of first tokens
   int64_t window = 0;  // number of tokens nearest to the query
-  int64_t skip = 0;    // this many first layers and as many last layers
+  int64_t skip = 0;    // number of first layers and also of last layers
 };
 
 std::unique_ptr<CacheTransform> WithExactRows(

@@ -30,8 +30,8 @@ at::Tensor IdTensor(const std::vector<int32_t>& ids) {
   return at::tensor(ids, at::kInt).to(at::kLong);
 }
 
-// Returns how many numbers the model's cache stores per token, as a share of
-// those of an uncompressed cache.
+// Returns the numbers that the cache stores per token, as a share of those that
+// an uncompressed cache would store.
 double KeptShare(const ReferenceDecoder& decoder) {
   const model::DecoderSpec& spec = decoder.spec();
   int64_t stored = 0;
@@ -496,8 +496,7 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
       {"window_tokens", evaluation.window_tokens},
       {"windows", evaluation.windows},
       {"rows", std::move(rows)}};
-  // Bytes in names that are not valid UTF-8 are replaced. Infinite numbers
-  // become null.
+  // Infinite numbers become null. Invalid UTF-8 in names is replaced.
   return json.dump(indent, ' ', /*ensure_ascii=*/false,
                    Json::error_handler_t::replace);
 }

@@ -75,24 +75,24 @@ struct Candidate {
   const CacheTransform* transform = nullptr;
   // If null, the eviction of the decoder's plan is used.
   const EvictionRules* eviction = nullptr;
-  // numbers cached per token, as a share of those of an uncompressed cache
+  // numbers cached per token, divided by those of an uncompressed cache
   double keep = 1.0;
   // Number of tokens at the beginning (sinks) and at the end (window) of a
-  // sequence that are also stored exactly, besides their codes; the maximum
-  // over layers.
+  // sequence that are stored exactly, in addition to their codes. If layers
+  // differ, this is the largest number.
   int64_t exact_sinks = 0;
   int64_t exact_window = 0;
   double kv_bytes_per_token = 0.0;
   double kv_payload_bytes_per_token = 0.0;
   int64_t fixed_bytes_per_sequence = 0;
-  // The cache's page layout, which tells how many tokens the cache still holds
-  // if tokens are evicted. If null, it holds as many as the teacher's cache.
+  // The cache's page layout, from which the number of tokens that remain after
+  // evictions follows. If null, the teacher's layout is used.
   std::shared_ptr<const cache::PageLayout> layout;
   std::optional<EvictionSummary> evicts;
 };
 
-// Makes the candidate for a model. Its bytes are those that cache::PageLayout
-// counts. An uncompressed model caches whole keys and values in bf16.
+// Makes the candidate for a model. cache::PageLayout counts its bytes. An
+// uncompressed model caches whole keys and values in bf16.
 absl::StatusOr<Candidate> MakeCandidate(std::string model,
                                         const ReferenceDecoder& decoder);
 
@@ -105,26 +105,27 @@ struct EvaluationRow {
   double kv_bytes_per_token = 0.0;
   double kv_payload_bytes_per_token = 0.0;
   int64_t fixed_bytes_per_sequence = 0;
-  // Bytes of the slots that are still held after a window was read as one
-  // prompt.
+  // Bytes of the tokens that the cache still holds after it read a window as
+  // one prompt.
   double kv_bytes_per_sequence = 0.0;
   std::optional<EvictionSummary> evicts;
   double nats_per_token = 0.0;
   double nats_per_byte = 0.0;
   double perplexity = 0.0;
-  // Mean difference from the teacher's loss, paired by window, and the bounds
-  // of its 95 % confidence interval.
+  // Mean over windows of the model's loss minus the teacher's loss, and its 95
+  // % confidence interval.
   double added_nats_per_token = 0.0;
   double added_low = 0.0;
   double added_high = 0.0;
   double top1_agreement = 0.0;
-  double kl_nats = 0.0;  // KL(teacher || model), per token
+  double kl_nats = 0.0;  // mean of KL(teacher || model) over tokens
   // Mean loss on the second copies of passages; empty if there is no repeat
   // test.
   std::optional<double> repeat_nats_per_token;
-  // Share of the codes in static ranges that were clamped.
+  // Share of the numbers with static ranges that were outside their range and
+  // therefore clamped.
   double clamp_rate = 0.0;
-  // Empty if key errors were not requested or cannot be measured.
+  // nullopt if key errors were not requested or cannot be measured
   std::optional<KeyError> key_error;
   std::vector<double> window_nats;  // loss of each window, per token
   std::vector<double> window_kl;    // kl_nats of each window
@@ -198,8 +199,8 @@ class Evaluator {
   double NatsPerByte(double nats_per_token) const;
   Window MakeWindow(int64_t index) const;
   Window MakeRepeat(int64_t index) const;
-  // If `teacher_hidden` is undefined, the predictions are not compared with the
-  // teacher's.
+  // If `teacher_hidden` is undefined, predictions are not compared with those
+  // of the teacher.
   absl::StatusOr<Score> ScoreWindow(const Candidate& candidate,
                                     const Window& window,
                                     const at::Tensor& teacher_hidden,

@@ -317,7 +317,7 @@ TEST(EvaluateTest, BytesOfACandidateFollowFromItsPlan) {
   part->mutable_codec()->mutable_bits()->add_schedule(4);
   part->mutable_codec()->mutable_per_token();
   part->mutable_codec()->set_param_dtype(kvasir::v1::F16);
-  // An exact token adds a row of 16 numbers with 2 bytes each.
+  // Each exact token adds a row of 16 numbers with 2 bytes each.
   plan.mutable_layers(0)->mutable_value()->set_exact_window(8);
   const ReferenceDecoder decoder = TestDecoder(1, plan);
   const auto candidate = MakeCandidate("planned", decoder);
@@ -328,9 +328,9 @@ TEST(EvaluateTest, BytesOfACandidateFollowFromItsPlan) {
   KVASIR_ASSERT_OK(layout);
   EXPECT_EQ(candidate->fixed_bytes_per_sequence,
             layout->fixed_bytes_per_sequence());
-  // Three of the four sides (keys and values of two layers) take 32 bytes each.
-  // The coded side has two heads with 4 bytes of codes and 4 bytes of
-  // parameters each.
+  // There are keys and values of two layers. The coded values of layer 0 have
+  // two heads with 4 bytes of codes and 4 bytes of parameters each. The other
+  // three take 32 bytes each.
   EXPECT_EQ(candidate->kv_payload_bytes_per_token, 96.0 + 16.0);
   EXPECT_EQ(candidate->keep, 1.0);
   EXPECT_EQ(candidate->method, "full");

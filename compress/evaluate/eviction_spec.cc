@@ -48,9 +48,9 @@ absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
       plan.has_value() ? *plan : plan::FullRankPlan(shape, kvasir::v1::BF16);
   const uint32_t exact_sinks = exact.sinks.value_or(0);
   const uint32_t exact_window = exact.window.value_or(0);
-  // ApplyEviction derives sinks and recent tokens from the exact tokens of a
-  // plan. If the candidate has no plan, the baseline's exact tokens are put
-  // into the plan for this call only.
+  // ApplyEviction keeps at least the tokens that the plan stores exactly. If
+  // the candidate has no plan, the baseline's exact tokens are written into
+  // `evicts` only while ApplyEviction runs.
   const auto set_exact = [&](uint32_t sinks, uint32_t window) {
     if (plan.has_value()) return;
     for (kvasir::v1::LayerPlan& layer : *evicts.mutable_layers()) {

@@ -1,13 +1,12 @@
 // Names of evictions that can be measured with any candidate:
 //
-//   q-hitter, h2o, streaming   as in plan::ParseEvictionMethod
-//   recent                     only the latest tokens: streaming without sinks,
-//                              except those that a plan keeps exact
-//   random                     tokens other than sinks and recent ones are kept
-//                              at random
+// - "q-hitter", "h2o" and "streaming" are the methods of
+//   plan::ParseEvictionMethod.
+// - "recent" keeps only the latest tokens and those that a plan stores exactly.
+// - "random" keeps sinks and recent tokens, and a random choice of the others.
 //
-// Each has one budget, the same for all layers. Candidates read each window of
-// the text as one prompt.
+// The budget is the same for all layers. Each window of the text is read as one
+// prompt.
 #pragma once
 
 #include <cstdint>
@@ -33,16 +32,16 @@ struct EvictionSpec {
   bool fewest_sinks = false;
   std::optional<uint64_t> random_seed;
 };
-// Makes the spec of the eviction `name` with this budget. `settings` gives the
-// other settings; its method and budget are ignored. INVALID_ARGUMENT for an
-// unknown name or an invalid budget.
+// Makes the spec of the eviction `name` with this budget. All other settings
+// come from `settings`, whose method and budget are ignored. INVALID_ARGUMENT
+// for an unknown name or an invalid budget.
 absl::StatusOr<EvictionSpec> ParseEvictionSpec(
     const std::string& name, const std::string& budget,
     const plan::EvictionSettings& settings, uint64_t seed);
 
-// Returns `plan` with the eviction added. Without a plan, the eviction is added
-// to a plan of whole keys and values. `exact` gives the numbers of first and
-// latest tokens that a baseline stores exactly.
+// Returns `plan` with the eviction added. If there is no plan, starts from one
+// that compresses nothing. `exact` gives the numbers of first and latest tokens
+// that a baseline stores exactly.
 // Errors: those of plan::ApplyEviction and ValidatePlan; INVALID_ARGUMENT if
 //   tokens that a baseline keeps exact would be evicted.
 absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
@@ -55,9 +54,9 @@ struct EvictingCandidate {
   std::unique_ptr<EvictionRules> rules;
   Candidate candidate;
 };
-// Returns `candidate` with the eviction added to its plan, or to whole keys and
-// values if it has no plan. In the result, the bytes per token are those of one
-// slot that is held, including the scores that the plan stores.
+// Returns `candidate` with the eviction added to its plan. A candidate without
+// a plan gets one that compresses nothing. The bytes per token are those of one
+// token that is not evicted, including its eviction score.
 // Errors: those of EvictingPlan.
 absl::StatusOr<EvictingCandidate> Evicting(const Candidate& candidate,
                                            const EvictionSpec& spec);

@@ -122,9 +122,9 @@ TEST(EvictionSpecTest, TheEvictionNamedRecentKeepsOnlyTheLatestTokens) {
 }
 
 // If received attention has a weight of 0, Q-Hitter keeps the tokens with the
-// smallest code errors. The rounding of numbers that are stored without codes
-// does not count as a code error. An eviction in the plan itself gives the same
-// result as one that EvictingPlan adds.
+// smallest quantization errors. Rounding to bf16 does not count as such an
+// error. An eviction in the plan gives the same result as one that EvictingPlan
+// adds.
 TEST(EvictionSpecTest,
      WithALambdaOfZeroTheTokensWithTheSmallestCodeErrorsAreKept) {
   const plan::AttentionShape shape = model::AttentionShapeOf(TestSpec());
@@ -144,8 +144,8 @@ TEST(EvictionSpecTest,
   const EvictionSpec spec = Spec("q-hitter", "9", settings);
   const auto evicting = Evicting(*MakeCandidate("coded", coded), spec);
   KVASIR_ASSERT_OK(evicting);
-  // An eviction at the end of the prompt does not affect the prompt's tokens.
-  // If there is one more token, the eviction affects this token.
+  // An eviction at the end of the prompt affects only later tokens, so 4 tokens
+  // follow the prompt of 20.
   const at::NoGradGuard no_grad;
   (*evicting->rules)[0]->prompt_tokens = 20;
   Recorder recorder;
@@ -254,8 +254,8 @@ TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
   }
 }
 
-// The fixed bytes depend on the exact rows, which have pages of their own in
-// each layer, and on the scores of an eviction, which make these pages larger.
+// Exact rows have their own pages in each layer. The scores of an eviction make
+// these pages larger, so both change the fixed bytes.
 TEST(EvictionSpecTest,
      AddingEvictionToACandidateGivesTheFixedBytesOfAPlanWithEviction) {
   const plan::ExactTokens exact = {.sinks = 1, .window = 2};
@@ -297,7 +297,7 @@ TEST(EvictionSpecTest, ACandidateWithEvictionReportsItsBytes) {
   EXPECT_EQ(json("random", "9")["method"], "random");
   EXPECT_EQ(json("recent", "9")["sinks"], 0);
   EXPECT_EQ(json("streaming", "9")["kept_slots"], 9);
-  // Checks the summary of an eviction that the plan itself has.
+  // The eviction is part of the plan and not added by EvictingPlan.
   kvasir::v1::KvPlan evicts = CodedPlan({.sinks = 1});
   KVASIR_ASSERT_OK(plan::ApplyEviction(
       Spec("h2o", "9").settings, model::AttentionShapeOf(TestSpec()), &evicts));
@@ -320,8 +320,8 @@ TEST(EvictionSpecTest, EvictionCanBeAddedToABaseline) {
   const auto h2o = Evicting(baseline->candidate, Spec("h2o", "8"));
   KVASIR_ASSERT_OK(q_hitter);
   KVASIR_ASSERT_OK(h2o);
-  // Q-Hitter, unlike H2O, takes code errors into account, so it keeps other
-  // tokens.
+  // Q-Hitter, unlike H2O, takes quantization errors into account, so it keeps
+  // other tokens.
   EXPECT_NE(Execute(q_hitter->candidate).kept, Execute(h2o->candidate).kept);
 }
 

@@ -17,8 +17,8 @@ int64_t SlotsOf(const cache::PageGroupLayout& group, int64_t prompt_tokens) {
       .SlotsAfter(prompt_tokens);
 }
 
-// Returns the name of the eviction method. The name of a plan's method ends
-// with it ("lorc+h2o"), unless the plan was written by hand.
+// Returns the name of the eviction method. A plan's method ends with this name,
+// as in "lorc+h2o", unless the plan was written by hand.
 std::string MethodOf(const kvasir::v1::KvPlan& plan,
                      const kvasir::v1::Eviction& eviction) {
   const std::string last = plan.method().substr(plan.method().rfind('+') + 1);

@@ -23,14 +23,14 @@ struct EvictionSummary {
   int64_t recent = 0;
   double lambda = 0;  // weight of received attention; 1 for h2o
 };
-// Returns the plan's eviction settings; empty if no layer evicts tokens.
+// Returns the plan's eviction settings, or nullopt if no layer evicts tokens.
 // `layout` must be the page layout of `plan`.
 std::optional<EvictionSummary> SummarizeEviction(
     const kvasir::v1::KvPlan& plan, const cache::PageLayout& layout);
 
 // A JSON object with method, budget (a number of slots, or a share of the
-// prompt), sinks, recent, lambda, and kept_slots: how many slots remain after a
-// prompt of `prompt_tokens`.
+// prompt), sinks, recent, lambda, and kept_slots: how many tokens remain after
+// a prompt of `prompt_tokens`.
 nlohmann::ordered_json EvictionJson(const EvictionSummary& eviction,
                                     int64_t prompt_tokens);
 

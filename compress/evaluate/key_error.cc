@@ -55,9 +55,9 @@ at::Tensor FallingVariances(const Moments& moments) {
   return at::linalg_eigvalsh(moments.Covariance(), "L").flip(0).clamp_min(0);
 }
 
-// Returns the share of the channels' energy that is lost by codes with these
-// bits. `variances` are in falling order. If all channels have the same width,
-// their order does not matter, because all lose the same share.
+// Returns the share of the channels' energy that is lost if `codec` codes them.
+// `variances` are in falling order, which matters only if channels have
+// different bit widths.
 double LostShare(const at::Tensor& variances, const Codec& codec) {
   const auto& schedule = codec.bits().schedule();
   const int64_t run = variances.size(0) / schedule.size();
@@ -69,9 +69,8 @@ double LostShare(const at::Tensor& variances, const Codec& codec) {
   return lost / variances.sum().item<double>();
 }
 
-// Returns whether the formula for the predicted error covers this part:
-// channels of all heads in one basis, or channels without a basis, both with
-// static ranges.
+// Returns whether the formula for the predicted error covers this part. The
+// part must have static ranges, and either no basis or one basis for all heads.
 bool IsAnalysed(const Part& part) {
   const Codec& codec = part.codec();
   if (!codec.has_bits() || !codec.has_channel_static()) return false;

@@ -1,6 +1,6 @@
 // Measures the error with which a cache stores keys, independently of the
-// effect on the loss. The keys of each layer are compared when the layer gets
-// its inputs from the uncompressed model.
+// effect on the loss. For each layer, keys are computed from the inputs that
+// the layer has in the uncompressed model.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -16,8 +16,8 @@ namespace kvasir::compress {
 
 struct KeyError {
   // The square root of the mean over layers of |k' - k|^2 / |k - mean|^2. Here
-  // k are the teacher's keys, k' those from the cache, and `mean` is the mean
-  // of each channel before the rotation.
+  // k are the teacher's keys, k' the keys from the cache, and `mean` is the
+  // mean of each channel before the rotation.
   double relative = 0.0;
   // The error that section 4.3 of the SVDq paper predicts: v / 4^b for a
   // channel with variance v and b bits, and v for a channel that is not stored.
@@ -38,8 +38,8 @@ class KeyErrorMeter {
       const ReferenceDecoder& teacher, const std::vector<at::Tensor>& windows);
 
   // Measures the error of the decoder's keys. The decoder must have the
-  // teacher's spec. The result is empty if the decoder never computes keys
-  // because their lift is folded into q_proj.
+  // teacher's spec. Returns nullopt if the decoder computes attention from
+  // latents, without keys.
   absl::StatusOr<std::optional<KeyError>> Measure(
       const ReferenceDecoder& decoder) const;
 
@@ -48,7 +48,8 @@ class KeyErrorMeter {
     std::vector<at::Tensor> inputs;  // one tensor [1, T, M] per window
     // one tensor [1, T, Hkv, D] per window
     std::vector<at::Tensor> rotated_keys;
-    // Sum of |k - mean|^2 over all windows, for rotated keys.
+    // Sum of |k - mean|^2 over all windows, including the factor by which YaRN
+    // scales rotated keys.
     double centred_energy = 0.0;
     at::Tensor variances;  // [W], variances of the principal channels, falling
     at::Tensor rotated_variances;  // like `variances`, for rotated keys

@@ -8,8 +8,8 @@ namespace kvasir::compress {
 namespace {
 
 // Returns the integral of cos(a)^exponent from 0 to `angle` by Simpson's rule.
-// With t = sqrt(v) tan(a), the density of a t distribution with v degrees of
-// freedom is cos(a)^(v - 1), up to a constant factor.
+// The substitution t = sqrt(v) tan(a) turns the density of a t distribution
+// with v degrees of freedom into a multiple of cos(a)^(v - 1).
 double CosinePowerIntegral(double angle, double exponent) {
   constexpr int kSteps = 4000;  // Simpson's rule needs an even number
   const double width = angle / kSteps;

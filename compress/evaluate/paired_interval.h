@@ -6,8 +6,8 @@
 
 namespace kvasir::compress {
 
-// Returns the `p` quantile (0.5 < p < 1) of the t distribution with `degrees`
-// >= 1 degrees of freedom.
+// Returns the `p` quantile of the t distribution with `degrees` degrees of
+// freedom, for 0.5 < p < 1 and degrees >= 1.
 double TQuantile(double p, int64_t degrees);
 
 struct PairedInterval {

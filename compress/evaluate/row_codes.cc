@@ -72,7 +72,7 @@ absl::StatusOr<at::Tensor> CodeGgml(const at::Tensor& rows, Ggml type,
     turned = at::matmul(rows, turn.t());
   }
   const at::Tensor blocks = turned.reshape({-1, kGgmlBlock});
-  // The number with the greatest magnitude in each block, with its sign.
+  // The signed number that has the greatest magnitude in its block.
   const at::Tensor greatest =
       blocks.gather(1, blocks.abs().argmax(1, /*keepdim=*/true));
   const bool q8 = type == Ggml::kQ8_0;

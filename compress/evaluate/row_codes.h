@@ -1,7 +1,6 @@
-// The cache codes of other servers (vLLM and llama.cpp), which differ from the
-// codes in ranges of fake_quant.h. The functions code rows of numbers and
-// return the decoded rows. A row [..., W] is the key or value of one token and
-// head.
+// Imitates how vLLM and llama.cpp quantize their caches; fake_quant.h has
+// Kvasir's own codes. The functions code rows of numbers and return the decoded
+// rows. A row [..., W] is the key or value of one token and head.
 //
 // Errors: InvalidArgument for a row whose scale does not fit into a float16.
 #pragma once

@@ -93,8 +93,8 @@ TEST(CodeGgmlTest, Q8MapsTheGreatestMagnitudeTo127AndRoundsHalvesAwayFromZero) {
   EXPECT_EQ(coded[0][3].item<float>(), 2.0f);
 }
 
-// As in quantize_row_q4_0_ref, the number with the greatest magnitude gets code
-// 0. At the other end, the range is one step shorter.
+// As in quantize_row_q4_0_ref, code 0 stands for the number with the greatest
+// magnitude. At the other end, the range is one step shorter.
 TEST(CodeGgmlTest,
      Q4CodesTheGreatestMagnitudeExactlyAndClampsNumbersOfTheOtherSign) {
   at::Tensor row = at::zeros({1, 32});

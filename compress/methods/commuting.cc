@@ -19,7 +19,8 @@ using kvasir::v1::Part;
 
 namespace {
 
-// The energies of a layer's complex channels, one PairEnergies per head group.
+// The energies of a layer's complex-valued latent channels, one PairEnergies
+// per group of heads.
 using LayerEnergies = std::vector<PairEnergies>;
 
 absl::StatusOr<LayerEnergies> MeasureLayer(const PlanRequest& request,
@@ -76,8 +77,8 @@ double Sum(const LayerEnergies& energies) {
   return sum;
 }
 
-// Makes the key part for the dims that RoPE rotates. A group of heads has
-// `channels` complex channels on average over the groups.
+// Makes the key part for the dims that RoPE rotates. Groups of heads get
+// `channels` complex-valued channels on average.
 Part CommutingPart(const PlanRequest& request,
                    const std::vector<HeadGroup>& groups,
                    const LayerEnergies& energies, int64_t channels) {

@@ -1,8 +1,8 @@
-// The method "commuting": low-rank keys whose lift commutes with RoPE. At each
-// RoPE pair, the keys of a group of heads become complex latents
-// (compress/methods/rope_factors.h). Attention works on these latents and does
-// not rebuild the keys. With one head per group, the method keeps whole RoPE
-// pairs of each head, as RAP does.
+// The method "commuting": low-rank keys whose lift (the matrix that computes
+// keys from latents) commutes with RoPE. At each RoPE pair, the keys of a group
+// of heads become complex latents (compress/methods/rope_factors.h). Attention
+// works on these latents and does not rebuild the keys. With one head per
+// group, the method keeps whole RoPE pairs of each head, as RAP does.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct CommutingOptions {
   // Number of KV heads that share a latent; 0: all heads of a tensor-parallel
   // rank.
   int64_t group_heads = 0;
-  // How the heads of a group are weighted. The plan records this, so that
-  // factors are found with the same weights.
+  // How the heads of a group are weighted. The plan records the weighting, so
+  // that ApplyLayerPlan uses the same one.
   CommutingWeights weights;
   // By default all layers keep the same share. With kEnergy, a layer's share
   // grows with the weighted energy of its keys.
@@ -31,9 +31,9 @@ struct CommutingOptions {
 
 // Makes a plan. A layer keeps the complex channels that have the most energy in
 // all its groups and pairs. With tp > 1 every group keeps the same number of
-// channels. Dims that do not rotate, and values, become absorbed low-rank
-// latents. Dims that do not rotate keep the same share as the pairs, unless the
-// budget is shared by Fisher information.
+// channels. Values, and key dims that do not rotate, become low-rank latents
+// that are not rebuilt. Key dims that do not rotate keep the same share as the
+// pairs, unless the budget is shared by Fisher information.
 // Errors: those of ShareBudget; INVALID_ARGUMENT for groups that do not divide
 //   the heads and for weights that are not finite.
 absl::StatusOr<kvasir::v1::KvPlan> PlanCommuting(

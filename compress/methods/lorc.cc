@@ -100,8 +100,8 @@ std::vector<bool> CompressedLayers(const std::vector<LayerSensitivity>& layers,
   return compressed;
 }
 
-// Returns (d_l - d_min) / (d_max - d_min) for each layer l, where d_l is the
-// layer's rank by equation 13 of the paper.
+// Returns for each layer how far its rank lies between d_min (0) and d_max (1),
+// by the formula of PlanLorc (lorc.h).
 std::vector<double> ShareAboveLeast(
     const std::vector<LayerSensitivity>& layers) {
   double most = layers.front().cumulative_log;
@@ -147,7 +147,8 @@ class RankSolver {
     return total;
   }
 
-  // Returns the greatest d_min with which the ranks stay within the target.
+  // Returns the greatest d_min (the rank of the least sensitive layer) with
+  // which the ranks stay within the target.
   absl::StatusOr<double> LeastRankForTarget() const {
     const auto target = static_cast<double>(pool_.target);
     double low = 0;
@@ -183,7 +184,8 @@ absl::StatusOr<std::vector<int64_t>> CompressedRanks(
     const std::vector<LayerSensitivity>& layers,
     const std::vector<bool>& compressed) {
   const model::DecoderSpec& spec = request.spec;
-  // Keys and values have the same size, so one section stands for both.
+  // Keys and values have the same size, so the section of values also serves
+  // for keys.
   const Section section = ValueSection(spec);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<HeadGroup> groups,
                           HeadGroups(request, 0));

@@ -49,8 +49,8 @@ class LorcTest : public ::testing::Test {
   PlanRequest request_ = RequestOf(
       {.layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 16, .hidden = 64});
   // The condition numbers of keys and values in each layer. The logarithms of
-  // the cumulative products are 4, 3 and 2, so equation 13 gives the ranks 32,
-  // 16 + d_min / 2 and d_min.
+  // the cumulative products are 4, 3 and 2, so the formula at PlanLorc gives
+  // the ranks 32, 16 + d_min / 2 and d_min.
   std::vector<std::pair<double, double>> conditions_ = {
       {10, 1}, {5, 2}, {4, 25}};
 
@@ -89,7 +89,8 @@ TEST_F(LorcTest, ALayerWithASingularProjectionIsTheMostSensitive) {
 TEST_F(
     LorcTest,
     RanksFollowEquation13OfThePaperWithTheGreatestMinimumRankWithinTheBudget) {
-  request_.keep = 0.75;  // the ranks may sum to 72 = 48 + 1.5 d_min
+  // the sum 32 + (16 + d_min / 2) + d_min of the ranks may be 72
+  request_.keep = 0.75;
   const KvPlan plan = Plan(request_, {});
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
   EXPECT_TRUE(plan.layers(0).key().parts(0).has_full());

@@ -72,9 +72,9 @@ at::Tensor FixSigns(const at::Tensor& columns) {
   return columns * at::where(sign == 0, at::ones_like(sign), sign);
 }
 
-// Returns a smaller matrix in place of a wide one: the triangular factor, which
-// has the same left singular vectors and singular values. Other matrices are
-// returned unchanged.
+// Replaces a wide matrix by the smaller triangular factor of its LQ
+// decomposition, which has the same singular values and left singular vectors.
+// Returns all other matrices unchanged.
 at::Tensor Core(const at::Tensor& matrix) {
   if (matrix.size(1) <= matrix.size(0)) return matrix;
   return std::get<1>(at::linalg_qr(matrix.t(), "r")).t();
@@ -137,8 +137,9 @@ absl::Status CheckRank(int64_t rank, int64_t most, absl::string_view why) {
       absl::StrCat("rank must be 1..", most, " (", why, "), is ", rank));
 }
 
-// Finds factors from the columns U of the lift. If `centred` is set, U is the
-// principal basis about the mean, otherwise the leading left singular vectors.
+// Finds factors whose lift has orthonormal columns U. If `centred` is set, U is
+// the principal basis about the mean, otherwise the leading left singular
+// vectors.
 absl::StatusOr<Factors> FactorizeByOutput(const FactorRequest& request,
                                           const at::Tensor& weight) {
   at::Tensor target = weight;

@@ -1,19 +1,19 @@
 // Low-rank factors of a projection: W ~ up down. The cache holds the latent h =
-// down x + down_bias. The lift `up` computes keys or values from it. There are
-// three ways to find factors. The first two choose orthonormal columns U and
-// set up = U, down = Ut W. An error in a latent is then an error of the same
-// size in a key. Nothing is divided by a singular value or a Cholesky factor
-// (Ut W is S Vt L^-1 without the inverse), so ill-conditioned calibrations cost
-// no accuracy.
+// down x + down_bias. The lift `up` computes keys or values from it.
 //
-//   kSvd       U of W = U S Vt: least |W - Wr|, where Wr = up down.
-//   kWhitened  U of W L = U S Vt, with the input's second moment E[x xt] = L
-//              Lt: least E|Wx - Wr x|^2, which is the sum of the squares of the
-//              dropped singular values. U also diagonalizes E[k kt].
-//   kEspace    Palu's appendix K: down = Pt and up = W P, where P are the
-//              leading eigenvectors of E[x xt], so of the input and not of W.
-//              The columns of this lift are not orthonormal. Even at full rank
-//              it loses what W does with the other directions of the input.
+// There are three ways to find factors. The first two choose orthonormal
+// columns U and set up = U, down = Ut W. An error in a latent is then an error
+// of the same size in a key. Nothing is divided by a singular value or a
+// Cholesky factor, so ill-conditioned calibrations cost no accuracy.
+//
+// - kSvd: U is from W = U S Vt. This gives the least |W - up down|.
+// - kWhitened: U is from W L = U S Vt, where L Lt = E[x xt] is the input's
+//   second moment. This gives the least E|W x - up down x|^2, the sum of the
+//   squares of the dropped singular values. U also diagonalizes E[k kt].
+// - kEspace (Palu, appendix K): up = W P and down = Pt, where the columns of P
+//   are the leading eigenvectors of E[x xt]. They depend only on the input. The
+//   columns of `up` are not orthonormal. Even at full rank, the factors lose
+//   what W does with all other directions of the input.
 //
 // All tensors are float64 on the CPU. They are rounded once, when a checkpoint
 // is written.
@@ -87,7 +87,7 @@ class InputMoments {
 };
 
 struct FactorRequest {
-  at::Tensor weight;  // [n, M]: rows of the group's heads at the covered dims
+  at::Tensor weight;  // [n, M]: the group's rows of the projection
   at::Tensor bias;    // [n], or undefined
   // The moments of the inputs. May be null for kSvd if `centred` is false.
   InputMoments* moments = nullptr;

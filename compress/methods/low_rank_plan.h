@@ -17,8 +17,8 @@
 
 namespace kvasir::compress {
 
-// One low_rank part covers the dims [first_dim, first_dim + num_dims) of
-// every head, on one side of a layer.
+// One low_rank part covers the dims [first_dim, first_dim + num_dims) of every
+// head of a layer's keys or values.
 struct Section {
   plan::Side side = plan::Side::kKey;
   int64_t first_dim = 0;
@@ -30,8 +30,8 @@ struct Section {
 };
 
 enum class PartialRotary {
-  // Two parts: the dims that rotate, which are rebuilt, and the others, which
-  // are absorbed.
+  // Two parts. The dims that rotate are rebuilt from latents. For all other
+  // dims, attention works on the latents themselves (FOLD or AT_RUNTIME).
   kTwoParts,
   kOnePart,  // one part, which is rebuilt as a whole
 };
@@ -67,8 +67,8 @@ int64_t MaxRank(const model::DecoderSpec& spec, const HeadGroup& group,
 
 // Makes a low_rank part over the section in which groups[g] has the rank
 // ranks[g]. Keys that rotate are stored PRE_ROPE and rebuilt. All other keys,
-// and values, are absorbed: by FOLD or by AT_RUNTIME, depending on which of
-// them reads fewer weights (FoldReadsLess).
+// and values, are not rebuilt: their lift is absorbed by FOLD or by AT_RUNTIME,
+// whichever reads fewer weights (FoldReadsLess).
 kvasir::v1::Part LowRankPart(const model::DecoderSpec& spec,
                              const Section& section,
                              const std::vector<HeadGroup>& groups,
@@ -78,8 +78,8 @@ kvasir::v1::Part LowRankPart(const model::DecoderSpec& spec,
 // Returns whether FOLD reads fewer weights than AT_RUNTIME. FOLD reads a matrix
 // [R, M] for each query head. AT_RUNTIME reads the lift, heads * d * R numbers
 // for each group, and the dense projection, Hq * d * M numbers. R is the number
-// of channels that the part's codec stores, d (`head_dims`) the number of a
-// head's dims that the part covers.
+// of channels that the part's codec stores. The part covers d (`head_dims`)
+// dims of each head.
 bool FoldReadsLess(const model::DecoderSpec& spec, const kvasir::v1::Part& part,
                    int64_t head_dims);
 
@@ -126,12 +126,13 @@ struct PlanIdentity {
   std::string options;  // in the form of command line flags
   Decomposition decomposition = Decomposition::kWhitened;
 };
-// Completes and checks a plan. Fills in the fields that every plan has. A side
-// whose low-rank groups all have full rank, without codes or a transform, is
-// stored as whole keys or values instead, because a lift would cost time and
-// only add rounding errors. The plan must pass plan::ValidatePlan, and every
-// tensor-parallel rank must have a page layout. Sets target.kv_bytes_per_token
-// to the bytes that a token takes on all ranks together, without padding.
+// Completes and checks a plan. Fills in the fields that every plan has. If all
+// low-rank groups of a layer's keys (or values) have full rank, without codes
+// or a transform, whole keys (or values) are stored instead. A lift would then
+// only cost time and add rounding errors. The plan must pass
+// plan::ValidatePlan, and every tensor-parallel rank must have a page layout.
+// Sets target.kv_bytes_per_token to the bytes that a token takes on all ranks
+// together, without padding.
 absl::StatusOr<kvasir::v1::KvPlan> FinishPlan(const PlanRequest& request,
                                               const PlanIdentity& identity,
                                               kvasir::v1::KvPlan plan);

@@ -107,7 +107,7 @@ TEST_F(LowRankTest,
   const at::Tensor missed = weight_.to(at::kDouble) - Product(factors);
   const double dropped = RootOfDropped(factors, 5);
   EXPECT_NEAR(Norm(at::matmul(missed, root)), dropped, 1e-10 * dropped);
-  // Up to the damping, the outputs W x have the same error.
+  // Up to the damping, `dropped` is also the error of the outputs W x.
   EXPECT_NEAR(OutputError(factors), dropped, 1e-5 * dropped);
 }
 

@@ -46,21 +46,22 @@ struct PlanRequest {
   // The share of a token's cached numbers that the plan keeps, counting keys
   // and values together, in (0, 1].
   double keep = 0.5;
-  // Number of tensor-parallel ranks. Each gets whole groups, with the same
-  // latent ranks as the others. If there are more tensor-parallel ranks than KV
-  // heads, several share a head, and each group is a single head.
+  // Number of tensor-parallel ranks. All get the same number of whole head
+  // groups, with latents of the same widths. If there are more tensor-parallel
+  // ranks than KV heads, several of them share a head, and each group is a
+  // single head.
   int64_t tp = 1;
   // The rank of a latent is a positive multiple of this number. Groups that are
   // kept whole may have any rank.
   int64_t rank_multiple = 8;
-  // The codecs of the latents of keys and of values, set in every part.
+  // The codecs of the key latents and value latents in every part of the plan.
   kvasir::v1::Codec key_codec;
   kvasir::v1::Codec value_codec;
 };
 
 // How heads are weighted when a rope_low_rank part is made. At a RoPE pair, the
-// weight of a head comes from the energy of its queries at this pair. Energies
-// below query_floor times the layer's mean energy are raised to this bound.
+// weight of a head comes from the energy of its queries at this pair. Each
+// energy counts as at least query_floor times the layer's mean energy.
 struct CommutingWeights {
   bool query_weights = true;
   double query_floor = 1e-3;  // finite, above 0

@@ -334,8 +334,8 @@ TEST_P(PrunedPairsTest, PruningRopePairsInTheModelEqualsMaskingThem) {
   EXPECT_GE(RelativeError(want, teacher()), 10 * kTolerance);
 }
 
-// Some lifts may be either folded or applied at run time. Returns the plan with
-// all of these folded if `fold` is true, otherwise applied at run time.
+// Returns the plan with lifts folded if `fold` is true, otherwise with lifts
+// applied at run time. All other uses of parts stay as they are.
 KvPlan WithLifts(KvPlan plan, bool fold) {
   for (auto& layer : *plan.mutable_layers()) {
     for (auto* side : {layer.mutable_key(), layer.mutable_value()}) {

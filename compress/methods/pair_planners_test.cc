@@ -137,7 +137,7 @@ void ExpectBudgetMet(const PlanRequest& request,
   ExpectPlanStands(request, *plan);
   EXPECT_LE(Numbers(*plan, request.spec), target);
   // The plan may miss the target by one step of keys and one step of values,
-  // because each side has a pool of its own.
+  // because keys and values are rounded separately.
   EXPECT_GT(Numbers(*plan, request.spec),
             target - 3 * request.spec.num_kv_heads);
 }
@@ -306,8 +306,8 @@ TEST_F(RapTest, EachHeadKeepsItsOwnBestPairsAndAllHeadsKeepTheSameNumber) {
 
 TEST_F(RapTest,
        KeysAndValuesShareOneBudgetInProportionToTheirFisherInformation) {
-  // Keys have 24 and values 72 of the total score of 96, so keys get 4 and
-  // values 12 of the 16 kept numbers.
+  // The scores of keys sum to 24 and the scores of values to 72. So of the 16
+  // kept numbers, keys get 4 and values get 12.
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.5), options_));
   EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kKey), 4);
@@ -438,7 +438,7 @@ PlanRequest KeysRequest(const TinyLayers& tiny, double key_keep) {
   return TinyPlanRequest(tiny, (1 + key_keep) / 2);
 }
 
-// Returns the keys of all tokens at a pair as complex numbers, [T, Hkv].
+// Returns the keys of all tokens at a RoPE pair as complex numbers, [T, Hkv].
 at::Tensor ComplexKeys(const TinyLayers& tiny, int64_t pair) {
   const at::Tensor keys =
       tiny.inputs.mm(tiny.weights[0].key.to(at::kDouble).t())
@@ -448,8 +448,8 @@ at::Tensor ComplexKeys(const TinyLayers& tiny, int64_t pair) {
                      keys.select(2, dims.second).contiguous());
 }
 
-// Returns the weighted energy of the difference between the keys and those that
-// are rebuilt from the tensors.
+// Returns the weighted energy of the error in keys that are rebuilt from the
+// tensors.
 double RebuiltLoss(const TinyLayers& tiny, const KvPlan& plan,
                    const TensorMap& tensors, const at::Tensor& weights) {
   const auto get = [&](const std::string& name) {

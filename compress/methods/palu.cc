@@ -16,8 +16,8 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// A low_rank part of the plan. For each group of heads in the part,
-// unit_of_group has the index of the rank pool's unit that decides its rank.
+// A low_rank part of the plan. The rank of head group g comes from the unit
+// with index unit_of_group[g] in the RankPool.
 struct PlannedPart {
   int64_t layer = 0;
   Section section;
@@ -54,8 +54,8 @@ class RowScores {
   int64_t head_dim_ = 0;
 };
 
-// Returns a score for each group of the part. In the uniform search, the score
-// is the group's size.
+// Returns a score for each group of the part. With RankSearch::kUniform, the
+// score is the group's size.
 absl::StatusOr<std::vector<double>> GroupScores(
     const PlanRequest& request, const PaluOptions& options,
     const std::vector<HeadGroup>& groups, const PlannedPart& part) {

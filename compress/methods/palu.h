@@ -1,6 +1,6 @@
 // Palu: stores keys and values of groups of KV heads as low-rank latents, whose
 // ranks are chosen by Fisher information. With the search kUniform it is the
-// baseline to which rank searches are compared.
+// baseline for other ways to choose ranks.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@ namespace kvasir::compress {
 // How the kept numbers are distributed over the key and value groups of all
 // layers.
 enum class RankSearch {
-  kFisher,  // by Fisher information over all groups
-  // by Fisher information of whole projections: all groups of a projection get
-  // the same rank
+  kFisher,  // by each group's own Fisher information
+  // by the Fisher information of whole projections; all groups of a projection
+  // get the same rank
   kModule,
   kUniform,  // the same kept share everywhere
 };
@@ -49,12 +49,12 @@ struct PaluOptions {
 };
 
 // Makes a plan. Keys that rotate are rebuilt before their rotation. Values, and
-// keys or dims that do not rotate, are absorbed by FOLD or AT_RUNTIME,
-// whichever reads fewer weight bytes. A partially rotary head becomes two key
-// parts with ranks of their own. At most `keep` times the dense numbers are
-// kept, and what remains of this budget is too small for the next step of any
-// group (AllocateRanks). A side at full rank that is stored as numbers, not
-// codes, gets no lift. The plan's method is "palu" or "uniform".
+// key dims that do not rotate, are not rebuilt: their lift is absorbed by FOLD
+// or AT_RUNTIME, whichever reads fewer weights. If RoPE rotates only a part of
+// each head, keys have two parts with separate ranks. At most `keep` times the
+// dense numbers are kept, and the rest of this budget is too small for the next
+// rank step of any group (AllocateRanks). Keys or values at full rank and
+// without codes get no lift. The plan's method is "palu" or "uniform".
 // Errors: INVALID_ARGUMENT for a group size that does not divide the number of
 //   KV heads (of a tensor-parallel rank), and for a `keep` too small for the
 //   least ranks; FAILED_PRECONDITION if the search needs a calibration with

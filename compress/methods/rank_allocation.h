@@ -1,6 +1,6 @@
-// Distributes a total rank over groups in proportion to their scores. Each rank
-// is rounded to a multiple of a given number. The sum of the rounded ranks does
-// not exceed the target. Does not use libtorch.
+// Distributes a total rank over groups of heads in proportion to their scores.
+// Each rank is rounded to a multiple of a given number. The sum of the rounded
+// ranks does not exceed the target. Does not use libtorch.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace kvasir::compress {
 
-// One rank to be chosen, which `copies` groups have in common. They are all
-// groups of a projection, or the groups with the same index on every
+// One rank to be chosen, for `copies` groups of heads together: for all groups
+// of a projection, or for the groups that have the same index on every
 // tensor-parallel rank.
 struct RankUnit {
   double score = 0;  // score of one of the groups; finite, >= 0
@@ -31,10 +31,11 @@ struct RankPool {
 // proportion to its score, but at least its least rank and at most its
 // greatest. The other units make up for the effect of these bounds, again in
 // proportion. Shares are rounded down. The remainder is given out in steps of
-// one multiple, first to the unit that lost the largest fraction, as long as a
-// step fits. Therefore the sum never exceeds the target, and no unit below its
-// maximum could still take its next step. Among equal units the earlier one is
-// preferred. Units with equal scores and maxima differ by at most one step.
+// one multiple, first to the unit that lost the largest fraction in rounding,
+// as long as a step fits. Therefore the sum never exceeds the target, and no
+// unit below its maximum could still take its next step. Among equal units the
+// earlier one is preferred. Units with equal scores and maxima differ by at
+// most one step.
 // Errors: INVALID_ARGUMENT for scores that are negative, not finite or all
 //   zero, and for a target below the least ranks.
 absl::StatusOr<std::vector<int64_t>> AllocateRanks(const RankPool& pool);

@@ -35,8 +35,8 @@ TEST(RankAllocationTest,
 
 TEST(RankAllocationTest,
      RanksThatAFullGroupCannotUseAreSharedByTheOtherGroupsInProportion) {
-  // The shares are 8, 8 and 80, but the last may have only 48, so 24 remain for
-  // each of the others.
+  // The shares are 8, 8 and 80. The third is limited to 48, so the other two
+  // share the remaining 48 equally.
   EXPECT_THAT(Allocate({.units = {{1, 48}, {1, 48}, {10, 48}}, .target = 96}),
               ElementsAre(24, 24, 48));
 }
@@ -131,7 +131,7 @@ TEST(RankAllocationTest,
     pool.target = least + below(count * most - least + 1);
     const std::vector<int64_t> ranks = Allocate(pool);
     ASSERT_EQ(ranks.size(), pool.units.size());
-    // The sum must be the largest multiple within the target.
+    // The sum must be the largest multiple of `multiple` within the target.
     EXPECT_EQ(TotalRank(pool, ranks), pool.target / multiple * multiple);
     for (size_t i = 0; i < ranks.size(); ++i) {
       EXPECT_GE(ranks[i], multiple);

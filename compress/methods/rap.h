@@ -28,8 +28,8 @@ struct RapOptions {
 
 // Makes a plan. All heads of a layer keep the same number of RoPE pairs. Each
 // KV head keeps its pairs with the best scores, and its query heads keep the
-// same pairs (FOLD). Dims that do not rotate, and values, become absorbed
-// low-rank latents of single heads. The plan's method is "rap".
+// same pairs (FOLD). Values, and key dims that do not rotate, become low-rank
+// latents of single heads, which are not rebuilt. The plan's method is "rap".
 // Errors: those of ShareBudget; INVALID_ARGUMENT for weights that are not
 //   finite.
 absl::StatusOr<kvasir::v1::KvPlan> PlanRap(const PlanRequest& request,

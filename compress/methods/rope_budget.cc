@@ -59,8 +59,8 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
   return budgets;
 }
 
-// The units of one rank pool. For each unit there is a pointer to the variable
-// that receives its rank.
+// The units of one rank pool. ranks_[u] points to the variable that receives
+// the rank of unit u.
 class Pool {
  public:
   explicit Pool(int64_t multiple) { pool_.multiple = multiple; }

@@ -13,13 +13,13 @@
 
 namespace kvasir::compress {
 
-// How a layer's side (its keys or its values) is scored. Its kept share grows
-// with its score.
+// How the keys (or the values) of a layer are scored. A higher score means a
+// larger kept share.
 enum class BudgetScore {
   kUniform,     // the same share in every layer
-  kFisher,      // the Fisher information, summed over the side's weights
+  kFisher,      // the Fisher information, summed over the weights
   kFisherRoot,  // the sum of the square roots of each weight's information
-  kEnergy,      // keys: `key_energy` of ShareBudget; values: kUniform
+  kEnergy,      // keys by `key_energy` of ShareBudget, values as in kUniform
 };
 absl::StatusOr<BudgetScore> ParseBudgetScore(const std::string& name);
 std::string BudgetScoreName(BudgetScore score);
@@ -39,18 +39,17 @@ std::string BudgetOptionsText(const BudgetOptions& options);
 // The sizes of a layer's latents, in numbers per token.
 struct LayerBudget {
   int64_t pair_dims = 0;   // number of kept dims of a key group; even
-  int64_t rest_rank = 0;   // rank of a key group for dims that do not rotate
-  int64_t value_rank = 0;  // rank of a KV head's values; D: whole values
+  int64_t rest_rank = 0;   // rank of a key group in the dims that do not rotate
+  int64_t value_rank = 0;  // rank of a KV head's values; head_dim: whole values
 };
 
 // Returns the budget of each layer. The request and the groups must have passed
-// CheckPlanRequest and HeadGroups. With scores by Fisher information, keys and
-// values of all layers share one pool, unless key_keep or keep_values separate
-// the sides; otherwise each side has its own pool. All groups of a layer keep
-// the same number of pairs and have equal ranks. `key_energy` [L] is for
-// kEnergy. A pool never gives out more than its budget. The remaining budget is
-// too small for the next step of any layer, which is rank_multiple (or
-// EvenMultiple) numbers in each of the layer's groups.
+// CheckPlanRequest and HeadGroups. Keys and values of all layers share one
+// budget if scores come from Fisher information and neither key_keep nor
+// keep_values is set. Otherwise each has its own budget. All groups of a layer
+// get the same sizes. A budget is used until no layer can take another step,
+// which is rank_multiple (or EvenMultiple) numbers in each of its groups.
+// `key_energy` [L] is for kEnergy.
 // Errors: INVALID_ARGUMENT for a share that is out of range or leaves a side
 //   nothing, for both key_keep and keep_values, and for kEnergy without
 //   key_energy; FAILED_PRECONDITION if Fisher information is needed and
@@ -60,9 +59,9 @@ absl::StatusOr<std::vector<LayerBudget>> ShareBudget(
     const std::vector<HeadGroup>& groups,
     const std::vector<double>& key_energy = {});
 
-// The number of rotating dims that a group keeps is a multiple of the step that
-// this function returns. The step must be even, so it is the request's rank
-// multiple, or twice this multiple if it is odd.
+// Returns the step for the number of rotating dims that a group keeps. The step
+// must be even: it is the request's rank multiple, or twice this multiple if it
+// is odd.
 int64_t EvenMultiple(const PlanRequest& request);
 
 // Makes the value part of a layer, with the same rank for each head. If `rank`

@@ -1,5 +1,5 @@
-// Chooses which pairs of a head, and which complex channels of a group, are
-// kept, given how many are to be kept. Does not use libtorch.
+// Chooses which RoPE pairs of a head, or which complex channels of a group, are
+// kept if only a given number may be kept. Does not use libtorch.
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,7 @@
 // The factors are those of diag(w) Z L = U S VH. Left singular vectors suffice:
 // the latent S VH L^-1 x is UH diag(w) Z x. U comes from the eigenvectors of
 // the pair's key covariance [s, s]; no matrix is inverted, so a singular Gram
-// does no harm.
+// matrix does no harm.
 #pragma once
 
 #include <ATen/ATen.h>

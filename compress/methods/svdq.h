@@ -14,9 +14,8 @@
 namespace kvasir::compress {
 
 struct SvdqOptions {
-  // The channels, in order of falling singular value, form eight groups of
-  // equal size. These are the bits of each group's channels: 0 (not stored), 1,
-  // 2, 3, 4 or 8.
+  // The bits per channel of eight equal groups of channels, in order of falling
+  // singular value: 0 (not stored), 1, 2, 3, 4 or 8.
   std::vector<uint32_t> schedule = {8, 4, 4, 4, 2, 2, 0, 0};
   // If true, keys are projected after their rotation, for comparison. One basis
   // must then suit the keys at all positions.

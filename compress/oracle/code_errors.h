@@ -1,5 +1,5 @@
-// Sums up the errors that codes make in each token's key and value. Evictions
-// may depend on these errors.
+// Sums up the quantization errors of each token's key and value. Evictions may
+// depend on these errors.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -18,12 +18,12 @@ class CodeErrors {
  public:
   explicit CodeErrors(int64_t num_kv_heads) : num_kv_heads_(num_kv_heads) {}
 
-  // Adds the errors `lost` that codes make in the latents of a part. `lost`
-  // holds all latents side by side: [B, T, sum of R'].
+  // Adds the quantization errors `lost` of a part's latents. `lost` holds all
+  // latents side by side: [B, T, sum of R'].
   void AddLatents(plan::Side side, const ProgramPart& part,
                   const at::Tensor& lost);
-  // Does the same for a side whose whole heads are coded, not latents. `lost`
-  // is [B, T, Hkv, d].
+  // Adds the errors of keys or values that are coded as whole heads, not as
+  // latents. `lost` is [B, T, Hkv, d].
   void AddHeads(plan::Side side, const at::Tensor& lost);
 
   // Sums of squared errors, [B, T, Hkv]. The error of a latent is added to the

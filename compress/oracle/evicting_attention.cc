@@ -14,8 +14,8 @@
 namespace kvasir::compress {
 namespace {
 
-// The queries, keys and values of one unit in one sequence: Hu KV heads, each
-// with `share` query heads.
+// The queries, keys and values of one unit (Hu KV heads that evict together) in
+// one sequence. Each KV head has `share` query heads.
 struct UnitHeads {
   at::Tensor query;       // [Hu, share, T, W]
   at::Tensor key;         // [Hu, T, W]
@@ -34,7 +34,8 @@ at::Tensor Positions(const std::vector<int64_t>& positions, at::Device device) {
   return at::tensor(positions, at::kLong).to(device);
 }
 
-// Processes one unit of one sequence, from its first token to its last.
+// Computes the attention of one unit (KV heads that evict together) in one
+// sequence, from the first token to the last.
 class UnitRun {
  public:
   UnitRun(const AttentionInputs& inputs, const EvictionInputs& eviction,
@@ -94,8 +95,8 @@ class UnitRun {
     return heads;
   }
 
-  // Returns the errors [T] in the precision of a cache, which rounds them to
-  // one byte. Empty if nothing is coded.
+  // Returns the quantization errors [T], rounded to one byte as in a cache.
+  // Empty if nothing is coded.
   std::vector<float> ErrorsOf(const at::Tensor& squares) const {
     if (!squares.defined()) return {};
     const at::Tensor index =
@@ -210,8 +211,7 @@ class UnitRun {
     }
   }
 
-  // Returns the random score of a token. It is the same at every eviction, so
-  // an eviction keeps only tokens that earlier evictions kept.
+  // Returns the random score of a token, which is the same at every eviction.
   float RandomScore(uint64_t position) const {
     const base::PhiloxCounter drawn = base::Philox4x32(
         base::PhiloxKeyFromSeed(*eviction_.rule->random_seed),
@@ -231,8 +231,8 @@ class UnitRun {
   const std::vector<float> key_error_;    // [T]
   const std::vector<float> value_error_;  // [T]
   std::vector<int64_t> positions_;        // positions of the held slots
-  // received attention: of the held slots, then of the tokens since the last
-  // eviction
+  // attention received so far by the held slots, followed by the tokens since
+  // the last eviction
   std::vector<float> mass_;
 };
 

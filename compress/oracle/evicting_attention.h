@@ -31,13 +31,14 @@ struct EvictionInputs {
   const EvictionRule* rule = nullptr;
   // Squared errors of stored keys and values, [B, T, Hkv]. The error of a
   // latent is counted for the first of the heads that share it. Undefined if
-  // nothing is coded. The eviction rule sees the square root of the sum over a
+  // nothing is coded. The eviction rule uses the square root of the sum over a
   // unit's heads, rounded to one byte (base::EncodeError).
   at::Tensor key_error;
   at::Tensor value_error;
-  // For rolling positions: takes keys or queries `heads` [heads of the unit,
-  // ..., n, width] that were rotated for positions `from` [n], and returns them
-  // rotated for positions `to` [n].
+  // Required for rolling positions, where a token's position is the index of
+  // its slot. Takes keys or queries [heads of the unit, ..., n, width] that
+  // were rotated for positions `from` [n], and returns them rotated for
+  // positions `to` [n].
   std::function<at::Tensor(const at::Tensor& heads,
                            const std::vector<int64_t>& unit,
                            const at::Tensor& from, const at::Tensor& to)>

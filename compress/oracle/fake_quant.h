@@ -1,7 +1,7 @@
 // Codes and decodes latents: returns the numbers that are read back from the
 // cache, and the codes that it stores. Follows the rules of docs/artifact.md in
-// float32 IEEE arithmetic, so that an engine's codes can be compared one by
-// one.
+// float32 IEEE arithmetic, so that the codes of an engine can be compared with
+// these codes one by one.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -15,7 +15,7 @@
 
 namespace kvasir::compress {
 
-// The codec of one latent, resolved to the latent's channels.
+// How one latent is coded, channel by channel.
 struct LatentCodec {
   // Stored channels [begin, begin + width). They have the same number of bits,
   // and in each token they share one minimum and scale.

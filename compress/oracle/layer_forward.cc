@@ -47,13 +47,13 @@ struct Call {
   }
 };
 
-// Returns the arguments that rotate whole heads.
+// Returns Rotate's arguments for whole heads.
 Turn HeadTurn(const Call& call, double scale = 1.0) {
   return {call.rotation.cos.unsqueeze(1), call.rotation.sin.unsqueeze(1),
           call.spec().rope.pairing, scale};
 }
 
-// Returns the arguments that rotate the given pairs [H * n] of each head.
+// Returns Rotate's arguments for the given pairs [H * n] of each head.
 Turn PairTurn(const Call& call, const at::Tensor& pairs, int64_t heads,
               model::RopePairing pairing, double scale = 1.0) {
   const auto pair_table = [&](const at::Tensor& table) {
@@ -156,8 +156,8 @@ absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
   return coded->values;
 }
 
-// Whether all latents of the part can be coded in one call: widths are equal,
-// ranges are not static, and no observer wants the codes of each latent.
+// Returns whether all latents of the part can be coded in one call: widths are
+// equal, ranges are not static, and no observer wants the codes of each latent.
 bool CodesAlike(const Call& call, const ProgramPart& part) {
   const LatentCodec& first = part.latents[0].codec;
   if (first.channel_static) return false;
@@ -197,8 +197,8 @@ absl::StatusOr<at::Tensor> CodeLatents(const Call& call, plan::Side side,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
-// The latents as read from exact rows: rounded to bf16 after the codec's
-// Hadamard transform, if any. Gradients pass as if nothing were rounded.
+// Rounds latents to bf16 as in exact rows, after the codec's Hadamard transform
+// (if any). Gradients pass as if nothing were rounded.
 at::Tensor RoundExact(const Call& call, const ProgramPart& part,
                       const at::Tensor& latent) {
   if (!call.hooks.code_latents) return latent;
@@ -316,7 +316,7 @@ struct Keys {
   at::Tensor seen;  // [B, T, Hkv, W]
   int64_t exact_window = 0;
   at::Tensor exact;         // defined if there are exact tokens
-  ReadLatents last_latent;  // latents of the last key part, for joint values
+  ReadLatents last_latent;  // latents that joint values share
 };
 
 // Returns a folded part's latents per KV head, rotated if RoPE rotates them.
@@ -330,8 +330,8 @@ at::Tensor FoldedKey(const Call& call, const ProgramPart& part,
       .view({latent.size(0), latent.size(1), call.spec().num_kv_heads, -1});
 }
 
-// Makes, from the latents of all parts, the keys that are multiplied by
-// queries: the dims of a head, then the latents of parts that fold.
+// Makes the keys that queries are multiplied with. A key has the dims of a
+// head, followed by the latents of parts whose lift is folded into q_proj.
 absl::StatusOr<at::Tensor> AssembleKey(const Call& call,
                                        const std::vector<at::Tensor>& latents) {
   const LayerProgram& program = call.program;
@@ -464,7 +464,7 @@ absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x,
   return values;
 }
 
-// Returns rotated queries [B, T, Hq, W] for AssembleKey's keys, times `scale`.
+// Returns queries [B, T, Hq, W] for AssembleKey's keys, rotated and scaled.
 absl::StatusOr<at::Tensor> MakeQueries(const Call& call, const at::Tensor& x,
                                        double scale) {
   const LayerProgram& program = call.program;
@@ -616,7 +616,7 @@ absl::StatusOr<at::Tensor> Mlp(const Call& call, const at::Tensor& x) {
   return call.Project("mlp.down_proj", inner, bias);
 }
 
-// Applies the model's norm to the last dim, in float32. `bias`: for LayerNorm.
+// Applies the model's norm in float32. Only LayerNorm uses `bias`.
 at::Tensor Normalize(const model::DecoderSpec& spec, const at::Tensor& hidden,
                      const at::Tensor& weight, const at::Tensor& bias) {
   const at::Tensor wide = hidden.to(at::kFloat);

@@ -34,12 +34,11 @@ class LayerObserver {
   virtual ~LayerObserver() = default;
   // Input of the q, k and v projections, after the norm: [B, T, M].
   virtual void OnAttentionInput(int64_t /*layer*/, const at::Tensor& /*x*/) {}
-  // Queries and keys [B, T, H, D] before and after their rotation, and values,
-  // as rebuilt from what the plan stores. The rotation is by the positions of
-  // the tokens, even if the plan has rolling positions. Queries are not
-  // reported if q_proj is folded. Keys before their rotation are not reported
-  // if they are stored after it. Keys or values whose lift is folded into
-  // q_proj or o_proj are not reported.
+  // Queries, keys and values [B, T, H, D] as rebuilt from what the plan stores.
+  // They are rotated by the positions of their tokens, even if the plan has
+  // rolling positions. Not reported: queries if q_proj is folded, keys before
+  // their rotation if they are stored after it, and keys or values whose lift
+  // is folded into q_proj or o_proj.
   virtual void OnQuery(int64_t /*layer*/, const at::Tensor& /*query*/) {}
   virtual void OnKey(int64_t /*layer*/, const at::Tensor& /*key*/) {}
   virtual void OnRotatedKey(int64_t /*layer*/, const at::Tensor& /*key*/) {}

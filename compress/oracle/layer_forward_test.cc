@@ -1,6 +1,6 @@
-// Tests identities for every space: a plan's tensors must compute the same as a
-// full layer with equivalent projections. The tests make the tensors from
-// random factors by the rules of docs/artifact.md.
+// Tests identities for every kind of part (plan::Space): a plan's tensors must
+// compute the same as a full layer with equivalent projections. The tests make
+// the tensors from random factors by the rules of docs/artifact.md.
 #include "compress/oracle/layer_forward.h"
 
 #include <algorithm>
@@ -515,8 +515,8 @@ Indices KeptPairs(const Layer& layer, int64_t head) {
   return kept;
 }
 
-// Returns the dims of some pairs of a head. Their order is the one that a head
-// with only these pairs would have.
+// Returns the dims of some RoPE pairs of a head, in the order that they would
+// have in a head with only these pairs.
 Indices RowsOfPairs(const Layer& layer, const Indices& pairs) {
   Indices first;
   Indices second;
@@ -663,8 +663,8 @@ Commuting AddCommuting(Layer& layer, Layer& full, kvasir::v1::Part& part,
   return made;
 }
 
-// Returns conj(u) q for each complex channel, as rows [2C, ...] of one query
-// head.
+// Returns the query rows [2C, ...] of one head that match folded keys. Each
+// complex channel is conj(up) times the query.
 at::Tensor FoldedQueryRows(const Layer& layer, const at::Tensor& head_rows,
                            const at::Tensor& up, const Indices& channel_pairs) {
   std::vector<at::Tensor> real;
@@ -690,7 +690,7 @@ TEST_P(RotatingIdentityTest,
     layer_["k_proj.weight"] = layer_["k_proj.weight"].clone();
     auto heads = layer_["k_proj.weight"].view(
         {layer_.spec.num_kv_heads, layer_.spec.head_dim, kModelDim});
-    // The part does not cover these dims.
+    // The part does not cover the dims that do not rotate.
     heads.slice(1, layer_.spec.rope.rotary_dim).zero_();
   }
   for (const bool fold : {false, true}) {
@@ -917,8 +917,7 @@ TEST_P(IdentityTest, AStaticBasisProjectsKeysAndValuesOnItsRows) {
   }
 }
 
-// A CacheTransform that codes keys and values as a plan does that stores keys
-// POST_ROPE.
+// A CacheTransform that codes keys and values like a plan with POST_ROPE keys.
 class CodedCache : public CacheTransform {
  public:
   CodedCache(const LatentCodec& codec, int64_t sinks, int64_t window)
@@ -963,7 +962,8 @@ TEST_P(IdentityTest, AttentionSeesDecodedKeysAndValuesExceptForExactTokens) {
     // does not round their rows to bf16.
     ExpectSame(have, Attention(layer_, nullptr, {.transform = &cache}),
                sinks + window == 0 ? 2e-5 : 1e-2);
-    // If some tokens are coded, the result must differ from that without codes.
+    // If some tokens are coded, the result must differ from the result without
+    // codes.
     if (sinks + window >= kLength) continue;
     const auto exact = Attention(layer_, nullptr);
     EXPECT_GT((*have - *exact).abs().max().item<double>(), 1e-3);

@@ -22,7 +22,7 @@ namespace {
 
 using Indices = std::vector<int64_t>;
 
-// Data shared by the functions that compile one side of a layer.
+// Data shared by the functions that compile a layer's keys or values.
 struct SideContext {
   const model::DecoderSpec* spec = nullptr;
   int64_t layer = 0;
@@ -289,7 +289,8 @@ absl::StatusOr<ProgramPart> CompilePart(const SideContext& c,
 }
 
 // Finds which row of q_proj computes which dim or channel, for a layer in which
-// a key part folds. The rows are ordered by head, and within a head by part.
+// the lift of a key part is folded into q_proj. The rows are ordered by head,
+// and within a head by part.
 void MapFoldedQuery(const SideContext& c, LayerProgram& program) {
   const int64_t heads = c.spec->num_heads;
   const int64_t share = heads / c.spec->num_kv_heads;

@@ -36,7 +36,8 @@ struct ProgramLatent {
   int64_t width() const { return codec.stored_width; }  // R'
 };
 
-// One part of a side. Index tensors are int64 on the program's device.
+// One part of a layer's keys or values. Index tensors are int64 on the
+// program's device.
 struct ProgramPart {
   plan::Space space = plan::Space::kFull;
   int index = 0;            // index in plan::ResolvedSide::parts
@@ -54,8 +55,8 @@ struct ProgramPart {
   bool basis = false;
   bool mean = false;
   std::vector<ProgramLatent> latents;
-  int64_t stored_width = 0;   // sum of R'
-  int64_t widest_latent = 0;  // the greatest R'
+  int64_t stored_width = 0;   // stored channels of all latents together
+  int64_t widest_latent = 0;  // stored channels of the widest latent
   // The dims of each KV head that the part's lift computes, [Hkv][d],
   // ascending. The lift of rope_low_rank computes all rotary dims (the first
   // dims of a head), and gives 0 for pairs that the part does not hold.
@@ -117,14 +118,14 @@ struct LayerProgram {
   // True if at least one key part does not fold, so that attention also
   // compares queries and keys in the dims of a head.
   bool has_plain_key = true;
-  // If q_proj is folded: the indices of its rows. plain_query_rows [Hq * D] is
-  // for the dims of parts that do not fold. folded_query_rows has a tensor [Hq
-  // * widest_latent] for each key part that folds. An index equal to the number
-  // of q_proj's rows stands for a row of zeros.
+  // If q_proj is folded: which of its rows compute what. plain_query_rows [Hq *
+  // D] has the rows for the dims of parts that do not fold. folded_query_rows
+  // has the rows for the latents of each part that folds, [Hq * widest_latent].
+  // An index equal to the number of q_proj's rows stands for a row of zeros.
   at::Tensor plain_query_rows;
   std::vector<at::Tensor> folded_query_rows;  // one tensor for each key part
-  // If values fold: the output of attention has Hq * widest_latent columns, and
-  // these are the indices of those that o_proj reads.
+  // If values fold: the indices of the columns that o_proj reads. The output of
+  // attention then has Hq * widest_latent columns.
   at::Tensor output_columns;
 
   bool has_o_bias = false;

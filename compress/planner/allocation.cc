@@ -9,9 +9,8 @@
 namespace kvasir::compress {
 namespace {
 
-// A table with the least loss of a part for each size that the codes of a
-// latent may have. A size is counted in units of gcd(channels of all groups)
-// bits.
+// A table of the least loss of a part for each possible size of a latent's
+// codes. Sizes are in units of gcd(channels of all groups) bits.
 class WidthTable {
  public:
   explicit WidthTable(const PartChannels& part) : part_(part) {
@@ -26,8 +25,7 @@ class WidthTable {
   }
 
   // Returns how many units are left for the codes of each latent if all latents
-  // together have `grains`. The result is below 0 if the parameters need more
-  // than these grains.
+  // together get `grains`. Returns -1 if not even the parameters fit.
   int64_t UnitsIn(int64_t grains) const {
     const int64_t bytes =
         grains / part_.latents * part_.grain_bytes - ParamGrainBytes();
@@ -156,9 +154,9 @@ struct ByteChoice::Node {
   Kind kind = Kind::kLeaf;
   int leaf = 0;
   std::vector<double> loss;
-  // How the least loss was reached, for each number of grains. In a kEither
-  // node: the option that is taken. In a kTogether node: the grains of the
-  // first of its two nodes.
+  // The choice that gives the least loss for each number of grains. For kEither
+  // it is the index of an option, for kTogether the grains of the first of two
+  // nodes.
   std::vector<int32_t> from;
   std::vector<ByteChoice> below;
 };

@@ -2,13 +2,14 @@
 // is as small as possible. Dynamic programming finds the exact optimum. Bytes
 // include the padding of pages. Does not use libtorch.
 //
-//   channels of a part  Bit widths fall from group to group (LossByBytes).
-//   parts of a layer    A key part and a value part (Together), or a joint
-//                       part instead of both (Either).
-//   layers              All layers share the bytes (Together).
+// - Each channel of a part gets a bit width. Widths fall from one group of
+//   channels to the next (LossByBytes).
+// - Each layer has a key part and a value part (Together), or a joint part
+//   instead of both (Either).
+// - All layers share the bytes (Together).
 //
-// Units: losses are nats per token. Bytes are counted in grains; a grain is the
-// smallest step in which the bytes of a latent in a page can grow.
+// Units: losses are nats per token. Bytes are counted in grains. A grain is the
+// smallest step by which the bytes of a latent in a page can grow.
 #pragma once
 
 #include <array>
@@ -65,8 +66,8 @@ int64_t GrainsOf(const PartChannels& part, const std::vector<int>& widths);
 // number of bytes. Immutable; copies share nodes.
 class ByteChoice {
  public:
-  // Makes a leaf with the losses of LossByBytes. `leaf` is the number by which
-  // a Take names it.
+  // Makes a leaf with the losses of LossByBytes. `leaf` is the number that
+  // identifies the leaf in a Take.
   static ByteChoice Leaf(int leaf, std::vector<double> loss);
   // Makes a node of which exactly one option is taken.
   static ByteChoice Either(std::vector<ByteChoice> options);

@@ -37,7 +37,8 @@ constexpr int64_t kLeastGrain = cache::kRegionAlignmentBytes / kPageTokens;
 constexpr int64_t kTriedRows = 1024;
 
 // Returns the possible ways to divide the KV heads into equal groups. No group
-// spans two of the `shares` tensor-parallel shares.
+// spans two of the `shares` equal parts into which tensor parallelism divides
+// the heads.
 std::vector<std::vector<std::vector<int64_t>>> Groupings(
     const model::DecoderSpec& spec, int64_t shares) {
   const int64_t heads = spec.num_kv_heads;
@@ -264,8 +265,8 @@ class Planner {
     candidate.channels.grain_bytes = grain_bytes_;
     const TimeModel* time = TimeOf(options().speed);
     if (time == nullptr) return;
-    // Codes are decoded once per group. Products are computed for each query
-    // head, which uses all channels of its group.
+    // Codes are decoded once per group of heads. Each query head then needs two
+    // operations for every channel of its group.
     candidate.ns_per_channel =
         static_cast<double>(candidate.option.groups.size()) * time->number_ns +
         2 * static_cast<double>(spec_.num_heads) * time->flop_ns;
@@ -295,8 +296,7 @@ class Planner {
     return GrainsOf(1.5 * *options().kv_bytes_per_token);
   }
 
-  // Returns how many grains fit into these bytes, but no more than the plan
-  // could use.
+  // Returns how many grains fit into `bytes`, but no more than MostGrains.
   int64_t GrainsOf(double bytes) const {
     return static_cast<int64_t>(
         std::min(bytes / static_cast<double>(grain_bytes_),
@@ -358,7 +358,7 @@ class Planner {
   // layout counts them: per token (marginal) and per sequence (fixed).
   struct Counted {
     double marginal = 0;
-    // `marginal` without the padding of pages that must be larger to hold the
+    // like `marginal`, but without the bytes by which pages grow to hold the
     // rows of exact tokens
     double tiles = 0;
     double fixed = 0;
@@ -464,8 +464,8 @@ class Planner {
   }
 
   // Returns the best plan over all windows; empty if no plan fits. Each
-  // nanosecond that a slot takes counts as a loss of `price` nats. Also sets
-  // spending_ to the Spending from which the plan was chosen.
+  // nanosecond of attention per cached token counts as a loss of `price` nats.
+  // Also sets spending_ to the Spending from which the plan was chosen.
   absl::StatusOr<std::optional<Finished>> BestOf(double price) {
     const int64_t sight = GrainsInSight();
     const bool by_bytes = options().kv_bytes_per_token.has_value();
@@ -495,8 +495,8 @@ class Planner {
     double price = 0;
     KVASIR_ASSIGN_OR_RETURN(std::optional<Finished> best, BestOf(price));
     if (!best) return Impossible();
-    // Finds the lowest price of time at which a slot takes no longer than in a
-    // dense cache. The higher the price, the greater the loss.
+    // Finds the lowest price of time at which attention is no slower than with
+    // a dense cache. The higher the price, the greater the loss.
     const double limit = dense_slot_ns_;
     if (limit > 0 && best->spent.ns > limit) {
       double low = 0;
@@ -517,7 +517,7 @@ class Planner {
         }
         if (fast && high - low < 0.05 * high) break;
       }
-      // BestOf also sets spending_, from which the curve is drawn; so it runs
+      // BestOf also sets spending_, from which the curve is drawn, so it runs
       // once more at the final price.
       KVASIR_ASSIGN_OR_RETURN(best, BestOf(fast ? high : 0.0));
     }
@@ -528,9 +528,8 @@ class Planner {
 
   // Measures plans with fewer and with more bytes than the chosen plan and fits
   // kappa to them. If no number of bytes is given, chooses again with this
-  // kappa. The measured plans have no window: the chosen window is for long
-  // sequences and would hide most of the codes in the short sequences that are
-  // measured here.
+  // kappa. The measured plans have no window, which would keep most tokens of
+  // the short measured sequences exact.
   absl::Status Probe() {
     constexpr double kLeastShare = 0.6;
     constexpr double kMostShare = 1.4;
@@ -663,7 +662,8 @@ class Planner {
   const model::DecoderSpec& spec_;
   AutoOptions options_;
   int64_t grain_bytes_ = 0;
-  double dense_slot_ns_ = 0;  // time of a slot in all layers together
+  // attention time per token of a dense cache, in all layers together
+  double dense_slot_ns_ = 0;
   PlanCandidates candidates_;
   FittedKappa kappa_;
   int64_t span_ = 0;

@@ -1,10 +1,10 @@
 // The planner of method "auto": finds the plan with the least predicted loss
 // for a number of bytes, or with the fewest bytes for a predicted loss. For
-// each layer it considers every space that the speed allows, with groups of 1
-// to all KV heads. It measures the loss that codes of each bit width cause
-// there (layer_spaces.h) and distributes the bytes (allocation.h). It also
-// tries different windows of exact tokens, which cost a fixed number of bytes
-// per sequence.
+// each layer it considers every space (a way to store keys or values) that
+// PlanSpeed allows, with groups of 1 to all KV heads. It measures the loss in
+// each space for each bit width (layer_spaces.h) and distributes the bytes
+// (allocation.h). It also tries different windows of exact tokens, which cost a
+// fixed number of bytes per sequence.
 #pragma once
 
 #include <cstdint>
@@ -38,11 +38,11 @@ struct AutoOptions {
   // which the planner chooses.
   std::vector<int64_t> windows = {0, 8, 16, 32, 64, 128, 256};
   int64_t exact_sinks = 4;
-  // Measured loss divided by predicted loss. If there are probes, they measure
-  // it, and this value is ignored.
+  // Measured loss divided by predicted loss. Ignored if `probes` is not 0,
+  // because probes measure it.
   double kappa = 1.0;
-  // Number of plans to measure, at most kMostProbes; 0: none. These plans have
-  // budgets near the chosen one, and no exact window.
+  // Number of plans to measure, at most kMostProbes; 0: none. Their budgets are
+  // near that of the chosen plan, and they have no exact window.
   int probes = 0;
   // Measures the divergence of a plan in nats per token, for probes. Called by
   // one thread.
@@ -99,8 +99,10 @@ struct AutoPrediction {
   std::vector<double> channels_by_bits;
   // the loss on held-out rows, divided by that on the rows used for fitting
   double held_out_loss_ratio = 1;
-  double clamp_rate = 0;  // clamped share of the codes on held-out rows
-  double slot_ns = 0;     // time of a slot by the TimeModel; 0 without a model
+  // share of the codes on held-out rows that were clamped
+  double clamp_rate = 0;
+  // attention time per cached token by the TimeModel; 0 without a model
+  double slot_ns = 0;
   double dense_slot_ns = 0;
   std::vector<LayerChoice> layers;
   // The loss for different numbers of bytes at the chosen window, by rising

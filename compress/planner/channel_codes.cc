@@ -12,8 +12,8 @@ namespace {
 constexpr std::array<double, 9> kNormalSteps = {
     0.0, 1.5958, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308};
 
-// Factors that are tried on these steps. Small ones suit flat distributions,
-// large ones suit distributions with long tails.
+// Factors by which kNormalSteps is multiplied in the search for the best step.
+// Small factors suit flat distributions, large factors suit long tails.
 constexpr std::array<double, 9> kClipFactors = {0.6,  0.75, 0.9, 1.0, 1.15,
                                                 1.35, 1.6,  2.0, 2.6};
 

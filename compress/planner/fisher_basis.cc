@@ -7,8 +7,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Eigenvalues below this share of the largest one are raised to it, because
-// they are divided by later.
+// Smaller eigenvalues than this share of the largest one are raised to it,
+// because RootsOf divides by their roots.
 constexpr double kLeastEigenvalue = 1e-12;
 
 struct Roots {
@@ -16,8 +16,8 @@ struct Roots {
   at::Tensor inverse;  // F^-1/2
 };
 
-// Computes both roots. The matrix must be Hermitian, and positive definite up
-// to rounding.
+// Computes the root of the matrix and its inverse. The matrix must be
+// Hermitian, and positive definite up to rounding.
 Roots RootsOf(const at::Tensor& matrix) {
   auto [values, vectors] = at::linalg_eigh(matrix);
   const double most = values.max().item<double>();

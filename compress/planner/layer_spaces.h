@@ -17,14 +17,16 @@
 namespace kvasir::compress {
 
 enum class SpaceKind {
-  // one low_rank latent for both: keys rebuilt, values lifted at run time
+  // one low_rank latent for keys and values; keys are rebuilt, values lifted at
+  // run time
   kJoint,
-  // low_rank, stored before the rotation and rebuilt; absorbed without RoPE
+  // low_rank, stored before the rotation and rebuilt; not rebuilt in layers
+  // without RoPE
   kKey,
-  kRopeKey,  // rope_low_rank, stored after the rotation, absorbed
-  kValue,    // low_rank, absorbed
-  // Whole heads, multiplied by a Hadamard matrix and coded in the best levels
-  // for a normal distribution. They need no calibration.
+  kRopeKey,  // rope_low_rank, stored after the rotation, not rebuilt
+  kValue,    // low_rank, not rebuilt
+  // Whole heads without a latent, multiplied by a Hadamard matrix and rounded
+  // to the best levels for a normal distribution.
   kRotatedKey,
   kRotatedValue,
 };

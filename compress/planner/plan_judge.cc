@@ -13,8 +13,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Returns the shrunk information over these domains together, [2n, 2n]. Keys
-// and values form separate blocks on the diagonal.
+// Returns the Fisher information of these domains together, shrunk, [2n, 2n].
+// Keys and values form separate blocks on the diagonal.
 at::Tensor InformationOf(const LayerCalibration& calibration,
                          const std::set<size_t>& domains) {
   at::Tensor key;

@@ -6,8 +6,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Fitted to the decode rows of dense-8bit, rap-50-4bit and dense-bf16 in
-// docs/performance.md for the three model shapes. The model differs from these
+// Fitted to the decode measurements of dense-8bit, rap-50-4bit and dense-bf16
+// in docs/performance.md, for three model shapes. The model differs from these
 // measurements by less than a fifth, or a quarter for plans with narrow runs of
 // bits.
 constexpr TimeModel kCpuTime = {0.028, 0.025, 0.0047};

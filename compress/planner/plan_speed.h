@@ -12,14 +12,16 @@ enum class PlanSpeed {
   // for the fewest bytes: keys may be rebuilt, and may share latents with
   // values
   kStorage,
-  kCpu,  // only absorbed forms; no slower than a dense cache by TimeModel
+  // keys and values are not rebuilt; by TimeModel, attention is no slower than
+  // with a dense cache
+  kCpu,
   kGpu,
 };
 absl::StatusOr<PlanSpeed> ParsePlanSpeed(const std::string& name);
 std::string PlanSpeedName(PlanSpeed speed);
 
-// Nanoseconds that attention takes for one slot of one layer. Only the ratio to
-// the time of a dense cache is used.
+// Nanoseconds that attention takes for one cached token in one layer. Only the
+// ratio to the time of a dense cache is used.
 struct TimeModel {
   double byte_ns = 0;    // to read one byte of a dense cache
   double number_ns = 0;  // to decode one number

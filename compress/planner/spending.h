@@ -55,9 +55,9 @@ double OwnLoss(const TakenPart& taken);
 double LossOf(const SpentBytes& spent, int64_t window);
 
 // Finds the best way to spend bytes on all layers with a given exact window.
-// Each nanosecond that a slot takes counts as a loss of `nats_per_ns`, which
-// the window reduces like the loss of codes in static ranges. The candidates
-// must outlive the object.
+// Each nanosecond of attention per cached token counts as a loss of
+// `nats_per_ns`. A window reduces this loss by the same factor as the loss of
+// codes in static ranges. The candidates must outlive the object.
 class Spending {
  public:
   Spending(const PlanCandidates& candidates, int64_t window, double nats_per_ns,
@@ -77,10 +77,10 @@ class Spending {
   const PlanCandidates& candidates_;
   int64_t window_ = 0;
   std::vector<PartChannels> parts_;
-  std::vector<ByteChoice> all_;  // exactly one element
+  std::vector<ByteChoice> all_;
 };
 
-// Makes the part message of the plan for a candidate that was taken.
+// Makes the plan's Part for a candidate that was taken.
 kvasir::v1::Part PartOf(const TakenPart& taken, const model::DecoderSpec& spec,
                         bool rotates);
 

@@ -33,6 +33,7 @@ void UseBestBlasKernels(char** argv) {
   const char* core_type = BestCoreType();
   if (core_type == nullptr || std::getenv(kCoreType) != nullptr) return;
   if (setenv(kCoreType, core_type, /*overwrite=*/0) != 0) return;
+
   // The program is executed by its real path, so that it keeps its name in
   // process lists. If this fails, the process continues with slow kernels.
   std::error_code error;
@@ -64,7 +65,7 @@ ScopedBlasThreads::~ScopedBlasThreads() {
 
 void KeepFreedMemory() {
   // All threads share the main arena, because only this arena can grow without
-  // limit; others would map large blocks from the system.
+  // limit. All other arenas would map large blocks from the system.
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);

@@ -9,8 +9,8 @@ namespace kvasir::compress {
 // the user has set the variable. Must be the first call in main.
 void UseBestBlasKernels(char** argv);
 
-// Sets the number of threads that compute one matrix product. Work that is
-// parallel over crops or sequences should set 1.
+// Sets the number of threads that compute one matrix product. Code that already
+// runs in parallel over sequences should set 1.
 void SetBlasThreads(int threads);
 
 // Sets the number of threads that compute one matrix product. The destructor

@@ -74,7 +74,7 @@ inline at::Tensor RandomMatrix(at::IntArrayRef shape, uint64_t seed) {
 }
 
 // Makes a calibration with random Fisher information per row, which differs
-// strongly between layers, sides and heads.
+// strongly between layers, between keys and values, and between heads.
 inline Calibration FisherCalibration(const model::DecoderSpec& spec,
                                      uint64_t seed) {
   Calibration calibration;
@@ -100,8 +100,8 @@ inline Calibration FisherCalibration(const model::DecoderSpec& spec,
   return calibration;
 }
 
-// Returns how many numbers the plan keeps for a token, over all layers and both
-// sides.
+// Returns how many numbers the plan keeps for a token, in the keys and values
+// of all layers.
 inline int64_t KeptBy(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec) {
   int64_t kept = 0;
@@ -126,8 +126,8 @@ inline std::vector<int64_t> RanksOf(const kvasir::v1::Part& part) {
   return ranks;
 }
 
-// Returns the payload bytes of a token, summed over layers, sides and the page
-// layouts of all ranks.
+// Returns the payload bytes of a token's keys and values, summed over layers
+// and the page layouts of all tensor-parallel ranks.
 inline double LaidOutBytes(const kvasir::v1::KvPlan& plan,
                            const model::DecoderSpec& spec) {
   double bytes = 0;

@@ -131,8 +131,7 @@ CalibrationNeeds NeedsOfAppliers(const KvPlan& plan,
   return needs;
 }
 
-// Measures the parts of a calibration that the appliers need but the planner
-// did not, and adds them to `inputs`.
+// Measures what applying the plan needs, unless `inputs` has it already.
 absl::Status Complete(const CalibrationFlags& flags,
                       const model::Checkpoint& checkpoint,
                       const CalibrationNeeds& needs,
@@ -287,9 +286,8 @@ absl::Status RunApply(const CLI::App& command, ApplyFlags& flags) {
   }
   KVASIR_RETURN_IF_ERROR(
       Complete(flags.calibration, checkpoint, needs, inputs));
-  // The provenance names the calibration that the plan was made with, because
-  // ranks depend more on it than factors do. If the plan needed no calibration,
-  // the id of the calibration for the factors is recorded.
+  // The provenance names the calibration that the plan was made with. If there
+  // is none, it names the calibration from which factors are computed.
   if (applied.plan.provenance().calibration_id().empty()) {
     RecordCalibration(flags.calibration, inputs, &applied.plan);
   }

@@ -44,7 +44,7 @@ absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags);
 
 // The data that a method or a plan needs from a calibration.
 struct CalibrationNeeds {
-  // The sampled tokens, from which the ranges of codes are found.
+  // The sampled tokens, from which the ranges of quantization codes are found.
   bool sample = false;
   // Gram matrices and energies. They need the sample, too.
   bool statistics = false;

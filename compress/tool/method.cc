@@ -112,8 +112,8 @@ absl::StatusOr<int64_t> GroupHeads(const std::string& text, int64_t automatic) {
 
 bool UsesHadamard(const MethodFlags& flags) {
   if (flags.hadamard != "auto") return flags.hadamard == "on";
-  // A schedule is excluded: it gives channels different bits, and a Hadamard
-  // transform would mix these channels.
+  // Only for codes with a single width: a Hadamard transform would mix channels
+  // to which a schedule gives different bits.
   auto few = [](const std::string& text) {
     const absl::StatusOr<Bits> bits = ParseBits(text);
     return bits.ok() && bits->schedule.size() == 1;
@@ -328,9 +328,9 @@ absl::Status AddExactTokens(const MethodFlags& flags, KvPlan& plan) {
 struct Method {
   const char* name;
   absl::StatusOr<KvPlan> (*plan)(const MethodFlags&, const PlanRequest&);
-  // The default of --rank-multiple, as in docs/quality.md. RAP and commuting
-  // distribute a few pairs of each head, for which steps of 8 dims are too
-  // coarse.
+  // The default of --rank-multiple, as in docs/quality.md. Steps of 8 dims are
+  // too coarse for RAP and commuting, which keep only a few RoPE pairs of each
+  // head.
   int64_t rank_multiple;
   // The flags that set the size of the plan; empty if --keep sets it.
   const char* size_flags;

@@ -64,7 +64,8 @@ struct MethodFlags {
   std::string evict_from;
 };
 
-// The method that adds eviction to a plan, or to whole keys and values.
+// The name of the method that only adds eviction, to a given plan or to whole
+// keys and values.
 inline constexpr char kEvictionMethod[] = "q-hitter";
 
 // Adds the flags to `command`. If `required` is true, the user must give a

@@ -30,7 +30,7 @@ struct PlanBytes {
   double per_token = 0;       // bytes per token, with padding
   double payload = 0;         // bytes per token, without padding
   double parameters = 0;      // scales and minima, a part of the payload
-  int64_t per_sequence = 0;   // side pages
+  int64_t per_sequence = 0;   // bytes of side pages, which hold exact rows
   int64_t static_ranges = 0;  // CHANNEL_STATIC ranges, stored once per model
   int64_t static_bases = 0;   // BASIS_STATIC bases in float16, once per model
   double kept_numbers = 0;    // as a share of the dense cache's numbers
