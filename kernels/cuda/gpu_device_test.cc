@@ -1,5 +1,5 @@
-// Tests of CudaDevice that need a real GPU; cuda_device_test.cc tests its
-// logic.
+// Tests of CudaDevice that need a real GPU. cuda_device_test.cc tests it
+// without a GPU.
 #include <gmock/gmock.h>
 
 #include <thread>

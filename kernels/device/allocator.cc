@@ -57,9 +57,8 @@ void* Map(size_t bytes) {
   return data;
 }
 
-// Makes the system provide every page of newly mapped memory. All cores share
-// this, because the system clears each page, which takes longer than anything
-// else here.
+// Makes the system provide every page of newly mapped memory. The system clears
+// each page, which takes long, so all cores share the work.
 void Touch(char* data, size_t bytes) {
   const auto cores = static_cast<size_t>(base::ReadMachineLimits().cpus);
   const size_t threads = std::clamp(bytes / kTouchPerThread, size_t{1}, cores);

@@ -34,7 +34,7 @@ std::unique_ptr<Device> Make() {
 }  // namespace kvasir::kernels
 
 int main(int argc, char** argv) {
-  // These tests need the emulator itself, so only other programs run them.
+  // Excludes the tests that need the emulator itself; other programs run them.
   GTEST_FLAG_SET(filter, "-*EachSite*:*Sectors*");
   ::testing::InitGoogleMock(&argc, argv);
   kvasir::kernels::emulation::RunTestsOn(
