@@ -70,9 +70,9 @@ bool Fits(const PagedAttentionParams& shape);
 absl::StatusOr<AttentionStep> DivideStep(
     const PreparedAttention& prepared,
     absl::Span<const AttentionSequence> sequences);
-// Sets weights_at of all sequences. Sequences whose only row adds mass get
-// memory for its attention weights, until `most_weights` floats are used up.
-// The keys of the other sequences are scored twice.
+// Sets weights_at of all sequences. A sequence whose only row adds mass gets
+// memory for the row's attention weights, if enough of the `most_weights`
+// floats are left. Other sequences that add mass have their keys scored twice.
 void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
                   absl::Span<AttentionSequence> sequences);
 // `step` must come from DivideStep for the same sequences that `rows` has on

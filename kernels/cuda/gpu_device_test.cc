@@ -13,7 +13,8 @@
 namespace kvasir::kernels {
 namespace {
 
-// This is gpu::PrimitiveArgs, because KVASIR_PRIMITIVES_TARGET is `gpu` here.
+// This means gpu::PrimitiveArgs (primitive_kernels.h), because the build sets
+// KVASIR_PRIMITIVES_TARGET to `gpu`.
 using emulated::PrimitiveArgs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;

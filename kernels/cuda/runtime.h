@@ -96,9 +96,9 @@ class Runtime {
   virtual Result CopyAsync(void* to, const void* from, size_t bytes,
                            StreamHandle stream) = 0;
   // From now on, work that is enqueued on the stream becomes part of a graph
-  // and does not run. CUDA refuses calls that a capture cannot contain, such as
-  // waiting for the stream or allocating memory from this thread, and such a
-  // call also invalidates the capture.
+  // and does not run. Calls that a capture cannot contain, such as waiting for
+  // the stream or allocating memory from this thread, are refused and
+  // invalidate the capture.
   virtual Result BeginCapture(StreamHandle stream) = 0;
   // Must be called by the thread that called BeginCapture. Ends the capture in
   // any case, and sets `graph` if the capture did not fail.

@@ -33,8 +33,8 @@ size_t AlignUp(size_t bytes, size_t alignment) {
 }
 
 void* Map(size_t bytes) {
-  // Map one huge page more than requested, so that the block can start on a
-  // huge page; the rest at both ends is unmapped again.
+  // Maps one huge page more than requested, so that the block can start on a
+  // huge page. The unused ends are unmapped again.
   if (bytes > std::numeric_limits<size_t>::max() - 2 * kHugePageBytes) {
     return nullptr;
   }

@@ -72,8 +72,8 @@ class Device {
   // The memory of the device, or of the host if the device has none of its own.
   virtual absl::StatusOr<DeviceMemory> memory() const;
   virtual bool has_own_memory() const { return false; }
-  // Bytes of host memory that copies to and from the device use as buffers,
-  // including those that BeginWrite returns.
+  // Bytes of host memory that are buffers for copies to and from the device and
+  // for BeginWrite.
   virtual int64_t staging_bytes() const { return 0; }
 
   // Makes other GPU libraries (such as NCCL) use this device for calls from the

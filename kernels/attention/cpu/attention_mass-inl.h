@@ -137,7 +137,7 @@ class MassWorker {
 
   // Adds the weights of `count` rows, in order, to the mass of slots of one
   // block. row(i, factor) returns row i's weights for the block, and sets
-  // *factor to the number by which the weights are multiplied.
+  // *factor to their common factor.
   template <typename Row>
   void AddRows(const MassUnit& unit, VisibleRange slots, int64_t count,
                const Row& row) const {

@@ -95,7 +95,7 @@ struct ValueCodesArgs {
   const char* const* slots;  // [depth]: each slot's bytes
   CodePlace place;           // place of the first code in a slot
   const float* levels;       // null: codes are used as they are
-  const float* a;            // [rows, depth], rows 64 apart
+  const float* a;            // [rows, depth], rows 64 floats apart
   float* c;                  // [rows, columns]
   int64_t c_stride;
   int64_t columns;
@@ -119,7 +119,7 @@ struct ValueLanesArgs {
   int64_t slot_bytes;        // up to CodeLanes::kMostSlotBytes
   const CodeLanes* lanes;
   int64_t num_lanes;  // an even number
-  const float* a;     // [rows, depth], rows 64 apart
+  const float* a;     // [rows, depth], rows 64 floats apart
   float* c;           // [rows, columns of all lanes]
   int64_t c_stride;
   AheadLines* ahead;  // memory to prefetch meanwhile
@@ -137,7 +137,7 @@ struct ValuePairsArgs {
   int64_t depth;      // number of slots
   const char* slots;  // where the first slot's numbers begin
   int64_t slot_bytes;
-  const float* a;  // [rows, depth], rows 64 apart
+  const float* a;  // [rows, depth], rows 64 floats apart
   float* c;        // [rows, columns]
   int64_t c_stride;
   int64_t columns;    // a multiple of kCodeTileColumns

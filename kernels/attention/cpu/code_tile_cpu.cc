@@ -99,8 +99,7 @@ class CodeNumbers {
   }
 };
 
-// Takes the bits of `low` where the mask is 1, and those of `high` where it is
-// 0.
+// Takes bits from `low` where the mask is 1, and from `high` where it is 0.
 HWY_INLINE WordVec SelectBits(WordVec mask, WordVec low, WordVec high) {
 #if HWY_TARGET <= HWY_AVX3
   return WordVec{_mm512_ternarylogic_epi32(mask.raw, low.raw, high.raw, 0xca)};
@@ -311,7 +310,7 @@ HWY_INLINE T ReadWord(const char* from) {
 
 // Loads the codes of kVecLanes neighbouring channels of a slot. Sixteen 4-bit
 // codes fill two 32-bit words; then even lanes get the codes of the first word,
-// and odd lanes those of the second.
+// and odd lanes the codes of the second word.
 template <int kBits>
 class SlotCodes {
  public:

@@ -193,8 +193,8 @@ void UnpackChannels(const uint32_t* words, int64_t bit, int64_t count,
   while (i < count) one();
 }
 
-// Like LoadWords from byte `begin` of each slot on, but may read whole vectors
-// of words, even if the last one ends after the requested bytes.
+// Like LoadWords, from byte `begin` of each slot on. May read whole vectors of
+// words, even beyond the requested bytes.
 HWY_INLINE void LoadRoomyWords(const char* const* slots, int64_t begin,
                                int64_t num_bytes, uint32_t* words,
                                int64_t stride, AheadLines* ahead) {
@@ -221,8 +221,8 @@ HWY_INLINE void LoadRoomyWords(const char* const* slots, int64_t begin,
   }
 }
 
-// Loads the words of slots [s, s + kVecLanes), plane by plane, and sets
-// plane_words to where the words of each plane begin.
+// Loads the words of slots [s, s + kVecLanes), plane by plane. plane_words gets
+// the start of each plane's words.
 HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
                            int64_t s, uint32_t* words, int64_t stride,
                            uint32_t* plane_words[4], AheadLines* ahead) {
@@ -667,8 +667,8 @@ class BlockLoader {
     LoadChunkRanges(part, group, chunk);
   }
 
-  // Slots whose codes are equally spaced in memory. RunAt returns those from
-  // `slot` to the end of its tile in the page, or to `end` if that is earlier.
+  // Slots whose codes are equally spaced in memory. RunAt returns the slots
+  // from `slot` to the end of its tile in the page, but none from `end` on.
   struct Run {
     const char* codes;
     int64_t count;

@@ -508,9 +508,9 @@ class PanelWorker {
 
   // ----- One block.
 
-  // Computes the scores of slots, summed over key parts: over all stored parts
-  // if `first` is 0, or over all parts of exact rows if `first` is the index of
-  // the first such part.
+  // Computes the scores of slots, summed over the key parts from index `first`
+  // on. `first` is 0 for the stored parts, or num_stored_keys() for the parts
+  // of exact rows.
   void ScoreSlots(int64_t block, VisibleRange slots, int64_t first, float* to) {
     loader_.StartBlock(block, slots);
     rebuilder_.StartBlock();
@@ -525,8 +525,8 @@ class PanelWorker {
     }
   }
 
-  // Computes scores from stored keys. In each row, scores from exact rows then
-  // replace those of the slots that the row reads as exact rows.
+  // Computes scores from stored keys and from exact rows. If a block needs
+  // both, each row takes the scores of its exact slots from the exact rows.
   void Score(int64_t block, VisibleRange needed) {
     const ExactSlots& slots = params_.key_exact;
     const VisibleRange stored = unit_.ReadIn(ReadAs::kStored, slots, needed);

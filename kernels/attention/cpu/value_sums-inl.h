@@ -74,7 +74,7 @@ class ValueSums {
         loader_(*loader),
         lifter_(*lifter) {}
 
-  // Adds the values of those slots of the loader's block that are read in the
+  // Adds values of the loader's block: those of the slots that are read in the
   // way `read` (ReadAs). The weights are in scratch().scores.
   void AddBlock(ReadAs read) {
     read_ = read;

@@ -166,10 +166,10 @@ KVASIR_DEVICE uint32_t WeightsOf(bool as_exact, uint32_t pair) {
 
 // Adds the products of the values `a` of 16 slots, from `slot` of the split on,
 // and the weights `b` of 8 rows, from `row` on. Computes each token separately,
-// with zeros in place of the values of slots that the token does not see. If
-// `mixed`, values that the token reads in the other way than `as_exact` says
-// also become zeros. Weights of 0 are not enough, because 0 times an infinite
-// or NaN value is not 0.
+// with zeros in place of the values of slots that it does not see. If `mixed`,
+// values that the token reads in the other form (codes or exact rows) also
+// become zeros. Weights of 0 are not enough, because 0 times an infinite or NaN
+// value is not 0.
 template <typename T, bool mixed>
 KVASIR_DEVICE void AddApart(const AttentionDevice& device, const Item& item,
                             bool as_exact, int32_t row, int64_t split,

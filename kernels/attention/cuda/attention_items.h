@@ -113,8 +113,8 @@ KVASIR_DEVICE bool SeenBySome(const AttentionDevice& device, const Item& item,
   return block < last.begin || block + kAttentionBlockSlots > first.end;
 }
 
-// Returns the sequence that contains `index`: the last one whose SequenceItems
-// has a member `first` (for example first_item) of at most `index`.
+// Returns the sequence that contains `index`: the last one whose `first` is at
+// most `index`. `first` is a member of SequenceItems, for example first_item.
 template <int32_t SequenceItems::*first>
 KVASIR_DEVICE int32_t FindSequence(const AttentionKernelArgs& args,
                                    int32_t index) {

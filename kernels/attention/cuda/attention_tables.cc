@@ -295,8 +295,8 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   *why = made.why_none;
   if (made.units.empty()) return absl::OkStatus();
   device->prompt_rows = PromptRowsOfAll(params, made, why);
-  // Maps the host address of each list of head columns to its copy on the
-  // device, so that each list is copied once.
+  // Maps each list of head columns on the host to its copy on the device, so
+  // that a list that several chunks use is copied once.
   std::map<const int64_t*, const int64_t*> columns;
   for (LatentChunkOnDevice& chunk : made.chunks) {
     const auto [found, added] = columns.emplace(chunk.head_column, nullptr);

@@ -72,14 +72,13 @@ struct LatentChunkOnDevice {
   // slot.
   int32_t params_offset = 0;
   int32_t params_stride = 0;
-  // True if a whole block can be copied with one address per lane: tiles have
-  // 64 slots, each piece (and each range) of the 64 slots is stored
-  // contiguously and aligned to 16 bytes, and a chunk of numbers has an even
-  // number of pieces.
+  // True if one address per lane suffices to copy a whole block. Tiles then
+  // have 64 slots. Each piece and each range of these slots is contiguous and
+  // aligned to 16 bytes, and a chunk of numbers has an even number of pieces.
   bool in_blocks = false;
   ChunkKind kind = ChunkKind::kNumbers;
-  // For keys stored as codes: whether this chunk is the first one of its run,
-  // and whether it is the last one, after which the run's scale is applied.
+  // For keys stored as codes: whether this chunk is the first or the last one
+  // of its run. The run's scale is applied after the last chunk.
   bool starts_run = false;
   bool ends_run = false;
   int32_t run = 0;      // index among the runs of the unit's keys
@@ -96,10 +95,9 @@ struct LatentChunkOnDevice {
   uint32_t less_scale = 0;
   uint32_t most_scale = 0;
   const int64_t* head_column = nullptr;  // [Hq], in q or out
-  // Where exact rows have these channels. exact_ring is the address of the
-  // first channel in a row that begins at offset 0 of the arena of the side
-  // pages. exact_fresh is its address in row 0 of the launch's new tokens,
-  // whose rows are exact_fresh_stride bytes apart.
+  // exact_ring: the address of these channels in an exact row at offset 0 of
+  // the arena of the side pages. exact_fresh: their address in row 0 of the
+  // launch's new tokens, whose rows are exact_fresh_stride bytes apart.
   const char* exact_ring = nullptr;  // null: no exact rows
   const char* exact_fresh = nullptr;
   int64_t exact_fresh_stride = 0;
@@ -144,7 +142,7 @@ struct AttentionDevice {
   int64_t num_units = 0;
   int32_t most_heads = 0;  // query heads of the largest unit
   int64_t tile_rows = 0;   // rows of an item of `attention`
-  // tokens of an item of `attention`: as many as fit into tile_rows even for
+  // tokens of an item of `attention`: the most that fit into tile_rows even for
   // the unit with the most heads
   int64_t tile_tokens = 0;
   // the most output channels that any head has, summed over all value parts
@@ -213,8 +211,8 @@ KVASIR_HOST_DEVICE inline int64_t MmaSharedBytes(
 inline constexpr int64_t kPromptFixedBytes = 25360;
 // The bytes of the tile that holds the numbers converted from codes.
 inline constexpr int64_t kPromptTileBytes = 16384;
-// The number of value channels, in slabs of 64, whose sums fit into a warp's
-// registers if items have `rows` rows.
+// How many slabs of 64 value channels a warp can sum in its registers, if items
+// have `rows` rows.
 KVASIR_HOST_DEVICE inline constexpr int64_t PromptSlabs(int64_t rows) {
   return rows > 64 ? 2 : 4;
 }

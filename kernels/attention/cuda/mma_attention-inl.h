@@ -24,9 +24,9 @@
 // keys, queries are staged in the order in which codes are extracted from a
 // word (0, 4, 1, 5, ...).
 //
-// The kernel has instances for items of 8 rows (one for each kind of chunks,
-// and one for mixed kinds) and, if some unit has more than 8 heads, an instance
-// for 16 rows (for any kind). Layers with exact rows use other instances
+// The kernel has an instance for items of 8 rows for each kind of chunks, and
+// one for mixed kinds. If some unit has more than 8 heads, an instance for 16
+// rows of any kind is used. Layers with exact rows use other instances
 // (attention_exact.h, mma_exact-inl.h).
 //
 // Layout: ideally, each piece of the 64 slots of a tile is contiguous (granules
@@ -88,8 +88,8 @@ class MmaAttention : MmaRing<kind, exact> {
     FillLevelTables<T>(device_, tables_);
   }
 
-  // A word of shared memory for the kernel, in which one thread stores the
-  // index of the CTA's next item for all threads.
+  // A word of shared memory, through which one thread passes the index of the
+  // CTA's next item to all threads.
   KVASIR_DEVICE uint32_t* next_item() const { return next_item_; }
 
   // Computes an item. All threads of the CTA must call it.

@@ -1,6 +1,7 @@
 // Loads the latents for mma_attention-inl.h. Each warp has its own ring of
-// stages in shared memory, into which it copies ahead the latents that it will
-// multiply: first the keys of a split and then the values. C++17, device code.
+// stages in shared memory. It copies the latents that it will multiply into
+// this ring ahead of time: first the keys of a split and then the values.
+// C++17, device code.
 //
 // A stage holds a chunk of keys for 16 slots of a block, or a chunk of values
 // for all 64 slots. It has pieces of 16 bytes as [piece][slot] and, for codes,
@@ -83,8 +84,8 @@ class MmaRing {
     return place;
   }
 
-  // Fills places_ with the places of all slots of the split or, if all blocks
-  // are whole tiles, only with the place of each block's first slot. All
+  // Fills places_ with the places of all slots of the split. If all blocks are
+  // whole tiles, fills in only the place of each block's first slot. All
   // threads of the CTA must call it, because it has a barrier.
   KVASIR_DEVICE void FindPlaces() {
     constexpr auto kThreads = static_cast<int32_t>(kMmaThreads);

@@ -6,13 +6,13 @@
 // computes them if it supports the layer (prefill_attention-inl.h) and if their
 // bits may differ from those of single rows.
 //
-// The launches depend on the number of sequences but not on their lengths, so
-// the same launches can be repeated for every step with as many sequences. An
-// item has the query heads of one HeadUnit for some tokens, with at most 8 rows
-// together (16 if a unit has more than 8 heads). It covers all slots that these
-// rows see or, if the context of a sequence of few rows is split, 1 to 8 splits
-// of kAttentionSplitSlots slots. The number of splits is chosen so that there
-// are about eight items for each CTA. Splits begin at fixed slots.
+// The launches depend only on the number of sequences, not on their lengths, so
+// every step with as many sequences can repeat them. An item has the query
+// heads of one HeadUnit for some tokens, with at most 8 rows together (16 if a
+// unit has more than 8 heads). It covers all slots that these rows see or, if
+// the context of a sequence of few rows is split, 1 to 8 splits of
+// kAttentionSplitSlots slots. The number of splits is chosen so that there are
+// about eight items for each CTA. Splits begin at fixed slots.
 //
 // The memory for partial results may not suffice for all contexts, so the
 // longest contexts are split first. For this, group k has all contexts of at

@@ -20,10 +20,10 @@
 // slots, and a block that the row does not see changes no bit. So a row has the
 // same bits however a prompt is divided into launches and items. These bits
 // differ from those of the decoding kernel, which uses splits of 512 slots. The
-// decoding kernel also computes prompts if the bits must be the same
-// (PagedAttentionParamsIn::prompts_as_rows) or if this kernel does not support
-// the layer: if values have more than 128 channels (256 with 64 rows), or only
-// some of the values are codes.
+// decoding kernel computes prompts in two cases: if they must have the same
+// bits as single rows (PagedAttentionParamsIn::prompts_as_rows), or if this
+// kernel does not support the layer. It does not support values with more than
+// 128 channels (256 with 64 rows), or values of which only some are codes.
 //
 // Layout: latents as in mma_attention-inl.h; queries must be aligned to 16
 // bytes. Shared memory: 25 KiB for all stages, a tile of 16 KiB if there are

@@ -593,11 +593,11 @@ std::vector<std::vector<int64_t>> AttentionGrid::FindClusters() {
 }
 
 // Adds slices that have the heads of several neighbouring clusters (a set).
-// With few rows, reading latents takes longer than computing, and memory is
-// read faster in long runs (measured: runs of 64 KiB take 0.8 of the time of
-// runs of 16 KiB). In a page, the latents of neighbouring groups are adjacent.
-// If pages are smaller than a block, they are not adjacent for a whole block,
-// so there are no sets.
+// With few rows, reading latents takes longer than computing. Memory is read
+// faster in long runs: runs of 64 KiB take 0.8 of the time of runs of 16 KiB
+// (measured). In a page, the latents of neighbouring groups are adjacent. If
+// pages are smaller than a block, they are not adjacent for a whole block, so
+// there are no sets.
 void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   if (params_.page_tokens % kAttentionBlockSlots != 0) return;
   const int64_t count = num_clusters_;

@@ -331,8 +331,8 @@ inline VisibleRange UnitSlots(const PagedAttentionArgs& params,
 bool TakesSplits(const AttentionGrid& grid,
                  const AttentionGrid::Sequences& sequences);
 
-// The maximum and sum of each row's softmax over the splits of a unit that were
-// merged so far. The merged output itself is in params.out.
+// The maximum and sum of each row's softmax, over all splits of a unit that
+// were merged so far. The merged output itself is in params.out.
 struct AttentionTotal {
   float* max;  // [rows]
   float* sum;  // [rows]

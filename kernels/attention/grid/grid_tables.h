@@ -24,10 +24,10 @@ inline constexpr int64_t kHeldLiftSums = 8192;
 inline constexpr int64_t kAttentionMaxRows = 128;
 // The most rows of all panels of a unit.
 inline constexpr int64_t kMostUnitRows = 2048;
-// Each part has its own tile only if scratch then still has room for panels of
-// this many rows, because smaller panels would use only a small part of each
-// register tile. Otherwise the parts share one tile, whose content cannot be
-// kept for a second panel.
+// Each part has its own tile only if that leaves room in scratch for panels of
+// this many rows. Smaller panels would use only a small part of each register
+// tile. Otherwise the parts share one tile, whose content cannot be kept for a
+// second panel.
 inline constexpr int64_t kLeastPanelRows = 8;
 // Rows are divided into more units if otherwise threads would be idle for more
 // than 1 / kIdleShare of the time.
@@ -40,9 +40,8 @@ inline constexpr int64_t kRowsWithAngles = 4;
 // a slot are computed only once for these heads. Angles cost as much as
 // rebuilding half a key.
 inline constexpr int64_t kHeadsPerAngles = 4;
-// KV heads are put into one unit because their latents are adjacent in memory
-// only if that unit is at most 1 / kUnitsPerThread of a thread's share of the
-// work.
+// KV heads with adjacent latents are put into one unit only if it has at most 1
+// / kUnitsPerThread of a thread's share of the work.
 inline constexpr int64_t kUnitsPerThread = 4;
 // The most rows of a panel if nothing is rebuilt or lifted. More rows would
 // only occupy more of the CPU cache.
@@ -70,11 +69,11 @@ struct ChunkBytes {
   bool together = false;
 };
 
-// How a vector of 16 lanes extracts the codes of 16 channels, each of any
-// number of bits, from a slot's 16-bit words. Each lane looks up two words: the
-// word with the code's low bits becomes its lower half, and the word with the
-// code's high bits its upper half. Then the low bits are shifted right and the
-// high bits rotated right.
+// How a vector of 16 lanes extracts the codes of 16 channels from a slot's
+// 16-bit words. Each code may have any number of bits. A lane looks up two
+// words: the word with the code's low bits becomes its lower half, and the word
+// with the code's high bits its upper half. Then the low bits are shifted right
+// and the high bits rotated right.
 struct alignas(64) CodeLanes {
   static constexpr int64_t kChannels = 16;
   // The most bytes that a slot's codes may have. They must fit into two 64-byte

@@ -1,6 +1,6 @@
-// The main function of programs that run kernel tests on a CudaDevice with a
-// fake CUDA runtime, in which the emulator executes the kernels. This tests
-// CudaDevice's memory, copies and launches without a GPU.
+// The main function of programs that run kernel tests without a GPU. They test
+// the memory, copies and launches of CudaDevice with a fake CUDA runtime, in
+// which the emulator executes the kernels.
 #include <gmock/gmock.h>
 
 #include <memory>
