@@ -9,8 +9,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Returns a random number in [0, limit) by multiply and shift, whose bias is
-// below 2^-20 for any stream of fewer than 2^43 tokens.
+// Returns a random number in [0, limit), by multiply and shift. The bias is
+// below 2^-20 if the limit is below 2^43.
 int64_t Below(int64_t limit, base::PhiloxCounter bits) {
   const uint64_t wide = (uint64_t{bits[1]} << 32) | bits[0];
   return static_cast<int64_t>(static_cast<uint64_t>(
@@ -23,7 +23,8 @@ int64_t Below(int64_t limit, base::PhiloxCounter bits) {
 CropSampler::CropSampler(int64_t num_tokens, int64_t crop_tokens, uint64_t seed)
     : num_tokens_(num_tokens), crop_tokens_(crop_tokens), seed_(seed) {
   KVASIR_CHECK(crop_tokens >= 1 && num_tokens >= crop_tokens);
-  // One window fewer than would fit, which leaves room for the random start.
+  // One window fewer than the stream can hold, because the first window begins
+  // at a random token.
   windows_per_epoch_ = std::max<int64_t>(num_tokens / crop_tokens - 1, 1);
 }
 

@@ -72,7 +72,8 @@ absl::Status CheckOptions(const RecoverOptions& options,
         absl::StrCat("a batch of ", options.batch_tokens,
                      " tokens is too small for a crop of ", crop, " tokens"));
   }
-  // A crop needs one more token, the target of its last token.
+  // A crop needs one token more, because the target of its last token is the
+  // next token.
   if (static_cast<int64_t>(text.ids.size()) < crop + 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("the text has ", text.ids.size(), " tokens, but crops of ",
@@ -107,7 +108,7 @@ absl::Status CheckOptions(const RecoverOptions& options,
 struct Batch {
   at::Tensor inputs;   // [B, T]
   at::Tensor targets;  // [B * T]
-  uint64_t draw = 0;   // random stream of the dropout
+  uint64_t draw = 0;   // selects the random numbers of the dropout
 };
 
 class Recovery {
@@ -397,22 +398,19 @@ RecoverMemory EstimateRecoverMemory(const model::DecoderSpec& spec,
       model::MlpMatrices(spec.mlp) * width * spec.intermediate_size;
   const int64_t model = spec.num_layers() * (attention + mlp) +
                         (spec.tied_head ? 1 : 2) * spec.vocab_size * width;
-  // How many numbers the autograd graph keeps for one token in one layer: norms
-  // and sums, rotated and gathered heads, attention weights, and the MLP's
-  // factors.
+  // The numbers that the autograd graph keeps for each token in each layer.
   const int64_t per_token = 6 * width + 5 * (queries + keys) +
                             spec.num_heads * options.crop_tokens +
                             4 * spec.intermediate_size;
   const int64_t micro = std::max(
       options.micro_batch_tokens / options.crop_tokens * options.crop_tokens,
       options.crop_tokens);
-  // Counts the merged weights, which are made for each micro-batch, and their
-  // gradients.
+  // The merged weights and their gradients, which every micro-batch makes anew.
   const int64_t merged = 2 * spec.num_layers() * attention;
   const int64_t logits = kRecoverLossBuffers * spec.vocab_size *
                          std::min(RecoverLossRows(spec.vocab_size), micro);
-  // Threads allocate and free blocks of many sizes. The allocator therefore
-  // keeps about as much memory again (measured).
+  // The allocator keeps about as much freed memory again (measured), because
+  // threads free blocks of many sizes.
   constexpr int64_t kKept = 2;
   return {2 * model * kFloatBytes,
           kKept * std::max(options.threads, 1) * kFloatBytes *

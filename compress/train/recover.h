@@ -1,7 +1,7 @@
 // Recovers quality that compression lost. Adapters on the attention projections
 // of a compressed model are trained on a text and on the uncompressed model's
-// predictions for it, and then merged into the weights. The plan and the names
-// and shapes of tensors do not change.
+// predictions for it. Then they are merged into the weights. The plan and the
+// names and shapes of tensors do not change.
 #pragma once
 
 #include <cstdint>
@@ -31,14 +31,14 @@ struct RecoverOptions {
   double final_learning_rate = 0.02;  // fraction of the peak rate
   double weight_decay = 0.0;
   double clip_norm = 1.0;
-  // Its seed is used for all random numbers of the run.
+  // `adapters.seed` is the seed of all random numbers of the run.
   AdapterOptions adapters;
   RecoverLossWeights loss;
-  // If true, latents are coded during training, with straight-through
+  // If true, latents are quantized during training, with straight-through
   // gradients; otherwise they are exact.
   bool through_codes = false;
-  // The token that the tokenizer puts before a text. It is put before every
-  // second crop and before every window.
+  // The token that the tokenizer puts before a text. It replaces the first
+  // token of every second crop.
   std::optional<int32_t> start_token;
   int threads = 1;
 };
@@ -80,7 +80,7 @@ absl::StatusOr<Recovered> Recover(
     const TokenStream& text, const RecoverOptions& options,
     const std::function<bool(const RecoverProgress&)>& on_step);
 
-// An estimate of the memory that a run takes, with 4 bytes per number.
+// Estimates the memory that a run takes, with 4 bytes per number.
 struct RecoverMemory {
   int64_t weights_bytes = 0;  // weights of both models
   // gradients, activations and logits of all threads

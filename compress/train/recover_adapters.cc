@@ -10,8 +10,7 @@
 namespace kvasir::compress {
 namespace {
 
-// The draw index of the initial values. Draws during training are counted from
-// 0.
+// The `draw` of the initial values. Draws during training are counted from 0.
 constexpr uint64_t kInitialDraw = ~uint64_t{0};
 
 // Returns `count` random numbers in [0, 1) that depend only on seed, draw and

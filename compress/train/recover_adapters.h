@@ -21,11 +21,11 @@ struct AdapterOptions {
   uint64_t seed = 1;
 };
 
-// Returns the names of the weights that get an adapter: those that compute
-// queries, keys and values (for a compressed side, its latents), and the output
-// projection. These projections are adapted for every compression method, so
-// that methods can be compared. Lifts and bases, which an uncompressed model
-// does not have, are not trained.
+// Returns the names of the weights that get an adapter: the projections that
+// compute queries, keys and values (or latents of keys and values), and the
+// output projection. These are the same for every compression method, so that
+// methods can be compared. Lifts and bases, which an uncompressed model does
+// not have, are not trained.
 std::vector<std::string> AdaptedWeights(const LayerProgram& program);
 
 // The adapters of all layers.
@@ -39,9 +39,9 @@ class AdapterSet {
   AdapterSet(const ReferenceDecoder& decoder, const AdapterOptions& options);
 
   // Returns all tensors of a layer as part of the autograd graph, with the
-  // adapters added to the adapted weights. Dropout sets some inputs of A to 0.
-  // They depend only on the seed, `draw` and the adapter, so they are the same
-  // for all tokens of a call.
+  // adapters added to the adapted weights. Dropout sets some inputs of A to 0:
+  // the same inputs for all tokens of a call, chosen by the seed, `draw` and
+  // the adapter.
   TensorMap AdaptLayer(int64_t layer, uint64_t draw) const;
 
   // Returns the adapted weights of a layer, with their adapters merged into

@@ -5,10 +5,9 @@
 namespace kvasir::compress {
 namespace {
 
-// Number of logits that are computed at a time, so that they fit into a core's
-// cache. With a large vocabulary there are more, because at least kLeastRows
-// rows are computed together: with fewer rows, reading the head would take most
-// of the time.
+// Logits are computed in blocks of about kBlockNumbers numbers, which fit into
+// a core's cache. But a block has at least kLeastRows rows, because with fewer
+// rows reading the head would take most of the time.
 constexpr int64_t kBlockNumbers = int64_t{1} << 19;
 constexpr int64_t kLeastRows = 64;
 constexpr int64_t kMostRows = 1024;

@@ -34,19 +34,19 @@ struct RecoverLoss {
 
 // Computes both losses and their gradient. `targets` is [N] int64. If the
 // weight of the divergence is 0, the teacher is not read and its tensors may be
-// undefined. Records no autograd graph. Throws c10::Error.
-// Memory: the logits of RecoverLossRows rows at a time, never of all rows.
+// undefined. Records no autograd graph. Throws c10::Error. Holds the logits of
+// only RecoverLossRows rows at a time.
 RecoverLoss ComputeRecoverLoss(const Prediction& student,
                                const Prediction& teacher,
                                const at::Tensor& targets,
                                const RecoverLossWeights& weights);
 
-// Number of rows whose logits are in memory at a time, for a vocabulary of this
-// size.
+// The number of rows in a block of logits. Only the logits of one block are in
+// memory at a time.
 int64_t RecoverLossRows(int64_t vocab_size);
 
-// The most buffers, each as large as a block of logits, that ComputeRecoverLoss
-// has at the same time.
+// ComputeRecoverLoss has at most this many buffers at the same time, each as
+// large as a block of logits.
 inline constexpr int64_t kRecoverLossBuffers = 6;
 
 }  // namespace kvasir::compress

@@ -1,4 +1,5 @@
-// Finds new ranges of codes after a recovery has changed the weights.
+// Computes the quantization ranges of codes again after a recovery has changed
+// the weights.
 #pragma once
 
 #include <vector>
@@ -11,9 +12,9 @@
 
 namespace kvasir::compress {
 
-// Finds the ranges of CHANNEL_STATIC codes again and puts them into `layers`.
-// This is needed because the old ranges fit the latents of the old weights. The
-// new weights in `layers` must have been rounded to their stored types. Does
+// Computes the ranges of CHANNEL_STATIC codes again and puts them into
+// `layers`, because the old ranges fit the latents of the old weights. The new
+// weights in `layers` must have been rounded to their stored types. Does
 // nothing for a plan without such codes. Errors: those of RangeCollector.
 absl::Status RenewRanges(const model::Checkpoint& source,
                          const kvasir::v1::KvPlan& plan,

@@ -55,7 +55,7 @@ TEST_P(AttentionMassTest,
     // The last way to divide heads is tested with many threads and with a
     // context that is longer than a split (512 slots). The context is only a
     // little longer if keys are rebuilt or values lifted, because the reference
-    // is slow for such layers.
+    // does this slowly.
     const bool splits = unit_of_head == units.back();
     const int64_t longest = !splits ? 70 : rebuilds ? 513 : 530;
     const std::vector<LatentAsk> asks = {

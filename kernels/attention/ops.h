@@ -58,21 +58,21 @@ class PreparedAttention {
 // with every step. Launches must use streams of `device`.
 absl::StatusOr<PreparedAttention> Prepare(Device& device,
                                           const PagedAttentionParams& shape);
-// Whether the scratch of one thread has room for one row of q. Reads only
-// widths, counts of runs, dims and windows, so the other pointers in `shape`
+// Whether the scratch of one thread has room for one row of q. Reads only sizes
+// (widths, counts of runs, dims and windows), so the other pointers in `shape`
 // may be null.
 bool Fits(const PagedAttentionParams& shape);
 
-// Decides on the host how a step is divided among threads. The layers of a step
-// can share one result if they have the same sequences and their grids divide
-// these alike (AttentionGrid::DividesAs). INVALID_ARGUMENT if a count is below
-// 0.
+// Decides on the host how a step is divided among threads. Layers of a step can
+// share one result if they have the same sequences and if
+// AttentionGrid::DividesAs holds for their grids. INVALID_ARGUMENT if a count
+// is below 0.
 absl::StatusOr<AttentionStep> DivideStep(
     const PreparedAttention& prepared,
     absl::Span<const AttentionSequence> sequences);
-// Sets weights_at of all sequences: each sequence whose only row adds mass gets
-// memory for its attention weights, as long as `most_weights` floats suffice.
-// Without this memory, the sequence's keys are scored twice.
+// Sets weights_at of all sequences. A sequence whose only row adds mass gets
+// memory for the row's attention weights, if enough of the `most_weights`
+// floats are left. Other sequences that add mass have their keys scored twice.
 void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
                   absl::Span<AttentionSequence> sequences);
 // `step` must come from DivideStep for the same sequences that `rows` has on

@@ -115,8 +115,8 @@ INSTANTIATE_TEST_SUITE_P(
 // reads their latents together (AttentionGrid::AddSets).
 class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
  protected:
-  // Runs attention for one token per sequence, and returns into how many units
-  // each sequence is divided.
+  // Runs attention for one token per sequence, and returns the number of units
+  // of each sequence.
   static std::vector<int64_t> UnitsOf(LatentCache& cache, TestStream& test,
                                       const std::vector<LatentAsk>& asks,
                                       int threads, std::vector<float>* out) {
@@ -318,9 +318,9 @@ TEST_P(LatentPagesTest, PageSizeDoesNotChangeTheBitsOfTheOutput) {
   });
 }
 
-// An exact row must be looked up by the slot number that the token had when it
-// was written, but its codes by the current one. The test writes the same
-// tokens for several values of `evicted`, so the output must not change.
+// An exact row must be found by the slot number that its token had when it was
+// written, but codes by the token's present slot number. The test writes the
+// same tokens for several values of `evicted`, so the output must not change.
 TEST(LatentExactRowsTest,
      AfterEvictionsExactRowsAreFoundByTheirOriginalSlotNumbers) {
   std::vector<float> first;
@@ -387,8 +387,8 @@ TEST(LatentPositionsTest,
   const std::vector<float> slots = attend();
   spec.position_of = [](int64_t position) { return position; };
   EXPECT_TRUE(SameBits(slots, attend()));
-  // Now the positions of the slots change but that of the query does not, so
-  // their distance and the output change.
+  // Now the slots have other positions but the query has the same, so their
+  // distance and the output change.
   spec.first_position = 1;
   const std::vector<float> next = attend();
   EXPECT_FALSE(SameBits(slots, next));

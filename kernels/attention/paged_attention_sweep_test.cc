@@ -119,8 +119,8 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
                          ::testing::Values(Reads::kAbsorbed, Reads::kRebuilt,
                                            Reads::kAsStored, Reads::kLifted));
 
-// With this seed, the terms of one output number cancel almost completely.
-// Relative to the number itself, its error would be too large.
+// With this seed, the terms of one output number cancel almost completely, so
+// its error is large relative to the number itself.
 TEST(WorstErrorTest,
      AnOutputWhoseTermsCancelIsCheckedRelativeToTheAverageOfItsPart) {
   PartSpec values = Lifted(Codes({96}, {8}), 1);

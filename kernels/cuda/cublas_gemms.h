@@ -21,11 +21,11 @@ namespace kvasir::kernels::cuda {
 class CublasGemms {
  public:
   // The largest number of algorithms that are kept. A model needs about five
-  // for each number of rows.
+  // for each number of rows in the batch.
   static constexpr size_t kMostShapes = 4096;
 
   // Makes an object for the device that the calling thread has selected.
-  // `major` is the major number of this device's compute capability. `library`
+  // `major` is the major number of the device's compute capability. `library`
   // must outlive the result. Returns INTERNAL if the library does not start.
   static absl::StatusOr<std::unique_ptr<CublasGemms>> Make(CublasLt* library,
                                                            int major);

@@ -103,8 +103,8 @@ class CublasMatmulTest : public ::testing::Test {
     auto scratch = device_->allocator().Allocate(
         scratch_bytes_ + Workspace::kAlignmentBytes, MemoryTag::kOther);
     KVASIR_EXPECT_OK(scratch.status());
-    // The workspace begins at an address that is not a multiple of 256, as it
-    // may after other ops have taken memory.
+    // After other ops have taken memory, the workspace may begin at an address
+    // that is not a multiple of 256.
     Workspace workspace(scratch->data().as<char>() + 64, scratch_bytes_);
     KVASIR_EXPECT_OK(Matmul(*stream_, params, workspace));
     VisitDType(c.y, [&](auto type) {
@@ -147,7 +147,7 @@ class CublasMatmulTest : public ::testing::Test {
     }
   }
 
-  // How often our own kernel of this name was launched.
+  // How often our own kernel with this name was launched.
   int KernelsCalled(const std::string& name) const {
     int count = 0;
     for (const cuda::FakeLaunch& launch : runtime_.launches()) {
@@ -179,8 +179,8 @@ TEST_F(CublasMatmulTest, TheMatmulResultIsCorrectForEverySupportedNumberType) {
   }
   if (emulation::OnGpu()) return;
   EXPECT_THAT(library_.multiplied(), SizeIs(products));
-  // If y is float32, the library uses the float32 bias as it is; otherwise our
-  // kernel matmul_bias converts the bias first.
+  // If y is float32, the library uses the float32 bias as it is. Otherwise our
+  // kernel matmul_bias first converts the bias.
   EXPECT_EQ(KernelsCalled("matmul_bias"), 8);
   EXPECT_THAT(runtime_.launches(), SizeIs(8));
 }

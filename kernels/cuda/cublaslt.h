@@ -54,9 +54,9 @@ class CublasLt {
   virtual int64_t Version() = 0;
   virtual CublasResult MakeHandle(CublasHandle* handle) = 0;
   virtual CublasResult DestroyHandle(CublasHandle handle) = 0;
-  // Chooses an algorithm: the one that the library considers best among those
-  // that add in float32, give the same bits on every run, and need at most
-  // workspace_bytes.
+  // Chooses the algorithm that the library considers best. The algorithm must
+  // add in float32, give the same bits on every run, and need at most
+  // most_workspace_bytes.
   virtual CublasResult Choose(CublasHandle handle, const GemmShape& shape,
                               size_t most_workspace_bytes,
                               GemmAlgorithm* algorithm) = 0;

@@ -114,14 +114,14 @@ class CudaDevice::State {
   State(cuda::Runtime* runtime, int device, cuda::DeviceProperties what)
       : ordinal(device), properties(std::move(what)), runtime_(runtime) {}
   ~State() {
-    // runtime() selects the device, because the handle in `gemms` must be
-    // destroyed on it
+    // runtime() selects the device; the handle in `gemms` must be destroyed on
+    // it
     if (gemms != nullptr) (void)runtime();
   }
 
   // Selects the device for the calling thread and returns the runtime. If the
-  // device cannot be selected, returns an error, because calls of the runtime
-  // would use the GPU that the thread selected before, or the first GPU.
+  // device cannot be selected, returns an error: CUDA calls would use another
+  // GPU, the one selected before or the first one.
   absl::StatusOr<cuda::Runtime*> runtime() const {
     if (failed_.load()) {
       base::MutexLock lock(&mutex_);
@@ -200,8 +200,8 @@ class CudaDevice::State {
   // The bytes of host memory that copies use, for all streams and for writes
   // (BeginWrite).
   std::atomic<int64_t> staging_bytes = 0;
-  // Null if our own kernels compute matrix products. Set before other threads
-  // use the device.
+  // Null if our own kernels multiply matrices. Set before other threads use the
+  // device.
   std::unique_ptr<cuda::CublasGemms> gemms;
 
  private:
@@ -505,8 +505,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
         absl::StrCat("cuda:", state_->ordinal, ": a stream cannot be ", as,
                      " while it is capturing"));
   }
-  // Text for an error of asynchronous work, which may come from any kernel up
-  // to the last one that was launched.
+  // The text for an error of asynchronous work. Any kernel up to the last one
+  // that was launched may have caused it.
   std::string Work() const {
     return absl::StrCat("work on a stream, up to the kernel ", last_kernel_,
                         " (CUDA_LAUNCH_BLOCKING=1 names the one that fails)");

@@ -391,7 +391,7 @@ TEST_F(CudaDeviceTest, AFailedDeviceIsNotReportedAsOutOfMemory) {
                                      ": cuda:0: ")),
               HasSubstr("cudaErrorFake (700)"), Not(HasSubstr("lower"))));
   };
-  // Only this one call fails.
+  // FailNext makes only one call fail; the device still works.
   runtime_.FailNext("Allocate", static_cast<Result>(700));
   EXPECT_THAT(Refused(8, MemoryTag::kKvCache), broken("kv_cache"));
   runtime_.FailNext("AllocateHost", static_cast<Result>(700));
@@ -403,7 +403,7 @@ TEST_F(CudaDeviceTest, AFailedDeviceIsNotReportedAsOutOfMemory) {
   EXPECT_EQ(device_->allocator().total_use().bytes, 0);
 }
 
-// If selecting the device fails, no other CUDA call may follow: it would use
+// If selecting the device fails, no other CUDA call may follow. It would use
 // the GPU that the thread selected before, or the first GPU.
 TEST_F(CudaDeviceTest, ACallFailsIfTheDeviceCannotBeSelected) {
   runtime_.device_count = 2;
@@ -521,7 +521,7 @@ TEST_F(CudaDeviceTest, ReportedMemoryFiguresAddUpToTheTotal) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const DeviceMemory memory, device_->memory());
   EXPECT_EQ(memory.total_bytes, 1 << 30);
   EXPECT_EQ(memory.allocated_bytes, 1000 + (3 << 20));
-  // Other bytes are the memory of the context and the rounding of two
+  // `other_bytes` has the memory of the context and the rounding of two
   // allocations.
   EXPECT_EQ(memory.other_bytes, (100 << 20) + (2 << 20) - 1000 + (1 << 20));
   EXPECT_EQ(memory.free_bytes + memory.allocated_bytes + memory.other_bytes,

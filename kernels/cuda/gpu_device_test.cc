@@ -1,5 +1,5 @@
-// Tests of CudaDevice that need a real GPU; cuda_device_test.cc tests its
-// logic.
+// Tests of CudaDevice that need a real GPU. cuda_device_test.cc tests it
+// without a GPU.
 #include <gmock/gmock.h>
 
 #include <thread>
@@ -13,7 +13,8 @@
 namespace kvasir::kernels {
 namespace {
 
-// This is gpu::PrimitiveArgs, because KVASIR_PRIMITIVES_TARGET is `gpu` here.
+// This means gpu::PrimitiveArgs (primitive_kernels.h), because the build sets
+// KVASIR_PRIMITIVES_TARGET to `gpu`.
 using emulated::PrimitiveArgs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;

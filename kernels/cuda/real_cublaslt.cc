@@ -154,9 +154,9 @@ class Preference {
         status_(functions.cublasLtMatmulPreferenceCreate(&preference_)) {
     Set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
         static_cast<uint64_t>(most_workspace_bytes));
-    // If the library divides k into parts, it must add the partial sums in
-    // float32 (not in the type of y) and in a fixed order (not in the order in
-    // which they are ready).
+    // The library may divide k into parts. Then it must add the partial sums in
+    // float32, not in the type of y, and in a fixed order, not in the order in
+    // which they are ready.
     Set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
         static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     for (const auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -240,7 +240,8 @@ class OpenedCublasLt final : public CublasLt {
     cublasLtMatmulAlgo_t algo;
     std::memcpy(&algo, algorithm.data, sizeof(algo));
     const float one = 1.0f, zero = 0.0f;
-    // beta is 0, so y is not read: it is also passed as the matrix to be added.
+    // y is also passed as the matrix to be added, but is not read, because beta
+    // is 0.
     return Of(functions_.cublasLtMatmul(
         Handle(handle), description.product(), &one, gemm.weight,
         description.weight(), gemm.x, description.x(), &zero, gemm.y,

@@ -74,15 +74,15 @@ class Runtime {
   virtual Result AllocateHost(void** memory, size_t bytes) = 0;
   virtual Result FreeHost(void* memory) = 0;
 
-  // Makes a stream whose work does not wait for work on CUDA's default stream,
-  // nor the other way round.
+  // Makes a stream. Its work and the work on CUDA's default stream do not wait
+  // for each other.
   virtual Result MakeStream(StreamHandle* stream) = 0;
   virtual Result DestroyStream(StreamHandle stream) = 0;
   virtual Result SynchronizeStream(StreamHandle stream) = 0;
   virtual Result SynchronizeDevice() = 0;
 
-  // Makes an event. An event is over when the stream has done all work that was
-  // enqueued before the last RecordEvent.
+  // Makes an event. The event is over when the stream has done all work that
+  // was enqueued before the last RecordEvent of the event.
   virtual Result MakeEvent(EventHandle* event) = 0;
   virtual Result DestroyEvent(EventHandle event) = 0;
   virtual Result RecordEvent(EventHandle event, StreamHandle stream) = 0;
@@ -96,17 +96,17 @@ class Runtime {
   virtual Result CopyAsync(void* to, const void* from, size_t bytes,
                            StreamHandle stream) = 0;
   // From now on, work that is enqueued on the stream becomes part of a graph
-  // and does not run. CUDA refuses calls that a capture cannot contain, such as
-  // waiting for the stream or allocating memory from this thread, and such a
-  // call also invalidates the capture.
+  // and does not run. Calls that a capture cannot contain, such as waiting for
+  // the stream or allocating memory from this thread, are refused and
+  // invalidate the capture.
   virtual Result BeginCapture(StreamHandle stream) = 0;
   // Must be called by the thread that called BeginCapture. Ends the capture in
   // any case, and sets `graph` if the capture did not fail.
   virtual Result EndCapture(StreamHandle stream, GraphHandle* graph) = 0;
   virtual Result DestroyGraph(GraphHandle graph) = 0;
   // Makes an executable graph from `graph`, which may be destroyed afterwards.
-  // The device memory that the graph needs is allocated by this call, in the
-  // order of the stream, and not when the graph is launched.
+  // This call, not the launch of the graph, allocates the device memory that
+  // the graph needs, in the order of the stream.
   virtual Result InstantiateGraph(GraphHandle graph, StreamHandle stream,
                                   ExecHandle* exec) = 0;
   // Destroys an executable graph, which must not be running.

@@ -13,10 +13,10 @@
 namespace kvasir::kernels::cuda {
 
 // A ring of kBlocks pinned blocks for the copies of one stream. An upload
-// copies the bytes to the next block; from there the stream copies them to the
-// device. A block is reused only when the stream has done this, so an upload
-// may have to wait for the upload that was kBlocks uploads earlier. Copies that
-// are longer than a block are cut into pieces.
+// copies the bytes to the next block, and the stream copies them from there to
+// the device. A block is reused only after that copy, so an upload may have to
+// wait for the upload that used the same block before. Copies that are longer
+// than a block are cut into pieces.
 //
 // Owns: the blocks, each as long as its longest copy so far (a power of two,
 //   kLeastBlockBytes to kMostBlockBytes), and their events.
@@ -53,8 +53,8 @@ class Staging {
     bool in_flight = false;
   };
 
-  // Returns the next block of the ring when it is no longer in use, with at
-  // least this size.
+  // Waits until the next block of the ring is not in use, and returns it with
+  // at least this size.
   absl::StatusOr<Block*> Take(size_t bytes);
   absl::Status Grow(Block* block, size_t bytes);
   void Unpin(Block* block);

@@ -1,6 +1,6 @@
 // Sizes and offsets of activations in device memory. Ops take activations as
-// `float*` even if the device stores them as another type, so pointer
-// arithmetic on such a pointer would be wrong: use these helpers.
+// `float*` even if the device stores them as another type. So pointer
+// arithmetic on these pointers would be wrong; use these helpers instead.
 #pragma once
 
 #include <cstddef>

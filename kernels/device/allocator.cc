@@ -33,8 +33,8 @@ size_t AlignUp(size_t bytes, size_t alignment) {
 }
 
 void* Map(size_t bytes) {
-  // Map one huge page more than requested, so that the block can start on a
-  // huge page; the rest at both ends is unmapped again.
+  // Maps one huge page more than requested, so that the block can start on a
+  // huge page. The unused ends are unmapped again.
   if (bytes > std::numeric_limits<size_t>::max() - 2 * kHugePageBytes) {
     return nullptr;
   }
@@ -57,9 +57,8 @@ void* Map(size_t bytes) {
   return data;
 }
 
-// Makes the system provide every page of newly mapped memory. All cores share
-// this, because the system clears each page, which takes longer than anything
-// else here.
+// Makes the system provide every page of newly mapped memory. The system clears
+// each page, which takes long, so all cores share the work.
 void Touch(char* data, size_t bytes) {
   const auto cores = static_cast<size_t>(base::ReadMachineLimits().cpus);
   const size_t threads = std::clamp(bytes / kTouchPerThread, size_t{1}, cores);

@@ -126,7 +126,7 @@ class DeviceAllocator {
   virtual void ReleaseOnHost(void* data, size_t bytes) { Release(data, bytes); }
   // The error text of Allocate if Acquire returned null.
   virtual std::string Refusal(size_t bytes, MemoryTag tag) const;
-  // The advice at the end of the text for RESOURCE_EXHAUSTED, such as "; lower
+  // The advice at the end of a RESOURCE_EXHAUSTED error, such as "; lower
   // --flag", or nothing.
   virtual std::string Advice(MemoryTag) const { return ""; }
 

@@ -19,8 +19,8 @@
 
 namespace kvasir::kernels {
 
-// How the memory of a device is used at present: a GPU's as the driver reports
-// it, the host's as its cgroup and the system report it.
+// How the memory of a device is used at present. The driver reports it for a
+// GPU, and the cgroup and the system for the host.
 struct DeviceMemory {
   int64_t total_bytes = 0;
   // Memory that no process uses and that the device's allocator has not handed
@@ -72,8 +72,8 @@ class Device {
   // The memory of the device, or of the host if the device has none of its own.
   virtual absl::StatusOr<DeviceMemory> memory() const;
   virtual bool has_own_memory() const { return false; }
-  // Bytes of host memory that copies to and from the device use as buffers,
-  // including those that BeginWrite returns.
+  // Bytes of host memory that are buffers for copies to and from the device and
+  // for BeginWrite.
   virtual int64_t staging_bytes() const { return 0; }
 
   // Makes other GPU libraries (such as NCCL) use this device for calls from the
@@ -89,8 +89,8 @@ class Device {
                                            size_t bytes) = 0;
   virtual absl::Status EndWrite(DevicePtr<void> memory, void* host,
                                 size_t bytes) = 0;
-  // True if BeginWrite returns a buffer apart from the device's memory, which
-  // EndWrite copies.
+  // True if BeginWrite returns a buffer from which EndWrite copies to the
+  // device's memory.
   virtual bool stages_writes() const { return kind_ != DeviceKind::kCpu; }
   // Frees the buffers that the device keeps for writes.
   virtual void FreeWriteBuffers() {}

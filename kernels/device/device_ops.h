@@ -1,7 +1,7 @@
-// A table of the functions with which a GPU's back end implements ops, by the
-// op's name. The stream owns the table, so an op's host code need not be linked
-// with a back end. C++17 without Abseil, because op_table/op_table.h includes
-// this.
+// A table of the functions by which a GPU's back end implements ops. Functions
+// are found by the op's name. The stream owns the table, so an op's host code
+// need not be linked with a back end. C++17 without Abseil, because
+// op_table/op_table.h includes this.
 #pragma once
 
 #include <cstddef>

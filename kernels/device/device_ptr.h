@@ -52,7 +52,6 @@ class DevicePtr {
   T* address_ = nullptr;
 };
 
-// Returns the pointer moved by `bytes`.
 inline DevicePtr<const void> OffsetBytes(DevicePtr<const void> pointer,
                                          int64_t bytes) {
   return pointer.as<const char>() + bytes;

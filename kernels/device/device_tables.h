@@ -14,8 +14,8 @@
 namespace kvasir::kernels {
 
 // Copies tables to device memory, which this object owns (counted under the tag
-// "other"). A table whose elements point to other tables must be added after
-// these, and its pointers must be their device addresses.
+// "other"). If a table's elements point to other tables, add the other tables
+// first and store their device addresses.
 class DeviceTables {
  public:
   explicit DeviceTables(Device* device) : device_(device) {}

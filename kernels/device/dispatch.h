@@ -84,8 +84,8 @@ inline absl::Status NoKernel(const char* op) {
 }
 
 // Called instead of a launch while the workspace only counts memory. Returns an
-// error if the device does not have the op, so a caller that first counts the
-// memory of a list of ops finds a missing op before any of them runs.
+// error if the device does not have the op. So a caller that counts the memory
+// of a list of ops finds a missing op before any op runs.
 template <typename... Params>
 absl::Status CheckServed(const OpKernels<Params...>& kernels,
                          const Stream& stream) {
@@ -95,7 +95,6 @@ absl::Status CheckServed(const OpKernels<Params...>& kernels,
              : absl::OkStatus();
 }
 
-// Launches one op.
 template <typename... Params>
 absl::Status Launch(const OpKernels<Params...>& kernels, Stream& stream,
                     const std::type_identity_t<Params>&... params) {

@@ -23,9 +23,9 @@ class GuardedMemory final : public MemoryGuard {
   enum class Gaps {
     // Accessible. Open and Close are one system call each.
     kOpen,
-    // Inaccessible. Open and Close are one system call for each allocation, and
-    // each allocation ends at the end of a page (except for the padding of its
-    // alignment), so that accesses after its end are found.
+    // Inaccessible. Open and Close are one system call for each allocation.
+    // Each allocation ends at the end of a page, except for the padding of its
+    // alignment, so accesses after its end are found.
     kClosed,
   };
   struct Range {

@@ -6,9 +6,9 @@ namespace kvasir::kernels {
 
 struct HostWork {
   // Enqueues the call run(argument). The thread that waits for the stream makes
-  // this call in the stream's order, while the device's memory is accessible:
-  // once, or once per replay if the stream was capturing. When run() will not
-  // be called again, `release` is called, unless it is null.
+  // this call in the stream's order, while the device's memory is accessible.
+  // If the stream was capturing, each replay makes the call once. When run()
+  // will not be called again, `release` is called, unless it is null.
   void (*enqueue)(HostWork* stream, void (*run)(void* argument), void* argument,
                   void (*release)(void* argument)) = nullptr;
   // True while the stream captures its work for a replay. Only the thread that

@@ -1,5 +1,5 @@
-// Interface for checks around each access to a device's memory, with which
-// tests find wrong accesses.
+// Interface for checks of each access to a device's memory. Tests use it to
+// find wrong accesses.
 #pragma once
 
 namespace kvasir::kernels {

@@ -52,14 +52,12 @@ class Stream {
   // later copy allocates memory.
   virtual absl::Status ReserveCopies(size_t) { return absl::OkStatus(); }
 
-  // How many bytes of packed weights, including the padding of the last panel,
-  // the matmuls of this stream have read from memory so far. The number is
-  // computed, not measured. The SIMD matmul divides its rows into parts (only
-  // one part, unless there are fewer panels than threads) and counts the
-  // weight's bytes once per part, because each block of a panel is read from
-  // memory once and then from cache for the other rows of the part. The
-  // reference counts the bytes once per row. Biases and activations are not
-  // counted. May be called from any thread.
+  // How many bytes of packed weights, with the padding of the last panel, the
+  // matmuls of this stream have read from memory so far. The number is
+  // computed, not measured. The SIMD matmul counts a weight once for each part
+  // into which it divides the rows: once, unless there are fewer panels than
+  // threads. The reference counts it once per row. Biases and activations are
+  // not counted. May be called from any thread.
   int64_t weight_bytes_read() const {
     return weight_bytes_read_.load(std::memory_order_relaxed);
   }
@@ -131,8 +129,8 @@ class CapturedWork {
 
 // A stream of a GPU or of a device that emulates one.
 //
-// While a stream captures, enqueued launches, with their current parameters,
-// and calls of libraries are stored and do not run. Meanwhile waiting for the
+// While a stream captures, it stores launches, with their current parameters,
+// and calls of libraries, but does not run them. Meanwhile waiting for the
 // stream, copying on it and recording a mark on it return FAILED_PRECONDITION,
 // and the capturing thread must not allocate or free memory of the device. If
 // another thread frees memory, it waits for the end of the capture. If the GPU

@@ -26,8 +26,8 @@ namespace kvasir::kernels {
 // because a stream runs its ops in order.
 //
 // Threads: one thread at a time.
-// Errors: running out is a sticky RESOURCE_EXHAUSTED in status(); Take then
-//   returns null. Check status() once after a few Takes.
+// Errors: if the memory does not suffice, Take returns null, and status()
+//   returns RESOURCE_EXHAUSTED from then on. Check it once after a few Takes.
 class Workspace {
  public:
   static constexpr size_t kAlignmentBytes = 64;

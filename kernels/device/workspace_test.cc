@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Takes memory in the way of an op that calls another op: in nested scopes.
+// Takes memory in nested scopes, like an op that calls another op.
 void Use(Workspace& workspace) {
   Workspace::Scope scope(&workspace);
   workspace.Take<float>(100);

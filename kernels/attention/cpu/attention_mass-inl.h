@@ -1,6 +1,6 @@
-// Adds attention mass to slots (paged_attention.h). This happens after the
-// softmax sums of all rows are known. Attention weights that were not kept
-// until then are computed from the keys again. For inclusion by *_cpu.cc.
+// Adds the attention weights of rows to the mass of slots (paged_attention.h),
+// when the softmax sums of all rows are known. Weights that were not kept are
+// computed again from the keys. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_ATTENTION_MASS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_ATTENTION_MASS_INL_H_
 #undef KVASIR_KERNELS_ATTENTION_MASS_INL_H_
@@ -69,8 +69,8 @@ class MassWorker {
     const float* kept =
         grid_.mass_memory() + grid_.mass().weights + sequence_.weights_at;
     const int64_t* heads = grid_.mass().heads.data();
-    // The tile is not needed here, so its memory holds the factors of all
-    // heads.
+    // The tile is not needed here, so its memory is used for one factor per
+    // head.
     float* const factors = tile_;
     ForBlocks(SlotsOf(0, 1), [&](int64_t /*block*/, VisibleRange slots) {
       const float* from =
@@ -86,9 +86,8 @@ class MassWorker {
       }
     });
   }
-  // Computes one factor per query head of the sequence's only row. A weight
-  // that was kept for this head and block, times the factor, is the final
-  // softmax weight.
+  // Computes the factors of one block, one per query head of the sequence's
+  // only row. A kept weight times this factor is the final softmax weight.
   void FindFactors(const float* block_maxima, float* factors) const {
     const float* maxima = grid_.MassMaximaOf(sequence_.first_row);
     const float* inverses = grid_.MassInversesOf(sequence_.first_row);
@@ -138,7 +137,7 @@ class MassWorker {
 
   // Adds the weights of `count` rows, in order, to the mass of slots of one
   // block. row(i, factor) returns row i's weights for the block, and sets
-  // *factor to the number by which the weights are multiplied.
+  // *factor to their common factor.
   template <typename Row>
   void AddRows(const MassUnit& unit, VisibleRange slots, int64_t count,
                const Row& row) const {

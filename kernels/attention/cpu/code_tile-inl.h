@@ -22,15 +22,14 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// A register tile holds a few rows and columns of a product. This is the least
-// number of vectors of columns in a tile.
+// A register tile is a block of a product whose sums stay in registers. It is
+// at least this many vectors wide.
 inline constexpr int kCodeTileVecs = 2;
 inline constexpr int64_t kCodeTileColumns = kCodeTileVecs * kVecLanes;
 
-// The number of vectors of sums in a register tile. AVX-512 and NEON have 32
-// registers, AVX2 has 16, and some must be left for the codes. Eight vectors of
-// sums just hide the latency of a multiply-add. With more of them, each
-// extracted code and each element of `a` is used for more products.
+// The number of vectors of sums in a register tile. Eight just hide the latency
+// of a multiply-add. AVX-512 and NEON have enough registers for 16, so that
+// each extracted code and each element of `a` is used for more products.
 inline constexpr int kCodeTileSums = kVecLanes == 8 ? 8 : 16;
 inline constexpr int kCodeTileRows =
     KVASIR_TILE_ROWS < kCodeTileSums / kCodeTileVecs
@@ -42,14 +41,13 @@ inline constexpr int kCodeTileRows =
 inline constexpr int64_t kCodeTileMostRows = 8;
 // Up to this number of rows, bfloat16 keys are loaded as pairs in 32-bit words,
 // and each register tile converts the pairs to float32 again. With AVX-512 and
-// register tiles of eight rows or more, this was measured to be faster for up
-// to 32 rows, because pairs are converted quickly and take half the bytes of
-// float32.
+// register tiles of eight rows or more, this is faster for up to 32 rows
+// (measured).
 inline constexpr int64_t kKeyPairsMostRows =
     kVecLanes == 16 && kCodeTileRows >= 8 ? 32 : kCodeTileMostRows;
 
-// The table of levels by which a part's codes are replaced. Null: codes are
-// used as they are.
+// The table of the levels that a part's codes stand for, or null if the codes
+// are used as they are.
 inline const float* LevelsOf(const LatentPartArgs& part) {
   return part.num_levels > 0 ? part.levels : nullptr;
 }
@@ -60,7 +58,8 @@ inline const float* LevelsOf(const LatentPartArgs& part) {
 struct KeyCodesArgs {
   // planes[i]: the words of plane i of the codes.
   const uint32_t* const* planes;
-  const CodePiece* pieces;  // consecutive pieces, located by in_chunk
+  // consecutive; in_chunk of a piece locates its codes
+  const CodePiece* pieces;
   int64_t num_pieces;
   int64_t first;        // channel to which a's first column belongs
   const float* levels;  // null: codes are used as they are
@@ -96,13 +95,13 @@ struct ValueCodesArgs {
   const char* const* slots;  // [depth]: each slot's bytes
   CodePlace place;           // place of the first code in a slot
   const float* levels;       // null: codes are used as they are
-  const float* a;            // [rows, depth], rows 64 apart
+  const float* a;            // [rows, depth], rows 64 floats apart
   float* c;                  // [rows, columns]
   int64_t c_stride;
   int64_t columns;
   AheadLines* ahead;  // memory to prefetch meanwhile
 };
-// Whether RunValueCodes supports codes in this place: they must have fewer than
+// Whether RunValueCodes supports codes in this place. They must have fewer than
 // 8 bits, and each vector of codes must fill whole bytes.
 inline bool TakesValueCodes(const CodePlace& place, int64_t columns) {
   return kVecLanes % 8 == 0 && place.low_bits < 8 &&
@@ -120,7 +119,7 @@ struct ValueLanesArgs {
   int64_t slot_bytes;        // up to CodeLanes::kMostSlotBytes
   const CodeLanes* lanes;
   int64_t num_lanes;  // an even number
-  const float* a;     // [rows, depth], rows 64 apart
+  const float* a;     // [rows, depth], rows 64 floats apart
   float* c;           // [rows, columns of all lanes]
   int64_t c_stride;
   AheadLines* ahead;  // memory to prefetch meanwhile
@@ -138,7 +137,7 @@ struct ValuePairsArgs {
   int64_t depth;      // number of slots
   const char* slots;  // where the first slot's numbers begin
   int64_t slot_bytes;
-  const float* a;  // [rows, depth], rows 64 apart
+  const float* a;  // [rows, depth], rows 64 floats apart
   float* c;        // [rows, columns]
   int64_t c_stride;
   int64_t columns;    // a multiple of kCodeTileColumns

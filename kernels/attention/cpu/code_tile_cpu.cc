@@ -32,16 +32,16 @@ struct CodeKind {
   static constexpr bool kLevels = kByLevel;
 };
 
-// Converts the lowest Code::kBits bits of each word to float32. They are a
-// code, which stays the same or is replaced by its level, or a bfloat16 number.
-// The bits above them are ignored.
+// Converts the lowest Code::kBits bits of each word to float32: a code, which
+// may be replaced by its level, or a bfloat16 number. The bits above them are
+// ignored.
 template <class Code>
 class CodeNumbers {
  public:
 #if HWY_TARGET <= HWY_AVX3
   // Codes of up to 4 bits are converted by a table lookup even if they have no
-  // levels; the table then holds the codes themselves. The lookup ignores all
-  // but the lowest four bits of a word, so nothing needs to be masked.
+  // levels; the table then holds the codes themselves. The lookup ignores the
+  // higher bits of a word, so no mask is needed.
   static constexpr bool kByTable = Code::kBits <= 4;
   explicit CodeNumbers(const float* levels) {
     if constexpr (kByTable) {
@@ -99,8 +99,7 @@ class CodeNumbers {
   }
 };
 
-// Takes the bits of `low` where the mask is 1, and those of `high` where it is
-// 0.
+// Takes bits from `low` where the mask is 1, and from `high` where it is 0.
 HWY_INLINE WordVec SelectBits(WordVec mask, WordVec low, WordVec high) {
 #if HWY_TARGET <= HWY_AVX3
   return WordVec{_mm512_ternarylogic_epi32(mask.raw, low.raw, high.raw, 0xca)};
@@ -123,15 +122,14 @@ inline constexpr int kVecsOf =
     2 * kCodeTileVecs* kRows <= kCodeTileSums ? 2 * kCodeTileVecs
                                               : kCodeTileVecs;
 
-// The number of cache lines that hold `bytes` bytes. Code that reads `bytes`
-// bytes prefetches as many lines.
+// The number of cache lines that hold `bytes` bytes.
 constexpr int LinesOf(int64_t bytes) {
   return static_cast<int>((bytes + AheadLines::kLineBytes - 1) /
                           AheadLines::kLineBytes);
 }
 
-// While values are summed, the memory for later values is prefetched only once
-// in this many slots or more, because each call (AheadLines::Ask) takes time.
+// Sums of values prefetch at most once per this many slots, because each call
+// of AheadLines::Ask takes time.
 inline constexpr int64_t kSlotsPerAsk = 4;
 
 // ----- Keys: a vector has one channel of several slots.
@@ -159,7 +157,7 @@ HWY_INLINE void LoadBits(const uint32_t* words, int64_t bit,
 
 // Adds the products of codes kIndex to kCount - 1. The low bits of code 0 are
 // the lowest bits of `low`. `high` is rotated so that the high bits of code
-// kIndex are where they belong in the code, above its low bits.
+// kIndex are at their place in the code, above its low bits.
 template <class Code, int kCount, int kIndex, int kRows, int kVecs>
 HWY_INLINE void AddCodes(const CodeNumbers<Code>& numbers,
                          const WordVec (&low)[kVecs], WordVec (&high)[kVecs],
@@ -210,8 +208,8 @@ HWY_INLINE void TakeCodes(const KeyCodesArgs& args, const CodePlace& place,
   AddCodes<Code, kCount, 0>(numbers, low, high, a, acc);
 }
 
-// How many codes are extracted from loaded words at a time. So many codes fill
-// whole bytes in each plane.
+// How many codes are extracted at a time. In every plane, this many codes fill
+// whole bytes.
 template <class Code>
 inline constexpr int kCodesAtOnce = Code::kLowBits == 8 ? 4 : 8;
 
@@ -312,7 +310,7 @@ HWY_INLINE T ReadWord(const char* from) {
 
 // Loads the codes of kVecLanes neighbouring channels of a slot. Sixteen 4-bit
 // codes fill two 32-bit words; then even lanes get the codes of the first word,
-// and odd lanes those of the second.
+// and odd lanes the codes of the second word.
 template <int kBits>
 class SlotCodes {
  public:

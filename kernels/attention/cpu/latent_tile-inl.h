@@ -46,9 +46,9 @@ struct BlockSlots {
 
 // ----- Keys: a vector has one channel of several slots.
 
-// The most 32-bit words per slot that hold a chunk's codes: 32 words for 128
-// channels of 8 bits. Four planes may need more, because each may begin and end
-// inside a word and is padded to a whole vector of words.
+// The largest number of 32-bit words per slot for a chunk's codes: 32 for 128
+// channels of 8 bits, and a few more for each of the four planes. A plane may
+// begin and end inside a word, and is padded to whole vectors of words.
 inline constexpr int64_t kMaxWords = 32 + 4 * (1 + kLanes);
 
 #if HWY_TARGET <= HWY_AVX3
@@ -67,8 +67,9 @@ HWY_INLINE void LoadFewWords(const char* const* rows, int64_t offset,
   }
   TransposeBlocksOf4(lanes);
   TransposeBlocksOf4(lanes + 4);
-  // Now lanes[4 i + j] has words j and 4 + j of slots 4 i .. 4 i + 3, then
-  // words j and 4 + j of slots 4 i + 8 .. 4 i + 11.
+  // Each of the four blocks of lanes[4 i + j] now has one word of four slots:
+  // words j and 4 + j of slots 4 i to 4 i + 3, then words j and 4 + j of slots
+  // 4 i + 8 to 4 i + 11.
   for (int j = 0; j < 4; ++j) {
     const WordVec first = lanes[j];
     const WordVec second = lanes[4 + j];
@@ -192,8 +193,8 @@ void UnpackChannels(const uint32_t* words, int64_t bit, int64_t count,
   while (i < count) one();
 }
 
-// Like LoadWords from byte `begin` of each slot on, but may read whole vectors
-// of words, even if the last one ends after the requested bytes.
+// Like LoadWords, from byte `begin` of each slot on. May read whole vectors of
+// words, even beyond the requested bytes.
 HWY_INLINE void LoadRoomyWords(const char* const* slots, int64_t begin,
                                int64_t num_bytes, uint32_t* words,
                                int64_t stride, AheadLines* ahead) {
@@ -220,8 +221,8 @@ HWY_INLINE void LoadRoomyWords(const char* const* slots, int64_t begin,
   }
 }
 
-// Loads the words of slots [s, s + kVecLanes), plane by plane, and sets
-// plane_words to where the words of each plane begin.
+// Loads the words of slots [s, s + kVecLanes), plane by plane. plane_words gets
+// the start of each plane's words.
 HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
                            int64_t s, uint32_t* words, int64_t stride,
                            uint32_t* plane_words[4], AheadLines* ahead) {
@@ -300,8 +301,8 @@ inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
 // ----- Values: a vector has several channels of one slot.
 
 #if HWY_TARGET != HWY_SCALAR
-// Extracts the codes of kVecLanes channels from a slot's bytes. The object
-// holds, for each lane, the index of its code's first byte and the shift.
+// Extracts the codes of kVecLanes channels from a slot's bytes. Holds, for each
+// lane, the index of the code's first byte and how far to shift.
 class LaneCodes {
  public:
   LaneCodes(int64_t bit, int bits)
@@ -344,9 +345,9 @@ class LaneCodes {
 
 #endif
 
-// Find returns a pointer to `count` bytes of a slot, from byte `first` on,
-// after which 16 more bytes may be read. If `readable` forbids that, it points
-// to a copy.
+// Find returns a pointer to `count` bytes of a slot, from byte `first` on.
+// After them, 16 more bytes may be read. It points to a copy if `readable`
+// forbids that.
 class ReadableBytes {
  public:
   const uint8_t* Find(const char* slot, const char* readable, int64_t first,
@@ -533,8 +534,8 @@ class BlockLoader {
     std::fill_n(found_.readable, kBlock, kNoSlot);
   }
 
-  // Begins a block. `needed` are the slots of the sequence that at least one
-  // row reads from this block.
+  // Begins a block. `needed` are the slots of the block that at least one row
+  // reads.
   void StartBlock(int64_t block, VisibleRange needed) {
     block_ = block;
     found_.begin = needed.begin - block;
@@ -546,14 +547,13 @@ class BlockLoader {
   int64_t block() const { return block_; }
   const BlockSlots& slots() const { return found_; }
 
-  // The queue of memory to prefetch. A function that reads a chunk prefetches
-  // about as many lines as it reads. If it only loads words of codes, it
-  // prefetches half as many, and the products of these words prefetch the other
-  // half. Lines that are still missing are prefetched when the next group is
-  // read.
+  // The queue of memory to prefetch. A function that reads a chunk also
+  // prefetches about as many lines as it reads. If it only loads words of
+  // codes, it prefetches half as many, and the products of these words prefetch
+  // the other half.
   AheadLines* ahead() { return &ahead_; }
-  // Must be called before a group of the block is read. Allows the prefetch of
-  // as many more bytes as the group has. Repeated calls have no effect.
+  // Must be called before a group of the block is read. Permits prefetches of
+  // about as many more bytes as the group has. Repeated calls have no effect.
   void StartGroup(const LatentPartArgs& part, const LatentGroup& group) {
     if (grid_.exact(part) != nullptr) return;
     if (started_group_ == &group && started_block_ == block_) return;
@@ -667,8 +667,8 @@ class BlockLoader {
     LoadChunkRanges(part, group, chunk);
   }
 
-  // Slots whose codes are equally spaced in memory. RunAt returns those from
-  // `slot` to the end of its tile in the page, or to `end` if that is earlier.
+  // Slots whose codes are equally spaced in memory. RunAt returns the slots
+  // from `slot` to the end of its tile in the page, but none from `end` on.
   struct Run {
     const char* codes;
     int64_t count;

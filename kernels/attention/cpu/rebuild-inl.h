@@ -23,7 +23,8 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
 // Computes c = a b. `columns` is a multiple of kTileColumns. The register tiles
-// of the first rows also prefetch the memory at args.ahead, one part per tile.
+// of the first rows also prefetch the memory at args.ahead: each tile
+// prefetches a part of it.
 template <typename T>
 void Multiply(TileArgs args, int64_t rows, int64_t columns) {
   const TileArgs start = args;
@@ -156,9 +157,8 @@ class KeyRebuilder {
         sines_(scratch + grid.scratch().sines),
         lift_sums_(scratch + grid.scratch().lift_sums) {}
 
-  // Must be called before the first block. If the scratch has room, computes
-  // the sums of a KV head's `up` that SumLift describes and keeps them for all
-  // blocks.
+  // Must be called before the first block. Computes the sums of a KV head
+  // (SumLift) once for all blocks, if the scratch has room for them.
   void HoldSums(int64_t part_index, const HeadSpan& span) const {
     const AttentionGrid::KeyPart& part = grid_.key(part_index);
     if (part.lift_offset < 0) return;
@@ -226,10 +226,10 @@ class KeyRebuilder {
     return sums;
   }
 
-  // Sets sums[i] to what number i of a key needs to account for the minima of
-  // codes. If minima are stored in slots, this is the sum of row i of `up` over
-  // a run; the caller multiplies it by the run's minimum. If minima are static,
-  // it is the FMA chain of row i and the minima; the caller adds it.
+  // Computes the part of each key number that comes from the minima of codes.
+  // If minima are stored in slots, sums[i] is the sum of row i of `up` over a
+  // run; the caller multiplies it by the run's minimum. If minima are static,
+  // sums[i] is the product of row i and the minima.
   void SumLift(int64_t part_index, const HeadSpan& span, int64_t run,
                float* sums) const {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;

@@ -25,8 +25,8 @@ inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 struct SoftmaxArgs {
   float* scores;  // [rows, 64]; replaced by weights
-  // [rows]: each row's maximum: on entry over the previous blocks, on return
-  // over the previous blocks and this one.
+  // [rows]: each row's maximum score, on entry over the previous blocks, on
+  // return also over this block
   float* max;
   float* sum;
   float scale;

@@ -329,10 +329,10 @@ class PanelWorker {
     }
   }
 
-  // Computes what a row's scores need to account for the minima of codes. If
-  // minima are static, this is the FMA chain of the row's query and the minima.
-  // Otherwise it is the sum of the query over each run, which is later
-  // multiplied by the run's minimum.
+  // Computes the part of a row's scores that comes from the minima of codes. If
+  // minima are static, it is the product of the query and the minima. Otherwise
+  // this computes the sum of the query over each run, which is later multiplied
+  // by the run's minimum.
   void SumQueries(int64_t p, const LatentGroup& group, int64_t r) const {
     const LatentPartArgs& part = params_.keys[p].latents;
     const float* q = unit_.QueryRow(p, r);
@@ -508,9 +508,9 @@ class PanelWorker {
 
   // ----- One block.
 
-  // Computes the scores of slots, summed over key parts: over all stored parts
-  // if `first` is 0, or over all parts of exact rows if `first` is their first
-  // index.
+  // Computes the scores of slots, summed over the key parts from index `first`
+  // on. `first` is 0 for the stored parts, or num_stored_keys() for the parts
+  // of exact rows.
   void ScoreSlots(int64_t block, VisibleRange slots, int64_t first, float* to) {
     loader_.StartBlock(block, slots);
     rebuilder_.StartBlock();
@@ -525,8 +525,8 @@ class PanelWorker {
     }
   }
 
-  // Computes the scores of stored keys. For each row, then replaces the scores
-  // of the slots that the row reads as exact rows.
+  // Computes scores from stored keys and from exact rows. If a block needs
+  // both, each row takes the scores of its exact slots from the exact rows.
   void Score(int64_t block, VisibleRange needed) {
     const ExactSlots& slots = params_.key_exact;
     const VisibleRange stored = unit_.ReadIn(ReadAs::kStored, slots, needed);

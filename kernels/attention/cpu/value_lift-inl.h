@@ -207,11 +207,10 @@ class ValueLifter {
     int64_t end;
   };
 
-  // Sets sums_[i] to what number i of a lifted value needs to account for the
-  // minima of codes. If minima are stored in slots, this is the sum of column i
-  // of `up` over `channels`; the caller multiplies it by the minimum. If minima
-  // are static, it is the FMA chain of the column and the minima; the caller
-  // adds it.
+  // Computes the part of each lifted number that comes from the minima of
+  // codes. If minima are stored in slots, sums_[i] is the sum of column i of
+  // `up` over `channels`; the caller multiplies it by the minimum. If minima
+  // are static, sums_[i] is the product of the column and the minima.
   void SumColumns(const Task& task, Channels channels,
                   const float* minima) const {
     constexpr int64_t kWide = 4 * kVecLanes;

@@ -74,7 +74,7 @@ class ValueSums {
         loader_(*loader),
         lifter_(*lifter) {}
 
-  // Adds the values of those slots of the loader's block that are read in the
+  // Adds values of the loader's block: those of the slots that are read in the
   // way `read` (ReadAs). The weights are in scratch().scores.
   void AddBlock(ReadAs read) {
     read_ = read;
@@ -94,9 +94,8 @@ class ValueSums {
     }
   }
 
-  // Ends a split: adds the sums of minima to the outputs. Parts with static
-  // ranges and exact rows have separate sums for codes and for exact rows;
-  // combines the two.
+  // Ends a split: adds the sums of minima to the outputs. If a part has
+  // separate sums for codes and for exact rows, combines them.
   void EndSplit() const {
     unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
       if (grid_.value(p).lifted) return;
@@ -233,8 +232,8 @@ class ValueSums {
         args.b_stride =
             group.codes.stride_bytes / static_cast<int64_t>(sizeof(T));
         args.ahead_step = kTileBytes;
-        // One call for each tile of columns, because the memory to be
-        // prefetched is seldom contiguous for several tiles.
+        // Multiplies one tile of columns at a time, because the prefetch queue
+        // seldom has contiguous memory for several tiles.
         for (int64_t tile = 0; tile < columns.count / kTileColumns; ++tile) {
           args.b = from + tile * kTileBytes;
           args.c = to + tile * kTileColumns;
@@ -246,10 +245,9 @@ class ValueSums {
     }
   }
 
-  // Returns the address of the next `bytes` bytes in the prefetch queue, which
-  // the caller must prefetch while it computes, `step` bytes at a time. If a
-  // step is longer than a cache line, or the queue has no such bytes, returns
-  // null and prefetches as many lines itself.
+  // Returns the address of the next `bytes` bytes of the prefetch queue, which
+  // the caller prefetches while it computes, `step` bytes at a time. If that is
+  // not possible, prefetches as many lines itself and returns null.
   const char* AskAhead(int64_t bytes, int64_t step) const {
     AheadLines& ahead = *loader_.ahead();
     const char* at =
@@ -434,8 +432,9 @@ class ValueSums {
                         });
   }
 
-  // For each row, adds the sum of weight * factor over the block's slots to the
-  // row's sum. `factors` is [64]; `sums` points to the first row's sum.
+  // For each row, adds the dot product of the row's weights and `factors` [64]
+  // over the block's slots to the row's sum. `sums` points to the first row's
+  // sum.
   void SumProducts(RowRange rows, VisibleRange visible, const float* factors,
                    float* sums) const {
     HWY_ALIGN float masked[kBlock];
@@ -510,7 +509,7 @@ class ValueSums {
   float* const state_;
   BlockLoader& loader_;
   ValueLifter& lifter_;
-  // how the slots are read whose values are being added
+  // how AddBlock reads the slots
   ReadAs read_ = ReadAs::kStored;
 };
 

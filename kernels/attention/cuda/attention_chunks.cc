@@ -28,7 +28,8 @@ int BitsOfAll(const LatentPartArgs& part, const LatentGroup& group) {
 }
 
 // The distance in bytes between neighbouring 16-byte pieces of a slot. Returns
-// 0 if the pieces are not aligned, have gaps or may be too far apart.
+// 0 if tensor cores cannot use the pieces: if they are not aligned, have gaps
+// or are in tiles or pages that are too large.
 int64_t PieceStride(const LatentPartArgs& part, const TileRegion& region,
                     int64_t slot_bytes) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
@@ -43,8 +44,8 @@ int64_t PieceStride(const LatentPartArgs& part, const TileRegion& region,
   return gaps ? 0 : kPieceBytes;
 }
 
-// BoundScale sets LatentChunkOnDevice::less_scale and most_scale, which keep
-// decoded values within float16.
+// BoundScale computes LatentChunkOnDevice::less_scale and most_scale, which
+// limit decoded values to the range of float16.
 constexpr float kGreatestF16 = 65504.0f;
 uint32_t PairOf(F16 half) { return half.bits | uint32_t{half.bits} << 16; }
 void BoundScale(int bits, LatentChunkOnDevice* chunk) {
@@ -89,8 +90,8 @@ bool RowsAreAligned(const ExactSlots& slots, const LatentPartArgs& ring) {
                       misplaced);
 }
 
-// Adds the chunks of one unit, either of its keys or of its values. The caller
-// adds the groups of the parts one after another.
+// Makes the chunks of one unit's keys or values. The caller adds the groups of
+// the parts one after another.
 class ChunkMaker {
  public:
   ChunkMaker(DType dtype, bool keys, const ExactSlots& exact, HostChunks* made)
@@ -171,9 +172,9 @@ class ChunkMaker {
     if (part.param_dtype != DType::kF16) return "ranges are not float16";
     const TileRegion& params = group.params;
     const bool levels = part.num_levels > 0;
-    // A slot's scale and minimum are read together as a 32-bit word. With
-    // levels there is only a scale of 16 bits, but a whole word is still read.
-    // So pages must have granules, where the scale is followed by padding.
+    // Kernels read a slot's scale and minimum as one 32-bit word. With levels,
+    // a slot has only a scale of 16 bits, so padding must follow it. Only pages
+    // with granules have this padding.
     if (!Whole(params.offset_bytes, 4) || !Whole(params.stride_bytes, 4) ||
         !Whole(params.granule_bytes, 4) ||
         (levels && params.granule_bytes == 0)) {
@@ -256,9 +257,9 @@ class ChunkMaker {
   int64_t runs_ = 0;
 };
 
-// How many 32-bit words are read at a time from each row of staged queries. If
-// the distance between rows is a multiple of 32 words (all banks) plus this
-// number, the rows that are read together are in different banks.
+// How many 32-bit words are read at a time from each row of staged queries.
+// Rows that are read together are in different banks if their distance is a
+// multiple of 32 words (all banks) plus this number.
 int64_t BanksOfRow(ChunkKind kind) {
   return kind == ChunkKind::kNumbers ? 4 : kind == ChunkKind::kCodes8 ? 8 : 16;
 }

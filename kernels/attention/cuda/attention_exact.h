@@ -3,12 +3,11 @@
 // weights belong to exact rows. C++17, device code.
 //
 // A block may be read in both ways, by different rows or in different slots.
-// Then its scores are computed in both ways, and each row keeps one of the two
-// scores of each slot. The sums of values first add all decoded values of a
-// split and then the values of exact rows, with the same channels in the same
-// lanes. In each of these two passes, the weight of a slot that a row reads in
-// the other way counts as 0, and adding 0 changes nothing. So a row's sum does
-// not depend on what other rows of its item read.
+// Then its scores are computed in both ways, and each row keeps the right one
+// of the two scores of each slot. Values are summed in two passes over a split:
+// first decoded values, then exact rows. In each pass, a row's weight is 0 for
+// the slots that the row reads in the other way, and adding 0 changes nothing.
+// So a row's sum does not depend on what other rows of its item read.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -43,8 +42,8 @@ class SideBlocks {
   KVASIR_DEVICE bool HasExact(int32_t block) const {
     return block < sinks_end() || block >= window_begin();
   }
-  // The first block that is read as exact rows, starting the search at `block`.
-  // The result is at least end() if there is none.
+  // The first block, from `block` on, that is read as exact rows. If there is
+  // none, the result is at least end().
   KVASIR_DEVICE int32_t ExactFrom(int32_t block) const {
     return block < sinks_end() || block > window_begin() ? block
                                                          : window_begin();
@@ -158,20 +157,19 @@ KVASIR_DEVICE const char* RowAt(const LatentChunkOnDevice& chunk,
 }
 
 // `pair` has two 16-bit weights. A negative weight marks a value that is read
-// as an exact row. Returns the absolute values of the negative weights (if
-// `as_exact`) or the other weights (otherwise), with 0 in place of each weight
-// that is left out.
+// as an exact row. If `as_exact`, returns the absolute values of the negative
+// weights, otherwise the other weights. A weight that is left out becomes 0.
 KVASIR_DEVICE uint32_t WeightsOf(bool as_exact, uint32_t pair) {
   const uint32_t negative = (pair >> 15 & 0x00010001u) * 0xffffu;
   return as_exact ? pair & negative & 0x7fff7fffu : pair & ~negative;
 }
 
-// Adds the product of the values `a` of 16 slots, from `slot` of the split on,
-// and the weights `b` of 8 rows, from `row` on. Computes it separately for each
-// token. Values of slots that the token does not see are replaced by zeros and,
-// if `mixed`, so are values that the token reads in the other way than
-// `as_exact` says. This is needed for values that are infinite or NaN, because
-// weight 0 times such a value is not 0.
+// Adds the products of the values `a` of 16 slots, from `slot` of the split on,
+// and the weights `b` of 8 rows, from `row` on. Computes each token separately,
+// with zeros in place of the values of slots that it does not see. If `mixed`,
+// values that the token reads in the other form (codes or exact rows) also
+// become zeros. Weights of 0 are not enough, because 0 times an infinite or NaN
+// value is not 0.
 template <typename T, bool mixed>
 KVASIR_DEVICE void AddApart(const AttentionDevice& device, const Item& item,
                             bool as_exact, int32_t row, int64_t split,

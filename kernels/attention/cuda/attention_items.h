@@ -81,9 +81,9 @@ struct Item {
   int64_t first_split;
   int32_t num_splits;
   // Below 0: the item covers all splits and writes rows of `out`. Otherwise:
-  // the index in AttentionKernelArgs::partials of the partial result for the
-  // item's first token and first split. The index of the next split is higher
-  // by 1, and that of the next token by partial_stride.
+  // the index, in AttentionKernelArgs::partials, of the partial result of the
+  // item's first token and first split. The next split has the next index; the
+  // next token's index is higher by partial_stride.
   int32_t partial;
   int32_t partial_stride;
 
@@ -102,8 +102,8 @@ struct Item {
   }
 };
 
-// Whether the block of 64 slots that begins at slot `block` may contain slots
-// that are visible to only some of the item's rows.
+// Whether the block of 64 slots from slot `block` on may contain slots that
+// only some of the item's rows see.
 KVASIR_DEVICE bool SeenBySome(const AttentionDevice& device, const Item& item,
                               int64_t block) {
   if (item.num_tokens == 1) return false;
@@ -113,8 +113,8 @@ KVASIR_DEVICE bool SeenBySome(const AttentionDevice& device, const Item& item,
   return block < last.begin || block + kAttentionBlockSlots > first.end;
 }
 
-// Returns the index of the last sequence for which the member `first` of its
-// SequenceItems, for example first_item, is at most `index`.
+// Returns the sequence that contains `index`: the last one whose `first` is at
+// most `index`. `first` is a member of SequenceItems, for example first_item.
 template <int32_t SequenceItems::*first>
 KVASIR_DEVICE int32_t FindSequence(const AttentionKernelArgs& args,
                                    int32_t index) {
@@ -176,8 +176,8 @@ KVASIR_DEVICE float* PartialRow(const AttentionKernelArgs& args,
   return PartialOf(args, item.partial + token * item.partial_stride,
                    item.PlaceOf(row));
 }
-// The index of the element of q or out at which a row of the item begins.
-// `column` is DevicePart::column or LatentChunkOnDevice::head_column.
+// The index in q or out at which a row of the item begins. `column` is
+// DevicePart::column or LatentChunkOnDevice::head_column.
 KVASIR_DEVICE int64_t RowStart(const AttentionKernelArgs& args,
                                const Item& item, int32_t row,
                                const int64_t* column, int64_t row_stride) {
@@ -220,10 +220,10 @@ KVASIR_DEVICE float MergeSum(const MergeFactors& factors, float total,
 
 // Ends a split's softmax for one row. Only one lane may call it. If the item
 // writes partial results, stores the split's maximum and sum of weights in
-// them. Otherwise merges the split and stores four numbers in `factors`, in
-// shared memory, `stride` apart: the two MergeFactors, then the merged sum of
-// weights and maximum. `merged` means that an earlier call stored a sum and
-// maximum there, which are merged with the split's.
+// them. Otherwise merges the split with the results of earlier splits, if
+// `merged` says that there are any. Then stores four numbers in `factors`, in
+// shared memory, `stride` apart: the two MergeFactors, the merged sum of
+// weights and the merged maximum.
 KVASIR_DEVICE void EndSoftmax(const AttentionKernelArgs& args, const Item& item,
                               int32_t row, const RowTotal& split, bool merged,
                               float* factors, int32_t stride) {

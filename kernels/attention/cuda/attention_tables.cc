@@ -196,9 +196,9 @@ MmaKind KindOfAll(const HostChunks& made) {
   }
   return MmaKind::kAny;
 }
-// The bytes of one of a warp's stages. A stage must be large enough for any
-// chunk of keys of 16 slots, and for the warp's pieces of any chunk of values
-// of 64 slots.
+// The size of a stage in bytes; each warp has several stages. A stage must hold
+// any chunk of keys of 16 slots, or the warp's pieces of any chunk of values of
+// 64 slots.
 int32_t WarpStageBytes(const HostChunks& made) {
   constexpr int32_t kPiece = 16;
   constexpr auto kSlots = static_cast<int32_t>(kAttentionBlockSlots);
@@ -222,7 +222,7 @@ int32_t WarpStageBytes(const HostChunks& made) {
 bool OfNumbers(const LatentChunkOnDevice& chunk) {
   return chunk.kind == ChunkKind::kNumbers;
 }
-// How many rows an item of the kernel for prompts may have for a unit. If the
+// How many rows an item of the kernel for prompts may have in this unit. If the
 // result is 0, `*why` is set to the reason.
 int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
                    std::string* why) {
@@ -295,8 +295,8 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   *why = made.why_none;
   if (made.units.empty()) return absl::OkStatus();
   device->prompt_rows = PromptRowsOfAll(params, made, why);
-  // Maps the host address of each list of head columns to its copy on the
-  // device, so that each list is copied once.
+  // Maps each list of head columns on the host to its copy on the device, so
+  // that a list that several chunks use is copied once.
   std::map<const int64_t*, const int64_t*> columns;
   for (LatentChunkOnDevice& chunk : made.chunks) {
     const auto [found, added] = columns.emplace(chunk.head_column, nullptr);
@@ -327,9 +327,8 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   device->query_stride = made.query_stride;
   device->has_exact = params.key_exact.any() || params.value_exact.any();
   device->kind = KindOfAll(made);
-  // Plans store exact rows only as bfloat16 and only in addition to codes.
-  // Other combinations have no kernel instance of their own and use the
-  // instance for any kind of chunks.
+  // Plans store exact rows only as bfloat16 and only in addition to codes. All
+  // other combinations share the kernel instance for any kind of chunks.
   if (device->has_exact &&
       (params.dtype != DType::kBf16 || device->kind == MmaKind::kNumbers)) {
     device->kind = MmaKind::kAny;

@@ -17,9 +17,9 @@ absl::Status CheckDeviceServes(const PagedAttentionArgs& params);
 
 // Makes the description of a layer that its kernels read on device `on`. Lists
 // are added to `tables`, and `*kernels` is set to the names of the kernels that
-// will run. If the shared memory of a CTA is too small for the kernel for
-// tensor cores, the plain kernel is chosen; if it is too small for that one
-// too, the error is UNIMPLEMENTED.
+// will run. If a CTA has too little shared memory for the kernel for tensor
+// cores, the plain kernel is chosen. If it also has too little for the plain
+// kernel, the error is UNIMPLEMENTED.
 absl::StatusOr<AttentionDevice> MakeAttentionDevice(
     const PagedAttentionArgs& params, const Device& on, DeviceTables* tables,
     AttentionKernels* kernels);

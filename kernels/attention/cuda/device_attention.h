@@ -10,8 +10,8 @@
 namespace kvasir::kernels {
 
 // The most rows that a CTA of the decoding kernels computes together. A row is
-// one query head of one token. If more query heads than this share their
-// groups, they are divided into several units.
+// one query head of one token. If more query heads than this use the same
+// latents, they are divided into several units.
 inline constexpr int64_t kDeviceTileRows = 16;
 // The most output channels of a head, summed over all value parts.
 inline constexpr int64_t kDeviceMostOutWidth = 1024;
@@ -45,7 +45,7 @@ struct DevicePart {
 };
 
 // Query heads that are computed together, at most kDeviceTileRows. In each
-// part, all of their KV heads use the same group.
+// part, all of their KV heads use the same group of latents.
 struct HeadUnit {
   int32_t first_head = 0;  // index in AttentionDevice::heads
   int32_t num_heads = 0;
@@ -72,14 +72,13 @@ struct LatentChunkOnDevice {
   // slot.
   int32_t params_offset = 0;
   int32_t params_stride = 0;
-  // True if a whole block can be copied with one address per lane: tiles have
-  // 64 slots, each piece (and each range) of the 64 slots is stored
-  // contiguously and aligned to 16 bytes, and a chunk of numbers has an even
-  // number of pieces.
+  // True if one address per lane suffices to copy a whole block. Tiles then
+  // have 64 slots. Each piece and each range of these slots is contiguous and
+  // aligned to 16 bytes, and a chunk of numbers has an even number of pieces.
   bool in_blocks = false;
   ChunkKind kind = ChunkKind::kNumbers;
-  // For keys stored as codes: whether this chunk is the first one of its run,
-  // and whether it is the last one, after which the run's scale is applied.
+  // For keys stored as codes: whether this chunk is the first or the last one
+  // of its run. The run's scale is applied after the last chunk.
   bool starts_run = false;
   bool ends_run = false;
   int32_t run = 0;      // index among the runs of the unit's keys
@@ -89,17 +88,16 @@ struct LatentChunkOnDevice {
   // its first column in the sums of a row.
   int32_t column = 0;
   int32_t table = 0;  // index of the levels in AttentionDevice::levels
-  // For values stored as codes. A slot's scale is limited to fma(minimum,
+  // For values stored as codes: a slot's scale is limited to fma(minimum,
   // less_scale, most_scale), or with levels to most_scale. So no decoded value
-  // exceeds 65504, the greatest float16 number. Both limits are stored as a
-  // pair of equal float16 numbers.
+  // exceeds 65504, the greatest float16 number. less_scale and most_scale are
+  // each stored as a pair of equal float16 numbers.
   uint32_t less_scale = 0;
   uint32_t most_scale = 0;
   const int64_t* head_column = nullptr;  // [Hq], in q or out
-  // Where exact rows have these channels. exact_ring is the address of the
-  // first channel in a row that begins at offset 0 of the arena of the side
-  // pages. exact_fresh is its address in row 0 of the launch's new tokens,
-  // whose rows are exact_fresh_stride bytes apart.
+  // exact_ring: the address of these channels in an exact row at offset 0 of
+  // the arena of the side pages. exact_fresh: their address in row 0 of the
+  // launch's new tokens, whose rows are exact_fresh_stride bytes apart.
   const char* exact_ring = nullptr;  // null: no exact rows
   const char* exact_fresh = nullptr;
   int64_t exact_fresh_stride = 0;
@@ -112,7 +110,7 @@ struct UnitChunks {
   int32_t keys = 0;
   int32_t values = 0;
 };
-// The most pieces of a chunk: of keys, of uncoded values, and of values stored
+// The most pieces of a chunk of keys, of uncoded values, and of values stored
 // as codes. A chunk of keys must fit into a stage of a warp. The channels of a
 // chunk of values must fit into the sums of four warps.
 inline constexpr int64_t kMostKeyPieces = 8;
@@ -122,7 +120,7 @@ inline constexpr int64_t kMostCodePieces = 4;
 // kernel for tensor cores has an instance for each of these values.
 enum class MmaKind : uint8_t { kAny, kNumbers, kCodes8, kCodes4, kLevels4 };
 // Limits of the kernel for tensor cores, in addition to the shared memory of a
-// CTA. The first is the most channels of a row's query, with padding.
+// CTA. This one is the most channels of a row's query, with padding.
 inline constexpr int64_t kMmaMostQueries = 1024;
 // most runs of codes of a unit's keys
 inline constexpr int64_t kMmaMostRuns = 64;
@@ -144,7 +142,7 @@ struct AttentionDevice {
   int64_t num_units = 0;
   int32_t most_heads = 0;  // query heads of the largest unit
   int64_t tile_rows = 0;   // rows of an item of `attention`
-  // tokens of an item of `attention`: as many as fit into tile_rows even for
+  // tokens of an item of `attention`: the most that fit into tile_rows even for
   // the unit with the most heads
   int64_t tile_tokens = 0;
   // the most output channels that any head has, summed over all value parts
@@ -193,7 +191,7 @@ struct AttentionDevice {
 // MmaAttention, PrefillLoads and PlainAttention define what is where in this
 // memory.
 inline constexpr int64_t kMmaWarps = 4;
-// the scores of one row over a split
+// one row's scores over a split, with padding
 inline constexpr int64_t kMmaScoreBytes = 2064;
 inline constexpr int64_t kMmaTableBytes = 1024;
 inline constexpr int64_t kMmaParamBytes = 256;  // a word per slot of a block
@@ -213,8 +211,8 @@ KVASIR_HOST_DEVICE inline int64_t MmaSharedBytes(
 inline constexpr int64_t kPromptFixedBytes = 25360;
 // The bytes of the tile that holds the numbers converted from codes.
 inline constexpr int64_t kPromptTileBytes = 16384;
-// How many value channels a warp can hold sums for in its registers, in slabs
-// of 64 channels, if items have `rows` rows.
+// How many slabs of 64 value channels a warp can sum in its registers, if items
+// have `rows` rows.
 KVASIR_HOST_DEVICE inline constexpr int64_t PromptSlabs(int64_t rows) {
   return rows > 64 ? 2 : 4;
 }
@@ -236,10 +234,9 @@ KVASIR_HOST_DEVICE inline int64_t PlainSharedBytes(
   return kPlainFixedBytes + kDeviceTileRows * 4 * device.out_width;
 }
 
-// A sequence's entry in the scratch of a launch. It tells which items and
-// partial results belong to the sequence. A sequence has an item for each tile
-// of tokens and each unit; if its context is split, it has one for each tile,
-// unit and group of splits.
+// A sequence's entry in the scratch of a launch: its items and partial results.
+// A sequence has an item for each tile of tokens and each unit. If its context
+// is split, it has one item for each tile, unit and group of splits.
 struct SequenceItems {
   int32_t first_item = 0;
   int32_t first_split = 0;

@@ -6,28 +6,27 @@
 // A CTA of four warps computes each split of 512 slots in three passes: scores
 // of all slots, the softmax, all values. Latents are copied asynchronously, in
 // chunks of pieces of 16 bytes (LatentChunkOnDevice). No two warps multiply the
-// same latents, so each warp copies its latents into a ring of stages of its
-// own, which loads ahead over the passes of scores and of values. Warps wait
-// for each other only at the softmax and between splits. Latents are the first
-// operand of mma.m16n8k16, in registers; rows are the second operand, 8 at a
-// time:
+// same latents, so each warp loads its own latents ahead into its own ring of
+// stages. Warps wait for each other only at the softmax and between splits.
+// Latents are the first operand of mma.m16n8k16, in registers; rows are the
+// second operand, 8 at a time:
 //   scores: [16 slots][16 channels] times [16 channels][8 rows]; each warp
 //     computes 16 of every 64 slots;
 //   values: [16 channels][16 slots] times [16 slots][8 rows]; each warp
 //     computes 16 channels of numbers or of 8-bit codes, or 32 channels of
 //     4-bit codes.
 // Codes are converted to 16-bit numbers in registers. For keys this is exact:
-// the scale and minimum are applied to the sums of a run. Values are fma(code,
-// scale, minimum) in float16 for any type of activations, with the scale
-// limited so that the greatest code gives at most 65504 (this changes only runs
-// with greater values). Weights are rounded to 16 bits for the products
-// (float16 if values are codes), but are summed in float32. For 4-bit keys,
-// queries are staged in the order in which codes are extracted from a word (0,
-// 4, 1, 5, ...).
+// the scale and minimum are applied to the sums of a run. Values become
+// fma(code, scale, minimum) in float16, whatever the type of activations. The
+// scale is limited so that the greatest code gives at most 65504, which changes
+// only runs with greater values. Weights are rounded to 16 bits for the
+// products (float16 if values are codes), but are summed in float32. For 4-bit
+// keys, queries are staged in the order in which codes are extracted from a
+// word (0, 4, 1, 5, ...).
 //
-// The kernel has instances for items of 8 rows (one for each kind of chunks,
-// and one for mixed kinds) and, if some unit has more than 8 heads, an instance
-// for 16 rows (for any kind). Layers with exact rows use other instances
+// The kernel has an instance for items of 8 rows for each kind of chunks, and
+// one for mixed kinds. If some unit has more than 8 heads, an instance for 16
+// rows of any kind is used. Layers with exact rows use other instances
 // (attention_exact.h, mma_exact-inl.h).
 //
 // Layout: ideally, each piece of the 64 slots of a tile is contiguous (granules
@@ -41,7 +40,7 @@
 // small compared with the latents of 512 slots.
 //
 // A product always has 8 rows, so a unit of one query head costs as much as a
-// unit of eight. prefill_attention-inl.h computes prompts if it can.
+// unit of eight. Prompts use prefill_attention-inl.h if it supports the layer.
 #pragma once
 
 #include "base/host_device.h"
@@ -89,8 +88,8 @@ class MmaAttention : MmaRing<kind, exact> {
     FillLevelTables<T>(device_, tables_);
   }
 
-  // A word of shared memory for the kernel, in which one thread stores the
-  // index of the CTA's next item for all threads.
+  // A word of shared memory, through which one thread passes the index of the
+  // CTA's next item to all threads.
   KVASIR_DEVICE uint32_t* next_item() const { return next_item_; }
 
   // Computes an item. All threads of the CTA must call it.
@@ -115,7 +114,7 @@ class MmaAttention : MmaRing<kind, exact> {
       first = false;
       merged_ = item.partial < 0;
     }
-    if (first) simt::SyncCta();  // for other items, FindPlaces has this barrier
+    if (first) simt::SyncCta();  // otherwise FindPlaces had this barrier
     if (item.partial < 0) Finish();
   }
 
@@ -361,7 +360,7 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Computes scores with exact rows of keys, for the query rows that read exact
+  // Computes scores from exact rows of keys, for the query rows that read exact
   // rows. They replace scores that the same lane computed from codes, so no
   // barrier is needed.
   KVASIR_DEVICE void ScoreExact() {

@@ -12,8 +12,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// LowerOf returns the lower halves of two words as a pair of 16-bit numbers,
-// and UpperOf the upper halves.
+// LowerOf combines the lower halves of two words into a pair of 16-bit numbers;
+// UpperOf combines the upper halves.
 KVASIR_DEVICE uint32_t LowerOf(uint32_t first, uint32_t second) {
   return simt::PickBytes(first, second, 0x5410u);
 }
@@ -110,11 +110,11 @@ KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
   }
 }
 
-// The numbers of an exact value row in those channels for which the lane holds
-// sums. They depend on the chunk's `kind`. Counted from the warp's first
-// channel `first`, and with g = lane / 4, they are channels 4g to 4g + 3 for
-// 4-bit codes, and 2g and 2g + 1 for 8-bit codes. For uncoded numbers they are
-// g and, if the warp has more than 8 channels, g + 8.
+// The numbers of an exact value row in the channels whose sums the lane holds.
+// With g = lane / 4, and counted from the warp's first channel `first`, these
+// are channels 4g to 4g + 3 for 4-bit codes, and 2g and 2g + 1 for 8-bit codes.
+// For uncoded numbers they are g and, if the warp has more than 8 channels, g +
+// 8.
 struct ExactWords {
   uint32_t word[2];
 };

@@ -70,9 +70,9 @@ KVASIR_DEVICE uint32_t UpperCodes4(uint32_t word) {
   }
 }
 // Fills the tables of levels [tables][256] in shared memory. All threads must
-// call it. Entry i has the levels of two 4-bit codes: the lower half has the
-// level of the code in the lower four bits of i, and the upper half has the
-// level of the code in the upper four bits.
+// call it. Entry i is a pair of levels: the lower half is the level of the code
+// in the lower four bits of i, the upper half that of the code in the upper
+// four bits.
 inline constexpr int32_t kLevelTableWords = 256;
 template <typename T>
 KVASIR_DEVICE void FillLevelTables(const AttentionDevice& device,

@@ -1,12 +1,14 @@
 // Loads the latents for mma_attention-inl.h. Each warp has its own ring of
-// stages in shared memory, into which it copies ahead the latents that it will
-// multiply: first the keys of a split and then the values. C++17, device code.
+// stages in shared memory. It copies the latents that it will multiply into
+// this ring ahead of time: first the keys of a split and then the values.
+// C++17, device code.
 //
-// A stage holds a chunk of keys for 16 slots of a block, or of values for all
-// 64 slots: pieces of 16 bytes as [piece][slot] (for values only the one or two
-// pieces that the warp multiplies), and for codes one word per slot with its
-// range. Nearly all blocks of a long context consist of a whole tile whose
-// slots are all seen; they are copied with only one address per lane.
+// A stage holds a chunk of keys for 16 slots of a block, or a chunk of values
+// for all 64 slots. It has pieces of 16 bytes as [piece][slot] and, for codes,
+// one word per slot with its range. For values, it has only the one or two
+// pieces that the warp multiplies. In a long context, nearly every block is a
+// whole tile whose slots are all seen; it is copied with only one address per
+// lane.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -82,8 +84,8 @@ class MmaRing {
     return place;
   }
 
-  // Fills places_ with the places of all slots of the split or, if all blocks
-  // are whole tiles, only with the place of each block's first slot. All
+  // Fills places_ with the places of all slots of the split. If all blocks are
+  // whole tiles, fills in only the place of each block's first slot. All
   // threads of the CTA must call it, because it has a barrier.
   KVASIR_DEVICE void FindPlaces() {
     constexpr auto kThreads = static_cast<int32_t>(kMmaThreads);
@@ -116,8 +118,8 @@ class MmaRing {
     }
   }
 
-  // Computes which blocks of the split have visible slots, in which of them all
-  // slots are visible, and which are read as exact rows.
+  // Finds three ranges of blocks of the split: blocks with visible slots,
+  // blocks with only visible slots, and blocks that are read as exact rows.
   KVASIR_DEVICE void FindBlocks() {
     first_block_ = static_cast<int32_t>(slots_.begin - split_) / kBlock;
     end_block_ = static_cast<int32_t>(slots_.end - 1 - split_) / kBlock + 1;
@@ -188,7 +190,7 @@ class MmaRing {
     load_block_ = ValueBlocks().begin;
   }
 
-  // Results of Look for the chunk that is loaded next. They are used to copy
+  // Look fills this in for the chunk that is loaded next. It is used to copy
   // whole blocks of the chunk.
   struct Loading {
     const char* codes;  // the lane's address in tile 0 of page 0
@@ -196,8 +198,8 @@ class MmaRing {
     int32_t page_bytes;
     int32_t tile_bytes;
     int32_t piece_stride;
-    // how many pieces follow in the chunk from the first piece on that the lane
-    // (for keys) or the warp (for values) loads
+    // number of the chunk's pieces from the first piece that the lane (for
+    // keys) or the warp (for values) loads
     int32_t pieces;
     bool in_blocks;
     bool has_params;
@@ -221,9 +223,9 @@ class MmaRing {
     loading_.in_blocks = chunk.in_blocks;
     loading_.has_params = !HasNumbers(chunk) && (!keys || chunk.ends_run);
   }
-  // The address of the lane's first piece, if the block is whole: its slots are
-  // in one tile, each is visible to at least one row, and no row reads any of
-  // them as an exact row. Otherwise null.
+  // The address of the lane's first piece if the block can be copied as a
+  // whole, otherwise null. The slots of such a block are in one tile, and each
+  // is seen by at least one row. No row reads any of them as an exact row.
   KVASIR_DEVICE const char* WholeBlock(int32_t block) const {
     if (!loading_.in_blocks || block < first_whole_ || block >= end_whole_ ||
         (exact && (load_chunk_ < chunks_.keys ? keys_.HasExact(block)
@@ -283,8 +285,8 @@ class MmaRing {
   // number of pieces is padded with a piece of zeros.
   KVASIR_DEVICE void LoadKeys(int32_t block, char* stage) const {
     if (const char* const from = WholeBlock(block); from != nullptr) {
-      // Two lanes copy each slot, and each of the two copies every second
-      // piece.
+      // Two lanes copy each slot: one lane the even pieces, the other lane the
+      // odd pieces.
       char* const to = stage + lane_ * kPiece;
       KVASIR_UNROLL
       for (int32_t i = 0; i < kMostKeyPieces / 2; ++i) {
@@ -375,8 +377,8 @@ class MmaRing {
     return CodecSlotsOf(ExactOf(device_, of_keys), OwnSlot(item_, token),
                         split_);
   }
-  // The place (RowPlaceOf) of the exact row of slot `s` of the split;
-  // kNoExactRow if no row reads this slot as an exact row.
+  // The place (RowPlaceOf) of the exact row of slot `s` of the split, or
+  // kNoExactRow if no row reads the slot as an exact row.
   KVASIR_DEVICE int64_t ExactPlace(bool of_keys, int32_t s) const {
     const int64_t slot = split_ + s;
     const ExactSlots slots = ExactOf(device_, of_keys);
@@ -397,9 +399,8 @@ class MmaRing {
   }
   // BoundParams rearranges the ranges of a stage in place, so that the scales
   // of two neighbouring slots are in one word (PairParams), and their minima in
-  // another. It also limits the scales so that no decoded value is infinite:
-  // for a row that does not see the slot, an infinite value times the weight 0
-  // would not be 0.
+  // another. It also limits the scales so that no decoded value is infinite,
+  // because weight 0 times an infinite value is not 0.
   struct alignas(8) PairParams {
     uint32_t scale;
     uint32_t minimum;

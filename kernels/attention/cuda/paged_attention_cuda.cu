@@ -2,24 +2,23 @@
 // warp, reads the lengths of the sequences and makes the list of work items.
 // `attention`, a persistent grid, computes the items in the order of their
 // numbers. `attention_merge` merges the splits of each row. Sequences of more
-// than kDeviceSplitRows rows are prompts. A step with prompts has a fourth
-// launch, `attention_prefill`, which computes them if it supports the layer
-// (prefill_attention-inl.h) and the bits of prompts may differ from those of
-// single rows.
+// than kDeviceSplitRows rows are prompts. A fourth launch, `attention_prefill`,
+// computes them if it supports the layer (prefill_attention-inl.h) and if their
+// bits may differ from those of single rows.
 //
-// The launches depend on the number of sequences but not on their lengths, so
-// the same launches can be repeated for every step with as many sequences. An
-// item has the query heads of one HeadUnit for some tokens, with at most 8 rows
-// together (16 if a unit has more than 8 heads). It covers all slots that these
-// rows see or, if the context of a sequence of few rows is split, 1 to 8 splits
-// of kAttentionSplitSlots slots. The number of splits is chosen so that there
-// are about eight items for each CTA. Splits begin at fixed slots.
+// The launches depend only on the number of sequences, not on their lengths, so
+// every step with as many sequences can repeat them. An item has the query
+// heads of one HeadUnit for some tokens, with at most 8 rows together (16 if a
+// unit has more than 8 heads). It covers all slots that these rows see or, if
+// the context of a sequence of few rows is split, 1 to 8 splits of
+// kAttentionSplitSlots slots. The number of splits is chosen so that there are
+// about eight items for each CTA. Splits begin at fixed slots.
 //
 // The memory for partial results may not suffice for all contexts, so the
-// longest contexts are split first. For this, contexts are grouped by length:
-// group k has all contexts of at least 2^(k + 1) splits. The largest group
-// whose partial results fit is split as a whole. The other contexts of the next
-// larger group are split in order until the memory is used up.
+// longest contexts are split first. For this, group k has all contexts of at
+// least 2^(k + 1) splits. All contexts of the largest group whose partial
+// results fit are split. Then the other contexts of the next larger group are
+// split in order until the memory is used up.
 //
 // A row's arithmetic does not depend on other rows. Each split is computed
 // separately: scores, the maximum over all its slots, weights, then sums over
@@ -39,11 +38,11 @@
 // by the types of activations and exact rows: `attention` on tensor cores
 // (mma_attention-inl.h), or `attention_plain` (plain_attention.h).
 //
-// Memory traffic: all rows of an item read the latents of the slots that they
-// see once. A partial result has 4 (out_width + 2) bytes per 512 slots and
-// head; it is written once and read once (its last two numbers once per 32
-// channels). The lower bound of the time is the bytes of the latents divided by
-// the memory bandwidth.
+// Memory traffic: an item reads the latents of the slots that its rows see once
+// for all rows. A partial result has 4 (out_width + 2) bytes per 512 slots and
+// head. It is written once and read once, except that its last two numbers are
+// read once per 32 channels. The lower bound of the time is the bytes of the
+// latents divided by the memory bandwidth.
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_attention-inl.h"
 #include "kernels/attention/cuda/plain_attention.h"
@@ -55,7 +54,7 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kMergeThreads = 128;
-// The number of groups of contexts. Group k has all contexts of at least 2^(k +
+// The number of groups of contexts. Group k has the contexts of at least 2^(k +
 // 1) splits.
 constexpr int kLeastSplits = 20;
 // The most splits of an item. The item stages its queries once for all of them.
@@ -147,8 +146,7 @@ DivideKernel(AttentionKernelArgs args) {
   const int32_t item_splits = many < 1                 ? 1
                               : many < kMostItemSplits ? many
                                                        : kMostItemSplits;
-  // how many partial results were requested so far by sequences of the first
-  // group that does not fit
+  // partial results requested so far, in the group that is split only in part
   int32_t asked = 0;
   SequenceItems total;
   for (int32_t first = 0; first < args.num_sequences; first += warp) {
@@ -244,9 +242,8 @@ struct alignas(16) SplitFactors {
 
 // Computes the factors of 32 splits, one per lane. `is_one` is false for a lane
 // without a split, whose factors change no sum. `*max` is the maximum over all
-// earlier splits; it is updated. The factors have the same bits as those of
-// Merge, called split by split, because a running maximum does not depend on
-// how it is computed.
+// earlier splits, and is updated. The factors have the same bits as if Merge
+// were called split by split.
 KVASIR_DEVICE SplitFactors FactorsOf(const float* partial, bool is_one,
                                      int64_t out_width, float* max) {
   float own = kNoSlot;
@@ -406,8 +403,8 @@ void RunMma(const AttentionDevice& device, const Run& run) {
       return run(MmaKernel<T, 1, MmaKind::kLevels4, false>);
   }
 }
-// Like RunMma, for layers with exact rows. They have kernel instances only for
-// some kinds of chunks, and AddChunks sets only these kinds.
+// Like RunMma, for layers with exact rows. These have kernel instances only for
+// the kinds of chunks that AddChunks sets for them.
 template <typename T, typename Run>
 void RunExact(const AttentionDevice& device, const Run& run) {
   if (device.tile_rows > 8) return run(MmaKernel<T, 2, MmaKind::kAny, true>);

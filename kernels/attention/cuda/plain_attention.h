@@ -87,8 +87,8 @@ class PlainAttention {
   }
 
   // Fills pages_ with the page of each slot of the block, or -1 if no row sees
-  // the slot. Between the last read of the previous block's pages and this call
-  // there must be a barrier.
+  // the slot. Before the call, a barrier must follow the last read of the
+  // previous block's pages.
   KVASIR_DEVICE void FindPages(int64_t block) {
     if (static_cast<int32_t>(simt::Thread()) >= kBlock) return;
     const int64_t slot = block + lane_;
@@ -101,8 +101,8 @@ class PlainAttention {
     simt::StoreShared(pages_ + lane_, page);
   }
 
-  // Whether at least one row reads the visible slot `slot` as an exact row (if
-  // `as_exact`), or as a latent (otherwise).
+  // Whether at least one row reads the visible slot `slot` as an exact row if
+  // `as_exact`, otherwise as a latent.
   KVASIR_DEVICE bool Reads(const ExactSlots& exact, bool as_exact,
                            int64_t slot) const {
     const int64_t first = item_.sequence->first_slot + item_.first_token;
@@ -193,8 +193,8 @@ class PlainAttention {
                               int64_t slot) const {
     return exact.Has(item_.sequence->first_slot + item_.TokenOf(row), slot);
   }
-  // Adds to the scores the products of queries with keys read as exact rows (if
-  // `as_exact`) or as latents (otherwise). Does nothing if no row reads the
+  // Adds the products of queries and keys to the scores: keys read as exact
+  // rows if `as_exact`, otherwise latents. Does nothing if no row reads the
   // block in this way.
   KVASIR_DEVICE void AddScores(int64_t block, bool as_exact,
                                float (&scores)[kHalf]) {
@@ -268,8 +268,9 @@ class PlainAttention {
     }
   }
 
-  // Calls visit(part, first channel, number of channels, offset of the part's
-  // sums in a row) for each chunk of values.
+  // Calls visit(part, first, count, offset) for each chunk of values. The chunk
+  // has the part's channels [first, first + count), and `offset` is the offset
+  // of the part's sums in a row.
   template <typename Visit>
   KVASIR_DEVICE void ForValueChunks(const Visit& visit) const {
     int32_t out = 0;

@@ -20,10 +20,10 @@
 // slots, and a block that the row does not see changes no bit. So a row has the
 // same bits however a prompt is divided into launches and items. These bits
 // differ from those of the decoding kernel, which uses splits of 512 slots. The
-// decoding kernel also computes prompts if the bits must be the same
-// (PagedAttentionParamsIn::prompts_as_rows) or if this kernel does not support
-// the layer: if values have more than 128 channels (256 with 64 rows), or only
-// some of the values are codes.
+// decoding kernel computes prompts in two cases: if they must have the same
+// bits as single rows (PagedAttentionParamsIn::prompts_as_rows), or if this
+// kernel does not support the layer. It does not support values with more than
+// 128 channels (256 with 64 rows), or values of which only some are codes.
 //
 // Layout: latents as in mma_attention-inl.h; queries must be aligned to 16
 // bytes. Shared memory: 25 KiB for all stages, a tile of 16 KiB if there are
@@ -160,8 +160,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
                                 const char* stage) {
     Scores* const to = kRunsApart ? &run_ : &score_;
     if (kRunsApart && chunk.starts_run) Clear(to);
-    // The number of products per piece of codes, and how many pieces of codes
-    // fit into the tile after conversion.
+    // `products`: the products per piece of codes. `room`: how many pieces of
+    // codes fit into the tile after conversion.
     const int32_t products = chunk.kind == ChunkKind::kCodes8 ? 1 : 2;
     const int32_t room = kTilePieces / (2 * products);
     KVASIR_NO_UNROLL
@@ -288,8 +288,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       factors[r] = simt::Exp2((max_[r] - max) * scale);
       max_[r] = max;
       // The lower limit keeps `scaled` finite even if all scores so far are
-      // hidden (-inf), so that these get weight 0. Because `scaled` is rounded,
-      // a weight may exceed 1. With scores above 2^27 a weight may even be
+      // hidden (-inf); these then get weight 0. Because `scaled` is rounded, a
+      // weight may exceed 1. With scores above 2^27 a weight may even be
       // infinite, and then the row becomes NaN.
       const float scaled = simt::Max(max * scale, kLeastMax);
       float sum = 0.0f;
@@ -416,8 +416,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     const int32_t m = Lane() / 8;
     const char* const from =
         numbers + m / 2 * kPieceBytes + (8 * (m % 2) + Lane() % 8) * kPiece;
-    // From here on the slab's index is a template argument, because sums are in
-    // registers, which cannot be indexed at run time.
+    // From here on the slab's index is a template argument, because registers,
+    // which hold the sums, cannot be indexed at run time.
     if (slab == 0) return AddAt<Number, 0>(from, pieces, weights);
     if (slab == 1) return AddAt<Number, kSlabTiles>(from, pieces, weights);
     if constexpr (kSlabs > 2) {
@@ -577,7 +577,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     }
   }
   // Divides the sums of a slab by the sums of weights, and writes the results
-  // as the chunk's channels from `first` on.
+  // to the chunk's channels from `first` on.
   template <int32_t at>
   KVASIR_DEVICE void Write(const LatentChunkOnDevice& chunk, int32_t first,
                            const float (&inverse)[kLaneRows]) const {
@@ -608,7 +608,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
   }
 
   // score_ holds a block's scores and then its weights. run_ holds the sums of
-  // a single run.
+  // one run of codes.
   Scores score_, run_;
   float sum_[tiles][kValueTiles][4];
   // the maxima of the lane's rows, and the lane's shares of the sums of weights

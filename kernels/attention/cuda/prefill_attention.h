@@ -9,7 +9,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// The number of CTAs of a persistent grid: on each multiprocessor as many as
+// The number of CTAs of a persistent grid. Each multiprocessor gets as many as
 // fit into its shared memory, but at most `most`. The GPU reserves 1024 bytes
 // for each CTA in addition to `shared_bytes`.
 inline uint32_t StayingCtas(const AttentionDevice& device,

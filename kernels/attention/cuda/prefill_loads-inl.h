@@ -27,7 +27,7 @@ class PrefillLoads {
   static constexpr int32_t kStages = 3;
   static constexpr int32_t kPiece = 16;  // bytes
   static constexpr int32_t kMostPieces = 8;
-  // the bytes of one piece of all slots of a block
+  // bytes of one piece for all slots of a block
   static constexpr int32_t kPieceBytes = kBlock * kPiece;
   // A stage holds up to 8 pieces of each slot, then one word for each slot (its
   // range).
@@ -118,10 +118,10 @@ class PrefillLoads {
   KVASIR_DEVICE SideReads SideOf(bool of_keys) const {
     return ReadsOf(ExactOf(device_, of_keys), order_.own);
   }
-  // The range from the first slot that token `begin_token` sees to the last
-  // slot that token `end_token` sees. For a range of tokens, SeenBy(first,
-  // last) has the slots that at least one of them sees, and SeenBy(last, first)
-  // those that all of them see.
+  // The slots from the first one that `begin_token` sees to the last one that
+  // `end_token` sees. For the tokens from `first` to `last`, SeenBy(first,
+  // last) has the slots that at least one token sees. SeenBy(last, first) has
+  // the slots that every token sees.
   KVASIR_DEVICE Slots SeenBy(int32_t begin_token, int32_t end_token) const {
     const int64_t begin =
         RowSlots(device_, *item_.sequence, item_.first_token + begin_token)
@@ -145,7 +145,7 @@ class PrefillLoads {
           SeenBy(item_.TokenIn(FirstRow()), item_.TokenIn(end_row - 1));
     }
   }
-  // Sets masked_ and idle_ for the current visit (prefill_order.h).
+  // Computes masked_ and idle_ for the current visit (prefill_order.h).
   KVASIR_DEVICE void Look() {
     const int32_t begin = visit_.block() * kBlock;
     // Subtracts kBlock instead of adding it, because the end of the last block
@@ -271,8 +271,8 @@ class PrefillLoads {
   // slot, or a number below 0 if no row sees it.
   KVASIR_DEVICE int32_t PageOf(int32_t block) const {
     constexpr auto kSlots = static_cast<uint32_t>(kBlock);
-    // `block` may follow the last possible block, and then `slot` overflows to
-    // a negative number.
+    // `block` may be after the last possible block. Then `slot` overflows to a
+    // negative number.
     const auto slot = static_cast<int32_t>(
         static_cast<uint32_t>(block) * kSlots + simt::Thread() % kSlots);
     if (slot < order_.seen.begin || slot >= order_.seen.end) return -1;
@@ -291,9 +291,9 @@ class PrefillLoads {
     KVASIR_NO_UNROLL
     for (int32_t i = 0; i < kStages - 1; ++i) LoadNext(i);
   }
-  // Sets place_ to the indices of the tile and of the slot. Each of them fits
-  // into 16 bits, because a page has at most kMmaMostPlaces tiles, and a tile
-  // has at most as many slots.
+  // Sets place_ to the indices of the tile and of the slot. Both fit into 16
+  // bits, because pages have at most kMmaMostPlaces tiles, and tiles at most
+  // kMmaMostPlaces slots.
   KVASIR_DEVICE void FindSlot() {
     const int32_t slot = load_.block() * kBlock + Thread() % kBlock;
     const uint32_t in_page = Remainder(slot, device_.page_tokens);
@@ -431,13 +431,11 @@ class PrefillLoads {
   Slots seen_by_all_;  // slots that every row of the item sees
   Slots warp_seen_;    // slots that at least one row of the warp sees
   Visit visit_;
-  // false: every row reads every slot of the block in the way of the current
-  // visit
+  // false: in this visit, every row reads every slot of the block
   bool masked_;
   bool idle_;  // whether no row of the warp sees any slot of the block
   int32_t stage_;
-  // The visit and the part that are loaded next, and the page and place of the
-  // slot that this thread copies.
+  // The visit and the part that are loaded next.
   Visit load_;
   Part load_at_;
   int32_t page_, next_page_;  // below 0: no row sees the slot

@@ -13,11 +13,11 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 inline constexpr int32_t kPromptBlock =
     static_cast<int32_t>(kAttentionBlockSlots);
 
-// Stages 8 channels of a row's query, which are piece `piece` of a chunk, in
-// the order in which keys are multiplied. For keys stored as codes, this is the
-// order in which codes are extracted: the query's number 16 k + 8 half + 2 c +
-// e (half and e are 0 or 1, c is 0 to 3) belongs to a code in 32-bit word c of
-// a piece of codes.
+// Stages piece `piece` (8 channels) of a row's query for a chunk, in the order
+// in which keys are multiplied. If keys are codes, this is the order in which
+// codes are extracted. Then number 16 k + 8 half + 2 c + e of the query belongs
+// to a code in 32-bit word c of a piece of codes (half and e are 0 or 1, c is 0
+// to 3).
 KVASIR_DEVICE void StoreQueries(ChunkKind kind, const simt::Vec16& queries,
                                 int32_t piece, uint16_t* row) {
   if (kind == ChunkKind::kNumbers) {

@@ -42,9 +42,10 @@ struct Slots {
   int32_t end;
 };
 
-// How some tokens together read keys (or values). At least one of them reads
-// the slots before `sinks` and from `exact_from` on as exact rows. At least one
-// reads the slots [sinks, codec_end) as latents. A slot can be in both groups.
+// How some tokens together read keys (or values). At least one token reads the
+// slots before `sinks` and from `exact_from` on as exact rows. At least one
+// token reads the slots [sinks, codec_end) as latents. The two sets of slots
+// may overlap.
 struct SideReads {
   int32_t sinks;
   int32_t exact_from;
@@ -68,11 +69,10 @@ KVASIR_DEVICE SideReads ReadsOf(const ExactSlots& exact, const Slots& own) {
   return reads;
 }
 
-// A pass over a block of 64 slots. In a pass, all keys are read either as
-// latents or as exact rows, and so are all values, which gives four kinds of
-// passes. If rows read a block in several ways, it has several passes, and each
-// computes only what is read in its way. `bits` packs the block and the two
-// ways into one register.
+// A pass over a block of 64 slots. A pass reads all keys in one form, latents
+// or exact rows, and all values in one form. If rows read a block in several
+// forms, it has several passes, and each pass computes only what is read in its
+// forms. `bits` packs the block and the two forms into one register.
 struct Visit {
   int32_t bits;
 

@@ -45,8 +45,8 @@ void Cover(const CodePiece& piece, ChunkBytes* bytes) {
 }
 
 // Each plane has its own range of bytes, which is read in pieces of
-// kPieceBytes. Replaces these ranges by one common range if reading that takes
-// no more pieces.
+// kPieceBytes. Uses one common range for all planes instead if that takes no
+// more pieces.
 void ReadTogether(ChunkBytes* bytes) {
   constexpr int64_t kPieceBytes = 32;
   constexpr int64_t kMostBytes = kChunkChannels;
@@ -132,8 +132,8 @@ bool AttentionGrid::DividesAs(const AttentionGrid& other) const {
   const auto same_slices = [](const HeadSlice& a, const HeadSlice& b) {
     return a.num_heads == b.num_heads;
   };
-  // The slices after these are only used to add attention mass, so they do not
-  // affect how a step is divided.
+  // Later slices are only used to add attention mass, so they do not affect how
+  // a step is divided.
   const auto end = [](const AttentionGrid& grid) {
     return grid.slices_.begin() +
            static_cast<std::ptrdiff_t>(grid.num_cluster_slices_ +
@@ -216,7 +216,7 @@ void AttentionGrid::AddChunks(const LatentPartArgs& part) {
       if (run.bits == 0) break;
       const CodePlace place = cursor.Next(run);
       // If ranges are stored in slots, a run that fits into one chunk is not
-      // divided between two.
+      // divided between two chunks.
       const bool cut =
           part.static_scale == nullptr &&
           chunk.width + std::min(run.width, kChunkChannels) > kChunkChannels;
@@ -475,11 +475,10 @@ int64_t AttentionGrid::MostRows() const {
   return fit;
 }
 
-// Chooses how many rows a panel has. If too few fit into scratch, gives up
-// either the separate tiles of parts or the rotation angles that scratch holds.
-// Decoding profits more from the angles, so separate tiles are given up first.
-// But values are lifted only for prompts, which profit more from separate
-// tiles, so with lifted values the angles are given up first.
+// Chooses how many rows a panel has. If too few fit into scratch, gives up the
+// separate tiles of parts or the stored rotation angles. Decoding profits more
+// from the angles, so separate tiles are given up first. With lifted values,
+// which only prompts have, the angles are given up first.
 void AttentionGrid::ChooseRows() {
   PlaceTiles(true);
   max_rows_ = MostRows();
@@ -536,8 +535,8 @@ bool AttentionGrid::SharesAngles() const {
   return shares && holds_angles_;
 }
 
-// Finds the clusters: sets of KV heads that are connected by sharing a group in
-// some part, or by sharing rotation angles.
+// Finds the clusters. Two KV heads are in the same cluster if they share a
+// group in some part or share rotation angles, directly or through other heads.
 std::vector<std::vector<int64_t>> AttentionGrid::FindClusters() {
   const auto heads = static_cast<size_t>(params_.num_kv_heads);
   std::vector<size_t> root(heads);
@@ -594,11 +593,11 @@ std::vector<std::vector<int64_t>> AttentionGrid::FindClusters() {
 }
 
 // Adds slices that have the heads of several neighbouring clusters (a set).
-// With few rows, reading latents takes longer than computing, and memory is
-// read faster in long runs (measured: runs of 64 KiB take 0.8 of the time of
-// runs of 16 KiB). In a page, the latents of neighbouring groups are adjacent.
-// If pages are smaller than a block, they are not adjacent for a whole block,
-// so there are no sets.
+// With few rows, reading latents takes longer than computing. Memory is read
+// faster in long runs: runs of 64 KiB take 0.8 of the time of runs of 16 KiB
+// (measured). In a page, the latents of neighbouring groups are adjacent. If
+// pages are smaller than a block, they are not adjacent for a whole block, so
+// there are no sets.
 void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   if (params_.page_tokens % kAttentionBlockSlots != 0) return;
   const int64_t count = num_clusters_;
@@ -629,9 +628,9 @@ int64_t AttentionGrid::WorkOf(const AttentionSequence& sequence) const {
   return std::max<int64_t>(slots.end - slots.begin, 0) * sequence.num_rows;
 }
 
-// How many clusters should be in a set for this sequence. It is a power of two,
-// so that sequences of similar length use the same sets. The lowest power of
-// two that is at least num_clusters_ stands for all clusters.
+// How many clusters should be in a set for this sequence. The result is a power
+// of two, so that sequences of similar length use the same sets. The lowest
+// power of two that is at least num_clusters_ stands for all clusters.
 int64_t AttentionGrid::ClustersTogether(const AttentionSequence& sequence,
                                         int64_t work_of_all) const {
   const int64_t work = WorkOf(sequence);
@@ -722,7 +721,7 @@ AttentionGrid::Cut AttentionGrid::CutOf(const AttentionSequence& sequence,
   return cut;
 }
 
-// Into how many units the panels of a slice are divided: the least number for
+// The number of units for the panels of a slice. It is the least number for
 // which no unit has more than max_panels_ panels and threads are idle for at
 // most 1 / kIdleShare of the time.
 int64_t AttentionGrid::SharesOf(int64_t panels, int64_t num_slices) const {

@@ -16,9 +16,9 @@ namespace kvasir::kernels {
 // once: parts, chunks of channels, slices of heads, sets of slices, and the
 // layout of scratch. `Bind` sets the arguments that change with every step.
 //
-// Exact rows are handled as additional parts: the exact rows of key part p are
-// key part num_stored_keys() + p, and those of value part p are value part
-// num_stored_values() + p.
+// Exact rows are handled as additional parts. Key part num_stored_keys() + p
+// has the exact rows of key part p, and value part num_stored_values() + p has
+// those of value part p.
 //
 // Threads: while a thread calls Bind, no other thread may use the grid. Between
 // two calls of Bind, any thread may call the other functions.
@@ -54,18 +54,18 @@ class AttentionGrid {
   // same way.
   bool DividesAs(const AttentionGrid& other) const;
 
-  // Properties of a key part.
   struct KeyPart {
     bool codes = false;
     bool fixed_ranges = false;
-    // length of a row's query: the width of the widest group, or d if the keys
-    // are rebuilt
+    // length of a row's query: the width of the widest group, or the head
+    // dimension if keys are rebuilt
     int64_t width = 0;
     int64_t held_width = 0;
-    // how many sums of a row's query are needed to add the minima of codes to a
-    // score: one for each run, or a single one if ranges are static
+    // how many sums of a row's query are needed for the minima of codes: one
+    // for each run, or a single one if ranges are static
     int64_t num_sums = 0;
-    // the same for rebuilt keys: how many sums of a row of `up` are needed
+    // how many sums of a row of `up` are needed for these minima if keys are
+    // rebuilt
     int64_t lift_runs = 0;
     int64_t tile_offset = 0;  // offset from scratch.keys, in floats
     int64_t q_offset = 0;     // offset from PanelState::q
@@ -74,18 +74,18 @@ class AttentionGrid {
     int64_t lift_offset = -1;
     int64_t first_group = 0;  // index of the part's first group in chunk_begin_
     // True for a part of exact rows that uses the same copy of the queries as
-    // the stored part that it belongs to.
+    // its stored part.
     bool shares_queries = false;
   };
   struct ValuePart {
     bool codes = false;
     bool fixed_ranges = false;
-    // True for a part that has static ranges and also exact rows. Then the
-    // ranges are applied at the end of each split, and the part's first number
-    // in out_minima is the sum of weights.
+    // True for a part that has static ranges and also exact rows. Its ranges
+    // are applied at the end of each split, and its first number in out_minima
+    // is the sum of weights.
     bool sums_weights = false;
     bool lifted = false;
-    // d of lifted values, rounded up to whole register tiles
+    // head dimension of lifted values, rounded up to whole register tiles
     int64_t tile_stride = 0;
     int64_t tile_offset = 0;    // offset from scratch.values, in floats
     int64_t out_offset = 0;     // offset in a row of PanelState::out
@@ -94,7 +94,7 @@ class AttentionGrid {
   };
   // The memory that holds the exact rows of a part.
   struct ExactPart {
-    // the part, by whose address exact() finds this entry
+    // the part; exact() finds this entry by its address
     const LatentPartArgs* ring = nullptr;
     const LatentPartArgs* fresh = nullptr;
     const ExactSlots* slots = nullptr;
@@ -150,8 +150,8 @@ class AttentionGrid {
   // Whether the scratch holds the rotation angles of all pairs of a block,
   // which all heads then share. Otherwise it holds the angles of one pair.
   bool holds_angles() const { return holds_angles_; }
-  // How many sums of rows of `up` the scratch holds for the whole unit. Other
-  // sums are computed again for each run and stored after these.
+  // How many sums of rows of `up` the scratch holds for a whole unit. Other
+  // sums are computed again for each run and stored after the held sums.
   int64_t held_lift_sums() const { return held_lift_sums_; }
   const AttentionScratch& scratch() const { return scratch_; }
   const PanelState& state() const { return state_; }
@@ -187,8 +187,8 @@ class AttentionGrid {
     return lanes_.data() + chunk.first_lanes;
   }
 
-  // How a sequence's rows are divided: there is one unit for every slice of
-  // heads and every tile of queries.
+  // How a sequence's rows are divided: into one unit for every slice of heads
+  // and every tile of queries.
   struct Cut {
     const HeadSlice* slices;
     int64_t num_slices;
@@ -277,8 +277,8 @@ class AttentionGrid {
   int64_t num_clusters_ = 0;
   int64_t widest_cluster_ = 0;  // most query heads of a cluster
   // One way to divide the clusters into sets of neighbours, of nearly equal
-  // size. The latents of a set are adjacent in a page if groups are numbered in
-  // the order of heads.
+  // size. If groups are numbered in the order of heads, the latents of a set
+  // are adjacent in a page.
   struct ClusterSets {
     int64_t size;  // the most clusters of a set
     size_t first_slice;
@@ -325,14 +325,14 @@ inline VisibleRange UnitSlots(const PagedAttentionArgs& params,
   return {first.begin, last.end};
 }
 
-// Whether threads take splits of contexts instead of whole units. They do if
-// there are fewer units than threads, each unit has only one panel and sees at
-// least one slot, and at least one unit sees more slots than a split has.
+// Whether threads take splits of contexts instead of whole units. This needs
+// fewer units than threads, a single panel and at least one visible slot in
+// each unit, and a unit that sees more slots than a split has.
 bool TakesSplits(const AttentionGrid& grid,
                  const AttentionGrid::Sequences& sequences);
 
-// The maximum and sum of each row's softmax over the splits of a unit that were
-// merged so far. The merged output itself is in params.out.
+// The maximum and sum of each row's softmax, over all splits of a unit that
+// were merged so far. The merged output itself is in params.out.
 struct AttentionTotal {
   float* max;  // [rows]
   float* sum;  // [rows]

@@ -12,15 +12,16 @@ namespace kvasir::kernels {
 
 inline constexpr int64_t kBlocksOfSplit =
     kAttentionSplitSlots / kAttentionBlockSlots;
-// Weights over a split are first collected for several rows and then added to
-// the slots. This is the most rows (query heads times queries) at a time. Their
-// weights fill a quarter of a level-2 CPU cache of 2 MiB.
+// The most rows (query heads times queries) whose weights over a split are
+// collected before they are added to the slots. These weights fill a quarter of
+// a level-2 CPU cache of 2 MiB.
 inline constexpr int64_t kMassTileRows = 256;
 
 // A unit of eviction: heads of a layer that keep the same slots.
 struct MassUnit {
   int64_t unit = 0;  // index in PagedAttentionParams::metadata
-  // index of the first of the num_slices slices of the grid that have its heads
+  // the unit's heads are in the grid's slices [first_slice, first_slice +
+  // num_slices)
   int64_t first_slice = 0;
   int64_t num_slices = 0;
   int64_t first_head = 0;    // index in MassPlan::heads
@@ -32,9 +33,8 @@ struct MassUnit {
 // split. Offsets in floats.
 struct MassTile {
   int64_t weights = 0;  // [rows, 512]
-  // [rows, blocks of a split]: the factor by which a row's weights for a block
-  // must be multiplied to become the row's final softmax weights; kUnseen if
-  // the row sees no slot of the block.
+  // [rows, blocks of a split]: a row's weights for a block times this factor
+  // are its final softmax weights; kUnseen if the row sees no slot of the block
   int64_t factors = 0;
   int64_t floats = 0;
 };
@@ -87,9 +87,9 @@ inline bool KeepsWeights(const AttentionSequence& sequence) {
          sequence.first_counted_row == 0;
 }
 
-// An item of the work that adds mass: one split of a sequence's slots, for all
-// units of eviction if the sequence's weights are kept, and otherwise for one
-// unit of eviction.
+// A piece of work that adds mass to the slots of one split of a sequence. If
+// the sequence's weights are kept, it is for all units of eviction, otherwise
+// for one unit.
 struct MassItem {
   const AttentionSequence* sequence = nullptr;
   int64_t first_unit = 0;  // index in MassPlan::units
@@ -97,8 +97,8 @@ struct MassItem {
   int64_t split = 0;
 };
 
-// Visits all items of a launch in a fixed order. If `skips_kept`, it omits
-// sequences whose weights are kept.
+// Visits all items of a launch in a fixed order. If `skips_kept`, omits the
+// items of sequences whose weights are kept.
 class MassCursor {
  public:
   MassCursor(const PagedAttentionArgs& params, const MassPlan& plan,

@@ -17,9 +17,9 @@ struct RowRange {
   int64_t size() const { return end - begin; }
 };
 
-// Selects slots by how a row reads them: in any way, as an exact row of the
-// sinks, by decoding codes, or as an exact row of the window. A slot's key and
-// value may be read in different ways.
+// How a row reads a slot: in any way, as an exact row of the sinks, by decoding
+// codes, or as an exact row of the window. A slot's key and value may be read
+// in different ways.
 enum class ReadAs { kAny, kSinks, kStored, kWindow };
 
 // Rows are numbered head by head. If all heads of the unit share one span in
@@ -49,7 +49,7 @@ class UnitRows {
   const int64_t* heads() const {
     return grid_.heads() + unit_.slice->first_head;
   }
-  // The row of q and out that contains row r of the unit: the row of its token.
+  // The row of q and out that belongs to the token of the unit's row r.
   int64_t TokenRow(int64_t r) const {
     return unit_.sequence->first_row + QueryOf(r);
   }
@@ -110,8 +110,8 @@ class UnitRows {
     return Limit(read, exact, query, slots);
   }
   // The part of `slots` from the first to the last slot that any row reads as
-  // an exact row. It includes the slots between sinks and window, although no
-  // row reads those as exact rows.
+  // an exact row. It may include slots between sinks and window, which no row
+  // reads as exact rows.
   VisibleRange ExactIn(const ExactSlots& exact, VisibleRange slots) const {
     const VisibleRange sinks = ReadIn(ReadAs::kSinks, exact, slots);
     const VisibleRange window = ReadIn(ReadAs::kWindow, exact, slots);
@@ -176,7 +176,7 @@ class UnitRows {
   // begin.
   VisibleRange Limit(ReadAs read, const ExactSlots& exact, int64_t query,
                      VisibleRange slots) const {
-    // The first slot of the window of exact rows.
+    // The window of exact rows begins at this slot.
     const int64_t nearer =
         exact.window > 0 ? std::max(exact.sinks, unit_.sequence->first_slot +
                                                      query + 1 - exact.window)

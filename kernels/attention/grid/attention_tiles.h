@@ -8,10 +8,10 @@
 
 namespace kvasir::kernels {
 
-// The number of slots that a launch reads for one KV head of the sequence,
-// summed over the tiles of queries, because each tile rebuilds the keys that it
-// reads. grid.fits() must be true. The sequence's block table and positions are
-// not read.
+// The number of slots that a launch reads for one KV head of the sequence. A
+// slot counts once for each tile of queries that reads it, because each tile
+// rebuilds the keys that it reads. grid.fits() must be true. The sequence's
+// block table and positions are not read.
 int64_t SlotsReadByTiles(const AttentionGrid& grid,
                          const AttentionSequence& sequence);
 

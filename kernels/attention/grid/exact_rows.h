@@ -19,8 +19,8 @@ class BlockExactRows {
 
   // Finds the exact rows of one group for the slots [begin, end) of a block.
   // Sets rows[i] to the first byte of slot i's row, and readable[i] to the end
-  // of the bytes that may be read from there on. Rows in side pages are looked
-  // up only once for all groups.
+  // of the bytes that may be read. Rows in side pages are looked up only once
+  // for all groups.
   void Find(const AttentionSequence& sequence,
             const AttentionGrid::ExactPart& exact, int64_t group, int64_t block,
             int64_t begin, int64_t end, const char** rows,
@@ -67,9 +67,9 @@ class BlockExactRows {
     }
   }
 
-  // How many bytes of a group's data are prefetched in each row. In memory, the
-  // data of a group in one row is separate from its data in the next row, so
-  // the beginning of it is prefetched in all rows of the block at once.
+  // How many bytes are prefetched at the start of a group's data in each row. A
+  // group's data in neighbouring rows is not adjacent, so its start is
+  // prefetched in all rows of the block at once.
   static constexpr int64_t kLineBytes = 64;
   static constexpr int64_t kAheadBytes = 4 * kLineBytes;
 

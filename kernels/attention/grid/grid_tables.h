@@ -9,39 +9,39 @@
 
 namespace kvasir::kernels {
 
-// A thread decodes a latent chunk by chunk. These are the most channels and the
-// most pieces (CodePiece) of a chunk.
+// A thread decodes a latent chunk by chunk. A chunk has at most this many
+// channels and pieces (CodePiece).
 inline constexpr int64_t kChunkChannels = 128;
 inline constexpr int64_t kChunkPieces = 16;
 // A row's query for a part stays in scratch for the whole unit if it has at
 // most this many numbers. Wider queries are read again for each block, chunk by
 // chunk.
 inline constexpr int64_t kHeldQueryWidth = 512;
-// How many sums of rows of `up` are kept in scratch for the whole unit, at
-// most. Other sums are computed again when they are needed.
+// At most this many sums of rows of `up` are kept in scratch for a whole unit.
+// Other sums are computed again when they are needed.
 inline constexpr int64_t kHeldLiftSums = 8192;
 // The most rows of a panel.
 inline constexpr int64_t kAttentionMaxRows = 128;
 // The most rows of all panels of a unit.
 inline constexpr int64_t kMostUnitRows = 2048;
-// Each part has its own tile only if scratch then still has room for panels of
-// this many rows, because smaller panels would use only a small part of each
-// register tile. Otherwise the parts share one tile, whose content cannot be
-// kept for a second panel.
+// Each part has its own tile only if that leaves room in scratch for panels of
+// this many rows. Smaller panels would use only a small part of each register
+// tile. Otherwise the parts share one tile, whose content cannot be kept for a
+// second panel.
 inline constexpr int64_t kLeastPanelRows = 8;
 // Rows are divided into more units if otherwise threads would be idle for more
 // than 1 / kIdleShare of the time.
 inline constexpr int64_t kIdleShare = 8;
-// Scratch holds the rotation angles of a block for all heads only if it still
-// has room for panels of at least this many rows.
+// Scratch holds the rotation angles of a block for all heads only if that
+// leaves room for panels of at least this many rows.
 inline constexpr int64_t kRowsWithAngles = 4;
-// The most KV heads that are put into one unit only because their keys are
-// rotated by the same angles. There are then fewer units for the threads, but
-// the angles of a slot, which cost as much as rebuilding half a key, are
-// computed only once for these heads.
+// At most this many KV heads are put into one unit only because their keys are
+// rotated by the same angles. Threads then have fewer units, but the angles of
+// a slot are computed only once for these heads. Angles cost as much as
+// rebuilding half a key.
 inline constexpr int64_t kHeadsPerAngles = 4;
-// KV heads whose latents are adjacent in memory are put into one unit only if
-// that unit is at most 1 / kUnitsPerThread of a thread's share of the work.
+// KV heads with adjacent latents are put into one unit only if it has at most 1
+// / kUnitsPerThread of a thread's share of the work.
 inline constexpr int64_t kUnitsPerThread = 4;
 // The most rows of a panel if nothing is rebuilt or lifted. More rows would
 // only occupy more of the CPU cache.
@@ -53,8 +53,8 @@ struct CodePiece {
   int64_t begin = 0;  // first channel
   int64_t width = 0;
   CodePlace place;  // place of the piece's first code in the slot
-  // The same place, with the bits of each plane counted from ChunkBytes::begin
-  // of the plane.
+  // The same place, but with the bits of each plane counted from the plane's
+  // ChunkBytes::begin.
   CodePlace in_chunk;
   bool starts_run = false;
   bool ends_run = false;
@@ -69,11 +69,11 @@ struct ChunkBytes {
   bool together = false;
 };
 
-// How a vector of 16 lanes extracts the codes of 16 channels, each of any
-// number of bits, from a slot's 16-bit words. Each lane looks up two words: the
-// word with the code's low bits becomes its lower half, and the word with the
-// code's high bits its upper half. Then the low bits are shifted right and the
-// high bits rotated right.
+// How a vector of 16 lanes extracts the codes of 16 channels from a slot's
+// 16-bit words. Each code may have any number of bits. A lane looks up two
+// words: the word with the code's low bits becomes its lower half, and the word
+// with the code's high bits its upper half. Then the low bits are shifted right
+// and the high bits rotated right.
 struct alignas(64) CodeLanes {
   static constexpr int64_t kChannels = 16;
   // The most bytes that a slot's codes may have. They must fit into two 64-byte
@@ -84,7 +84,7 @@ struct alignas(64) CodeLanes {
   uint32_t shifts[kChannels];
   uint32_t turns[kChannels];
   uint32_t low_mask[kChannels];
-  uint32_t mask[kChannels];  // 0: no code is stored, so the code is 0
+  uint32_t mask[kChannels];  // 0: no code is stored, and the code counts as 0
 };
 
 // A chunk: neighbouring channels that are stored in a slot.
@@ -117,8 +117,8 @@ struct HeadSpan {
 struct HeadSlice {
   int64_t first_head;  // index in AttentionGrid::heads()
   int64_t num_heads;
-  // index of the slice's first entry in AttentionGrid's lists of spans, which
-  // have an entry for each part
+  // index of the slice's first entry in AttentionGrid's lists of spans; the
+  // slice has one entry for each part
   int64_t first_spans;
   // True if each part has only one span; then UnitRows may number the rows in
   // any order.
@@ -127,8 +127,8 @@ struct HeadSlice {
 
 // The layout of a thread's scratch: offsets in floats from its start.
 struct AttentionScratch {
-  // The tile, which holds a chunk of a block: decoded numbers [kChunkChannels,
-  // 64] or [64, kChunkChannels], or packed words of codes [.., 64].
+  // The tile holds a chunk of a block: decoded numbers [kChunkChannels, 64] or
+  // [64, kChunkChannels], or packed words of codes [.., 64].
   int64_t tile;
   int64_t scales;  // [kChunkPieces, 64]
   int64_t minima;  // [kChunkPieces, 64]

@@ -36,9 +36,9 @@ struct ExactSegment {
 struct ExactSlots {
   int64_t sinks = 0;   // 0: no sinks
   int64_t window = 0;  // 0: no window
-  // The exact rows of slots before AttentionSequence::first_slot lie in the
-  // sequence's side pages: first the rows of the sinks, then a ring buffer of
-  // the window's rows.
+  // The sequence's side pages hold the exact rows of slots before
+  // AttentionSequence::first_slot: first the rows of the sinks, then a ring
+  // buffer of the window's rows.
   int64_t ring_rows = 0;  // at least max(window - 1, 1) if there is a window
   int64_t row_bytes = 0;  // distance between the starts of two rows in a page
   // Where the exact rows are stored, sorted by first_row; the first segment has
@@ -51,9 +51,9 @@ struct ExactSlots {
   KVASIR_HOST_DEVICE bool Has(int64_t own, int64_t slot) const {
     return slot < sinks || (window > 0 && slot > own - window);
   }
-  // In the side pages, the number of the exact row of slot `slot`. `evicted` is
-  // AttentionSequence::evicted. Only slots between the sinks and the window are
-  // evicted.
+  // Returns which row of the side pages is the exact row of slot `slot`.
+  // `evicted` is AttentionSequence::evicted. Only slots between the sinks and
+  // the window are evicted.
   KVASIR_HOST_DEVICE int64_t RowOf(int64_t slot, int64_t evicted) const {
     if (slot < sinks) return slot;
     // Divides in 32 bits, because a GPU needs a slow function to divide 64-bit
@@ -84,8 +84,8 @@ struct ExactSlots {
 
 // Views of the exact rows of a part: uncoded numbers, in groups as wide as the
 // groups of the part itself. A launch reads the rows of its new tokens from
-// `fresh`. They are not in the ring yet, because there they would overwrite
-// rows that the first new tokens still see.
+// `fresh`. They are not in the ring yet, because the ring still has rows that
+// the first new tokens see.
 template <template <typename> class Ptr>
 struct ExactRowsIn {
   // the side pages, viewed as pages of one slot, because a row may begin at any

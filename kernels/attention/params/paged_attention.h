@@ -43,8 +43,8 @@ struct AttentionSequence {
   int64_t evicted = 0;
   // Rows before this one add no attention mass. num_rows: no row adds mass.
   int64_t first_counted_row = 0;
-  // Only for a sequence of one row: the offset, in floats, at which the launch
-  // keeps its attention weights until it adds the mass (set by PlaceWeights).
+  // Only for a sequence of one row: the offset, in floats, of the memory that
+  // keeps its attention weights until the mass is added (set by PlaceWeights).
   // Below 0: no weights are kept, and the keys are scored again to compute the
   // mass. Both ways give the same bits.
   int64_t weights_at = -1;
@@ -67,7 +67,7 @@ struct KeyRebuildIn {
   // position turns. If num_pairs is 0, keys are not rotated.
   const int32_t* pair_dims = nullptr;  // [2 * num_pairs]
   const uint64_t* steps = nullptr;     // as RopeStep returns them
-  // Distance in `steps` from one KV head's steps to the next head's, if each
+  // Distance in `steps` between the steps of neighbouring KV heads, if each
   // head stores its own choice of pairs. 0: all heads share one list of steps.
   int64_t head_steps_stride = 0;
   int64_t num_pairs = 0;
@@ -215,10 +215,9 @@ struct AttentionMass {
 // split), and two floats for each query head of most_rows rows.
 //
 // The tables in these parameters (parts, groups, columns) are in host memory.
-// For a GPU, Prepare copies all of them to the device
-// (cuda/device_attention.h). For a CPU, it copies only the parts. The other
-// tables still belong to the caller, and Prepare makes the tables that threads
-// use (AttentionGrid) from them.
+// For a GPU, Prepare copies them to the device (cuda/device_attention.h). For a
+// CPU, it copies only the parts and makes tables for the threads
+// (AttentionGrid); the other tables still belong to the caller.
 //
 // The GPU kernels add in another order (cuda/paged_attention_cuda.cu), so their
 // bits differ. They support only absorbed keys and values without mass;
@@ -279,12 +278,12 @@ inline constexpr int64_t kAttentionMaxHeadDim = 256;
 inline constexpr int64_t kAttentionMaxRuns = 256;
 // The most bytes of scratch of one thread.
 inline constexpr int64_t kAttentionScratchBytes = 256 << 10;
-// If keys are rebuilt or values lifted, a thread keeps the queries and sums of
-// its rows from block to block in this many more bytes, at most. A rebuilt key
-// or a lifted value is used for all rows that fit into this memory.
+// If keys are rebuilt or values lifted, a thread uses up to this many more
+// bytes to keep the queries and sums of its rows from block to block. Each
+// rebuilt key or lifted value is used for all of these rows.
 inline constexpr int64_t kRowStateBytes = 1 << 20;
 
-// Slots [begin, end) that row `row` of a sequence sees; empty if end <= begin.
+// Slots [begin, end) that a row of a sequence sees; empty if end <= begin.
 struct VisibleRange {
   int64_t begin;
   int64_t end;

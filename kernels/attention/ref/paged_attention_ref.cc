@@ -82,7 +82,6 @@ float CodeOf(const Latent& latent, const CodePlace& place, int64_t index) {
                                      : static_cast<float>(code);
 }
 
-// The scale and minimum of a run.
 struct SlotRange {
   float scale;
   float minimum;
@@ -390,8 +389,8 @@ class Row {
   float* const out_;
   const VisibleRange slots_;
 
-  // The weight of each visible slot, and the running maximum that it is
-  // relative to. max_ and sum_ are the maximum and sum of the whole softmax.
+  // The weight of each visible slot, relative to the running maximum at that
+  // slot. max_ and sum_ are the maximum and sum of the whole softmax.
   struct Weight {
     float weight;
     float block_max;

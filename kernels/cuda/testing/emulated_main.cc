@@ -1,6 +1,6 @@
-// The main function of programs that run kernel tests on a CudaDevice with a
-// fake CUDA runtime, in which the emulator executes the kernels. This tests
-// CudaDevice's memory, copies and launches without a GPU.
+// The main function of programs that run kernel tests without a GPU. They test
+// the memory, copies and launches of CudaDevice with a fake CUDA runtime, in
+// which the emulator executes the kernels.
 #include <gmock/gmock.h>
 
 #include <memory>
@@ -34,7 +34,7 @@ std::unique_ptr<Device> Make() {
 }  // namespace kvasir::kernels
 
 int main(int argc, char** argv) {
-  // These tests need the emulator itself, so only other programs run them.
+  // Excludes the tests that need the emulator itself; other programs run them.
   GTEST_FLAG_SET(filter, "-*EachSite*:*Sectors*");
   ::testing::InitGoogleMock(&argc, argv);
   kvasir::kernels::emulation::RunTestsOn(

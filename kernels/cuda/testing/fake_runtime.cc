@@ -321,9 +321,9 @@ Result FakeRuntime::SynchronizeDevice() {
   if (const Result refused = RefuseCaptures(true); refused != Result::kOk) {
     return refused;
   }
-  // Shared pointers keep the streams alive: while this thread runs the work of
-  // one stream, or waits for a thread that does, other threads may destroy
-  // another stream.
+  // Shared pointers keep the streams alive. Another thread may destroy a stream
+  // while this thread runs the work of a stream or waits for a thread that
+  // does.
   std::vector<std::shared_ptr<Stream>> streams;
   for (const auto& [handle, stream] : streams_) {
     if (stream->device == used_device) streams.push_back(stream);

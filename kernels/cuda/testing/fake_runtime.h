@@ -50,8 +50,8 @@ class FakeRuntime final : public Runtime {
                                  .shared_bytes = 227 << 10};
   size_t total_bytes = size_t{1} << 30;
   size_t context_bytes = size_t{100} << 20;
-  // How many bytes of device memory count as used from the first launch on, for
-  // the kernels' code and stacks.
+  // How many bytes of device memory the code and stacks of kernels use from the
+  // first launch on.
   size_t code_bytes = 0;
   static constexpr size_t kRoundedTo = size_t{2} << 20;
 
@@ -163,8 +163,8 @@ class FakeRuntime final : public Runtime {
   // Enqueues work on the stream, or adds it to the stream's capture.
   Result Add(StreamHandle stream, Work work)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // For calls that are not allowed during a capture: if this thread (or any
-  // thread, if of_any_thread is set) captures, invalidates the capture and
+  // For calls that are not allowed during a capture. If this thread captures
+  // (or any thread, if of_any_thread is set), invalidates the capture and
   // returns an error.
   Result RefuseCaptures(bool of_any_thread)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

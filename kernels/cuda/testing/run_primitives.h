@@ -14,7 +14,7 @@ struct PrimitiveRun {
   std::string name;
   std::vector<uint32_t> words;  // output of the kernel
   // Two floats may differ by at most `tolerance` times (1 + their magnitude).
-  // If it is 0, the bits of the words must be equal.
+  // If `tolerance` is 0, the bits of the words must be equal.
   float tolerance = 0.0f;
 };
 
