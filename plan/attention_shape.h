@@ -34,7 +34,7 @@ struct AttentionShape {
   // True if the keys of each head are normalized after their projection.
   bool qk_norm = false;
   std::vector<LayerShape> layers;  // one for each layer
-  int64_t num_heads = 0;           // Hq, which Hkv divides; 0: unknown
+  int64_t num_heads = 0;           // Hq, a multiple of Hkv; 0: unknown
   int64_t hidden_size = 0;         // M
   RopePairing pairing = RopePairing::kHalfSplit;
   bool qkv_bias = false;

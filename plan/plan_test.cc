@@ -149,7 +149,7 @@ TEST(PlanTest, TheErrorForTextThatIsNotAPlanNamesThePlaceInTheText) {
                                       HasSubstr("must be 1, but is 0")));
 }
 
-// Regression test: the error repeated a key of any length.
+// Regression test: the error contained the whole key, however long it was.
 TEST(PlanTest, AnErrorRepeatsAtMost300BytesOfThePlan) {
   const std::string text = "{\"" + std::string(5 << 20, 'k') + "\":1}";
   const absl::Status status = ParsePlanJson(text, "kv_plan.json").status();
@@ -181,7 +181,7 @@ TEST(PlanTest, DataTypesAreFoundByName) {
 }
 
 // ---------------------------------------------------------------------------
-// Every method of the papers is a valid plan
+// Plans of published methods are valid
 // ---------------------------------------------------------------------------
 
 TEST(PlanTest, ThePlansOfPublishedCompressionMethodsAreValid) {

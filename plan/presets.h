@@ -20,9 +20,9 @@ struct PlanPreset {
   std::string name;
   // One line for help texts.
   std::string text;
-  // The performance target: attention may take at most this multiple of the
-  // larger of the byte floor and the FLOP floor (bench/floors.h). Empty if
-  // there is no target for this preset.
+  // The performance target: the most time that attention may take, as a
+  // multiple of its lower bound from bytes and FLOPs (bench/floors.h). Empty if
+  // the preset has no target.
   std::optional<double> floor_target;
   // True if the preset needs no tensors except the model's own.
   bool any_checkpoint = false;
@@ -31,11 +31,11 @@ struct PlanPreset {
 // All presets. The first one is the uncompressed bf16 cache.
 const std::vector<PlanPreset>& PlanPresets();
 inline constexpr char kDensePreset[] = "dense-bf16";
-// A preset that serves a checkpoint without calibration (TurboQuant, Zandieh et
-// al. 2025, without random signs). Each head's key and value is rotated by a
-// Hadamard matrix and stored as codes of 4 bits, which stand for Lloyd-Max
-// levels of a normal number, with one float16 for the length. The first and the
-// latest tokens are also kept exact.
+// A preset that serves a checkpoint without calibration. It is TurboQuant
+// (Zandieh et al. 2025) without random signs. Each head's key and value is
+// rotated by a Hadamard matrix and stored as 4-bit codes of Lloyd-Max levels,
+// with its length as one float16. The first and the latest tokens are also kept
+// exact.
 inline constexpr char kRotatedPreset[] = "rotated-4bit";
 
 // NOT_FOUND for an unknown name; the error lists the known names.

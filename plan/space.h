@@ -115,8 +115,8 @@ class Coverage {
 absl::Status CheckStored(const PlanPlace& where, const kvasir::v1::Part& part,
                          const LayerFacts& facts);
 
-// Checks that the part's lifts are possible for keys before or after RoPE,
-// whichever the part stores.
+// Checks that the part's lifts are allowed for its `stored` field (before or
+// after RoPE).
 absl::Status CheckUses(const PlanPlace& where, const kvasir::v1::Part& part,
                        const LayerFacts& facts);
 

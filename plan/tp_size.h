@@ -17,9 +17,8 @@ struct TpDealt {
   int64_t num_features = 0;  // features of the MLP's hidden layer
 };
 
-// True if `size` ranks are possible: `size` must divide the number of query
-// heads and of features, and it must divide the number of KV heads or be a
-// multiple of it (KvHeadsOfRank).
+// True if `size` divides the numbers of query heads and of features, and
+// KvHeadsOfRank accepts `size` ranks.
 bool TpSizeFits(const TpDealt& dealt, int64_t size);
 
 // All possible numbers of ranks, ascending.

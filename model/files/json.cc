@@ -51,7 +51,8 @@ class DuplicateKeys final : public nlohmann::json_sax<json> {
   }
 
  private:
-  std::vector<std::unordered_set<std::string>> keys_;  // of the open objects
+  // one set for each open object
+  std::vector<std::unordered_set<std::string>> keys_;
   std::optional<std::string> found_;
 };
 

@@ -24,9 +24,8 @@ struct RopeContext {
 
 struct RopeConfig {
   RopeSpec rope;
-  // The number of positions that the scaling supports: for YaRN, the original
-  // context length times its factor, if that is more than
-  // max_position_embeddings.
+  // max_position_embeddings. With YaRN, the original context length times the
+  // factor, if that is more.
   int64_t max_positions = 0;
 };
 

@@ -45,8 +45,8 @@ class DetokenizerStages {
   // Appends the text that was held back. The state must not be used again.
   void Finish(DetokenizerState* state, std::string* out) const;
 
-  // The bytes of one token inside a text: nothing is stripped from it as it
-  // would be at the start or the end of a text.
+  // The bytes that a token adds in the middle of a text. Nothing is stripped
+  // there.
   std::string BytesOf(std::string_view token) const;
 
  private:

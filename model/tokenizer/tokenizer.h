@@ -76,13 +76,13 @@ class Tokenizer {
   // One more than the largest id: ids are in [0, vocab_size). A model may have
   // logits for further ids.
   int32_t vocab_size() const;
-  // The token as the file writes it ("Ġhello", "▁hello", "<0x0A>"); empty if
-  // `id` names none.
+  // The token as the file writes it ("Ġhello", "▁hello", "<0x0A>"). Empty if no
+  // token has this id.
   std::string_view IdToToken(int32_t id) const;
   std::optional<int32_t> TokenToId(std::string_view token) const;
   bool IsSpecial(int32_t id) const;
   // The bytes that one token adds to the text, which need not be whole
-  // characters. Empty if `id` names none. A detokenizer may still strip a
+  // characters. Empty if no token has this id. A detokenizer may still strip a
   // leading space.
   std::string TokenBytes(int32_t id) const;
 

@@ -42,9 +42,10 @@ struct CanonicalRequest {
   // with all other requests without a salt.
   std::string cache_salt;
   TokenBytes prompt;
-  // Fill this in starting from NeutralSampling(). If max_tokens is 0, the
-  // operator's default applies, limited by the model's length. The router
-  // ignores sampling.seed: set the field `seed` below instead.
+  // Start from NeutralSampling() and set what the client asked for. If
+  // max_tokens is 0, the operator's default applies, limited by the model's
+  // length. The router ignores sampling.seed: set the field `seed` below
+  // instead.
   kvasir::v1::SamplingParams sampling;
   // Absent: the router draws a random seed.
   std::optional<uint64_t> seed;
@@ -73,9 +74,9 @@ struct CanonicalRequest {
   std::string peer;
 };
 
-// Returns the largest n (samples of one request) that is allowed: what the
-// model's workers accept, but at most `ours`, the limit of this router. The
-// router has its own limit because sinks allocate memory for each sample.
+// Returns how many samples one request may have: the smaller of the workers'
+// limit and `ours`, the router's limit. The router has its own limit because
+// sinks allocate memory for each sample.
 inline uint32_t LargestN(const kvasir::v1::WorkerInfo& info, uint32_t ours) {
   return info.max_n() == 0 ? ours : std::min(info.max_n(), ours);
 }

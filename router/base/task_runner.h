@@ -64,8 +64,8 @@ class TaskPool {
 // Runs the tasks that are posted to it one at a time and in order, on another
 // runner. However many of them wait, the strand has at most one task in the
 // queue of that runner. If the runner refuses or drops that task, the strand
-// drops all its tasks. Otherwise a task that owns the owner of the strand would
-// keep the strand alive forever.
+// drops all its tasks, because a waiting task could keep the strand alive
+// forever.
 class Strand final : public TaskRunner,
                      public std::enable_shared_from_this<Strand> {
  public:
