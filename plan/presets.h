@@ -1,8 +1,8 @@
 // Makes compression plans by name. Presets that store whole keys and values can
-// be used with any checkpoint. The others are plans like those of
-// kvasir-compress' planners for a model whose layers and heads are all alike.
-// They are for benchmarks of speed: they are made without calibration, and
-// their quality is not meaningful.
+// be used with any checkpoint. The other presets are only for benchmarks of
+// speed. They are like the plans of kvasir-compress for a model whose layers
+// and heads are all alike. Because they are made without calibration, their
+// quality is not meaningful.
 #pragma once
 
 #include <optional>

@@ -499,7 +499,7 @@ ResolvedSelection ResolveSelection(const kvasir::v1::Selection& selection,
               landmark.CodesBytes(latent) + landmark.ParamsBytes(latent)};
 }
 
-// Layers for which this function returns equal texts share their attention.
+// Layers share their attention if this function returns equal texts for them.
 std::string AttentionKey(const LayerPlan& plan, bool rotates) {
   LayerPlan attention = plan;
   attention.clear_eviction();

@@ -60,8 +60,8 @@ struct ResolvedLatent {
   int64_t channels = 0;
   // The number of dimensions of each head that the latent represents.
   int64_t head_dims = 0;
-  // The RoPE pairs, ascending, that a head keeps (rope_pairs) or that the
-  // group's latent represents (rope_low_rank).
+  // Ascending. In rope_pairs: the RoPE pairs that a head keeps. In
+  // rope_low_rank: the RoPE pairs that the group's latent represents.
   std::vector<uint32_t> pairs;
   // The pair of each complex channel; only in rope_low_rank.
   std::vector<uint32_t> channel_pairs;
@@ -171,9 +171,9 @@ struct ResolvedAttention {
   }
 };
 
-// The metadata bytes that a slot has in each eviction unit: position (4),
-// received attention mass (4), and a logarithmic error (1) for each side that
-// has codes.
+// The bytes of a slot's metadata in each eviction unit: 4 for the position, 4
+// for the received attention mass, and 1 for each side with codes, for the
+// logarithm of their error.
 inline int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
   return 4 + 4 + (attention.key.has_codes() ? 1 : 0) +
          (attention.value.has_codes() ? 1 : 0);
@@ -266,7 +266,7 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
 
 // Resolves the attention of one layer, for code that makes or reads artifacts
 // layer by layer. The plan must have been validated for the model.
-// INVALID_ARGUMENT if its heads are those of another model.
+// INVALID_ARGUMENT if the plan's heads do not fit `shape`.
 absl::StatusOr<ResolvedAttention> ResolveAttention(
     const kvasir::v1::LayerPlan& plan, const AttentionShape& shape,
     int64_t layer, TpShard shard = {});

@@ -21,7 +21,7 @@ using nlohmann::json;
 // object's members.
 class DuplicateKeys final : public nlohmann::json_sax<json> {
  public:
-  // The key that was found, shortened; no value if there is none.
+  // The duplicate key, shortened; no value if there is none.
   const std::optional<std::string>& found() const { return found_; }
 
   bool start_object(size_t) override {

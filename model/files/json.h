@@ -73,7 +73,8 @@ class JsonFields {
                                                      double high) const;
   absl::StatusOr<bool> BoolOr(std::string_view name, bool fallback) const;
 
-  // Returns an INVALID_ARGUMENT error like "config.json: hidden_size: `what`".
+  // Returns INVALID_ARGUMENT, for example "config.json: hidden_size: want ...,
+  // have ...".
   absl::Status Error(std::string_view name, std::string_view what) const;
   // Like the function above, but UNIMPLEMENTED: the value has a meaning that is
   // not supported.

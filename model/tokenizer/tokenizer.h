@@ -35,12 +35,12 @@ struct EncodeOptions {
 // One immutable tokenizer.
 //
 // Threads: every const method may be called from any number of threads.
-// Errors: Load is INVALID_ARGUMENT for a broken or hostile file and
-//   UNIMPLEMENTED for an unsupported component or setting; the text names file,
-//   field and value. It is NOT_FOUND if there is no tokenizer.json. Encode is
-//   INVALID_ARGUMENT for a text above kMaxTextBytes, and for a text on which a
-//   pattern of the file takes too many steps. It is OUT_OF_RANGE for a text
-//   with more than EncodeOptions::max_ids ids.
+// Errors: Load returns INVALID_ARGUMENT for a broken or hostile file and
+// UNIMPLEMENTED for an unsupported component or setting; the text names file,
+// field and value. It returns NOT_FOUND if there is no tokenizer.json. Encode
+// returns INVALID_ARGUMENT for a text above kMaxTextBytes or on which a pattern
+// of the file takes too many steps. It returns OUT_OF_RANGE for a text with
+// more than EncodeOptions::max_ids ids.
 //
 // Input that is not UTF-8 is read as Unicode recommends: each maximal invalid
 // subsequence becomes one U+FFFD. The ids are those of the reference

@@ -30,7 +30,8 @@ absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
 grpc::ServerUnaryReactor* Answer(
     grpc::CallbackServerContext* context, const FacadeBackend& backend,
     absl::FunctionRef<absl::Status(const Caller&)> answer);
-// Like the function above, for an answer that is known to be `status`.
+// Ends the call with `status`, or with the caller's error if the caller is
+// refused.
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
                                  const FacadeBackend& backend,
                                  const absl::Status& status);

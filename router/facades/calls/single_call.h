@@ -309,9 +309,9 @@ class SingleCall final
     // it until the engine ends the request, or the tokenizer's task holds it
     // until the task has run.
     place_.reset();
-    // The request holds a relay, and the relay holds this call, which holds the
-    // request's handle. Without this reset, they would keep each other alive
-    // until the request ends.
+    // Break a cycle of references, which would last until the request ends: the
+    // request holds the relay, the relay holds this call, and this call holds
+    // the request's handle.
     handle_.reset();
   }
   void PostPumpTurn() override {

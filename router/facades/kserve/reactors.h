@@ -40,9 +40,11 @@ class KserveStreamReactor final
   const std::shared_ptr<KserveBackend> backend_;
   const ClientCall call_;
   const std::shared_ptr<KserveStream> stream_;
-  // gRPC uses this between StartRead and OnReadDone.
+  // gRPC fills this between StartRead and OnReadDone, so it must not be used
+  // then.
   inference::ModelInferRequest request_;
-  // gRPC uses this between StartWrite and OnWriteDone.
+  // gRPC reads this between StartWrite and OnWriteDone, so it must not change
+  // then.
   inference::ModelStreamInferResponse response_;
 };
 

@@ -230,8 +230,8 @@ ModelInferResponse KserveAnswer::NewResponse(bool is_final) const {
 }
 
 ModelInferResponse KserveAnswer::Take() {
-  // In the last responses, a sample needs a response even if its only new
-  // outputs are log probabilities or counts.
+  // At the end, a sample needs a response even if its only new outputs are log
+  // probabilities or counts.
   const bool at_end = finished();
   const auto has_data = [this, at_end](const Sample& sample) {
     return at_end ? HasNewOutputs(sample) : HasNewData(sample);

@@ -21,12 +21,10 @@ namespace kvasir::router {
 // square of its size.
 inline constexpr int kMaxKserveNames = 64;
 
-// Reads tensors by name, and remembers which it has read. So tensors that
-// nothing has read can be refused as unknown instead of being ignored. The data
-// of the inputs is either in raw_input_contents (for all inputs) or in the
-// typed contents. A single value may have the shape [], [1] or [1, 1], because
-// clients differ in this. A vector may have a leading batch dimension of 1. The
-// object points into the request, which must outlive it.
+// Reads tensors by name, and remembers which it has read, so that all others
+// can be refused as unknown. A single value may have the shape [], [1] or [1,
+// 1], because clients differ in this. A vector may have a leading batch
+// dimension of 1. The request must outlive this object.
 // Threads: only one thread at a time may use it.
 // Errors: INVALID_ARGUMENT names the tensor, what is allowed and what was
 // given; UNIMPLEMENTED for shared memory and unknown parameters of a tensor.

@@ -8,8 +8,8 @@ namespace {
 
 using vllm::FinishInfo;
 
-// Sizes in a message, in bytes: of the largest varint of an id below 2^31, of a
-// float, and, as an upper limit, of a message's tag and length.
+// The most bytes that these take in a message: an id below 2^31 (a varint), a
+// float, and the tag and length of a message.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 4;
