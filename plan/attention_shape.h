@@ -33,9 +33,9 @@ struct AttentionShape {
   int64_t rotary_dim = 0;
   // True if the keys of each head are normalized after their projection.
   bool qk_norm = false;
-  std::vector<LayerShape> layers;  // one for each layer
-  int64_t num_heads = 0;           // Hq, a multiple of Hkv; 0: unknown
-  int64_t hidden_size = 0;         // M
+  std::vector<LayerShape> layers;
+  int64_t num_heads = 0;    // Hq, a multiple of Hkv; 0: unknown
+  int64_t hidden_size = 0;  // M
   RopePairing pairing = RopePairing::kHalfSplit;
   bool qkv_bias = false;
   bool o_bias = false;

@@ -28,7 +28,7 @@ inline constexpr uint32_t kPlanSchemaVersion = 1;
 inline constexpr int64_t kMaxPlanJsonBytes = 16 * 1024 * 1024;
 
 enum class Side { kKey, kValue };
-// "key" or "value".
+// Returns "key" or "value".
 absl::string_view SideName(Side side);
 
 // Bytes of one number; 0 for DATA_TYPE_UNSPECIFIED.

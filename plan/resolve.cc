@@ -20,8 +20,7 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// If a layer has several eviction units, their metadata stays below this
-// percentage of the latents' bytes.
+// Units are merged until their metadata is below this share of the latents.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;
@@ -362,9 +361,8 @@ class LayerResolver {
     return absl::OkStatus();
   }
 
-  // Checks that runs and ranges divide this rank's latents. ValidatePlan checks
-  // only the latents of the whole model, but a basis over a rank's own heads is
-  // narrower.
+  // Checks that runs and ranges divide this rank's latents. They are narrower
+  // than the model's, which ValidatePlan checks, if a rank has its own basis.
   absl::Status CheckWidthsOfRank(const ResolvedPart& part) const {
     if (part.space != Space::kFull || part.bits.empty() ||
         part.transform != Transform::kBasisSequence) {
@@ -400,8 +398,7 @@ void ForParts(const ResolvedAttention& attention, const Visit& visit) {
   }
 }
 
-// Divides the heads into the smallest sets such that no latent has heads in two
-// sets.
+// The smallest sets of heads such that no latent has heads in two sets.
 std::vector<std::vector<int64_t>> FinestUnits(
     const ResolvedAttention& attention, int64_t num_heads) {
   std::vector<int64_t> root(static_cast<size_t>(num_heads));
@@ -627,8 +624,7 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
   const int64_t queries = shape.num_heads / shard.size;
   resolved.query_heads = {shard.rank * queries, queries};
   std::map<std::string, int> attention_of;
-  // Maps a sliding window and eviction counts to the page group of the layers
-  // that have them.
+  // The page group of the layers with a given window and eviction counts.
   std::map<std::pair<int64_t, EvictionCounts>, int> group_of;
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& from = plan.layers(l);

@@ -76,7 +76,7 @@ struct ResolvedUse {
   Lift lift = Lift::kFold;
   int64_t dims = 0;          // how many dims of a head
   int64_t rotated_dims = 0;  // how many of them rotate
-  int64_t terms = 1;         // 1 + the order of an ANCHORED lift
+  int64_t terms = 1;         // 1, or 1 + Anchored.order of the plan
 };
 
 // One part of the keys or values of a layer: its space, and how its latents are
@@ -246,7 +246,7 @@ struct ResolvedPlan {
   // heads of this rank; empty if the shape has no query heads
   HeadRange query_heads;
   std::vector<ResolvedAttention> attention;  // each different attention once
-  std::vector<ResolvedLayer> layers;         // one for each layer
+  std::vector<ResolvedLayer> layers;
   std::vector<ResolvedPageGroup> page_groups;
 
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }

@@ -73,7 +73,7 @@ struct DecoderSpec {
   bool o_bias = false;
   bool mlp_bias = false;
   bool tied_head = false;
-  std::vector<LayerSpec> layers;  // one for each layer
+  std::vector<LayerSpec> layers;
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;
 

@@ -31,7 +31,7 @@ class BpeModel {
     };
     struct Candidate {
       int32_t rank = 0;
-      int32_t position = 0;  // position of the left symbol
+      int32_t position = 0;  // index of the left symbol
       int32_t merged = 0;
     };
     std::vector<Symbol> symbols;

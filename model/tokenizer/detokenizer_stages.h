@@ -61,10 +61,10 @@ class DetokenizerStages {
   };
   struct Step {
     Kind kind = Kind::kFuse;
-    std::vector<TextPattern> pattern;  // only for kReplace: one pattern
+    std::vector<TextPattern> pattern;  // only for kReplace; one element
     std::string content;               // one character, except for kReplace
     bool drop_first = false;           // only for kMetaspace
-    int64_t start = 0;  // only for kStrip*: numbers of characters
+    int64_t start = 0;                 // kStrip*: the most characters to strip
     int64_t stop = 0;
   };
 

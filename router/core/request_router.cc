@@ -147,8 +147,8 @@ absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
   } else if (const absl::Status status = Dispatch(active); !status.ok()) {
     active->Discard(status);
     const absl::Status refused = Refuse(active->request(), status);
-    // Release must run later: it may end another request, whose sink must not be
-    // called inside Submit.
+    // Release must run later: it may end another request, whose sink must not
+    // be called inside Submit.
     RunSoon([this, active] { Release(active, /*ran=*/true); });
     return refused;
   }

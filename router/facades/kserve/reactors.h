@@ -13,9 +13,9 @@ namespace kvasir::router {
 
 // The reactor of a ModelStreamInfer call. Deletes itself in OnDone, which gRPC
 // calls after End has been called and every reaction has returned.
-// Threads: gRPC calls the reactions (On... methods) on its own threads; the
-// stream's strand calls the methods of KserveStreamSink. The two share no state
-// except gRPC's.
+// Threads: gRPC calls the reactions (On... methods) on its own threads. The
+// stream's strand calls the methods of KserveStreamSink. These two groups of
+// methods share no state except gRPC's.
 class KserveStreamReactor final
     : public grpc::ServerBidiReactor<inference::ModelInferRequest,
                                      inference::ModelStreamInferResponse>,
