@@ -53,9 +53,9 @@ absl::StatusOr<kvasir::v1::KvPlan> ParsePlanJson(absl::string_view text,
 // reads it back to an equal plan.
 std::string PlanToJson(const kvasir::v1::KvPlan& plan);
 
-// Checks that the plan is valid for a model of this shape: counts match, ranks
-// are possible, groups partition the heads exactly, bit widths are known, and
-// no settings contradict each other.
+// Checks that the plan is valid for a model of this shape: for example that
+// groups partition the heads exactly, and that no settings contradict each
+// other.
 absl::Status ValidatePlan(const kvasir::v1::KvPlan& plan,
                           const AttentionShape& shape);
 

@@ -42,10 +42,9 @@ inline constexpr char kRotatedPreset[] = "rotated-4bit";
 absl::StatusOr<PlanPreset> FindPlanPreset(const std::string& name);
 
 // Makes the preset's plan, which is the same for all layers of the model.
-// NOT_FOUND for an unknown name. INVALID_ARGUMENT if the preset is not possible
-// for the model's heads: its groups do not divide the number of heads, or RoPE
-// rotates heads only partly or not at all (allowed if the preset stores whole
-// keys).
+// NOT_FOUND for an unknown name. INVALID_ARGUMENT if the preset's groups do not
+// divide the number of heads. INVALID_ARGUMENT also if RoPE does not rotate
+// whole heads, unless the preset stores whole keys.
 absl::StatusOr<kvasir::v1::KvPlan> MakePresetPlan(const std::string& name,
                                                   const AttentionShape& shape);
 

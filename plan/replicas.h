@@ -1,6 +1,6 @@
-// Finds the data of a token that more than one tensor-parallel rank stores: if
-// the heads of a latent belong to several ranks, each of these ranks holds the
-// whole latent.
+// Finds the data of a token that several tensor-parallel ranks store. If the
+// heads of a latent belong to several ranks, each of them holds the whole
+// latent.
 #pragma once
 
 #include <cstdint>

@@ -54,9 +54,9 @@ struct CodeRun {
 struct ResolvedLatent {
   std::vector<int64_t> heads;  // KV heads of the model, ascending
   int64_t width = 0;           // R: the width in the plan
-  // R': the width in tensors and attention. Channels of 0 bits are left out,
-  // with two exceptions: a basis for each sequence is computed over all
-  // channels, and explicit runs with static ranges keep all channels.
+  // R': the width in tensors and attention. Channels of 0 bits are left out.
+  // Exceptions: a basis for each sequence and explicit runs with static ranges
+  // keep all channels.
   int64_t channels = 0;
   // The number of dimensions of each head that the latent represents.
   int64_t head_dims = 0;
@@ -136,8 +136,8 @@ struct ResolvedPart {
   int64_t channels() const;  // summed over the latents
   // The latent of a KV head, which must exist (CHECK).
   const ResolvedLatent& LatentOf(int64_t kv_head) const;
-  // True if a rank with the heads `rank` holds the latent, because one of the
-  // latent's heads belongs to the rank or the latent exists only on this rank.
+  // True if a rank with the heads `rank` holds the latent. It does if it has
+  // one of the latent's heads, or if the latent exists only on this rank.
   bool Holds(const ResolvedLatent& latent, const HeadRange& rank) const;
 
   // The bytes that a latent takes in a slot. CodesBytes: its codes or numbers,
@@ -171,9 +171,9 @@ struct ResolvedAttention {
   }
 };
 
-// The bytes of a slot's metadata in each eviction unit: 4 for the position, 4
-// for the received attention mass, and 1 for each side with codes, for the
-// logarithm of their error.
+// The bytes of a slot's metadata in one eviction unit: 4 for the position, 4
+// for the received attention, and 1 for the accuracy of each side that has
+// codes.
 inline int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
   return 4 + 4 + (attention.key.has_codes() ? 1 : 0) +
          (attention.value.has_codes() ? 1 : 0);

@@ -190,12 +190,15 @@ class RequestRouter {
 
   // Starts a request. If it returns an error, the request was refused and the
   // sink is never called. If no replica is ready, the request waits for one
-  // until its queue timeout. Errors: NOT_FOUND (unknown model),
-  // INVALID_ARGUMENT (a value exceeds a limit, which the text names, or the
-  // refusal NEVER_FITS because the prompt exceeds the model's length),
-  // RESOURCE_EXHAUSTED (the router's queue is full), UNAVAILABLE (no replica is
-  // ready and too many requests wait for one, or the router or every replica is
-  // draining), DEADLINE_EXCEEDED (the deadline has already passed).
+  // until its queue timeout.
+  // Errors:
+  // NOT_FOUND: the model is unknown.
+  // INVALID_ARGUMENT: a value exceeds a limit, which the text names, or the
+  //   prompt exceeds the model's length (the refusal NEVER_FITS).
+  // RESOURCE_EXHAUSTED: the router's queue is full.
+  // UNAVAILABLE: the router or every replica is draining, or no replica is
+  //   ready and too many requests wait.
+  // DEADLINE_EXCEEDED: the deadline has already passed.
   virtual absl::StatusOr<std::shared_ptr<RequestHandle>> Submit(
       CanonicalRequest request, std::shared_ptr<RequestSink> sink) = 0;
 

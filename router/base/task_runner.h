@@ -37,11 +37,11 @@ class TaskRunner {
   }
 };
 
-// A fixed number of threads and a queue of tasks, which are taken from the
-// turns alternately. Post uses the turn "". A task is refused if its turn
-// already has as many tasks in the queue as places are free, so that a single
-// turn cannot fill the queue. The destructor drops tasks that have not begun
-// and joins the threads. runner() may outlive the pool and then refuses tasks.
+// A fixed number of threads and a queue of tasks. The turns give their tasks
+// alternately; Post uses the turn "". One turn cannot fill the queue: a task is
+// refused if its turn already has as many tasks in the queue as places are
+// free. The destructor drops tasks that have not begun and joins the threads.
+// runner() may outlive the pool and then refuses tasks.
 // Owns: its threads.
 class TaskPool {
  public:

@@ -37,9 +37,9 @@ class RequestFlow {
     return ContinuesFromTokens() ? samples_[0].emitted : std::string();
   }
 
-  // Only the first call has an effect; it returns true. If the client cancels
-  // at about its deadline, the deadline counts as passed: gRPC's clients cancel
-  // their call at the deadline, and the message takes a while to arrive.
+  // Only the first call has an effect; it returns true. A client that cancels
+  // at about its deadline counts as one whose deadline has passed, because
+  // gRPC's clients cancel their call at the deadline.
   bool Cancel(CancelReason reason, absl::Time now);
   bool cancelled() const { return cancel_reason_.has_value(); }
 
@@ -74,8 +74,8 @@ class RequestFlow {
   // Returns the rest of the queue timeout that the request has set; nullopt if
   // it has set none, or if it has begun.
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const;
-  // Returns the status of a request for which no other replica can be asked:
-  // the error of the last attempt, or `otherwise` if there was no attempt.
+  // Returns the status of a request for which no other replica can be asked. It
+  // is the error of the last attempt, or `otherwise` if there was no attempt.
   absl::Status NoReplica(const absl::Status& otherwise) const;
 
   // Returns the status with which the cancelled request ends.

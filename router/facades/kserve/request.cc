@@ -56,9 +56,8 @@ absl::StatusOr<std::optional<int64_t>> IntIn(KserveTensors* tensors,
                                              int64_t low, int64_t high) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> value,
                           tensors->Int(name));
-  // The error for a value above `high` does not name `high` as the largest
-  // allowed value, because `high` is only the limit of the type that holds the
-  // value.
+  // The last error does not name `high`, because `high` is only the limit of
+  // the type that holds the value.
   if (value && *value < low) {
     return OutOfRange(name, absl::StrCat("an integer of at least ", low),
                       *value);

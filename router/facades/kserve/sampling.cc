@@ -80,9 +80,8 @@ absl::StatusOr<double> AsNumber(const std::string& name, const Json& value) {
   return number;
 }
 
-// The error for a value above `high` does not name `high` as the largest
-// allowed value, because `high` is only the limit of the type that holds the
-// value.
+// Errors do not name `high`, because it is only the limit of the type that
+// holds the value.
 absl::StatusOr<int64_t> AsInt(const std::string& name, const Json& value,
                               int64_t low, int64_t high) {
   constexpr char kSmaller[] = "a smaller integer";

@@ -1,6 +1,6 @@
-// The logic of one call of ModelStreamInfer (or of ModelInfer, which is a
-// stream of one request): which requests run, what is written, and how the call
-// ends. Uses no gRPC.
+// The logic of one call of ModelStreamInfer: which requests run, what is
+// written, and how the call ends. A call of ModelInfer is handled as a stream
+// of one request. Uses no gRPC.
 #pragma once
 
 #include <cstdint>
