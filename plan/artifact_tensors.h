@@ -1,5 +1,5 @@
-// Lists the tensors that attention has in an artifact, with the names and
-// shapes of docs/artifact.md, for the loader, the writers and the engine.
+// Lists the tensors of attention in an artifact, with the names and shapes of
+// docs/artifact.md. The loader, the writers and the engine use this list.
 #pragma once
 
 #include <cstdint>

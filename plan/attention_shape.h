@@ -23,8 +23,8 @@ struct LayerShape {
 };
 
 // The shape of the attention of all layers. Code for spaces, codecs and pages
-// uses only the KV heads and RoPE's dimensions; code for tensors and programs
-// uses all fields.
+// uses only KV heads and RoPE's dimensions. Code for tensors and programs uses
+// all fields.
 struct AttentionShape {
   int64_t num_kv_heads = 0;  // Hkv
   int64_t head_dim = 0;      // D

@@ -928,8 +928,8 @@ TEST(PlanTest, RefusesInvalidEvictionSettings) {
         {"heads that share a latent must also share an eviction unit"}}});
 }
 
-// The place of an exact row depends on its token's position, so the tokens that
-// a plan stores exactly must not be evicted.
+// Tokens that are stored exactly must not be evicted, because their place in
+// the cache follows from their position.
 TEST(PlanTest, RefusesEvictionOfTokensThatMustBeStoredExactly) {
   KvPlan exact = PlanOfKeys(R"({"full":{},"stored":"POST_ROPE","codec":{
       "bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");

@@ -121,8 +121,8 @@ struct ResolvedPart {
   // for other spaces.
   std::vector<int64_t> dims;
   // The latents of the whole model, in the plan's order. A full space has one
-  // latent for each head. With a static basis it has one for all heads, and
-  // with a basis for each sequence one for the heads of this rank.
+  // latent for each head. With a static basis, it has one for all heads. With a
+  // basis for each sequence, it has one for the heads of this rank.
   std::vector<ResolvedLatent> latents;
 
   bool has_basis() const {

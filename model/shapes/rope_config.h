@@ -1,6 +1,6 @@
-// Reads RoPE frequencies from config.json: the default, linear, llama3 and YaRN
-// scalings, in the older form (rope_theta + rope_scaling) and in the newer one
-// (rope_parameters).
+// Reads RoPE frequencies from config.json, with default, linear, llama3 or YaRN
+// scaling. Both the older form (rope_theta + rope_scaling) and the newer one
+// (rope_parameters) are read.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ struct RopeConfig {
 };
 
 // `root` is the whole config. UNIMPLEMENTED for scalings that depend on the
-// sequence's length ("dynamic", "longrope"), and for heads that are rotated
-// only partly in a family other than GPT-NeoX.
+// sequence's length ("dynamic", "longrope"), and for partly rotated heads in
+// families other than GPT-NeoX.
 absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
                                      const RopeContext& context);
 

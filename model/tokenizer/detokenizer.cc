@@ -8,9 +8,9 @@
 namespace kvasir::model {
 namespace {
 
-// Only the last tokens of the context are decoded. Eight are enough to leave
-// the start of the text, where spaces are stripped, and to contain a character
-// that the context leaves incomplete.
+// Only the last tokens of the context are decoded. Eight are enough: they
+// contain a character that the context leaves incomplete, and they are past the
+// start of a text, where spaces are stripped.
 constexpr size_t kContextTokens = 8;
 
 }  // namespace

@@ -145,8 +145,8 @@ class RequestHandle {
   virtual void Cancel(CancelReason reason) = 0;
 };
 
-// The total load of all replicas that accept requests: their last reports, and
-// the requests that were sent to them after these reports.
+// The total load of all replicas that accept requests. It is their last
+// reports, plus the requests that were sent to them since.
 struct ModelLoad {
   uint64_t running = 0;
   uint64_t waiting = 0;

@@ -30,8 +30,8 @@ class TaskRunner {
   // full or the threads have ended.
   virtual bool Post(Task task) = 0;
   // Does the same as Post. A runner with a queue takes tasks of different
-  // `turn`s alternately, so that many tasks of one client delay those of
-  // another by one task only. Tasks of one `turn` stay in order.
+  // `turn`s alternately. So many tasks of one client delay those of another by
+  // one task only. Tasks of one `turn` stay in order.
   virtual bool PostInTurn(const std::string& /*turn*/, Task task) {
     return Post(std::move(task));
   }

@@ -71,7 +71,7 @@ class RequestFlow {
   // asked, otherwise the status with which the request ends.
   std::optional<absl::Status> OnAttemptDone(const absl::Status& status,
                                             absl::Time now);
-  // Returns the rest of the queue timeout that the request has set; nullopt if
+  // Returns the rest of the queue timeout that the request has set. nullopt if
   // it has set none, or if it has begun.
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const;
   // Returns the status of a request for which no other replica can be asked. It

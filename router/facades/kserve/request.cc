@@ -266,10 +266,10 @@ absl::StatusOr<std::vector<const KserveOutputSpec*>> ListedOutputs(
   return listed;
 }
 
-// If a client lists outputs, it receives exactly these, whatever its tensors
-// request; a listed output that the request's schema does not have is refused.
-// Exception: benchmark clients list all outputs of the model's metadata. That
-// is not a choice, so then the tensors decide.
+// A client that lists outputs receives exactly these, whatever its tensors
+// request. A listed output that the schema does not have is refused. Exception:
+// benchmark clients list all outputs of the model's metadata. That is not a
+// choice, so then the tensors decide.
 absl::Status ChooseOutputs(const inference::ModelInferRequest& request,
                            KserveRequest* out) {
   if (request.outputs().empty()) return absl::OkStatus();

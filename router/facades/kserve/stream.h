@@ -100,8 +100,8 @@ class KserveStream final
     size_t waiting_bytes = 0;
     std::shared_ptr<ByteShare> bytes;
     // The request's place in its tenant's quota; null if it has none. The
-    // tokenizer's task also holds it until the task has run, and then the
-    // relay, which leaves the place when the engine ends the request.
+    // tokenizer's task holds it until the task has run. After that the relay
+    // holds it, and leaves the place when the engine ends the request.
     std::shared_ptr<RequestPlace> place;
     // The time from the request's arrival until it was submitted.
     absl::Duration input;

@@ -15,10 +15,9 @@
 
 namespace kvasir::router {
 
-// The largest number of inputs, of outputs and of parameters of a request. All
-// schemas together have fewer. The numbers are checked before any name is
-// compared with others, so that a request cannot take time that grows with the
-// square of its size.
+// The most inputs, outputs or parameters of a request; all schemas together
+// have fewer. This is checked before names are compared with each other, which
+// takes quadratic time.
 inline constexpr int kMaxKserveNames = 64;
 
 // Reads tensors by name, and remembers which it has read, so that all others
