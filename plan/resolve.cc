@@ -361,8 +361,8 @@ class LayerResolver {
     return absl::OkStatus();
   }
 
-  // Checks that runs and ranges divide this rank's latents. They are narrower
-  // than the model's, which ValidatePlan checks, if a rank has its own basis.
+  // Checks that runs and ranges divide this rank's latents. ValidatePlan checks
+  // the whole model's latents, which are wider if each rank has its own basis.
   absl::Status CheckWidthsOfRank(const ResolvedPart& part) const {
     if (part.space != Space::kFull || part.bits.empty() ||
         part.transform != Transform::kBasisSequence) {

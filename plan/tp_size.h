@@ -28,8 +28,8 @@ std::vector<int64_t> FittingTpSizes(const TpDealt& dealt);
 // numbers and the possible sizes.
 absl::Status CheckTpSize(const TpDealt& dealt, int64_t size);
 
-// The end of an error like CheckTpSize's: "possible numbers of ranks: 1, 2 or
-// 4", or "no number of ranks is possible".
+// Returns the end of an error text like CheckTpSize's: "possible numbers of
+// ranks: 1, 2 or 4", or "no number of ranks is possible".
 std::string WouldDo(const std::vector<int64_t>& sizes);
 
 }  // namespace kvasir::plan

@@ -76,8 +76,8 @@ class JsonFields {
   // Returns INVALID_ARGUMENT, for example "config.json: hidden_size: want ...,
   // have ...".
   absl::Status Error(std::string_view name, std::string_view what) const;
-  // Like the function above, but UNIMPLEMENTED: the value has a meaning that is
-  // not supported.
+  // Like Error, but returns UNIMPLEMENTED: the value has a meaning that is not
+  // supported.
   absl::Status Unserved(std::string_view name, std::string_view what) const;
 
  private:

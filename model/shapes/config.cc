@@ -493,7 +493,7 @@ absl::Status ParseGenerationConfig(std::string_view text,
   KVASIR_ASSIGN_OR_RETURN(std::vector<int32_t> eos,
                           TokenIds(fields, "eos_token_id", spec->vocab_size));
   if (!eos.empty()) spec->eos_token_ids = std::move(eos);
-  // The same limits as for these fields in a request.
+  // Sampling parameters have the same limits here as in a request.
   constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
   constexpr float kMaxFloat = std::numeric_limits<float>::max();
   KVASIR_RETURN_IF_ERROR(fields.Bool("do_sample").status());

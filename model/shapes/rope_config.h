@@ -11,7 +11,7 @@
 
 namespace kvasir::model {
 
-// No config.json may state a larger number of positions.
+// The most positions that a config.json may state.
 inline constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 struct RopeContext {
