@@ -16,8 +16,7 @@ class Lister {
       : attention_(attention), shape_(shape) {}
 
   AttentionTensors List() {
-    // Lists the projections in the order of use. The number of q_proj's rows
-    // depends on the key's parts.
+    // Lists the projections in the order of use.
     Query();
     for (const ResolvedPart& part : attention_.key.parts) AddPart(part);
     for (const ResolvedPart& part : attention_.value.parts) AddPart(part);

@@ -1,5 +1,5 @@
-// Lists the tensors that attention has in an artifact, with the names and
-// shapes of docs/artifact.md, for the loader, the writers and the engine.
+// Lists the tensors of attention in an artifact, with the names and shapes of
+// docs/artifact.md. The loader, the writers and the engine use this list.
 #pragma once
 
 #include <cstdint>
@@ -28,14 +28,15 @@ struct RequiredTensor {
                          const RequiredTensor&) = default;
 };
 
-// "model.layers.3.self_attn.q_proj.weight" for "self_attn.q_proj.weight".
+// Returns "model.layers.3.self_attn.q_proj.weight" for layer 3 and the name
+// "self_attn.q_proj.weight".
 std::string LayerTensorName(int64_t layer, absl::string_view name);
 // The prefix of a part's tensor names after "model.layers.{l}.":
 // "self_attn.k_proj", or "self_attn.k_proj.part1" if the side has several
 // parts.
 std::string PartPrefix(absl::string_view projection, int part, int num_parts);
-// The name of a lift's tensor after the part's prefix and a point, like
-// "up.3.weight". `prefix` is ResolvedPart::lift_prefix.
+// The name of a lift's tensor without the part's prefix, like "up.3.weight".
+// `prefix` is ResolvedPart::lift_prefix.
 std::string LiftName(absl::string_view prefix, int64_t group);
 
 // The tensors of a layer's attention. Their names omit the prefix

@@ -23,8 +23,8 @@ struct LayerShape {
 };
 
 // The shape of the attention of all layers. Code for spaces, codecs and pages
-// uses only the KV heads and RoPE's dimensions; code for tensors and programs
-// uses all fields.
+// uses only KV heads and RoPE's dimensions. Code for tensors and programs uses
+// all fields.
 struct AttentionShape {
   int64_t num_kv_heads = 0;  // Hkv
   int64_t head_dim = 0;      // D
@@ -33,9 +33,9 @@ struct AttentionShape {
   int64_t rotary_dim = 0;
   // True if the keys of each head are normalized after their projection.
   bool qk_norm = false;
-  std::vector<LayerShape> layers;  // one for each layer
-  int64_t num_heads = 0;           // Hq, which Hkv divides; 0: unknown
-  int64_t hidden_size = 0;         // M
+  std::vector<LayerShape> layers;
+  int64_t num_heads = 0;    // Hq, a multiple of Hkv; 0: unknown
+  int64_t hidden_size = 0;  // M
   RopePairing pairing = RopePairing::kHalfSplit;
   bool qkv_bias = false;
   bool o_bias = false;

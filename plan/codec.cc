@@ -92,7 +92,7 @@ absl::Status CheckLevels(const PlanPlace& where, const Codec& codec,
   return absl::OkStatus();
 }
 
-// Checks that the runs and ranges divide a latent.
+// Checks that the codec's runs and ranges fit the width of a latent.
 absl::Status CheckWidth(const PlanPlace& where, const Codec& codec,
                         const std::vector<BitRun>& runs,
                         const PlannedLatent& latent) {

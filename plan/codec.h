@@ -41,14 +41,13 @@ struct PlannedLatent {
   int64_t width = 0;
 };
 
-// Checks that the codec's numbers or codes, ranges and parameters are possible
-// for latents of these widths.
+// Checks that the codec can store latents of these widths.
 absl::Status CheckStorage(const PlanPlace& where,
                           const kvasir::v1::Codec& codec,
                           const std::vector<PlannedLatent>& latents);
 
-// Checks that the codec's transform is possible for the part's space, and for
-// keys before or after RoPE, whichever the part stores.
+// Checks that the codec's transform is allowed for the part's space and for its
+// `stored` field (before or after RoPE).
 absl::Status CheckTransform(const PlanPlace& where,
                             const kvasir::v1::Part& part);
 

@@ -12,7 +12,7 @@ using kvasir::v1::LayerPlan;
 
 constexpr uint32_t kSinks = 4;
 constexpr uint32_t kRecent = 64;
-// By default, one of this many slots in a budget is for recent tokens.
+// By default, one slot in this many of a budget is for recent tokens.
 constexpr uint32_t kRecentPart = 4;
 
 uint32_t RecentOf(const EvictionSettings& settings, const LayerPlan& layer) {
@@ -24,8 +24,8 @@ uint32_t RecentOf(const EvictionSettings& settings, const LayerPlan& layer) {
       {recent, layer.key().exact_window(), layer.value().exact_window()});
 }
 
-// Changes whole keys to be stored before RoPE, because they can be rotated when
-// they are read. Not possible with static ranges, which were measured on
+// Stores whole keys before RoPE, because they can be rotated when they are
+// read. Keys with static ranges do not change: their ranges were measured on
 // rotated keys.
 void StoreBeforeRope(LayerPlan* layer) {
   for (kvasir::v1::Part& part : *layer->mutable_key()->mutable_parts()) {

@@ -22,8 +22,8 @@ enum class EvictionMethod {
   kH2o,        // only by the attention that a slot received
   kStreaming,  // the latest slots
 };
-// Parses "q-hitter", "h2o" or "streaming". For another name, INVALID_ARGUMENT
-// lists these.
+// Parses "q-hitter", "h2o" or "streaming". INVALID_ARGUMENT for another name;
+// the error lists the known names.
 absl::StatusOr<EvictionMethod> ParseEvictionMethod(absl::string_view name);
 
 using proto::EvictionBudget;
@@ -40,10 +40,8 @@ struct EvictionSettings {
   // at least the plan's exact window.
   std::optional<uint32_t> recent;
   // The weight of attention in Q-Hitter's score; the rest is the weight of the
-  // codes' accuracy. With 1, the method is H2O. The default is 1 instead of the
-  // 0.5 of the paper, because no lower value was better on a real model at 4
-  // and 3 bits (docs/quality.md): a slot with inaccurate codes is still worth
-  // more than no slot.
+  // codes' accuracy. With 1, the method is H2O. The paper has 0.5, but no value
+  // below 1 was better on a real model (docs/quality.md).
   double lambda = 1;
   double decay = 1;
   uint32_t every_tokens = 128;

@@ -19,13 +19,13 @@ namespace kvasir::cli {
 struct EvictionFlags {
   std::string method;  // empty: the plan is not changed
   std::string budget = "0.2";
-  plan::EvictionSettings settings;  // its method and budget are not used
+  plan::EvictionSettings settings;  // `method` and `budget` in it are not used
 
   bool operator==(const EvictionFlags&) const = default;
 };
 
-// Adds all eviction flags. `of_plan`: the help says that the eviction is added
-// to an existing plan, instead of to a plan that the command makes.
+// Adds all eviction flags. `of_plan` is for the help texts: the eviction is
+// added to an existing plan and not to one that the command makes.
 void AddEvictionFlags(CLI::App* command, EvictionFlags& flags, bool of_plan);
 
 // Adds all flags except method and budget, for a command that has its own flags
@@ -35,10 +35,10 @@ void AddEvictionSettings(CLI::App* command, plan::EvictionSettings& settings);
 // INVALID_ARGUMENT for flags that have no effect without --eviction.
 absl::Status CheckEvictionIsUsed(const EvictionFlags& flags);
 
-// If the flags select an eviction, it replaces the plan's eviction and is added
-// to the plan's method name. `shape` is that of the plan's model; the layers in
-// `others` are not changed. Errors: those of plan::ValidatePlan, and
-// INVALID_ARGUMENT if no other layer can evict.
+// If the flags select an eviction, replaces the plan's eviction and adds it to
+// the plan's method name. `shape` describes the plan's model. The layers in
+// `others` do not change. Errors: those of plan::ValidatePlan, and
+// INVALID_ARGUMENT if no layer outside `others` can evict.
 absl::Status PutEviction(const EvictionFlags& flags,
                          const plan::AttentionShape& shape,
                          kvasir::v1::KvPlan* plan,

@@ -58,8 +58,8 @@ TEST(EvictionTest, EvictionCanBeAddedToAnyPlan) {
   EXPECT_FALSE(streaming.layer(0).eviction->scored);
 }
 
-// The place of an exact row depends on its token's position, so the tokens that
-// a plan stores exactly must not be evicted.
+// Tokens that are stored exactly must not be evicted, because their place in
+// the cache follows from their position.
 TEST(EvictionTest, EvictionKeepsTheTokensThatThePlanStoresExactly) {
   const AttentionShape shape = Shape(1);
   kvasir::v1::KvPlan plan = FullRankPlan(shape, kvasir::v1::BF16);

@@ -7,7 +7,7 @@
 
 namespace kvasir::plan {
 
-// The 2^bits numbers, ascending, to which a standard normal number is rounded
+// Returns the 2^bits levels, ascending, that round a standard normal number
 // with the least mean square error (Lloyd 1982, Max 1960). `bits` is in [1, 8].
 std::vector<double> LloydMaxLevels(int64_t bits);
 

@@ -28,7 +28,7 @@ inline constexpr uint32_t kPlanSchemaVersion = 1;
 inline constexpr int64_t kMaxPlanJsonBytes = 16 * 1024 * 1024;
 
 enum class Side { kKey, kValue };
-// "key" or "value".
+// Returns "key" or "value".
 absl::string_view SideName(Side side);
 
 // Bytes of one number; 0 for DATA_TYPE_UNSPECIFIED.
@@ -53,9 +53,9 @@ absl::StatusOr<kvasir::v1::KvPlan> ParsePlanJson(absl::string_view text,
 // reads it back to an equal plan.
 std::string PlanToJson(const kvasir::v1::KvPlan& plan);
 
-// Checks that the plan is valid for a model of this shape: counts match, ranks
-// are possible, groups partition the heads exactly, bit widths are known, and
-// no settings contradict each other.
+// Checks that the plan is valid for a model of this shape: for example that
+// groups partition the heads exactly, and that no settings contradict each
+// other.
 absl::Status ValidatePlan(const kvasir::v1::KvPlan& plan,
                           const AttentionShape& shape);
 

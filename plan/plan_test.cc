@@ -149,7 +149,7 @@ TEST(PlanTest, TheErrorForTextThatIsNotAPlanNamesThePlaceInTheText) {
                                       HasSubstr("must be 1, but is 0")));
 }
 
-// Regression test: the error repeated a key of any length.
+// Regression test: the error contained the whole key, however long it was.
 TEST(PlanTest, AnErrorRepeatsAtMost300BytesOfThePlan) {
   const std::string text = "{\"" + std::string(5 << 20, 'k') + "\":1}";
   const absl::Status status = ParsePlanJson(text, "kv_plan.json").status();
@@ -181,7 +181,7 @@ TEST(PlanTest, DataTypesAreFoundByName) {
 }
 
 // ---------------------------------------------------------------------------
-// Every method of the papers is a valid plan
+// Plans of published methods are valid
 // ---------------------------------------------------------------------------
 
 TEST(PlanTest, ThePlansOfPublishedCompressionMethodsAreValid) {
@@ -928,8 +928,8 @@ TEST(PlanTest, RefusesInvalidEvictionSettings) {
         {"heads that share a latent must also share an eviction unit"}}});
 }
 
-// The place of an exact row depends on its token's position, so the tokens that
-// a plan stores exactly must not be evicted.
+// Tokens that are stored exactly must not be evicted, because their place in
+// the cache follows from their position.
 TEST(PlanTest, RefusesEvictionOfTokensThatMustBeStoredExactly) {
   KvPlan exact = PlanOfKeys(R"({"full":{},"stored":"POST_ROPE","codec":{
       "bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");

@@ -76,8 +76,8 @@ Part HalfRank(const AttentionShape& shape, int64_t share, const Codec& codec) {
   return part;
 }
 
-// Values of half rank. The lift is folded into o_proj if this takes fewer
-// weights than a separate lift; the planners decide in the same way.
+// Values of half rank. As in the planners, the lift is folded into o_proj if
+// this takes fewer weights than a separate lift.
 Part HalfRankValues(const AttentionShape& shape, int64_t share,
                     const Codec& codec) {
   Part part = HalfRank(shape, share, codec);
@@ -95,10 +95,10 @@ Part HalfRankValues(const AttentionShape& shape, int64_t share,
   return part;
 }
 
-// The first and the latest tokens are also kept exact, because they receive
-// most attention and so the rounding of their codes costs most
-// (docs/quality.md). The exact rows of these 32 tokens take almost as much
-// memory as two pages of 64 tokens in 4-bit codes.
+// The first and the latest tokens are also kept exact: they receive most
+// attention, so rounding costs most there (docs/quality.md). The exact rows of
+// these 32 tokens take almost as much memory as two pages of 64 tokens in 4-bit
+// codes.
 constexpr uint32_t kRotatedSinks = 4;
 constexpr uint32_t kRotatedWindow = 28;
 

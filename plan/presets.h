@@ -1,8 +1,8 @@
 // Makes compression plans by name. Presets that store whole keys and values can
-// be used with any checkpoint. The others are plans like those of
-// kvasir-compress' planners for a model whose layers and heads are all alike.
-// They are for benchmarks of speed: they are made without calibration, and
-// their quality is not meaningful.
+// be used with any checkpoint. The other presets are only for benchmarks of
+// speed. They are like the plans of kvasir-compress for a model whose layers
+// and heads are all alike. Because they are made without calibration, their
+// quality is not meaningful.
 #pragma once
 
 #include <optional>
@@ -20,9 +20,9 @@ struct PlanPreset {
   std::string name;
   // One line for help texts.
   std::string text;
-  // The performance target: attention may take at most this multiple of the
-  // larger of the byte floor and the FLOP floor (bench/floors.h). Empty if
-  // there is no target for this preset.
+  // The performance target: the most time that attention may take, as a
+  // multiple of its lower bound from bytes and FLOPs (bench/floors.h). Empty if
+  // the preset has no target.
   std::optional<double> floor_target;
   // True if the preset needs no tensors except the model's own.
   bool any_checkpoint = false;
@@ -31,21 +31,20 @@ struct PlanPreset {
 // All presets. The first one is the uncompressed bf16 cache.
 const std::vector<PlanPreset>& PlanPresets();
 inline constexpr char kDensePreset[] = "dense-bf16";
-// A preset that serves a checkpoint without calibration (TurboQuant, Zandieh et
-// al. 2025, without random signs). Each head's key and value is rotated by a
-// Hadamard matrix and stored as codes of 4 bits, which stand for Lloyd-Max
-// levels of a normal number, with one float16 for the length. The first and the
-// latest tokens are also kept exact.
+// A preset that serves a checkpoint without calibration. It is TurboQuant
+// (Zandieh et al. 2025) without random signs. Each head's key and value is
+// rotated by a Hadamard matrix and stored as 4-bit codes of Lloyd-Max levels,
+// with its length as one float16. The first and the latest tokens are also kept
+// exact.
 inline constexpr char kRotatedPreset[] = "rotated-4bit";
 
 // NOT_FOUND for an unknown name; the error lists the known names.
 absl::StatusOr<PlanPreset> FindPlanPreset(const std::string& name);
 
 // Makes the preset's plan, which is the same for all layers of the model.
-// NOT_FOUND for an unknown name. INVALID_ARGUMENT if the preset is not possible
-// for the model's heads: its groups do not divide the number of heads, or RoPE
-// rotates heads only partly or not at all (allowed if the preset stores whole
-// keys).
+// NOT_FOUND for an unknown name. INVALID_ARGUMENT if the preset's groups do not
+// divide the number of heads. INVALID_ARGUMENT also if RoPE does not rotate
+// whole heads, unless the preset stores whole keys.
 absl::StatusOr<kvasir::v1::KvPlan> MakePresetPlan(const std::string& name,
                                                   const AttentionShape& shape);
 

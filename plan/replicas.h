@@ -1,6 +1,6 @@
-// Finds the data of a token that more than one tensor-parallel rank stores: if
-// the heads of a latent belong to several ranks, each of these ranks holds the
-// whole latent.
+// Finds the data of a token that several tensor-parallel ranks store. If the
+// heads of a latent belong to several ranks, each of them holds the whole
+// latent.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Replica {
   int64_t first_layer = 0;
   int64_t last_layer = 0;
   std::optional<Side> side;  // empty: slot metadata of an eviction unit
-  bool joint = false;  // a latent of key and value, for which `side` is the key
+  bool joint = false;  // a latent of both key and value; then `side` is the key
   int part = 0;        // index among the side's parts
   std::vector<int64_t> heads;  // KV heads of the model, ascending
   std::vector<int64_t> ranks;  // two or more, ascending
@@ -32,8 +32,8 @@ struct Replica {
   }
 };
 
-// Lists the replicas of a plan. `ranks` is the plan, resolved for each rank in
-// rank order (CHECK). The result is sorted by layer, side, part and heads;
+// Lists the replicas of a plan. `ranks` must have the plan resolved for each
+// rank, in rank order. The result is sorted by layer, side, part and heads;
 // metadata comes after the latents.
 std::vector<Replica> FindReplicas(
     std::span<const std::shared_ptr<const ResolvedPlan>> ranks);

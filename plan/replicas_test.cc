@@ -141,7 +141,7 @@ TEST(ReplicasTest, AnEvictionUnitThatSpansRanksHasMetadataOnEachRank) {
               ElementsAre("0-0 metadata 0: heads 1,2 ranks 0,1 bytes 8 + 8"));
 }
 
-// If each sequence has a basis, each rank computes it over its own heads, so
+// A basis for each sequence is computed by each rank from its own heads, so
 // nothing is replicated.
 TEST(ReplicasTest,
      ABasisThatEachRankComputesFromItsOwnHeadsIsNotListedAsAReplica) {

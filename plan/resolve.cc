@@ -20,7 +20,7 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// Metadata of several eviction units stays below this share of the latents.
+// Units are merged until their metadata is below this share of the latents.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;
@@ -229,9 +229,9 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // The dims of a head that a use covers, in any order: those of its pairs. If
-  // it has none: all dims if it is the only use of a rotated part, or else the
-  // dims that do not rotate.
+  // The dims of a head that a use covers, in any order. With pairs, they are
+  // the dims of the pairs. Without pairs, they are all dims if a rotated part
+  // has no other use, or else the dims that do not rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {
@@ -362,7 +362,7 @@ class LayerResolver {
   }
 
   // Checks that runs and ranges divide this rank's latents. ValidatePlan checks
-  // only the model's, but a basis of a rank's own heads is narrower.
+  // the whole model's latents, which are wider if each rank has its own basis.
   absl::Status CheckWidthsOfRank(const ResolvedPart& part) const {
     if (part.space != Space::kFull || part.bits.empty() ||
         part.transform != Transform::kBasisSequence) {
@@ -398,7 +398,7 @@ void ForParts(const ResolvedAttention& attention, const Visit& visit) {
   }
 }
 
-// Divides heads into the smallest sets such that no latent is in two of them.
+// The smallest sets of heads such that no latent has heads in two sets.
 std::vector<std::vector<int64_t>> FinestUnits(
     const ResolvedAttention& attention, int64_t num_heads) {
   std::vector<int64_t> root(static_cast<size_t>(num_heads));
@@ -410,8 +410,8 @@ std::vector<std::vector<int64_t>> FinestUnits(
     return head;
   };
   ForParts(attention, [&](const ResolvedPart& part) {
-    // If each rank has a basis over its own heads, all heads are joined, so
-    // that units do not depend on the number of ranks.
+    // If each rank has a basis over its own heads, all heads become one set, so
+    // that the units do not depend on the number of ranks.
     const bool own = part.transform == Transform::kBasisSequence;
     if (own && part.space == Space::kFull) {
       std::fill(root.begin(), root.end(), int64_t{0});
@@ -496,7 +496,7 @@ ResolvedSelection ResolveSelection(const kvasir::v1::Selection& selection,
               landmark.CodesBytes(latent) + landmark.ParamsBytes(latent)};
 }
 
-// Layers for which this function returns equal texts share their attention.
+// Layers share their attention if this function returns equal texts for them.
 std::string AttentionKey(const LayerPlan& plan, bool rotates) {
   LayerPlan attention = plan;
   attention.clear_eviction();
@@ -624,7 +624,7 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
   const int64_t queries = shape.num_heads / shard.size;
   resolved.query_heads = {shard.rank * queries, queries};
   std::map<std::string, int> attention_of;
-  // The page group of layers with equal window and eviction counts.
+  // The page group of the layers with a given window and eviction counts.
   std::map<std::pair<int64_t, EvictionCounts>, int> group_of;
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& from = plan.layers(l);

@@ -1,8 +1,7 @@
-// A compression plan, resolved once at start for one rank of one model. It
-// describes all latents (heads, widths, side of RoPE, runs of codes) and the
-// layers that hold the same tokens. Layout, tensor names, attention programs,
-// FLOP counts, random weights and the reference decoder use it; only planners
-// and writers of artifacts use the protobuf.
+// A compression plan, resolved once at start for one rank of one model: all
+// latents with their sizes, and the groups of layers that hold the same tokens.
+// Only planners and writers of artifacts use the plan's protobuf; all other
+// code uses this.
 #pragma once
 
 #include <compare>
@@ -42,8 +41,7 @@ enum class Transform {
 };
 
 // Channels [begin, begin + width) of a latent, which all have the same number
-// of bits. Nothing is stored for the channels of a run of 0 bits, which comes
-// last.
+// of bits. A run of 0 bits comes last, and nothing is stored for its channels.
 struct CodeRun {
   int64_t begin = 0;
   int64_t width = 0;
@@ -52,33 +50,33 @@ struct CodeRun {
   friend bool operator==(const CodeRun&, const CodeRun&) = default;
 };
 
-// A latent: the numbers in each slot that a group of KV heads shares.
+// A latent: the numbers that a group of KV heads shares in each slot.
 struct ResolvedLatent {
   std::vector<int64_t> heads;  // KV heads of the model, ascending
   int64_t width = 0;           // R: the width in the plan
-  // R': the width in tensors and attention. Channels of 0 bits are left out,
-  // with two exceptions: a basis for each sequence is computed over all
-  // channels, and explicit runs with static ranges keep all channels.
+  // R': the width in tensors and attention. Channels of 0 bits are left out.
+  // Exceptions: a basis for each sequence and explicit runs with static ranges
+  // keep all channels.
   int64_t channels = 0;
   // The number of dimensions of each head that the latent represents.
   int64_t head_dims = 0;
-  // The RoPE pairs, ascending, that a head keeps (rope_pairs) or that the
-  // group's latent represents (rope_low_rank).
+  // Ascending. In rope_pairs: the RoPE pairs that a head keeps. In
+  // rope_low_rank: the RoPE pairs that the group's latent represents.
   std::vector<uint32_t> pairs;
   // The pair of each complex channel; only in rope_low_rank.
   std::vector<uint32_t> channel_pairs;
   std::vector<CodeRun> runs;  // empty: plain numbers
 
-  // The number of channels that the cache stores, which are those with bits.
+  // The number of channels with more than 0 bits: the cache stores only these.
   int64_t stored_channels() const;
 };
 
 // One use of a part: how the part's latents give some dimensions of a head.
 struct ResolvedUse {
   Lift lift = Lift::kFold;
-  int64_t dims = 0;          // dims of a head
+  int64_t dims = 0;          // how many dims of a head
   int64_t rotated_dims = 0;  // how many of them rotate
-  int64_t terms = 1;         // 1 + the order of an ANCHORED lift
+  int64_t terms = 1;         // 1, or 1 + Anchored.order of the plan
 };
 
 // One part of the keys or values of a layer: its space, and how its latents are
@@ -90,8 +88,8 @@ struct ResolvedPart {
   int index = 0;       // index among its side's parts
   // The prefix of the part's tensor names after "model.layers.{l}.".
   std::string prefix;
-  // The beginning of the names of the part's lifts after `prefix` and a point:
-  // "up", or "up_key" or "up_value" for a joint part.
+  // How the names of the part's lifts begin, after `prefix` and a dot: "up".
+  // For a joint part, "up_key" or "up_value".
   std::string lift_prefix;
   Space space = Space::kFull;
   RopeSide stored = RopeSide::kNone;
@@ -102,8 +100,8 @@ struct ResolvedPart {
 
   // The type of the stored numbers; unspecified for codes.
   kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
-  // The type of parameters that are stored with codes or belong to a sequence;
-  // otherwise unspecified.
+  // The type of parameters that are stored with codes or once for each
+  // sequence. Unspecified if there are none.
   kvasir::v1::DataType param_dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   // Bit widths as the plan lists them: one for all channels, or one for each
   // run.
@@ -123,8 +121,8 @@ struct ResolvedPart {
   // for other spaces.
   std::vector<int64_t> dims;
   // The latents of the whole model, in the plan's order. A full space has one
-  // latent for each head. With a static basis it has one for all heads, and
-  // with a basis for each sequence one for the heads of this rank.
+  // latent for each head. With a static basis, it has one for all heads. With a
+  // basis for each sequence, it has one for the heads of this rank.
   std::vector<ResolvedLatent> latents;
 
   bool has_basis() const {
@@ -136,17 +134,17 @@ struct ResolvedPart {
   // latents.
   bool stores_latents() const { return !joint || side == Side::kKey; }
   int64_t channels() const;  // summed over the latents
-  // The latent of a KV head. Every head must have one (CHECK).
+  // The latent of a KV head, which must exist (CHECK).
   const ResolvedLatent& LatentOf(int64_t kv_head) const;
-  // True if a rank with the heads `rank` holds the latent, because one of the
-  // latent's heads belongs to the rank or the latent exists only on this rank.
+  // True if a rank with the heads `rank` holds the latent. It does if it has
+  // one of the latent's heads, or if the latent exists only on this rank.
   bool Holds(const ResolvedLatent& latent, const HeadRange& rank) const;
 
-  // The bytes of a latent in a slot: of its codes or numbers, rounded up to
-  // whole bytes, and of its parameters.
+  // The bytes that a latent takes in a slot. CodesBytes: its codes or numbers,
+  // rounded up to whole bytes. ParamsBytes: its parameters.
   int64_t CodesBytes(const ResolvedLatent& latent) const;
   int64_t ParamsBytes(const ResolvedLatent& latent) const;
-  // The number of ranges that a token's codes have in this latent.
+  // How many ranges a token has in this latent.
   int64_t NumRanges(const ResolvedLatent& latent) const;
 };
 
@@ -173,9 +171,9 @@ struct ResolvedAttention {
   }
 };
 
-// The metadata bytes that a slot has in each eviction unit: position (4),
-// received attention mass (4), and a logarithmic error (1) for each side that
-// has codes.
+// The bytes of a slot's metadata in one eviction unit: 4 for the position, 4
+// for the received attention, and 1 for the accuracy of each side that has
+// codes.
 inline int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
   return 4 + 4 + (attention.key.has_codes() ? 1 : 0) +
          (attention.value.has_codes() ? 1 : 0);
@@ -183,10 +181,10 @@ inline int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
 
 // The rule by which a layer chooses the slots that it keeps.
 struct ResolvedEviction {
-  // Sets of KV heads that evict the same tokens, for all heads of the model,
-  // also those on other ranks. These are the plan's units. If it has none, they
-  // are the smallest sets such that no latent belongs to two of them, merged in
-  // pairs until their metadata is cheap.
+  // Sets of KV heads that evict the same tokens. They cover the heads of all
+  // ranks. If the plan lists no units, they are the smallest sets such that no
+  // latent has heads in two sets, merged in pairs until their metadata is
+  // cheap.
   std::vector<std::vector<int64_t>> units;
   int64_t sinks = 0;
   int64_t recent = 0;
@@ -206,8 +204,8 @@ struct EvictionCounts {
   double budget_ratio = 0;    // share of the prompt, at least `least_tokens`
   int64_t least_tokens = 0;
   int64_t every_tokens = 0;  // 0: nothing is evicted
-  // In a prompt, only the attention of this many last queries before an
-  // eviction counts. 0: the attention of all queries counts.
+  // An eviction inside a prompt counts the attention of only this many latest
+  // queries. 0: of all queries.
   int64_t observation_window = 0;
 
   bool evicts() const { return every_tokens > 0; }
@@ -248,7 +246,7 @@ struct ResolvedPlan {
   // heads of this rank; empty if the shape has no query heads
   HeadRange query_heads;
   std::vector<ResolvedAttention> attention;  // each different attention once
-  std::vector<ResolvedLayer> layers;         // one for each layer
+  std::vector<ResolvedLayer> layers;
   std::vector<ResolvedPageGroup> page_groups;
 
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
@@ -260,22 +258,21 @@ struct ResolvedPlan {
   }
 };
 
-// Validates the plan (ValidatePlan) and resolves it. INVALID_ARGUMENT for an
-// invalid plan, and if the heads, or the widths of a basis over a rank's heads,
-// cannot be divided among the shard's ranks.
+// Validates the plan (ValidatePlan) and resolves it. INVALID_ARGUMENT if the
+// plan is invalid or cannot be divided among the shard's ranks.
 absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
                                          const AttentionShape& shape,
                                          TpShard shard = {});
 
 // Resolves the attention of one layer, for code that makes or reads artifacts
 // layer by layer. The plan must have been validated for the model.
-// INVALID_ARGUMENT if its heads are those of another model.
+// INVALID_ARGUMENT if the plan's heads do not fit `shape`.
 absl::StatusOr<ResolvedAttention> ResolveAttention(
     const kvasir::v1::LayerPlan& plan, const AttentionShape& shape,
     int64_t layer, TpShard shard = {});
 
-// Resolves the eviction of one layer, under the same conditions; empty if the
-// layer does not evict.
+// Resolves the eviction of one layer of a validated plan. Empty if the layer
+// does not evict.
 struct LayerEviction {
   ResolvedEviction slots;
   EvictionCounts counts;
@@ -292,12 +289,12 @@ int64_t NumResolvedPlans();
 // about storage are set.
 ResolvedPart ResolveCodec(const kvasir::v1::Codec& codec, int64_t width);
 
-// The number of channels that the codec stores of a latent of `width` numbers:
-// all except those of 0 bits.
+// How many channels of a latent with `width` numbers the codec stores: all
+// except those of 0 bits.
 int64_t StoredChannels(const kvasir::v1::Codec& codec, int64_t width);
 
-// The dimensions of a head that belong to the given RoPE pairs, in the order of
-// the rows of a rope_pairs part: as in a head that has only these pairs.
+// The dimensions of a head that belong to these RoPE pairs, in the same order
+// as in a head that has only these pairs.
 std::vector<int64_t> PairDims(RopePairing pairing, int64_t rotary_dim,
                               std::span<const uint32_t> pairs);
 

@@ -73,9 +73,9 @@ absl::Status CheckAnchored(const PlanPlace& where, const Part::Use& use,
   return absl::OkStatus();
 }
 
-// Checks the lift of low-rank keys. The lift's matrix does not commute with
-// RoPE, so which lifts are possible depends on whether the latent is stored
-// before or after RoPE.
+// Checks the lift of low-rank keys. Its matrix does not commute with RoPE, so
+// the possible lifts depend on whether the latent is stored before or after
+// RoPE.
 absl::Status CheckLowRankKeyLift(const PlanPlace& where, const Part& part,
                                  const Part::Use& use) {
   const auto lift = use.lift_case();

@@ -54,9 +54,9 @@ absl::Status CheckPartition(const PlanPlace& where, const Groups& groups,
   return absl::OkStatus();
 }
 
-// A table that records which dimensions of each head are already covered by a
-// part of the side. It has a row for each head, a column for each RoPE pair,
-// and a last column for the dimensions that do not rotate.
+// A table of the dimensions of each head that some part of the side already
+// covers. It has a row for each head, a column for each RoPE pair, and a last
+// column for the dimensions that do not rotate.
 class Coverage {
  public:
   explicit Coverage(const LayerFacts& facts)
@@ -115,8 +115,8 @@ class Coverage {
 absl::Status CheckStored(const PlanPlace& where, const kvasir::v1::Part& part,
                          const LayerFacts& facts);
 
-// Checks that the part's lifts are possible for keys before or after RoPE,
-// whichever the part stores.
+// Checks that the part's lifts are allowed for its `stored` field (before or
+// after RoPE).
 absl::Status CheckUses(const PlanPlace& where, const kvasir::v1::Part& part,
                        const LayerFacts& facts);
 

@@ -65,9 +65,9 @@ struct IdRange {
 // The packed output head is divided between ranks in panels of this many ids.
 inline constexpr int64_t kIdsPerPanel = 32;
 
-// The token ids of one rank: consecutive whole panels, as equally many for all
-// ranks as possible. If the last panel is incomplete, the last rank gets it.
-// With a small vocabulary some ranks get no ids.
+// The token ids of one rank: consecutive whole panels, divided among the ranks
+// as equally as possible. The last rank gets an incomplete last panel. With a
+// small vocabulary some ranks get no ids.
 inline IdRange IdsOfRank(TpShard shard, int64_t vocab_size) {
   const int64_t panels = (vocab_size + kIdsPerPanel - 1) / kIdsPerPanel;
   const auto first = [&](int64_t rank) {

@@ -17,9 +17,8 @@ struct TpDealt {
   int64_t num_features = 0;  // features of the MLP's hidden layer
 };
 
-// True if `size` ranks are possible: `size` must divide the number of query
-// heads and of features, and it must divide the number of KV heads or be a
-// multiple of it (KvHeadsOfRank).
+// True if `size` divides the numbers of query heads and of features, and
+// KvHeadsOfRank accepts `size` ranks.
 bool TpSizeFits(const TpDealt& dealt, int64_t size);
 
 // All possible numbers of ranks, ascending.
@@ -29,8 +28,8 @@ std::vector<int64_t> FittingTpSizes(const TpDealt& dealt);
 // numbers and the possible sizes.
 absl::Status CheckTpSize(const TpDealt& dealt, int64_t size);
 
-// The end of an error like CheckTpSize's: "possible numbers of ranks: 1, 2 or
-// 4", or "no number of ranks is possible".
+// Returns the end of an error text like CheckTpSize's: "possible numbers of
+// ranks: 1, 2 or 4", or "no number of ranks is possible".
 std::string WouldDo(const std::vector<int64_t>& sizes);
 
 }  // namespace kvasir::plan

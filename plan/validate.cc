@@ -221,8 +221,8 @@ absl::Status CheckUnits(const PlanPlace& where, const LayerPlan& plan,
   return absl::OkStatus();
 }
 
-// Checks that tokens that are stored exactly are never evicted, because the
-// place of an exact row depends on its token's position.
+// Checks that tokens that are stored exactly are never evicted, because their
+// place in the cache follows from their position.
 absl::Status CheckExactTokensStay(const PlanPlace& where,
                                   const LayerPlan& plan) {
   const Eviction& eviction = plan.eviction();

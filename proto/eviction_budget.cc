@@ -11,8 +11,8 @@ absl::StatusOr<EvictionBudget> ParseEvictionBudget(absl::string_view text) {
     return budget;
   }
   budget.tokens = 0;
-  // "1" is read as a share, the whole prompt, and not as one slot: a cache of
-  // one slot could not keep both the first and the most recent tokens.
+  // "1" is the share 1, the whole prompt, and not one slot. A cache of one slot
+  // could not keep both the first and the most recent tokens.
   if (absl::SimpleAtod(text, &budget.ratio) && budget.ratio > 0 &&
       budget.ratio <= 1) {
     return budget;

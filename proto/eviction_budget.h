@@ -1,5 +1,5 @@
-// How many cache slots a sequence keeps when eviction drops the others. Plans,
-// flags and requests all give this number in the same form.
+// The number of cache slots that a sequence keeps after evictions, in the form
+// that plans, flags and requests share.
 #pragma once
 
 #include <cstdint>

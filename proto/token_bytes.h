@@ -1,6 +1,6 @@
 // Token ids in their wire form: little-endian uint32, 4 bytes each. The bytes
-// are immutable and ref-counted, so a prompt is copied once when it arrives and
-// not again, even if its request moves to another replica.
+// are immutable and ref-counted. So a prompt is copied once, when it arrives,
+// even if its request moves to another replica.
 #pragma once
 
 #include <cstdint>

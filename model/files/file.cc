@@ -14,8 +14,8 @@
 namespace kvasir::model {
 namespace {
 
-// The most bytes that one pread call requests. Linux transfers at most 2 GiB in
-// one call.
+// Larger reads are split into pread calls of this size, because Linux transfers
+// at most 2 GiB in one call.
 constexpr size_t kMaxReadBytes = size_t{8} << 20;
 
 }  // namespace

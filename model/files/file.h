@@ -16,8 +16,8 @@ namespace kvasir::model {
 
 // Owns: the descriptor.
 // Threads: const methods may be called from any thread.
-// Errors: NOT_FOUND or PERMISSION_DENIED from opening. DATA_LOSS, with path,
-//   wanted and found size, if a file ends before the wanted range.
+// Errors: Open may return NOT_FOUND or PERMISSION_DENIED. Read returns
+// DATA_LOSS if the file ends too early; the text names the path and both sizes.
 class RandomAccessFile {
  public:
   static absl::StatusOr<RandomAccessFile> Open(const std::string& path);
@@ -53,12 +53,12 @@ class RandomAccessFile {
 
 bool FileExists(const std::string& path);
 
-// FAILED_PRECONDITION, with the remedy, if a file that begins with `text` is
-// only the pointer that Git LFS leaves in place of a file.
+// Returns FAILED_PRECONDITION, with the remedy, if `text`, the beginning of a
+// file, is a Git LFS pointer instead of the file's content.
 absl::Status CheckNoLfsPointer(std::string_view text, const std::string& path);
 
-// The content of a small text file. RESOURCE_EXHAUSTED above `max_bytes`, and
-// the errors of CheckNoLfsPointer.
+// Returns the content of a small text file. Errors: RESOURCE_EXHAUSTED if the
+// file is larger than `max_bytes`, and those of CheckNoLfsPointer.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
                                           uint64_t max_bytes);
 

@@ -21,7 +21,7 @@ using nlohmann::json;
 // object's members.
 class DuplicateKeys final : public nlohmann::json_sax<json> {
  public:
-  // The key that was found, shortened; no value if there is none.
+  // The duplicate key, shortened; no value if there is none.
   const std::optional<std::string>& found() const { return found_; }
 
   bool start_object(size_t) override {
@@ -51,7 +51,8 @@ class DuplicateKeys final : public nlohmann::json_sax<json> {
   }
 
  private:
-  std::vector<absl::flat_hash_set<std::string>> keys_;  // of the open objects
+  // one set for each open object
+  std::vector<std::unordered_set<std::string>> keys_;
   std::optional<std::string> found_;
 };
 

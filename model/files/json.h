@@ -1,6 +1,6 @@
 // Reads JSON from untrusted files with nlohmann's parser, without exceptions.
-// Duplicate keys and deep nesting are refused. Typed access to fields gives
-// errors that name the place, the value wanted and the value found.
+// Duplicate keys and deep nesting are refused. An error about a field names its
+// place, the wanted value and the found value.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,20 @@ namespace kvasir::model {
 
 struct JsonLimits {
   int max_depth = 32;
-  // Limited because a value in the parsed tree takes about a hundred bytes,
-  // however short its text is.
+  // The number of values is limited, because each value takes about a hundred
+  // bytes in the parsed tree, however short its text is.
   int64_t max_values = 1'000'000;
 };
 
 // Checks the nesting depth and the number of values before a parser builds a
 // tree. It looks only at the punctuation, in one pass that allocates nothing.
-// INVALID_ARGUMENT names the limit and the place.
+// Returns INVALID_ARGUMENT if a limit is exceeded; the text names the limit and
+// the place.
 absl::Status CheckJsonShape(std::string_view text, std::string_view where,
                             const JsonLimits& limits);
 
-// `where` names the text in errors. INVALID_ARGUMENT for text that is not JSON,
-// exceeds the limits of depth or of values, or has a key twice in one object.
+// `where` names the text in errors. Returns INVALID_ARGUMENT if the text is not
+// JSON, exceeds a limit, or has the same key twice in one object.
 absl::StatusOr<nlohmann::json> ParseJson(std::string_view text,
                                          std::string_view where,
                                          const JsonLimits& limits = {});
@@ -37,7 +38,7 @@ absl::StatusOr<nlohmann::json> ParseJson(std::string_view text,
 // another type is INVALID_ARGUMENT.
 class JsonFields {
  public:
-  // `object` must outlive this. If it is not an object, every getter is
+  // `object` must outlive this. If it is not an object, every getter returns
   // INVALID_ARGUMENT.
   JsonFields(const nlohmann::json& object, std::string where)
       : object_(object), where_(std::move(where)) {}
@@ -63,7 +64,7 @@ class JsonFields {
   absl::StatusOr<double> NumberIn(std::string_view name, double low,
                                   double high,
                                   std::optional<double> fallback = {}) const;
-  // Like Int and Number; a field that is present must be within the limits.
+  // Like IntIn and NumberIn, but a missing field gives nullopt.
   absl::StatusOr<std::optional<int64_t>> IntWithin(std::string_view name,
                                                    int64_t low,
                                                    int64_t high) const;
@@ -72,10 +73,11 @@ class JsonFields {
                                                      double high) const;
   absl::StatusOr<bool> BoolOr(std::string_view name, bool fallback) const;
 
-  // "config.json: hidden_size: want ..., have ..."
+  // Returns INVALID_ARGUMENT, for example "config.json: hidden_size: want ...,
+  // have ...".
   absl::Status Error(std::string_view name, std::string_view what) const;
-  // Like the function above, but UNIMPLEMENTED: the value has a meaning that is
-  // not supported.
+  // Like Error, but returns UNIMPLEMENTED: the value has a meaning that is not
+  // supported.
   absl::Status Unserved(std::string_view name, std::string_view what) const;
 
  private:

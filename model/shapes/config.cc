@@ -227,9 +227,9 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
     return absl::OkStatus();
   }
   spec->qkv_bias = family == Family::kQwen2;
-  // The reference implementations of Mistral and Qwen2 read neither field. A
-  // file that states a bias that the family does not have describes another
-  // model, so it is refused.
+  // The reference implementations of Mistral and Qwen2 ignore both fields,
+  // because the family determines the biases. A file that contradicts its
+  // family describes another model and is refused.
   for (const std::string_view name : {"attention_bias", "mlp_bias"}) {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> on, fields.Bool(name));
     const bool expected = name == "attention_bias" && spec->qkv_bias;
@@ -241,7 +241,8 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
   return absl::OkStatus();
 }
 
-// Llama, Mistral and Qwen2: RMSNorm, and heads that rotate as a whole.
+// Llama, Mistral and Qwen2 have RMSNorm, and RoPE rotates all dimensions of a
+// head.
 absl::Status ParseRotaryFamily(const JsonFields& fields, DecoderSpec* spec) {
   KVASIR_ASSIGN_OR_RETURN(spec->norm_eps,
                           fields.NumberIn("rms_norm_eps", 1e-30, 1.0, 1e-6));
@@ -343,7 +344,7 @@ absl::Status ParseOpt(const JsonFields& fields, DecoderSpec* spec) {
   return absl::OkStatus();
 }
 
-// Reads which layers have a sliding window, and its width.
+// Reads the width of the sliding window, and which layers have it.
 absl::Status ParseWindows(const JsonFields& fields, Family family,
                           DecoderSpec* spec) {
   std::optional<int64_t> window;
@@ -492,7 +493,7 @@ absl::Status ParseGenerationConfig(std::string_view text,
   KVASIR_ASSIGN_OR_RETURN(std::vector<int32_t> eos,
                           TokenIds(fields, "eos_token_id", spec->vocab_size));
   if (!eos.empty()) spec->eos_token_ids = std::move(eos);
-  // The same limits as for these fields in a request.
+  // Sampling parameters have the same limits here as in a request.
   constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
   constexpr float kMaxFloat = std::numeric_limits<float>::max();
   KVASIR_RETURN_IF_ERROR(fields.Bool("do_sample").status());

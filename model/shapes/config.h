@@ -20,10 +20,9 @@ namespace kvasir::model {
 absl::StatusOr<DecoderSpec> ParseConfig(std::string_view json,
                                         std::string_view where);
 
-// Reads the end-of-sequence ids into `spec`; they replace those of config.json.
-// The sampling parameters in the file are checked, so that a broken file is
-// reported, but not applied: a request without parameters is sampled without
-// changes to the probabilities.
+// Reads the end-of-sequence ids into `spec`; they replace the ids of
+// config.json. The file's sampling parameters are checked, but they do not
+// become the defaults of requests.
 absl::Status ParseGenerationConfig(std::string_view json,
                                    std::string_view where, DecoderSpec* spec);
 

@@ -56,7 +56,7 @@ void ExpectFrequencies(const RopeSpec& rope, const std::vector<double>& want,
                        double attention_factor) {
   ASSERT_EQ(rope.frequencies.size(), want.size());
   for (size_t f = 0; f < want.size(); ++f) {
-    // The tolerance allows for the reference, which computes in float32.
+    // The reference computes in float32, so the comparison needs a tolerance.
     EXPECT_NEAR(rope.frequencies[f] / want[f], 1.0, 2e-6) << f;
   }
   EXPECT_NEAR(rope.attention_factor, attention_factor, 1e-7);

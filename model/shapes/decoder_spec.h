@@ -65,15 +65,15 @@ struct DecoderSpec {
   // attention(norm1(x)) + mlp(norm2(x)). False: the MLP reads x +
   // attention(norm1(x)).
   bool parallel_residual = false;
-  // True: a learned vector for the position is added to each token's embedding
-  // [max_position_embeddings, M].
+  // True: each position has a learned vector, which is added to the token's
+  // embedding. The table of these vectors is [max_position_embeddings, M].
   bool learned_positions = false;
   RopeSpec rope;
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
   bool tied_head = false;
-  std::vector<LayerSpec> layers;  // one for each layer
+  std::vector<LayerSpec> layers;
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;
 

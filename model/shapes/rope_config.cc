@@ -73,8 +73,9 @@ struct YarnRange {
   double high = 0;  // frequencies from this index on are divided by `factor`
 };
 
-// Returns the indices of the pairs that make beta_fast (low) and beta_slow
-// (high) full turns within the original context.
+// low: the index of the pair that makes beta_fast full turns within the
+// original context. high: the index of the pair that makes beta_slow full
+// turns.
 absl::StatusOr<YarnRange> CorrectionRange(const JsonFields& fields,
                                           double theta, int64_t dim,
                                           double old_context) {

@@ -1,6 +1,6 @@
-// Reads RoPE frequencies from config.json: the default, linear, llama3 and YaRN
-// scalings, in the older form (rope_theta + rope_scaling) and in the newer one
-// (rope_parameters).
+// Reads RoPE frequencies from config.json, with default, linear, llama3 or YaRN
+// scaling. Both the older form (rope_theta + rope_scaling) and the newer one
+// (rope_parameters) are read.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace kvasir::model {
 
-// No config.json may state a larger number of positions.
+// The most positions that a config.json may state.
 inline constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 struct RopeContext {
@@ -24,15 +24,14 @@ struct RopeContext {
 
 struct RopeConfig {
   RopeSpec rope;
-  // The number of positions that the scaling supports: for YaRN, the original
-  // context length times its factor, if that is more than
-  // max_position_embeddings.
+  // max_position_embeddings. With YaRN, the original context length times the
+  // factor, if that is more.
   int64_t max_positions = 0;
 };
 
 // `root` is the whole config. UNIMPLEMENTED for scalings that depend on the
-// sequence's length ("dynamic", "longrope"), and for heads that are rotated
-// only partly in a family other than GPT-NeoX.
+// sequence's length ("dynamic", "longrope"), and for partly rotated heads in
+// families other than GPT-NeoX.
 absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
                                      const RopeContext& context);
 

@@ -16,7 +16,6 @@ TEST(ShapesTest, FindsShapesByName) {
   }
 }
 
-// Compares with the published parameter counts.
 TEST(ShapesTest, ShapesHaveThePublishedParameterCounts) {
   const auto count = [](const char* name) {
     return CountParameters(*FindShape(name));

@@ -11,8 +11,8 @@
 namespace kvasir::model {
 namespace {
 
-// The longest added token. The limit bounds the search at each character of a
-// text.
+// The most bytes of an added token. This bounds the time of the search at each
+// character of a text.
 constexpr size_t kMaxContentBytes = 1024;
 constexpr size_t kMaxTokens = 1 << 17;
 constexpr size_t kMaxTrieBytes = size_t{8} << 20;
@@ -170,9 +170,8 @@ void AddedTokens::Split(bool normalized, bool parse_special,
       continue;
     }
     if (token.left_strip) begin = SpaceBegin(text, begin, done);
-    // Does not scan whitespace again that the previous token has taken.
-    // Otherwise a long run of spaces, each of them a token that strips, would
-    // take quadratic time.
+    // Does not scan whitespace twice. Otherwise a long run of spaces would take
+    // quadratic time if each space were a token that strips.
     if (token.right_strip) end = SpaceEnd(text, std::max(end, done));
     // Skips a match inside the whitespace that the previous token has taken.
     if (end <= done) continue;

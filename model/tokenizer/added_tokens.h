@@ -1,5 +1,5 @@
-// Tokens that are found in the text itself, before the model sees it: control
-// tokens, and words that were added after training.
+// Tokens that are found in the text itself, before BPE: control tokens, and
+// words that were added after training.
 #pragma once
 
 #include <array>
@@ -25,7 +25,8 @@ struct AddedToken {
   bool right_strip = false;  // includes the whitespace after it
 };
 
-// A part of a text: an added token, or the text between two of them (id -1).
+// A part of a text: an added token, or the text between two added tokens, which
+// has the id -1.
 struct TextSegment {
   int32_t id = -1;
   size_t begin = 0;
@@ -41,12 +42,13 @@ class TokenTrie {
   void Add(std::string_view content, int32_t index);
   bool empty() const { return children_.empty(); }
 
-  // The index of the longest content that begins at `at` in `text`, or -1.
-  // `size` is its length.
+  // Returns the index of the longest added text that begins at `at` in `text`,
+  // or -1. Sets `size` to its length.
   int32_t LongestAt(std::string_view text, size_t at, size_t* size) const;
 
  private:
-  // (node << 8 | byte) -> node; the root is 0.
+  // Maps (node << 8 | byte) to the child node for this byte. The root is node
+  // 0.
   absl::flat_hash_map<uint64_t, uint32_t> children_;
   std::vector<int32_t> index_of_node_{-1};
   std::array<bool, 256> starts_{};
@@ -62,10 +64,9 @@ class AddedTokens {
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
 
-  // Splits a text at its added tokens. `normalized` selects the tokens that are
-  // searched in normalized text, or else those that are searched in the raw
-  // text. If `parse_special` is false, special tokens are ignored. Takes time
-  // linear in the text.
+  // Splits a text at its added tokens, in time linear in the text. `normalized`
+  // says whether `text` is normalized, and so which tokens are searched. If
+  // `parse_special` is false, special tokens are ignored.
   void Split(bool normalized, bool parse_special, std::string_view text,
              std::vector<TextSegment>* segments) const;
 

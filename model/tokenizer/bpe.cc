@@ -342,7 +342,8 @@ size_t BpeModel::longest_token_bytes() const {
   const bool covers_all = byte_level_ ? all_bytes_ : !fallback_.empty();
   if (!covers_all) {
     if (!unknown_ || fuse_unknown_) return 0;
-    // Merges of the unknown token would stand for several characters.
+    // If the unknown token takes part in merges, one id can stand for any
+    // number of characters.
     for (const auto& [pair, merge] : merges_) {
       if (static_cast<int32_t>(pair >> 32) == *unknown_ ||
           static_cast<int32_t>(pair & 0xFFFFFFFF) == *unknown_) {
@@ -350,7 +351,7 @@ size_t BpeModel::longest_token_bytes() const {
       }
     }
   }
-  size_t longest = 4;  // an unknown character
+  size_t longest = 4;  // the longest unknown character
   for (const std::string& token : tokens_) {
     longest = std::max(longest, token.size());
   }

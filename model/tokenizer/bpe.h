@@ -31,7 +31,7 @@ class BpeModel {
     };
     struct Candidate {
       int32_t rank = 0;
-      int32_t position = 0;  // position of the left symbol
+      int32_t position = 0;  // index of the left symbol
       int32_t merged = 0;
     };
     std::vector<Symbol> symbols;
@@ -54,8 +54,8 @@ class BpeModel {
   void Encode(std::string_view piece, Scratch* scratch,
               std::vector<int32_t>* ids) const;
 
-  // The most bytes of a piece that one id can stand for; 0 if there is no
-  // limit, because characters that no token covers are dropped or share one id.
+  // The most bytes of a piece that one id can stand for. 0: no limit, because
+  // unknown characters are dropped or share one id.
   size_t longest_token_bytes() const;
 
   // Indexed by id; empty if no token has the id.
@@ -100,12 +100,11 @@ class BpeModel {
   absl::flat_hash_map<absl::string_view, int32_t> ids_;
   absl::flat_hash_map<uint64_t, Merge> merges_;
 
-  // If byte_level_: the id of the token for each single byte, or -1, and
-  // whether all bytes have such a token.
+  // Used only if byte_level_. byte_ids_[b] is the id of the token for the
+  // single byte b, or -1. all_bytes_: no entry is -1.
   std::array<int32_t, 256> byte_ids_{};
   bool all_bytes_ = false;
-  // The texts of the tokens in the form that pieces have: raw bytes if
-  // byte_level_.
+  // The tokens' texts as they occur in pieces: raw bytes if byte_level_.
   std::vector<std::string> word_texts_;
   absl::flat_hash_map<absl::string_view, int32_t> words_;
   mutable std::vector<std::atomic<uint8_t>> whole_words_;  // by id

@@ -8,10 +8,9 @@
 namespace kvasir::model {
 namespace {
 
-// Only this many last tokens of the context are decoded. They are enough to be
-// past the start of the text, and to contain the first bytes of a character
-// that the context leaves incomplete. Earlier tokens do not affect the text
-// that follows.
+// Only the last tokens of the context are decoded. Eight are enough: they
+// contain a character that the context leaves incomplete, and they are past the
+// start of a text, where spaces are stripped.
 constexpr size_t kContextTokens = 8;
 
 }  // namespace

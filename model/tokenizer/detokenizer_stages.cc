@@ -37,8 +37,8 @@ std::optional<uint8_t> ByteOfToken(std::string_view token) {
 }
 
 std::string ByteLevelBytes(std::string_view token) {
-  // The text of an added token contains characters outside the byte-level
-  // alphabet and is used unchanged.
+  // An added token may contain characters outside the byte-level alphabet. Its
+  // text is then used unchanged.
   return BytesOfByteLevel(token).value_or(std::string(token));
 }
 
@@ -159,8 +159,8 @@ absl::StatusOr<DetokenizerStages> DetokenizerStages::FromJson(
 
 DetokenizerState DetokenizerStages::NewState() const {
   DetokenizerState state;
-  // One state more than there are steps: the last one counts the tokens of a
-  // file without a decoder, which are joined by spaces.
+  // One state for each step, and one that counts the tokens of a file without a
+  // decoder: they are joined by spaces.
   state.stages.resize(steps_.size() + 1);
   return state;
 }

@@ -45,8 +45,8 @@ class DetokenizerStages {
   // Appends the text that was held back. The state must not be used again.
   void Finish(DetokenizerState* state, std::string* out) const;
 
-  // The bytes of one token inside a text: nothing is stripped from it as it
-  // would be at the start or the end of a text.
+  // The bytes that a token adds in the middle of a text. Nothing is stripped
+  // there.
   std::string BytesOf(std::string_view token) const;
 
  private:
@@ -61,10 +61,10 @@ class DetokenizerStages {
   };
   struct Step {
     Kind kind = Kind::kFuse;
-    std::vector<TextPattern> pattern;  // only for kReplace: one pattern
+    std::vector<TextPattern> pattern;  // only for kReplace; one element
     std::string content;               // one character, except for kReplace
     bool drop_first = false;           // only for kMetaspace
-    int64_t start = 0;  // only for kStrip*: numbers of characters
+    int64_t start = 0;                 // kStrip*: the most characters to strip
     int64_t stop = 0;
   };
 

@@ -16,7 +16,7 @@ constexpr std::string_view kPreTokenizers =
     "Sequence, ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, "
     "WhitespaceSplit";
 
-// Stores a piece's new text in the list.
+// Replaces the text of `piece`. The list owns the new text.
 absl::Status Replace(std::string text, TextBudget* budget, PieceList* list,
                      TextPiece* piece) {
   KVASIR_RETURN_IF_ERROR(budget->Spend(sizeof(text) + text.size()));
@@ -251,7 +251,7 @@ absl::Status PreTokenizer::Split(const Step& step, TextBudget* budget,
                                  PieceList* list) {
   std::vector<TextPiece> pieces;
   pieces.reserve(list->pieces.size());
-  // the number of pieces whose bytes go back to the budget: the old pieces, and
+  // how many pieces' bytes go back to the budget: the old pieces, and the
   // matches that are removed
   size_t given_up = list->pieces.size();
   std::optional<PatternFinder> finder;
@@ -300,8 +300,8 @@ absl::Status PreTokenizer::Apply(std::string_view text, bool at_start,
   for (const Step& step : steps_) {
     KVASIR_RETURN_IF_ERROR(ApplyStep(step, budget, list));
   }
-  // The memory of the list itself is free again after this text, but the texts
-  // of its pieces still count.
+  // The list reuses its memory for pieces in the next text, so its bytes go
+  // back to the budget. Rewritten texts still count.
   budget->Return(list->pieces.size() * sizeof(TextPiece));
   return absl::OkStatus();
 }

@@ -21,8 +21,8 @@ struct TextPiece {
   bool at_start = false;
 };
 
-// The pieces of a text, and the memory of rewritten pieces, which are not part
-// of the input.
+// The pieces of a text. `owned` has the texts of rewritten pieces, which are
+// not parts of the input.
 struct PieceList {
   std::vector<TextPiece> pieces;
   std::deque<std::string> owned;
@@ -68,12 +68,14 @@ class PreTokenizer {
     std::optional<TextPattern> pattern;
     CharClass chars = CharClass::kNone;
     char32_t literal = 0;  // only for kLiteral
-    bool words = false;    // runs of \w and runs of neither \w nor space
+    // pieces: runs of \w, and runs of neither \w nor space
+    bool words = false;
     Behavior behavior = Behavior::kIsolated;
     bool invert = false;
     // Replaces each space before the text is split.
     std::string replacement;
-    // Put, before the split, in front of a piece that does not start with it.
+    // Before the split, it is put in front of each piece that does not start
+    // with it.
     std::string prefix;
     bool prefix_only_at_start = false;
     // After splitting, bytes are written in the byte-level alphabet.

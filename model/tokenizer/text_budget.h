@@ -35,8 +35,9 @@ class TextBudget {
   size_t left() const { return limit_ - used_; }
 
  private:
-  // The budget. Valid files need far less: the most demanding ones cut a text
-  // into single bytes a few times, and each piece takes 24 bytes.
+  // A text may use kBytes, and kBytesPerByte for each of its bytes. Valid files
+  // need far less: they cut a text into single bytes at most a few times, and
+  // each piece takes 24 bytes.
   static constexpr size_t kBytes = size_t{16} << 20;
   static constexpr size_t kBytesPerByte = 128;
 

@@ -16,7 +16,7 @@
 
 namespace kvasir::model {
 
-// {"String": ...} or {"Regex": ...}.
+// A pattern, in JSON {"String": ...} or {"Regex": ...}.
 // Threads: immutable, so any thread may use it.
 class TextPattern {
  public:

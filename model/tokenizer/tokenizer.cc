@@ -326,9 +326,9 @@ std::vector<int32_t> ApplyTemplate(const TokenizerParts::Template& items,
 }
 
 // Returns the error for a folder without tokenizer.json. FAILED_PRECONDITION if
-// the folder has a byte-level BPE tokenizer in two files, as older repositories
-// do (GPT-2's, OPT's); this form is not supported. Otherwise NOT_FOUND: the
-// model has no tokenizer, and callers may serve it without one.
+// the folder has a byte-level BPE tokenizer in two files, which is not
+// supported (GPT-2's and OPT's repositories have this form). Otherwise
+// NOT_FOUND: callers may serve the model without a tokenizer.
 absl::Status NoTokenizer(const std::filesystem::path& file) {
   std::error_code error;
   const std::string text = absl::StrCat(

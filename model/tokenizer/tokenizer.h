@@ -35,12 +35,12 @@ struct EncodeOptions {
 // One immutable tokenizer.
 //
 // Threads: every const method may be called from any number of threads.
-// Errors: Load is INVALID_ARGUMENT for a broken or hostile file and
-//   UNIMPLEMENTED for an unsupported component or setting; the text names file,
-//   field and value. It is NOT_FOUND if there is no tokenizer.json. Encode is
-//   INVALID_ARGUMENT for a text above kMaxTextBytes, and for a text on which a
-//   pattern of the file takes too many steps. It is OUT_OF_RANGE for a text
-//   with more than EncodeOptions::max_ids ids.
+// Errors: Load returns INVALID_ARGUMENT for a broken or hostile file and
+// UNIMPLEMENTED for an unsupported component or setting; the text names file,
+// field and value. It returns NOT_FOUND if there is no tokenizer.json. Encode
+// returns INVALID_ARGUMENT for a text above kMaxTextBytes or on which a pattern
+// of the file takes too many steps. It returns OUT_OF_RANGE for a text with
+// more than EncodeOptions::max_ids ids.
 //
 // Input that is not UTF-8 is read as Unicode recommends: each maximal invalid
 // subsequence becomes one U+FFFD. The ids are those of the reference
@@ -76,13 +76,13 @@ class Tokenizer {
   // One more than the largest id: ids are in [0, vocab_size). A model may have
   // logits for further ids.
   int32_t vocab_size() const;
-  // The token as the file writes it ("Ġhello", "▁hello", "<0x0A>"); empty if
-  // `id` names none.
+  // The token as the file writes it ("Ġhello", "▁hello", "<0x0A>"). Empty if no
+  // token has this id.
   std::string_view IdToToken(int32_t id) const;
   std::optional<int32_t> TokenToId(std::string_view token) const;
   bool IsSpecial(int32_t id) const;
   // The bytes that one token adds to the text, which need not be whole
-  // characters. Empty if `id` names none. A detokenizer may still strip a
+  // characters. Empty if no token has this id. A detokenizer may still strip a
   // leading space.
   std::string TokenBytes(int32_t id) const;
 

@@ -47,7 +47,7 @@ class JsonRef {
   absl::StatusOr<std::string> GetString(const char* key) const;
   absl::StatusOr<bool> GetBool(const char* key, bool fallback) const;
   absl::StatusOr<int64_t> GetInt(const char* key, int64_t fallback) const;
-  // A text of exactly one character.
+  // The member must be a string of exactly one character.
   absl::StatusOr<char32_t> GetChar(const char* key) const;
 
   // The error "path is VALUE, want ..." for a wrong value.

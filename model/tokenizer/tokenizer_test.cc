@@ -503,8 +503,8 @@ TEST(TokenizerTest,
     if (both.size() > 9) continue;
     const bool known =
         std::find(tokens.begin(), tokens.end(), both) != tokens.end();
-    // Now and then allows a token that another merge already gives, because in
-    // real files several merges may give the same token.
+    // Keeps one in four merges whose token another merge already gives, because
+    // real files have such merges.
     if (known && random() % 4 != 0) continue;
     bool repeated = false;
     for (const json& merge : model["merges"]) {

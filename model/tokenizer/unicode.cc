@@ -79,7 +79,8 @@ bool IsWordChar(char32_t c) {
 }
 
 void AppendLower(char32_t c, std::string* out) {
-  // The only character whose lower case without context has two characters.
+  // U+0130 is the only character whose lower case, without context, has two
+  // characters.
   if (c == 0x130) {
     out->append("i\xCC\x87");
     return;

@@ -14,12 +14,12 @@
 namespace kvasir::model {
 
 bool IsWhiteSpace(char32_t c);
-bool IsPunctuation(char32_t c);  // general category P, or ASCII punctuation
-bool IsNumeric(char32_t c);      // general category N
+bool IsPunctuation(char32_t c);  // Unicode category P, or ASCII punctuation
+bool IsNumeric(char32_t c);      // Unicode category N
 // True for the characters of \w: letters, marks, decimal digits, connectors and
 // joiners.
 bool IsWordChar(char32_t c);
-bool IsLetter(char32_t c);  // general category L
+bool IsLetter(char32_t c);  // Unicode category L
 
 // Appends the lower case of `c` without regard to its neighbours: Σ always
 // becomes σ.

@@ -46,7 +46,7 @@ std::array<char32_t, 256> MakeByteAlphabet() {
   return alphabet;
 }
 
-// The last character of the byte-level alphabet is the one before: U+0143.
+// One more than U+0143, the last character of the byte-level alphabet.
 constexpr char32_t kAlphabetEnd = 0x144;
 
 std::array<int16_t, kAlphabetEnd> MakeByteOfChar() {

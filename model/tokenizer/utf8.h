@@ -42,7 +42,7 @@ enum class InvalidUnit { kSubsequence, kByte };
 // Moves text from the front of `pending` to `out` as valid UTF-8. At most three
 // bytes stay in `pending`, if they may still become a character.
 void DrainUtf8(InvalidUnit unit, std::string* pending, std::string* out);
-// Like the function above, at the end of the input: no byte stays in `pending`.
+// Like DrainUtf8, but at the end of the input: no byte stays in `pending`.
 void FinishUtf8(InvalidUnit unit, std::string* pending, std::string* out);
 
 // The byte-level alphabet. Printable Latin-1 bytes stand for themselves; the

@@ -61,9 +61,9 @@ size_t RunEnd(std::string_view text, size_t at, Class kind) {
 }
 
 // A run of whitespace, including newlines. Its last character belongs to the
-// next word, unless it is the only one or the text ends.
+// next word, except if the run is a single character or ends the text.
 struct SpaceRun {
-  size_t end = 0;          // end of the run
+  size_t end = 0;
   size_t last = 0;         // start of its last character
   size_t newline_end = 0;  // end of its last newline, or 0
 };

@@ -25,9 +25,9 @@ class WordScanner {
 
  private:
   enum class Family {
-    kGpt2,  // a word of letters, digits or signs may begin with one space
-    // A word of letters may begin with one sign. Newlines end runs of signs and
-    // runs of spaces.
+    kGpt2,  // a word of letters, digits or punctuation may begin with one space
+    // A word of letters may begin with one space or punctuation mark. Newlines
+    // end runs of punctuation and runs of spaces.
     kLlama3,
   };
 

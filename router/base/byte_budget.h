@@ -1,7 +1,7 @@
 // Limits how much of the router's memory requests may use, in total and for
-// each tenant. The count includes the requests' messages and texts (also while
-// they wait for a tokenizer), their prompts, and the tokens that they have
-// received.
+// each tenant. The count includes the messages and texts of requests, their
+// prompts, and the tokens that they have received. It begins before a request
+// waits for a tokenizer.
 #pragma once
 
 #include <atomic>
@@ -33,11 +33,10 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
       : words_(std::move(words)), limit_bytes_(limit_bytes) {}
 
   // Takes bytes for a request that has arrived. If the limit does not allow
-  // this, the request is refused: with NEVER_FITS if the request by itself
-  // exceeds the limit, otherwise with RETRY_ELSEWHERE. The error text contains
-  // the numbers and the setting. `outer` may be null; otherwise it is a share
-  // of equal size in another budget, and grows, shrinks and is released
-  // together with the new share.
+  // this, the request is refused: with NEVER_FITS if it exceeds the limit by
+  // itself, otherwise with RETRY_ELSEWHERE. The error text contains the numbers
+  // and the setting. `outer`, if not null, is a share of equal size in another
+  // budget. It grows, shrinks and is released together with the new share.
   absl::StatusOr<std::shared_ptr<ByteShare>> Take(
       size_t bytes, std::shared_ptr<ByteShare> outer = nullptr);
 

@@ -42,9 +42,10 @@ struct CanonicalRequest {
   // with all other requests without a salt.
   std::string cache_salt;
   TokenBytes prompt;
-  // Fill this in starting from NeutralSampling(). If max_tokens is 0, the
-  // operator's default applies, limited by the model's length. The router
-  // ignores sampling.seed: set the field `seed` below instead.
+  // Start from NeutralSampling() and set what the client asked for. If
+  // max_tokens is 0, the operator's default applies, limited by the model's
+  // length. The router ignores sampling.seed: set the field `seed` below
+  // instead.
   kvasir::v1::SamplingParams sampling;
   // Absent: the router draws a random seed.
   std::optional<uint64_t> seed;
@@ -73,9 +74,9 @@ struct CanonicalRequest {
   std::string peer;
 };
 
-// Returns the largest n (samples of one request) that is allowed: what the
-// model's workers accept, but at most `ours`, the limit of this router. The
-// router has its own limit because sinks allocate memory for each sample.
+// Returns how many samples one request may have: the smaller of the workers'
+// limit and `ours`, the router's limit. The router has its own limit because
+// sinks allocate memory for each sample.
 inline uint32_t LargestN(const kvasir::v1::WorkerInfo& info, uint32_t ours) {
   return info.max_n() == 0 ? ours : std::min(info.max_n(), ours);
 }
@@ -107,11 +108,11 @@ class RequestSink {
   // A sample has ended. When OnDone comes with OK, OnFinish has been called
   // once for each sample.
   virtual void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish) = 0;
-  // The request has ended. OK: OnFinish has been called for every sample.
-  // Otherwise the status is the reason: CANCELLED after Cancel,
-  // DEADLINE_EXCEEDED, UNAVAILABLE if the worker was lost, INTERNAL if the
-  // worker broke its protocol, or a refusal (proto::RefusalOf), which is
-  // DRAINING after Cancel(kShutdown).
+  // The request has ended. With OK, OnFinish has been called for every sample.
+  // Otherwise the status says why: CANCELLED after Cancel, DEADLINE_EXCEEDED,
+  // UNAVAILABLE if the worker was lost, INTERNAL if the worker broke its
+  // protocol, or a refusal (proto::RefusalOf). After Cancel(kShutdown) it is
+  // the refusal DRAINING.
   virtual void OnDone(const absl::Status& status) = 0;
 };
 
@@ -144,8 +145,8 @@ class RequestHandle {
   virtual void Cancel(CancelReason reason) = 0;
 };
 
-// The total load of all replicas that accept requests: their last reports, and
-// the requests that were sent to them after these reports.
+// The total load of all replicas that accept requests. It is their last
+// reports, plus the requests that were sent to them since.
 struct ModelLoad {
   uint64_t running = 0;
   uint64_t waiting = 0;
@@ -189,12 +190,15 @@ class RequestRouter {
 
   // Starts a request. If it returns an error, the request was refused and the
   // sink is never called. If no replica is ready, the request waits for one
-  // until its queue timeout. Errors: NOT_FOUND (unknown model),
-  // INVALID_ARGUMENT (a value exceeds a limit, which the text names, or the
-  // refusal NEVER_FITS because the prompt exceeds the model's length),
-  // RESOURCE_EXHAUSTED (the router's queue is full), UNAVAILABLE (no replica is
-  // ready and too many requests wait for one, or the router or every replica is
-  // draining), DEADLINE_EXCEEDED (the deadline has already passed).
+  // until its queue timeout.
+  // Errors:
+  // NOT_FOUND: the model is unknown.
+  // INVALID_ARGUMENT: a value exceeds a limit, which the text names, or the
+  //   prompt exceeds the model's length (the refusal NEVER_FITS).
+  // RESOURCE_EXHAUSTED: the router's queue is full.
+  // UNAVAILABLE: the router or every replica is draining, or no replica is
+  //   ready and too many requests wait.
+  // DEADLINE_EXCEEDED: the deadline has already passed.
   virtual absl::StatusOr<std::shared_ptr<RequestHandle>> Submit(
       CanonicalRequest request, std::shared_ptr<RequestSink> sink) = 0;
 

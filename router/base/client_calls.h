@@ -45,7 +45,7 @@ class ClientCalls {
 };
 
 // Counts as one open call from construction to destruction. The reactor of each
-// gRPC call has one as a member.
+// gRPC call has a ClientCall as a member.
 class ClientCall {
  public:
   explicit ClientCall(std::shared_ptr<ClientCalls> calls)

@@ -30,18 +30,18 @@ class TaskRunner {
   // full or the threads have ended.
   virtual bool Post(Task task) = 0;
   // Does the same as Post. A runner with a queue takes tasks of different
-  // `turn`s alternately, so that many tasks of one client delay those of
-  // another by one task only. Tasks of one `turn` stay in order.
+  // `turn`s alternately. So many tasks of one client delay those of another by
+  // one task only. Tasks of one `turn` stay in order.
   virtual bool PostInTurn(const std::string& /*turn*/, Task task) {
     return Post(std::move(task));
   }
 };
 
-// A fixed number of threads and a queue of tasks, which are taken from the
-// turns alternately. Post uses the turn "". A task is refused if its turn
-// already has as many tasks in the queue as places are free, so that a single
-// turn cannot fill the queue. The destructor drops tasks that have not begun
-// and joins the threads. runner() may outlive the pool and then refuses tasks.
+// A fixed number of threads and a queue of tasks. The turns give their tasks
+// alternately; Post uses the turn "". One turn cannot fill the queue: a task is
+// refused if its turn already has as many tasks in the queue as places are
+// free. The destructor drops tasks that have not begun and joins the threads.
+// runner() may outlive the pool and then refuses tasks.
 // Owns: its threads.
 class TaskPool {
  public:
@@ -64,8 +64,8 @@ class TaskPool {
 // Runs the tasks that are posted to it one at a time and in order, on another
 // runner. However many of them wait, the strand has at most one task in the
 // queue of that runner. If the runner refuses or drops that task, the strand
-// drops all its tasks. Otherwise a task that owns the owner of the strand would
-// keep the strand alive forever.
+// drops all its tasks, because a waiting task could keep the strand alive
+// forever.
 class Strand final : public TaskRunner,
                      public std::enable_shared_from_this<Strand> {
  public:

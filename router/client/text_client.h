@@ -43,9 +43,9 @@ struct TextResult {
   absl::Duration time_to_first_token;
   absl::Duration total;
 
-  // prompt_rate is the number of prompt tokens per second until the first
-  // output token; decode_rate is the number of output tokens per second after
-  // that token. nullopt if there were no such tokens or no time was measured.
+  // prompt_rate: prompt tokens per second until the first output token.
+  // decode_rate: output tokens per second after the first one. nullopt if there
+  // were no such tokens or no time was measured.
   std::optional<double> prompt_rate() const;
   std::optional<double> decode_rate() const;
 };
@@ -63,9 +63,8 @@ class TextClient {
   // server answers within `timeout`.
   absl::StatusOr<std::vector<std::string>> ReadyModels(absl::Duration timeout);
 
-  // Returns the largest number of tokens that prompt and output may have
-  // together, from the model's configuration. nullopt if the server does not
-  // implement ModelConfig or its answer has no `max_model_len`;
+  // Returns the most tokens that prompt and output may have together, from the
+  // model's configuration. nullopt if the server does not report it;
   // INVALID_ARGUMENT if the value is not a length.
   absl::StatusOr<std::optional<int64_t>> MaxModelLen(const std::string& model,
                                                      absl::Duration timeout);

@@ -131,8 +131,8 @@ WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
         std::clamp<int64_t>(left_ms, 1, std::numeric_limits<uint32_t>::max())));
   }
   call.head.set_traceparent(request.traceparent);
-  // Send the id of the weights, so that the worker checks it: another worker
-  // may have started at its address since the router checked it.
+  // Send the id of the weights, so that the worker checks it. A different
+  // worker may have started at the same address since the router checked it.
   if (flow_.delivered() && begun_on_.has_value()) {
     call.head.set_weights_id(begun_on_->weights_id());
   } else if (const auto info = replica.info()) {

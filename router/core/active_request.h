@@ -1,6 +1,5 @@
-// A request in flight. It passes the events of an attempt at a worker to the
-// state machine (RequestFlow), and passes what the state machine delivers to
-// the facade's sink.
+// A request in flight. It gives the events of an attempt to the state machine
+// (RequestFlow), and gives the resulting output to the facade's sink.
 #pragma once
 
 #include <memory>
@@ -20,8 +19,8 @@ namespace kvasir::router {
 
 class RouterCore;
 
-// Held by the router's table of requests, by the attempt (this object is its
-// sink) and by the facade (for which it is the request's handle).
+// The router's table of requests, the attempt and the facade hold this object.
+// It is the attempt's sink and the facade's handle.
 // Threads: its methods may be called from any thread, but a worker's events
 // must come one at a time.
 class ActiveRequest final : public RequestHandle,
@@ -66,8 +65,8 @@ class ActiveRequest final : public RequestHandle,
   // Starts an attempt: opens a stream to `replica`.
   void Open(const std::shared_ptr<Replica>& replica)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns a timer that is no longer needed: the previous one, or `timer` if
-  // the request has ended.
+  // Stores the request's timer. Returns a timer that is no longer needed: the
+  // previous one, or `timer` if the request has ended.
   std::optional<TimerThread::TimerId> SetQueueTimer(
       const TimerThread::TimerId& timer) ABSL_LOCKS_EXCLUDED(mutex_);
   std::optional<TimerThread::TimerId> TakeQueueTimer()
@@ -83,7 +82,7 @@ class ActiveRequest final : public RequestHandle,
  private:
   WorkerCall NewCall(const Replica& replica) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Passes the tokens that no earlier attempt has delivered to the sink.
+  // Passes to the sink the tokens that no earlier attempt has delivered.
   void DeliverTokens(const kvasir::v1::GenerateEvent::Tokens& tokens,
                      const RequestFlow::Delivery& delivery);
 

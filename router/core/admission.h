@@ -43,7 +43,7 @@ class Admission {
   // if the queue is full (the text names the limits), DRAINING after
   // BeginDrain.
   absl::StatusOr<Answer> Enter(Ticket ticket, int32_t priority);
-  // Enters a ticket again that has left while it could not run. It is never
+  // Enters a ticket again after it has left to wait for a replica. It is never
   // refused.
   Answer Return(Ticket ticket, int32_t priority);
   // From now on Enter refuses. Requests that run or wait are not affected.
@@ -75,8 +75,8 @@ class Admission {
     absl::Time until;
     absl::Status then;
   };
-  // A request that has set no queue timeout waits for `ours`, the operator's,
-  // and then ends with `then`.
+  // If the request has set no queue timeout, it waits for `ours`, the
+  // operator's timeout, and then ends with `then`.
   static Patience PatienceOf(const CanonicalRequest& request,
                              absl::Time arrival, absl::Duration ours,
                              const absl::Status& then);

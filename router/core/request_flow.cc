@@ -221,8 +221,8 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
                                            : "the worker is lost");
   }
   // A worker sends the same refusal for a request that has waited too long and
-  // for one for which it has no room. If the client's own timeout has passed,
-  // return the error of the timeout in both cases.
+  // for one that found no room. If the client's own timeout has passed, return
+  // the timeout's error in both cases.
   if (TimedOut(now) && MayRunElsewhere(end)) {
     return Admission::TimedOut(request_);
   }

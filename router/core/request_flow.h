@@ -37,10 +37,9 @@ class RequestFlow {
     return ContinuesFromTokens() ? samples_[0].emitted : std::string();
   }
 
-  // Returns true for the first call. Its reason counts; later calls have no
-  // effect. If the client cancels at about its deadline, the deadline counts as
-  // passed: gRPC's clients cancel their call at the deadline, and the message
-  // takes a while to arrive.
+  // Only the first call has an effect; it returns true. A client that cancels
+  // at about its deadline counts as one whose deadline has passed, because
+  // gRPC's clients cancel their call at the deadline.
   bool Cancel(CancelReason reason, absl::Time now);
   bool cancelled() const { return cancel_reason_.has_value(); }
 
@@ -72,11 +71,11 @@ class RequestFlow {
   // asked, otherwise the status with which the request ends.
   std::optional<absl::Status> OnAttemptDone(const absl::Status& status,
                                             absl::Time now);
-  // Returns the rest of the queue timeout that the request has set; nullopt if
+  // Returns the rest of the queue timeout that the request has set. nullopt if
   // it has set none, or if it has begun.
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const;
-  // Returns the status of a request for which no other replica can be asked:
-  // the error of the last attempt, or `otherwise` if there was no attempt.
+  // Returns the status of a request for which no other replica can be asked. It
+  // is the error of the last attempt, or `otherwise` if there was no attempt.
   absl::Status NoReplica(const absl::Status& otherwise) const;
 
   // Returns the status with which the cancelled request ends.
@@ -89,7 +88,8 @@ class RequestFlow {
     // The ids of the tokens that all attempts together have delivered,
     // little-endian.
     std::string emitted;
-    // How many of them the current attempt still has to generate again.
+    // How many of the emitted tokens the current attempt still has to generate
+    // again.
     uint64_t to_repeat = 0;
     uint64_t num_tokens() const {
       return emitted.size() / proto::kBytesPerTokenId;
@@ -103,14 +103,14 @@ class RequestFlow {
   // Returns null if the sample was not requested or has already finished. The
   // index must be checked, because a faulty worker may send any index.
   Sample* RunningSample(uint32_t index);
-  // Takes tokens that an earlier attempt has delivered. An error if this worker
-  // has generated different ones.
+  // Compares tokens that this worker generates again with those that an earlier
+  // attempt has delivered. Returns an error if they differ.
   absl::Status TakeRepeated(absl::Span<const int32_t> ids, Sample* sample);
   bool Retryable(const absl::Status& status, absl::Time now) const;
-  // Returns true if a worker can continue from the tokens that have been
-  // delivered. Otherwise, the worker generates them again and the router drops
-  // them: an attempt can send the received tokens of only one sample, and the
-  // prompt's log probabilities come only with the first tokens of an attempt.
+  // Returns true if a worker can continue from the delivered tokens. Otherwise
+  // it generates them again and the router drops them. This is so for several
+  // samples, because an attempt can send the tokens of only one, and for prompt
+  // log probabilities, which come only with an attempt's first tokens.
   bool ContinuesFromTokens() const;
   // Returns true if there is no output yet and the client's own timeout has
   // passed.

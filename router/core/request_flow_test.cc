@@ -153,8 +153,8 @@ TEST(RequestFlowTest, AWorkerThatIsLostAfterTheLastFinishLosesNothing) {
       *flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(4)));
 }
 
-// A worker cannot continue several samples from their tokens. They are seeded,
-// so it generates the same tokens again.
+// A worker cannot continue several samples from their tokens. The samples are
+// seeded, so it generates the same tokens again.
 TEST(RequestFlowTest, SeveralSamplesInOneResponseAreGeneratedAgainElsewhere) {
   RequestFlow flow = NewWholeAnswer(/*n=*/2);
   flow.OnAttempt("a", At(1));
@@ -185,7 +185,8 @@ TEST(RequestFlowTest, AWorkerThatGeneratesOtherTokensAgainBreaksTheProtocol) {
             std::nullopt);
   flow.OnAttempt("b", At(4));
   EXPECT_FALSE(flow.OnEvent(Tokens({7}), At(5)).reset_attempt);
-  // A worker that is lost while it repeats tokens changes nothing.
+  // If a worker is lost while it repeats tokens, another worker is asked as
+  // well.
   EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(6)),
             std::nullopt);
   flow.OnAttempt("c", At(7));

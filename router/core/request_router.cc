@@ -147,8 +147,8 @@ absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
   } else if (const absl::Status status = Dispatch(active); !status.ok()) {
     active->Discard(status);
     const absl::Status refused = Refuse(active->request(), status);
-    // Not here, because Release may end another request, whose sink must not be
-    // called inside Submit.
+    // Release must run later: it may end another request, whose sink must not
+    // be called inside Submit.
     RunSoon([this, active] { Release(active, /*ran=*/true); });
     return refused;
   }
@@ -189,7 +189,8 @@ absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
     waits = !draining && without_replica_.size() < options_.admission.max_queue;
     if (waits) {
       without_replica_.emplace(PlaceOf(*active), active);
-      // It does not run, so another request, of another model perhaps, may.
+      // The request does not run now, so another one may run in its place,
+      // perhaps for another model.
       admitted = admission_.Leave();
       ReportInFlight();
     }
@@ -200,7 +201,8 @@ absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
         for (const Ticket ticket : admitted) DispatchAdmitted(Find(ticket));
       });
     }
-    // These may have happened before the request was in the table.
+    // The request may have been cancelled, or its time may have passed, before
+    // it was in the table.
     EndWaitingIfCancelled(active);
     if (base::Clock::Real().Now() >= patience.until) {
       EndWaitingAt(absl::InfinitePast(), active, patience.then);

@@ -110,24 +110,25 @@ class RouterCore final : public RequestRouter {
   void SetQueueTimer(const ActivePtr& active,
                      const Admission::Patience& patience);
   // Chooses a replica and opens a stream to it. If no replica can be asked, a
-  // request that has not been tried anywhere waits until one is ready; any
-  // other gets an error.
+  // new request waits until one is ready, and a request that has been tried
+  // before gets an error.
   absl::Status Dispatch(const ActivePtr& active);
   // Dispatches a request that admission has let run, and ends it if it cannot
   // run.
   void DispatchAdmitted(const ActivePtr& active) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Takes the request's place among those that run from it, and makes it wait
-  // for a replica. Returns an error if too many requests wait.
+  // Makes a running request wait for a replica; it then no longer counts as
+  // running. Returns an error if too many requests wait.
   absl::Status WaitForReplica(const ActivePtr& active)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Lets the requests run for which a replica is ready now. Those whose
-  // replicas all drain get their error, and after BeginDrain all do.
+  // Runs the waiting requests for which a replica is ready now. A request whose
+  // replicas all drain gets an error. After BeginDrain, all waiting requests
+  // do.
   void RetryWaiting() ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns true if a request for this model need not wait for a replica: one
   // is ready, or all are draining.
   bool CanDispatch(const std::string& model) const;
-  // Call when the request has entered a queue: an earlier Cancel has not ended
-  // it, because it was in none.
+  // Ends the request if it was cancelled before it entered a queue, because
+  // that Cancel could not end it. Call this after the request has entered one.
   void EndWaitingIfCancelled(const ActivePtr& active);
   ActivePtr Find(Ticket ticket) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Runs the task on the timer thread, unless the router is destroyed before.

@@ -1,6 +1,5 @@
-// Measures how many heap bytes are allocated for a prompt of 64K token ids,
-// from the parsing of the message by gRPC until the facade has given the
-// request to the router.
+// Measures how many heap bytes are allocated for a prompt of 64K token ids. It
+// counts from gRPC's parsing of the message until the router has the request.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

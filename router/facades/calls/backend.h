@@ -100,8 +100,9 @@ ArrivedMessage Arrive(const FacadeBackend& backend, const CallIdentity& call,
 absl::StatusOr<std::shared_ptr<RequestPlace>> EnterQuota(
     const FacadeBackend& backend, const Caller& caller);
 
-// Counts all samples of the request that has `place`, which may be null.
-// Returns the errors of RequestPlace::CountSamples.
+// Counts all samples of a request in the tenant's quota. `place` is the
+// request's place there, or null. Returns the errors of
+// RequestPlace::CountSamples.
 absl::Status CountSamples(const FacadeBackend& backend, RequestPlace* place,
                           uint32_t n);
 
@@ -111,7 +112,7 @@ absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,
                              const FacadeLimits& limits);
 
 // Returns UNIMPLEMENTED: `field` needs a tokenizer, and there is none for the
-// model. `instead` says how to send the request without it.
+// model. `instead` says how to send the request without a tokenizer.
 absl::Status NeedsTokenizer(const std::string& field,
                             const std::string& instead);
 
@@ -122,9 +123,9 @@ absl::StatusOr<proto::TokenBytes> EncodePrompt(const TextCodec& codec,
                                                const std::string& text,
                                                uint32_t max_model_len);
 
-// Returns the turn of a caller at the tokenizer (TaskRunner::PostInTurn): the
-// tenant if callers are identified, otherwise the host of the client, because
-// clients may then name any tenant.
+// Returns the name of the caller's turn at the tokenizer
+// (TaskRunner::PostInTurn). It is the tenant if callers are identified.
+// Otherwise clients may name any tenant, so it is the client's host.
 std::string TokenizerTurn(const FacadeBackend& backend, const Caller& caller,
                           const std::string& peer);
 
@@ -137,12 +138,11 @@ absl::Status TokenizerIsFull(const FacadeLimits& limits);
 uint32_t MostTokens(uint32_t wanted, uint64_t prompt_tokens,
                     uint32_t max_model_len);
 
-// Sets max_tokens if the client has not set it: to the rest of the context (or,
-// if max_model_len is unknown, to the operator's default), but at most to
-// `fits`. `fits` is the number of tokens that a response can hold, if the
-// answer is a single response. Returns INVALID_ARGUMENT if the client asks for
-// more than `fits`; the error names the number by `field`, its name in the
-// protocol.
+// If the client has not set max_tokens, sets it to the rest of the context (to
+// the operator's default if max_model_len is unknown), but at most to `fits`.
+// `fits` is how many tokens a single response can hold. Returns
+// INVALID_ARGUMENT if the client asks for more than `fits`. `field` is the
+// protocol's name of max_tokens.
 absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
                           uint32_t max_model_len, uint64_t fits,
                           const FacadeLimits& limits,

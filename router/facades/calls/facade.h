@@ -57,9 +57,9 @@ class Facade {
   virtual absl::Status RefuseGarbage(
       const grpc::ServerContextBase& context) const = 0;
 
-  // Call this when the server has announced that it will end, while it still
-  // serves calls. Streams that are open then end with UNAVAILABLE as soon as
-  // none of their requests runs, even if their clients keep them open.
+  // Call this when the server begins to drain and still serves calls. Each open
+  // stream then ends with UNAVAILABLE as soon as none of its requests runs,
+  // even if its client keeps it open.
   virtual void BeginDrain() {}
   // From now on, streams that clients have opened after BeginDrain end in the
   // same way as those that were open before.

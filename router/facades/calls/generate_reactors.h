@@ -1,9 +1,9 @@
 // gRPC reactors for calls that consist of one request: one reactor for a stream
 // of responses, one for a single response. Both delete themselves in OnDone,
 // which gRPC calls after End has been called and every reaction has returned.
-// Threads: gRPC calls the reactors' reactions (On... methods) on its own
-// threads; the call's strand calls the methods of CallWriter. The two share no
-// state except gRPC's.
+// Threads: gRPC calls the reactions (On... methods) on its own threads. The
+// call's strand calls the methods of CallWriter. These two groups of methods
+// share no state except gRPC's.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -76,7 +76,8 @@ class GenerateStreamReactor final
   grpc::CallbackServerContext* const context_;
   const ClientCall open_;
   const std::shared_ptr<SingleCall<Answer>> call_;
-  // gRPC uses this between StartWrite and OnWriteDone.
+  // gRPC reads this between StartWrite and OnWriteDone, so it must not change
+  // then.
   typename Answer::Response response_;
 };
 

@@ -1,4 +1,4 @@
-// Finds the model of a router that serves only one, for protocols whose
+// Finds the model of a router that serves only one model, for protocols whose
 // messages do not name a model.
 #pragma once
 

@@ -30,7 +30,8 @@ absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
 grpc::ServerUnaryReactor* Answer(
     grpc::CallbackServerContext* context, const FacadeBackend& backend,
     absl::FunctionRef<absl::Status(const Caller&)> answer);
-// Like the function above, for an answer that is known to be `status`.
+// Ends the call with `status`, or with the caller's error if the caller is
+// refused.
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
                                  const FacadeBackend& backend,
                                  const absl::Status& status);
@@ -38,9 +39,9 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
 // Returns UNIMPLEMENTED; the text contains the RPC's name.
 absl::Status RpcNotBuilt(const char* service, const char* rpc);
 
-// For use in the class of a gRPC callback service, which must have a member
-// `backend_`: defines the method of a unary RPC that always answers
-// RpcNotBuilt. `Service` is the generated class.
+// Defines the method of a unary RPC that always answers RpcNotBuilt. Use it in
+// the class of a gRPC callback service that has a member `backend_`. `Service`
+// is the generated class.
 #define KVASIR_RPC_NOT_BUILT(Service, rpc, Request, Response)         \
   grpc::ServerUnaryReactor* rpc(grpc::CallbackServerContext* context, \
                                 const Request*, Response*) override { \

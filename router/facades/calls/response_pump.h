@@ -27,7 +27,6 @@ class CallWriter {
   virtual void End(const absl::Status& status) = 0;
 };
 
-// The source of a call's responses.
 template <typename Response>
 class ResponseSource {
  public:

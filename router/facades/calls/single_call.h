@@ -169,7 +169,7 @@ class SingleCall final
       listed_ = true;
     }
     // The task keeps the request's place in the quota until it has run or is
-    // dropped: even if the call is cancelled, the tokenizer still has this work
+    // dropped. Even if the call is cancelled, the tokenizer still has this work
     // to do.
     auto prepare = [self = this->shared_from_this(), place = place_,
                     prepare = *std::move(ready)]() mutable {
@@ -305,13 +305,12 @@ class SingleCall final
   void GiveUp(CancelReason reason) override {
     Unlist();
     CancelEngine(reason);
-    // This does not free the request's place in the quota yet: the relay holds
-    // it until the engine ends the request, or the tokenizer's task holds it
-    // until the task has run.
+    // The place in the quota is not free yet. The relay holds it until the
+    // engine ends the request, or the tokenizer's task holds it until the task
+    // has run.
     place_.reset();
-    // The request holds a relay, and the relay holds this call, which holds the
-    // request's handle. Without this reset, they would keep each other alive
-    // until the request ends.
+    // Breaks a cycle of references, which would last until the request ends:
+    // request, relay, this call, handle, request.
     handle_.reset();
   }
   void PostPumpTurn() override {

@@ -22,9 +22,8 @@ absl::Status CheckStopStrings(const std::string& name,
                               const std::vector<std::string>& strings);
 
 // Adds a stop id for each stop string that is a special token. If
-// skip_special_tokens is set, also removes the string, because the output text
-// then contains no special tokens and the string would never match. Removes
-// empty strings.
+// skip_special_tokens is set, also removes the string: the output text has no
+// special tokens, so it would never match. Removes empty strings.
 absl::Status StopAtSpecialTokens(const TextCodec& codec,
                                  bool skip_special_tokens,
                                  std::vector<std::string>* stop_strings,

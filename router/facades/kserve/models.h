@@ -11,9 +11,9 @@ inference::ModelMetadataResponse KserveMetadataOf(const ModelStatus& model);
 
 // Returns a model's Triton configuration. It has no batching (max_batch_size 0)
 // and decoupled responses. All inputs are optional, because the schema of a
-// request determines which it needs. There is one instance group, with an entry
-// in `gpus` for each replica: clients compute the number of replicas as the
-// number of instances times the number of `gpus`.
+// request determines which it needs. Its one instance group has an entry in
+// `gpus` for each replica, because clients compute the number of replicas from
+// `gpus`.
 inference::ModelConfig KserveConfigOf(const ModelStatus& model);
 
 inference::RepositoryIndexResponse::ModelIndex KserveIndexOf(

@@ -11,8 +11,8 @@
 namespace kvasir::router {
 namespace {
 
-// An estimate of the bytes that one token takes in the JSON text of log
-// probabilities: its id, its numbers and its text, with quotes and names.
+// An estimate of the bytes that one token's log probability takes as JSON, with
+// the token's id and text.
 constexpr uint64_t kLogprobJsonBytes = 80;
 
 absl::Status BanWords(const TextCodec& codec, KserveRequest* request) {

@@ -37,9 +37,9 @@ absl::StatusOr<PreparedRequest> PrepareRequest(
     KserveRequest request, std::shared_ptr<const TextCodec> codec,
     const kvasir::v1::WorkerInfo& info, bool in_stream);
 
-// Returns how many tokens each sample may get: the number that the request asks
-// for, or else the default, but at most as many as fit after the prompt. A text
-// counts as one token here, because it is not yet tokenized.
+// Returns how many tokens each sample may get: the requested number or else the
+// default, but at most as many as fit after the prompt. A text counts as one
+// token here, because it is not yet tokenized.
 uint32_t MostTokens(const KserveRequest& request, uint32_t default_max_tokens,
                     uint32_t max_model_len);
 

@@ -13,9 +13,9 @@ namespace kvasir::router {
 
 // The reactor of a ModelStreamInfer call. Deletes itself in OnDone, which gRPC
 // calls after End has been called and every reaction has returned.
-// Threads: gRPC calls the reactions (On... methods) on its own threads; the
-// stream's strand calls the methods of KserveStreamSink. The two share no state
-// except gRPC's.
+// Threads: gRPC calls the reactions (On... methods) on its own threads. The
+// stream's strand calls the methods of KserveStreamSink. These two groups of
+// methods share no state except gRPC's.
 class KserveStreamReactor final
     : public grpc::ServerBidiReactor<inference::ModelInferRequest,
                                      inference::ModelStreamInferResponse>,
@@ -40,9 +40,11 @@ class KserveStreamReactor final
   const std::shared_ptr<KserveBackend> backend_;
   const ClientCall call_;
   const std::shared_ptr<KserveStream> stream_;
-  // gRPC uses this between StartRead and OnReadDone.
+  // gRPC fills this between StartRead and OnReadDone, so it must not be used
+  // then.
   inference::ModelInferRequest request_;
-  // gRPC uses this between StartWrite and OnWriteDone.
+  // gRPC reads this between StartWrite and OnWriteDone, so it must not change
+  // then.
   inference::ModelStreamInferResponse response_;
 };
 

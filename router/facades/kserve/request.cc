@@ -56,8 +56,8 @@ absl::StatusOr<std::optional<int64_t>> IntIn(KserveTensors* tensors,
                                              int64_t low, int64_t high) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> value,
                           tensors->Int(name));
-  // If the value exceeds `high`, the error does not name `high` as the largest
-  // allowed value: it is only the limit of the type that holds the value.
+  // The last error does not name `high`, because `high` is only the limit of
+  // the type that holds the value.
   if (value && *value < low) {
     return OutOfRange(name, absl::StrCat("an integer of at least ", low),
                       *value);
@@ -202,9 +202,9 @@ absl::Status ParseParameters(const inference::ModelInferRequest& request,
   return absl::OkStatus();
 }
 
-// Refuses parameters that are not common to all schemas. It is not called for
-// requests in the vLLM schema without the tensor sampling_parameters, whose
-// further parameters are sampling parameters.
+// Refuses parameters that not all schemas have. It is not called for requests
+// in the vLLM schema without the tensor sampling_parameters: their other
+// parameters are sampling parameters.
 absl::Status RefuseOtherParameters(
     const inference::ModelInferRequest& request) {
   for (const auto& [name, value] : request.parameters()) {
@@ -266,10 +266,10 @@ absl::StatusOr<std::vector<const KserveOutputSpec*>> ListedOutputs(
   return listed;
 }
 
-// If a client lists outputs, it receives exactly these, whatever its tensors
-// request; a listed output that the request's schema does not have is refused.
-// Exception: benchmark clients list all outputs of the model's metadata. That
-// is not a choice, so then the tensors decide.
+// A client that lists outputs receives exactly these, whatever its tensors
+// request. A listed output that the schema does not have is refused. Exception:
+// benchmark clients list all outputs of the model's metadata. That is not a
+// choice, so then the tensors decide.
 absl::Status ChooseOutputs(const inference::ModelInferRequest& request,
                            KserveRequest* out) {
   if (request.outputs().empty()) return absl::OkStatus();

@@ -45,11 +45,11 @@ struct KserveOutputs {
   bool output_ids = false;
   bool sequence_length = false;
   bool finish_reason = false;
-  // The next two outputs are called as in vLLM's schema. For each sample, the
-  // first is a number and the second a JSON text.
+  // The names of the next two outputs are those of vLLM's schema. For each
+  // sample, cumulative_logprob is a number and logprobs is a JSON text.
   bool cumulative_logprob = false;
   bool logprobs = false;
-  // The other outputs are called as in TensorRT-LLM's schemas.
+  // The names of the other outputs are those of TensorRT-LLM's schemas.
   bool cum_log_probs = false;
   bool output_log_probs = false;
   bool sequence_index = false;
@@ -94,8 +94,7 @@ struct KserveRequest {
   // True: the text output begins with the prompt. False whenever `streaming` is
   // true.
   bool prepend_prompt = false;
-  // True: if no data is left for the last response, the client wants that
-  // response to have no outputs.
+  // True: if no data is left for the last response, it has no outputs.
   bool wants_empty_final = false;
   KserveOutputs outputs;
 };

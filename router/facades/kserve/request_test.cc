@@ -58,9 +58,8 @@ TEST(KserveRequestTest,
   InferRequestBuilder outputs;
   InferRequestBuilder parameters;
   for (int i = 0; i <= kMaxKserveNames; ++i) {
-    // All tensors have the same name and no data. The expected error is the one
-    // about the number of tensors; if a tensor were checked first, the error
-    // would be another one.
+    // All tensors have the same name and no data. If a tensor were checked
+    // before the number of tensors, there would be another error.
     inputs.Raw("same", "NONE", {-1}, "");
     outputs.Output(absl::StrCat(i));
     parameters.Parameter(absl::StrCat(i));

@@ -156,8 +156,8 @@ void KserveAnswer::EndSample(const std::string& reason, Sample* sample) {
   if (sample->maybe_last_id) {
     const int32_t id = *std::exchange(sample->maybe_last_id, std::nullopt);
     // If the reason is "stop", this token ended the sample. Otherwise the
-    // sample has reached its maximum length with a token that would have ended
-    // it, but did not because the output was shorter than min_tokens.
+    // sample has its maximum length, and this token did not end it because the
+    // output was shorter than min_tokens.
     const bool ended = reason == "stop";
     // A token that ended the sample counts as output in vLLM's schema, as in
     // vLLM. In TensorRT-LLM's schemas it does not count, as in TensorRT-LLM.
@@ -230,8 +230,8 @@ ModelInferResponse KserveAnswer::NewResponse(bool is_final) const {
 }
 
 ModelInferResponse KserveAnswer::Take() {
-  // In the last responses, a sample needs a response even if its only new
-  // outputs are log probabilities or counts.
+  // At the end, a sample needs a response even if its only new outputs are log
+  // probabilities or counts.
   const bool at_end = finished();
   const auto has_data = [this, at_end](const Sample& sample) {
     return at_end ? HasNewOutputs(sample) : HasNewData(sample);

@@ -57,8 +57,7 @@ class KserveAnswer {
   // True if the last response has been taken.
   bool complete() const { return complete_; }
 
-  // Returns the number of bytes of output that wait and that Take could return
-  // now.
+  // Returns how many bytes of waiting output Take could return now.
   size_t waiting_bytes() const;
   const KserveRequest& request() const { return request_; }
 

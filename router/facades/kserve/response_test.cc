@@ -288,8 +288,8 @@ TEST_F(KserveResponseTest, TheTextOfTheStopTokenThatEndsASampleIsNotSent) {
                                    .Bool("return_num_output_tokens", true));
   answer.OnTokens(Text("a."));
   EXPECT_THAT(StringOutput(answer.Take(), "text_output"), ElementsAre("a"));
-  // Another token follows, so the held-back token did not end the sample (for
-  // example because of min_tokens), and it is part of the text.
+  // Another token follows. So the held-back token did not end the sample, and
+  // it is part of the text.
   answer.OnTokens(Text("b."));
   EXPECT_THAT(StringOutput(answer.Take(), "text_output"), ElementsAre(".b"));
   answer.OnFinish(Finish(kvasir::v1::FINISH_STOP));

@@ -33,9 +33,8 @@ constexpr double kMaxExactInteger = 9007199254740992.0;
 constexpr model::JsonLimits kJsonLimits = {.max_depth = 8, .max_values = 16384};
 
 // Parses a JSON text. Returns a discarded value for text that is not JSON, and
-// an error for JSON that exceeds kJsonLimits. A callback of Json::parse could
-// also check the limits, but would take time quadratic in the number of members
-// of an object.
+// an error for JSON that exceeds kJsonLimits. The limits are not checked in a
+// callback of Json::parse, because that would take quadratic time.
 absl::StatusOr<Json> ParseJsonText(const std::string& text,
                                    const std::string& where) {
   KVASIR_RETURN_IF_ERROR(model::CheckJsonShape(text, where, kJsonLimits));
@@ -80,8 +79,8 @@ absl::StatusOr<double> AsNumber(const std::string& name, const Json& value) {
   return number;
 }
 
-// If the value exceeds `high`, the error does not name `high` as the largest
-// allowed value: it is only the limit of the type that holds the value.
+// Errors do not name `high`, because it is only the limit of the type that
+// holds the value.
 absl::StatusOr<int64_t> AsInt(const std::string& name, const Json& value,
                               int64_t low, int64_t high) {
   constexpr char kSmaller[] = "a smaller integer";

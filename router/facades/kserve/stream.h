@@ -1,6 +1,6 @@
-// The logic of one call of ModelStreamInfer (or of ModelInfer, which is a
-// stream of one request): which requests run, what is written, and how the call
-// ends. Uses no gRPC.
+// The logic of one call of ModelStreamInfer: which requests run, what is
+// written, and how the call ends. A call of ModelInfer is handled as a stream
+// of one request. Uses no gRPC.
 #pragma once
 
 #include <cstdint>
@@ -48,18 +48,17 @@ struct KserveCall : CallIdentity {
 
 // One call. Its requests run concurrently and are identified by their ids. A
 // request with the id of a running request is refused (ALREADY_EXISTS), except
-// for empty ids.
+// for empty ids. A `stop` request ends the running request with the same id,
+// which then gets its last response. The stop request itself is answered by a
+// response without outputs.
+//
 // After a half-close, running requests are answered, and then the call ends
 // with OK. If the call is reset or its deadline passes, its requests are
 // cancelled.
-// A `stop` request ends the running request with the same id, which then gets
-// its last response. The stop request itself is answered by a response without
-// outputs.
-// While a write is outstanding, tokens collect in the answers. If too many
-// bytes of streamed answers wait, the requests are cancelled and the call is
-// reset. Answers that are a single response do not count: such an answer has to
-// wait for its end however fast the client reads, and there are at most
-// max_requests_per_stream of them.
+//
+// If too many bytes of streamed answers wait for the client, the requests are
+// cancelled and the call is reset. Answers that are a single response do not
+// count, because they wait for their end and not for the client.
 //
 // Threads: the On... methods may be called from any thread; they only post
 // tasks to the strand. All other methods run on the strand.
@@ -100,10 +99,9 @@ class KserveStream final
     uint32_t num_engine_finishes = 0;
     size_t waiting_bytes = 0;
     std::shared_ptr<ByteShare> bytes;
-    // The request's place in its tenant's quota; null if it has none. It is
-    // shared: the tokenizer's task holds it until the task has run, and after
-    // that the relay holds it and leaves the place when the engine ends the
-    // request.
+    // The request's place in its tenant's quota; null if it has none. The
+    // tokenizer's task holds it until the task has run. After that the relay
+    // holds it, and leaves the place when the engine ends the request.
     std::shared_ptr<RequestPlace> place;
     // The time from the request's arrival until it was submitted.
     absl::Duration input;
@@ -126,7 +124,8 @@ class KserveStream final
                     absl::Time start);
   CanonicalRequest Describe(const Caller& caller, const std::string& model,
                             const std::string& id) const;
-  // Returns the scope in RunningIds of requests that `caller` may stop.
+  // Returns the caller's scope in RunningIds. A stop request can end only
+  // requests of its own scope.
   std::string StopScope(const Caller& caller) const;
   absl::Status BeginGeneration(KserveRequest request,
                                const ArrivedMessage& arrived,

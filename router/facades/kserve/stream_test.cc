@@ -193,7 +193,7 @@ TEST_F(KserveStreamTest, AllRequestsTakeTheirBytesFromOneBudget) {
   EXPECT_EQ(router_.num_requests(), 1u);
   EXPECT_THAT(LastError(), AllOf(HasSubstr("RESOURCE_EXHAUSTED"),
                                  HasSubstr("of at most 3000 bytes")));
-  // Output counts while it waits for the client.
+  // Output that waits for the client counts as used bytes.
   Engine(0)->Emit("xyz");
   Run();
   Engine(0)->Emit("xyz");
@@ -910,8 +910,8 @@ TEST_F(KserveQuotaTest, ARequestOverTheQuotaIsRefusedBeforeItsTensorsAreRead) {
   Send(senseless.Bool("text_input", true));
   RunWrites();
   EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
-  // If its tensor `stop` is false, a message is not a stop request, so the
-  // quota refuses it.
+  // A message whose tensor `stop` is false is not a stop request, so the quota
+  // refuses it.
   Send(InferRequestBuilder("tiny", "d")
            .Bool("text_input", true)
            .Bool("stop", false));

@@ -15,18 +15,15 @@
 
 namespace kvasir::router {
 
-// The largest number of inputs, of outputs and of parameters of a request. All
-// schemas together have fewer. The numbers are checked before any name is
-// compared with others, so that a request cannot take time that grows with the
-// square of its size.
+// The most inputs, outputs or parameters of a request; all schemas together
+// have fewer. This is checked before names are compared with each other, which
+// takes quadratic time.
 inline constexpr int kMaxKserveNames = 64;
 
-// Reads tensors by name, and remembers which it has read. So tensors that
-// nothing has read can be refused as unknown instead of being ignored. The data
-// of the inputs is either in raw_input_contents (for all inputs) or in the
-// typed contents. A single value may have the shape [], [1] or [1, 1], because
-// clients differ in this. A vector may have a leading batch dimension of 1. The
-// object points into the request, which must outlive it.
+// Reads tensors by name, and remembers which it has read, so that all others
+// can be refused as unknown. A single value may have the shape [], [1] or [1,
+// 1], because clients differ in this. A vector may have a leading batch
+// dimension of 1. The request must outlive this object.
 // Threads: only one thread at a time may use it.
 // Errors: INVALID_ARGUMENT names the tensor, what is allowed and what was
 // given; UNIMPLEMENTED for shared memory and unknown parameters of a tensor.

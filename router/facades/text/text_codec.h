@@ -14,7 +14,7 @@
 namespace kvasir::router {
 
 // Converts the ids of one sample to text as they arrive. Every returned piece
-// of text is valid UTF-8: if a character is incomplete, its bytes are held back
+// of text is valid UTF-8: the bytes of an incomplete character are held back
 // until the rest has come.
 // Threads: only one thread at a time may use it.
 class Detokenizer {

@@ -36,8 +36,8 @@ class TextStream {
   struct Piece {
     // The new text that cannot be part of a stop string.
     std::string text;
-    // How many of the pushed ids belong to the sample: all of them, or, if an
-    // id completed a stop string, the ids up to and including this one.
+    // How many of the pushed ids belong to the sample. If an id completed a
+    // stop string, the ids after it do not.
     size_t num_used = 0;
   };
   // Adds tokens. Returns an empty piece if a stop string has already ended the

@@ -11,9 +11,8 @@
 
 namespace kvasir::router {
 
-// TokenizerCodec turns the text of a control token in a prompt into the id of
-// this token: the clients of these protocols apply chat templates themselves,
-// and templates contain control tokens.
+// Turns the text of a control token in a prompt into the token's id. Clients
+// apply chat templates themselves, and templates contain control tokens.
 //
 // Threads: its methods may be called from any thread.
 class TokenizerCodec final : public TextCodec {

@@ -25,9 +25,9 @@ std::shared_ptr<const model::Tokenizer> Load(const std::string& name) {
 
 class TokenizerCodecTest : public ::testing::TestWithParam<const char*> {};
 
-// If there is a stop string, text is produced token by token. The prompt's text
-// followed by this text must equal what the tokenizer gives for the tokens of
-// both together.
+// The prompt's text followed by the streamed text must equal the text that the
+// tokenizer decodes from all tokens together. With a stop string, text is
+// produced token by token.
 TEST_P(TokenizerCodecTest, TheStreamedTextContinuesTheDecodedPromptExactly) {
   const auto tokenizer = Load(GetParam());
   const TokenizerCodec codec(tokenizer);

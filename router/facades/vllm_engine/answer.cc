@@ -12,9 +12,8 @@ using vllm::grpc::engine::GenerateComplete;
 using vllm::grpc::engine::GenerateStreamChunk;
 using vllm::grpc::engine::InputLogProbs;
 
-// Sizes in a message, in bytes: of the largest varint of an id below 2^31, of a
-// float, and, as an upper limit, of the tags and length of a message that holds
-// one of these.
+// The most bytes that these take in a message: an id below 2^31 (a varint), a
+// float, and the tags and length of a message that holds one of them.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 8;

@@ -21,13 +21,11 @@ namespace kvasir::router {
 // The answer to one request. Every token is sent, including the one that ended
 // its sample: clients count this token and remove it from the text themselves.
 // If a stop string ends a sample, the token that completes the string is the
-// last one.
-// A streamed answer has chunks, each with the new output of one sample. The
-// last chunk of a sample is followed by the sample's `complete`, which has
-// counts and the finish reason but no tokens.
-// An answer that is not streamed has one `complete` for each sample, with its
-// whole output. They come only after all samples have ended, because until then
-// the request can still fail as a whole.
+// last one. A streamed answer has chunks, each with the new output of one
+// sample. After its last chunk comes the sample's `complete`, which has counts
+// and the finish reason but no tokens. An answer that is not streamed has one
+// `complete` for each sample, with its whole output. It comes only after all
+// samples have ended, because until then the request can still fail as a whole.
 //
 // Threads: only one thread at a time may use it.
 class VllmEngineAnswer {

@@ -314,7 +314,7 @@ TEST_F(VllmEngineCallTest, ARequestTakesItsBytesFromTheSharedBudget) {
   const size_t taken = 2 * message.ByteSizeLong() + 4 * 400;
   Send(message);
   EXPECT_EQ(backend_->budget->used_bytes(), taken);
-  // Output counts while it waits for the client.
+  // Output that waits for the client counts as used bytes.
   Engine().Emit("xyz");
   Run();
   Engine().Emit("xyz");

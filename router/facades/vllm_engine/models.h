@@ -1,5 +1,5 @@
-// Builds descriptions of the model that the facade serves. It serves only one,
-// because the protocol's requests do not name a model.
+// Builds descriptions of the model that the facade serves. The facade serves
+// only one model, because the protocol's requests do not name a model.
 #pragma once
 
 #include "absl/status/statusor.h"

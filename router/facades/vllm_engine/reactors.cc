@@ -65,8 +65,8 @@ VllmGenerateReactor* NewVllmGenerateReactor(
 }
 
 // The tokenizer's threads create the archive, because gRPC has only a few
-// threads. The reactor exists until Finish has been called, which happens in
-// that task or later.
+// threads. The task may use the reactor, which exists until Finish has been
+// called.
 VllmTokenizerReactor::VllmTokenizerReactor(
     const std::shared_ptr<VllmEngineBackend>& backend)
     : open_(backend->calls) {

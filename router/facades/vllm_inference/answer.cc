@@ -8,8 +8,8 @@ namespace {
 
 using vllm::FinishInfo;
 
-// Sizes in a message, in bytes: of the largest varint of an id below 2^31, of a
-// float, and, as an upper limit, of a message's tag and length.
+// The most bytes that these take in a message: an id below 2^31 (a varint), a
+// float, and the tag and length of a message.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 4;
@@ -127,8 +127,8 @@ void VllmInferenceAnswer::OnFinish(
   if (sample.finish) return;
   if (sample.maybe_last_id) {
     const int32_t id = *std::exchange(sample.maybe_last_id, std::nullopt);
-    // If the sample did not end at this token (because the output was shorter
-    // than min_new_tokens), the token's text is output like any other.
+    // If the output was shorter than min_new_tokens, this token did not end the
+    // sample, and its text is output like any other.
     const bool ended = finish.reason() == kvasir::v1::FINISH_STOP;
     if (!ended || request_.include_stop_string) PushText(id, &sample);
     if (sample.finish) return;

@@ -18,15 +18,13 @@
 
 namespace kvasir::router {
 
-// The answer to one request.
-// Clients check its counts. In each response, the lists of ids, log
-// probabilities, ranks and candidates that were requested must have num_tokens
-// entries. num_output_tokens of the finish must be the sum of all num_tokens.
-// Every token counts, including the one that ended its sample.
-// The text of the token that ended a sample is left out, and the text ends
-// before a stop string, unless the client wants to keep them.
-// In a streamed answer, each response has new output of one sample, and the
-// last response of a sample has its finish. An answer that is not streamed is a
+// The answer to one request. Every token counts, including the one that ended
+// its sample. The text of that token is left out, and the text ends before a
+// stop string, unless the client wants to keep them. Clients check the counts:
+// each requested list of a response must have num_tokens entries, and
+// num_output_tokens of the finish must be the sum of all num_tokens. In a
+// streamed answer, each response has new output of one sample, and the last
+// response of a sample has its finish. An answer that is not streamed is a
 // single response, which comes after the sample has ended.
 //
 // Threads: only one thread at a time may use it.

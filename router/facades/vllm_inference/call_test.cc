@@ -317,7 +317,8 @@ TEST_F(VllmInferenceCallTest,
   EXPECT_NE(CacheSaltOf("t", "a"), CacheSaltOf("", "atenant/t"));
 }
 
-// Regression test: any caller could overtake all others.
+// Regression test: with a negative priority, any caller could overtake all
+// others.
 TEST_F(VllmInferenceCallTest, APriorityBelowTheTenantsLeastPriorityIsRefused) {
   GenerateRequest message = Message();
   message.set_priority(-1);

@@ -193,7 +193,7 @@ absl::Status ParseResponse(const vllm::ResponseOptions& response,
   KVASIR_RETURN_IF_ERROR(ParseCandidates(response, out));
   if (out->wants_logprobs) {
     // Ask the engine for the most likely token even if the client wants no
-    // candidates: without it, the answer could not say whether the sampled
+    // candidates. Without it, the answer could not say whether the sampled
     // token has rank 1.
     out->sampling.set_logprobs(std::max<uint32_t>(1, out->num_candidates));
   }

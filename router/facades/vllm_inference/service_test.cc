@@ -164,8 +164,8 @@ TEST_F(VllmInferenceServiceTest,
               "the request is not a valid protobuf message for " + method);
   }
   EXPECT_EQ(router_.num_requests(), 0);
-  // Gateways call such an RPC to find out what kind of server this is, and rely
-  // on this code.
+  // Gateways call an unknown RPC to find out what kind of server this is, and
+  // rely on this code.
   EXPECT_EQ(
       RawCall("/vllm.Inference/Other", std::string(9, '\xff')).error_code(),
       grpc::StatusCode::UNIMPLEMENTED);
