@@ -60,8 +60,8 @@ struct LoadRequest {
 };
 
 // Owns: everything that a step needs.
-// Threads: creation and execution by one thread at a time.
-// Errors: those of each part; they name a flag to change if that would help.
+// Threads: one at a time may load the model and run steps.
+// Errors: those of each part. They name the flag to change, if one would help.
 class LoadedModel {
  public:
   static absl::StatusOr<std::unique_ptr<LoadedModel>> Load(

@@ -47,8 +47,8 @@ TEST(LoadedModelTest,
   EXPECT_FALSE(packed);
 }
 
-// Once, a model was loaded although there was no memory for the attention
-// weights that decode keeps for evictions, which may take 1/32 of the pool.
+// Decode keeps attention weights for evictions, which may need as much as 1/32
+// of the pool's memory. A model was once loaded without memory for them.
 TEST(LoadedModelTest, AttentionWeightsKeptForEvictionsMustFitBesideThePool) {
   LoadRequest request = TinyRequest();
   request.kv_cache_bytes = int64_t{1} << 60;

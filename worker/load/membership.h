@@ -15,8 +15,8 @@
 
 namespace kvasir::cli {
 
-// This rank's place among the ranks of its host. They share the host's cores
-// and memory, and each has its own GPU.
+// This rank's place among the ranks of its host. These ranks share the host's
+// cores and memory, and each has a GPU of its own.
 struct LocalShare {
   int index = 0;
   int count = 1;

@@ -38,7 +38,8 @@ struct ModelSource {
   // PlanUse::kLook.
   std::shared_ptr<const worker::ServedPlan> served;
   // Whether the checkpoint has the tensors that the plan needs. False only for
-  // PlanUse::kLook, with a --kv-plan that was not applied to this checkpoint.
+  // PlanUse::kLook, if --kv-plan names a plan for which the checkpoint was not
+  // converted.
   bool weights_fit = true;
 
   // Sets `plan` to `source`, resolved for `spec` and `shard`. Errors: those of

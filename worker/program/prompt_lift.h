@@ -18,8 +18,8 @@
 
 namespace kvasir::worker {
 
-// A latent is lifted if that is cheaper for this many rows. A constant, so that
-// results do not depend on the server's longest step.
+// A latent is lifted if that is cheaper for this many query rows. The number is
+// fixed, so that results do not depend on the server's longest step.
 inline constexpr int64_t kPromptLiftRows = 512;
 
 // Sets `prompt_lift` of the parts that are cheaper to lift if kPromptLiftRows

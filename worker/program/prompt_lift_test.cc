@@ -313,7 +313,7 @@ TEST_P(PromptLiftScenarioTest,
             alone);
   int64_t preemptions = 0;
   int64_t imports = 0;
-  for (const int64_t pages : {10, 12}) {  // including side pages
+  for (const int64_t pages : {10, 12}) {
     for (const int64_t host_pages : {0, 16}) {
       const auto worker =
           MakeWorker({.pages = pages, .host_pages = host_pages});

@@ -161,7 +161,7 @@ TEST_P(CudaGraphsOfPlanTest, StepsWithTheSameGraphKeyMakeIdenticalLaunches) {
   std::vector<Launched> steps;
   RunSteps([&] { steps.push_back(TakeLaunched()); });
   // Indices of the compared steps: those without a prompt or a page copy. The
-  // last steps are left out, because the buffer for uploads has then moved to
+  // last steps are left out, because before them the upload buffer moves to
   // another address.
   const std::vector<size_t> decodes = {1,  2,  3,  4,  6,  7, 9,
                                        10, 11, 12, 14, 15, 16};

@@ -43,8 +43,8 @@ model::ModelShape Shape() {
           .max_position = 256};
 }
 
-// A rank on the emulated device and the sequences that it runs. The rank is
-// either deterministic, or counts memory accesses with the default options.
+// A rank on the emulated device and the sequences that it runs. If memory
+// accesses are counted, the rank is not deterministic.
 class Steps {
  public:
   using Logits = std::map<std::pair<uint64_t, int64_t>, std::vector<float>>;

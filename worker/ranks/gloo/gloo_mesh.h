@@ -44,10 +44,9 @@ struct GlooOptions {
   // How long a call waits for a message from another rank. Must be longer than
   // the longest time by which a rank may come late to a call.
   absl::Duration call_timeout = absl::Seconds(30);
-  // The largest payload of a message in bytes, a multiple of 4. Larger calls
-  // are sent as several messages. The memory for messages does not depend on
-  // the size of calls: two outgoing messages, and two incoming ones from each
-  // other rank.
+  // The largest payload of a message in bytes, a multiple of 4. More data is
+  // sent as several messages. A rank has memory for two outgoing messages, and
+  // for two incoming messages from each other rank.
   int64_t chunk_bytes = 128 << 10;
 };
 
