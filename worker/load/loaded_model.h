@@ -84,7 +84,7 @@ class LoadedModel {
   double kv_compression_ratio() const {
     return rank_->executor().kv_compression_ratio();
   }
-  // Allocated bytes, by the allocator's counters.
+  // Allocated bytes, as the allocator counts them.
   int64_t weight_bytes() const;
   int64_t kv_pool_bytes() const;
   int64_t host_pool_bytes() const;

@@ -96,7 +96,7 @@ class KeyCounter {
 
   const ResolvedPart& part_;
   const int64_t head_dim_;
-  const int64_t rotary_dims_;  // the dims of a head that rotate
+  const int64_t rotary_dims_;  // how many dims of a head rotate
   const bool pre_rope_;
   SideFlops flops_;
 };

@@ -138,7 +138,8 @@ class Maker {
 
  private:
   int64_t share() const { return shape_.num_heads / shape_.num_kv_heads; }
-  // The KV head, numbered in the model, that a query head of this rank reads.
+  // Returns the KV head that a query head of this rank reads, as its number in
+  // the whole model.
   int64_t KvHeadOf(int64_t query_head) const {
     return (out_.heads.query.first + query_head) / share();
   }

@@ -1,8 +1,8 @@
 // Describes the work of one rank for a layer's attention under a compression
-// plan: which rows of which tensors make up one fused projection, where every
-// number lies in a token's row of activations, and what happens to it before
-// and after paged_attention. Only data about tensors and columns:
-// attention_weights loads the numbers, and layer_attention runs the program.
+// plan. Says which rows of which tensors make up one fused projection, where
+// every number lies in a token's row of activations, and how paged_attention's
+// inputs and outputs are computed. Contains no weights: attention_weights loads
+// them, and layer_attention runs the program.
 //
 // A token's row has the columns of the fused projection:
 //   | queries, part by part | latents, part by part |
@@ -87,8 +87,9 @@ struct LatentProgram {
   // How many of the R' channels are stored. The others have 0 bits.
   int64_t stored = 0;
   int64_t column = 0;  // within the part's latents
-  // For rope_low_rank: the pairs of a head that the latent covers, and for each
-  // complex channel the place of its pair among these pairs.
+  // Only for rope_low_rank. `pairs` has the pairs of a head that the latent
+  // covers. For each complex channel, `channel_place` has the index of the
+  // channel's pair in `pairs`.
   std::vector<uint32_t> pairs;
   std::vector<int64_t> channel_place;
 };
@@ -163,8 +164,8 @@ struct ValueProgram : PartProgram {
   // result.
   HeadSpans attended;
   int64_t attended_columns = 0;
-  // Whether each head's sum of latents is lifted to D numbers by a matrix [D,
-  // R'] per KV head, and the mean of the basis, if any, is added. If not,
+  // Whether a matrix [D, R'] per KV head lifts each head's sum of latents to D
+  // numbers. If so, the mean of the basis, if there is one, is added. If not,
   // o_proj reads the sums.
   bool lifted = false;
 };
@@ -179,8 +180,8 @@ struct AttentionProgram {
   int64_t row_columns = 0;         // columns of a token's row
   std::vector<KeyProgram> key;
   ValueProgram value;
-  // Whether the values use the latents of the last key part, with the same
-  // columns, pages and exact rows.
+  // Whether the values use the latents of the last key part. If so, columns,
+  // pages and exact (uncompressed) rows are the same.
   bool joint = false;
   // The input columns of o_proj: the first one and their number on this rank,
   // and their number on all ranks.

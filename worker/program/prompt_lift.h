@@ -6,9 +6,9 @@
 //
 // Lifted and absorbed reads round differently, and compression to codes makes
 // that difference larger. So the choice depends only on whether a token is
-// prompt or output, and never on what shares its step: chunks, batches and
-// preemption change no bit. Only the prefix index can change bits, when a token
-// is prompt in one request and output in another that shares its pages.
+// prompt or output, not on what else runs in its step. Chunks, batches and
+// preemption therefore change no bit. Only the prefix index can change bits: if
+// a request reuses for its prompt a page that another request wrote as output.
 #pragma once
 
 #include <cstdint>

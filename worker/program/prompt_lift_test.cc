@@ -394,9 +394,9 @@ PlanCase CaseNamed(const std::string& name) {
 
 TEST(PlanPromptLiftsTest,
      APromptIsLiftedFromTheNumberOfRowsAtWhichThatTakesFewerFlops) {
-  // One latent of 16 numbers for 4 KV heads of 8 dims: lifting costs 4 * 16 * 8
-  // = 512 products per slot, and saves 16 - 8 products per row for each of 8
-  // query heads, which is 64. So it pays for more than 8 rows.
+  // One latent of 16 numbers for 4 KV heads of 8 dims. Lifting it costs 4 * 16
+  // * 8 products per slot, which is 512. That saves 64 products per row: 16 - 8
+  // for each of 8 query heads. So lifting pays for more than 8 rows.
   AttentionProgram program = Program(CaseNamed("JointValues"), TinyShape());
   PlanPromptLifts(&program);
   const PromptLift want = {.dims = 8, .from_rows = 9};

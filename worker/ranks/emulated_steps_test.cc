@@ -144,7 +144,7 @@ TEST(EmulatedStepsTest, LogitsOfASequenceDoNotDependOnOtherSequences) {
     int rows = 0;
     for (const auto& [place, row] : alone.logits()) {
       const auto found = shared.logits().find(place);
-      // The shared run has no logits for positions before the end of a chunk.
+      // Only the last position of a chunk has logits in the shared run.
       if (found == shared.logits().end()) continue;
       ++rows;
       EXPECT_EQ(found->second, row) << "position " << place.second;

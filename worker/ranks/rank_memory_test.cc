@@ -309,9 +309,9 @@ bool HasSharedLatents(const cache::PageLayout& layout) {
 }
 
 TEST(GroupMemoryTest, ARankOfALargeModelHoldsOnlyItsShareOfWeightsAndPages) {
-  // Presets, each with a number of ranks. In these cases several ranks store
-  // the same latents: 4 ranks of 2 heads do so if a head group has 4 heads, and
-  // all ranks do so with SVDq, where the only group has all heads.
+  // Presets and numbers of ranks for which several ranks store the same
+  // latents. With 4 ranks each rank has 2 heads, so a group of 4 heads lies on
+  // two ranks. With SVDq one group has all heads, so it lies on all ranks.
   const std::set<std::pair<std::string, int64_t>> expected = {
       {"commuting-50", 4},    {"palu-50-g4", 4},      {"palu-50-g4-4bit", 4},
       {"palu-50-g4-3bit", 4}, {"palu-50-g4-2bit", 4}, {"svdq-84442200", 2},

@@ -87,8 +87,8 @@ Outcome RunRank(Collective* own, const model::ModelShape& shape,
         output || token_ids.end() == prompt.data() + prompt.size();
     if (samples) steps[0].sample = GreedySample();
     if (mode.batched) {
-      // In a step, prompts must come before output, so the other sequence is
-      // inserted first; its position does not matter otherwise.
+      // The other sequence comes first, because it may be a prompt, and prompts
+      // must come before output in a step.
       steps.insert(steps.begin(), {.sequence_id = 7, .sample = GreedySample()});
       if (!output) steps[0].token_ids = other;
     }
@@ -424,8 +424,8 @@ TEST_F(TensorParallelTest,
   }
 }
 
-// These families add the results of attention and MLP to one residual stream,
-// each with a bias that only rank 0 may add.
+// In GPT-NeoX and OPT, the outputs of attention and MLP have a bias, which only
+// rank 0 may add.
 TEST_F(TensorParallelTest,
        SeveralRanksComputeTheOutputOfASingleRankForModelsWithLayerNorm) {
   ExpectSameAsOne(TinyNeoxShape(), {2, 4});

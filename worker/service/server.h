@@ -2,10 +2,8 @@
 //
 //   auto server = WorkerServer::Start(options, engine.get());
 //   (*server)->SetReady(true);            // after the engine's warm-up
-//   ...
-//   // SIGTERM:
-//   (*server)->Drain(base::Clock::Real().Now() + absl::Seconds(30));
-//   (*server)->Shutdown(absl::Now() + absl::Seconds(1));
+//   (*server)->Drain(drain_deadline);       // on SIGTERM
+//   (*server)->Shutdown(shutdown_deadline);
 #pragma once
 
 #include <cstdint>

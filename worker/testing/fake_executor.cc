@@ -91,8 +91,8 @@ uint64_t AddHeld(uint64_t held_hash, uint64_t prefix_hash) {
   return Mix(held_hash, prefix_hash);
 }
 
-// Computes without step plans, only from a sequence's tokens, which prefixes a
-// page group with eviction should hold.
+// Computes which prefixes a page group with eviction should hold. Uses only the
+// sequence's tokens, not the step plans.
 class HeldPrefixes {
  public:
   HeldPrefixes(const plan::EvictionCounts& counts, int64_t prompt_tokens)
@@ -671,10 +671,9 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
   return absl::OkStatus();
 }
 
-// Removes from the page's holders the sequences that will not read it again,
-// because it lies before their sliding window. Plans do not do that in time: a
-// page that a window has left is given up only by the plan of the sequence's
-// next step.
+// Removes from the page's holders each sequence whose sliding window has moved
+// past the page. This cannot wait for plans: a sequence gives up such a page
+// only in the plan of its next step.
 void FakeExecutor::DropBehindWindows(uint64_t writer, int32_t group,
                                      int32_t page_id) {
   const auto g = static_cast<size_t>(group);

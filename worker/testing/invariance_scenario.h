@@ -28,8 +28,8 @@ struct Conditions {
   bool one_at_a_time = false;
   bool deterministic = true;
   kernels::CpuBackend backend = kernels::CpuBackend::kSimd;
-  // Above 0: the worker runs on the reference CPU device, with pages that are
-  // divided into granules of this size.
+  // Above 0: the worker runs on a reference CPU device with this
+  // Device::page_granule_bytes.
   int64_t granule_bytes = 0;
   uint32_t max_model_len = kMaxLen;
   std::function<void(const LogitsRow&)> logits_tap;

@@ -45,8 +45,8 @@ struct ShardSizes {
 // rank's query and KV heads.
 struct PartWeights {
   // If keys are rebuilt: for each KV head a matrix [d, R'] that makes a key
-  // from a latent, and in `up_bias` [Hkv, d] what is added to the keys (null if
-  // nothing). For a complex lift: [2, C] for each KV head.
+  // from a latent. If `up_bias` [Hkv, d] is not null, it is added to the keys.
+  // For a complex lift: [2, C] for each KV head.
   std::vector<kernels::DevicePtr<const float>> up;  // [Hkv]
   kernels::DevicePtr<const float> up_bias;
   // Otherwise, for each KV head: the matrix that lifts a query to the latent's
@@ -58,7 +58,7 @@ struct PartWeights {
   kernels::DevicePtr<const float>
       basis_bias;  // [R'], subtracts the mean; or null
   kernels::DevicePtr<const float>
-      range_minimum;  // [sum of R']; null: ranges are stored in slots
+      range_minimum;  // [sum of R']; null: each slot stores its ranges
   kernels::DevicePtr<const float> range_scale;
   // If the part has a prompt lift (prompt_lift.h): for each KV head the matrix
   // of the lift, [d, R'] for keys or [R', d] for values.
@@ -130,9 +130,10 @@ struct LoadOptions {
   // small enough that data is still in the CPU's second-level cache when it is
   // packed.
   size_t read_buffer_bytes = size_t{512} << 10;
-  // Only for devices that stage writes (Device::stages_writes): the most host
-  // memory in which all threads together pack matrices before these are copied
-  // to the device. A matrix above the limit is staged while no other is.
+  // Only for devices that stage writes (Device::stages_writes): threads pack
+  // matrices in host memory, from which they are copied to the device. This
+  // limits the memory of all threads together. A matrix above the limit is
+  // staged alone.
   int64_t max_staged_bytes = int64_t{1} << 30;
   // Called by one thread at a time, with the bytes packed so far and in total.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;

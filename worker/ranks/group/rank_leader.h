@@ -1,5 +1,5 @@
-// A tensor-parallel group on its leader. RankServer listens for followers;
-// RankGroupState decides what is sent to them.
+// The leader's side of a tensor-parallel group. RankServer listens for
+// followers; RankGroupState decides what is sent to them.
 //
 //   RankLeader leader(options);
 //   KVASIR_ASSIGN_OR_RETURN(auto addresses, leader.WaitJoined());
@@ -92,7 +92,7 @@ class RankLeader {
   absl::Status FinishStep(const kvasir::v1::StepResult& own)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The leader's own step has failed. Ends the group and returns the reason why
-  // it ended, which may differ from `why`: see kFirstReason.
+  // it ended, which may differ from `why` if another rank failed first.
   absl::Status FailStep(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // See RankGroupState::Drain and Abort.
