@@ -30,8 +30,8 @@ TEST(LoadedModelTest,
   EXPECT_EQ(&model->rank().plan(), model->source().plan.get());
 }
 
-// The model (70B parameters) is too large for any test machine, so the test
-// fails if its weights are read or its cache is allocated.
+// No test machine has memory for this model of 70B parameters. So the test
+// fails if the weights are read or the cache is allocated.
 TEST(LoadedModelTest,
      AModelThatFailsTheCallersCheckIsRefusedBeforeItsWeightsAreRead) {
   LoadRequest request = TinyRequest();

@@ -39,9 +39,9 @@ struct ModelOptions {
 };
 void AddModelFlags(CLI::App* app, ModelOptions* options);
 
-// Returns arguments with which another command loads the same model: the flags
-// of AddModelFlags that were given to `command`, and --random-weights and
-// --shape if `options` has them as defaults.
+// Returns arguments with which another command loads the same model. They are
+// the flags of AddModelFlags that were given to `command`, and --random-weights
+// and --shape if they are the defaults in `options`.
 std::vector<std::string> ModelArguments(const CLI::App& command,
                                         const ModelOptions& options);
 

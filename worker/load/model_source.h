@@ -75,11 +75,10 @@ absl::StatusOr<ModelSource> OpenModelSource(
 // Returns model::OwnCacheType of the checkpoint, or bf16 for random weights.
 kvasir::v1::DataType OwnCacheType(const ModelSource& source);
 
-// The size of the model's weights in files, in total and for attention.
-// (worker::CountWeightBytes counts bytes in memory.) If the checkpoint has the
-// plan's tensors, their stored sizes are added. Otherwise the sizes are
-// estimates, which assume the number type of the checkpoint's embedding, or
-// bf16 for random weights.
+// The size of the model's weights in files, not in memory: in total and for
+// attention. If the checkpoint lacks some of the plan's tensors, sizes are
+// estimated from the number type of its embedding. For random weights, bf16 is
+// assumed.
 struct WeightSizes {
   int64_t bytes = 0;
   int64_t attention_bytes = 0;

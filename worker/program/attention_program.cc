@@ -266,8 +266,9 @@ class Maker {
     return pairs;
   }
 
-  // How RoPE rotates the key of KV head `local` of this rank: by the pairs that
-  // its dims or, for rope_low_rank, the channels of its latent represent.
+  // How RoPE rotates the key of KV head `local` of this rank. For
+  // rope_low_rank, the channels of the head's latent represent the pairs to
+  // rotate.
   HeadTurn TurnOfKey(const ResolvedPart& from, const PartProgram& part,
                      int64_t local) const {
     const auto head = static_cast<size_t>(local);

@@ -1,6 +1,5 @@
-// Tests which plans ServePlan refuses. Also checks that its answer is final:
-// for each plan that it accepts, a rank can be created, which includes
-// measuring the workspace of the largest step.
+// Tests which plans ServePlan refuses. Also checks that a rank can be created
+// for each plan that it accepts.
 #include "worker/program/served_plan.h"
 
 #include <memory>

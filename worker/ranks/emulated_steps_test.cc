@@ -1,6 +1,6 @@
-// Tests of whole steps with GPU kernels on the emulated device: results do not
-// depend on other sequences of the batch, every op runs on the device, and
-// kernels make no more memory accesses than recorded.
+// Tests whole steps with GPU kernels on the emulated device. Results must not
+// depend on other sequences of the batch, every op must run on the device, and
+// kernels must not make more memory accesses than recorded.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>

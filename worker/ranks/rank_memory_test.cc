@@ -228,9 +228,9 @@ TEST(GroupMemoryTest, AChangedWeightThatOnlyOneRankReadsChangesTheWeightsId) {
   }
 }
 
-// The plans cover three cases: a head group lies on one rank, a head group is
-// split over several ranks, and several ranks hold the same KV head. In each
-// case the ranks together must read all weights.
+// Under these plans a head group may lie on one rank or on several, and several
+// ranks may hold the same KV head. In each case the ranks together must read
+// all weights.
 TEST(GroupMemoryTest,
      AGroupOfRanksGetsTheWeightsIdOfASingleRankUnderEveryPlan) {
   const model::DecoderSpec spec = *model::SpecOfShape(TinyShape());
@@ -343,9 +343,9 @@ TEST(GroupMemoryTest, ARankOfALargeModelReadsOnlyItsShareOfTheWeights) {
     const Counted counted(shape, plan::kDensePreset);
     const int64_t all = counted.ReadBytes({});
     EXPECT_EQ(all, 2 * model::CountParameters(counted.shape));
-    // Not tested with 8 ranks: in the small model each KV head is then on two
-    // ranks, and the ranks' shares are not whole tiles, so two ranks read 5.8 %
-    // more than an eighth.
+    // Not tested with 8 ranks, because two of them would read 5.8 % more than
+    // an eighth: each KV head of the small model would be on two ranks, and
+    // shares would not be whole tiles.
     for (const int64_t size : {2, 4}) {
       for (int64_t rank = 0; rank < size; ++rank) {
         EXPECT_LE(ShareOf(counted.ReadBytes({rank, size}), all),

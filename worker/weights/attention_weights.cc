@@ -68,9 +68,9 @@ struct BasisParts {
   }
 };
 
-// Expands the complex lift u [2, C] of one head to a matrix of real numbers
-// [2n, 2C], which computes the head's key k = u z from the latent z. n is the
-// number of pairs that the lift covers.
+// Expands the complex lift u [2, C] of one head to a real matrix [2n, 2C],
+// where n is the number of pairs that the lift covers. The matrix computes the
+// head's key k = u z from the latent z.
 struct RealLift {
   const float* complex = nullptr;
   int64_t num_pairs = 0;     // n

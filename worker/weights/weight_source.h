@@ -78,10 +78,9 @@ class WeightSource {
   virtual std::string WeightTiles() const = 0;
 };
 
-// Reads weights from a checkpoint, which must outlive the source. TypeOf
-// returns `missing` for tensors that the checkpoint lacks, so that the weights
-// of a plan can be counted before the plan is applied to the checkpoint. Such
-// tensors cannot be read.
+// Reads weights from a checkpoint, which must outlive the source. For tensors
+// that the checkpoint lacks, TypeOf returns `missing`, so that their bytes can
+// be counted. Such tensors cannot be read.
 class CheckpointSource final : public WeightSource {
  public:
   explicit CheckpointSource(

@@ -49,9 +49,9 @@ struct PartWeights {
   // For a complex lift: [2, C] for each KV head.
   std::vector<kernels::DevicePtr<const float>> up;  // [Hkv]
   kernels::DevicePtr<const float> up_bias;
-  // Otherwise, for each KV head: the matrix that lifts a query to the latent's
-  // width (d x R'), or the one that makes a value from a sum of latents (R' x
-  // D).
+  // Otherwise, for each KV head: a matrix [d, R'] that lifts a query to the
+  // latent's width, or a matrix [R', D] that makes a value from a sum of
+  // latents.
   std::vector<kernels::PackedMatrix> lift;    // [Hkv]
   kernels::DevicePtr<const float> lift_bias;  // [Hq, D], or null
   kernels::PackedMatrix basis;                // [KV heads of the model * D, R']
@@ -60,8 +60,8 @@ struct PartWeights {
   kernels::DevicePtr<const float>
       range_minimum;  // [sum of R']; null: each slot stores its ranges
   kernels::DevicePtr<const float> range_scale;
-  // If the part has a prompt lift (prompt_lift.h): for each KV head the matrix
-  // of the lift, [d, R'] for keys or [R', d] for values.
+  // The matrices of the part's prompt lift (prompt_lift.h), if it has one: [d,
+  // R'] for keys, [R', d] for values.
   std::vector<kernels::DevicePtr<const float>> prompt_up;  // [Hkv], or empty
 };
 
@@ -133,7 +133,7 @@ struct LoadOptions {
   // Only for devices that stage writes (Device::stages_writes): threads pack
   // matrices in host memory, from which they are copied to the device. This
   // limits the memory of all threads together. A matrix above the limit is
-  // staged alone.
+  // staged by itself.
   int64_t max_staged_bytes = int64_t{1} << 30;
   // Called by one thread at a time, with the bytes packed so far and in total.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;

@@ -155,8 +155,9 @@ class GlooMesh {
   // The function that thread `watcher_` runs.
   void Watch();
   std::optional<int64_t> FindLost();
-  // Returns the error for a failed connection: the one that the watcher finds,
-  // or an error with `text` if it does not find one within kVerdictTimeout.
+  // Returns the error for a failed connection. This is the error that the
+  // watcher finds within kVerdictTimeout or, if it finds none, an error with
+  // `text`.
   absl::Status Verdict(int64_t peer, const std::string& text);
   // Both return the error that ended the group. If the group has not ended,
   // Fail first ends it with `failure`.
