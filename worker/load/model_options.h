@@ -19,7 +19,7 @@ namespace kvasir::cli {
 struct DeviceFlags {
   std::string device = "cpu";
   bool given = false;
-  std::string module;  // of an emulated device; empty: in the program's folder
+  std::string module;  // empty: kvasir-emulated.so in the program's folder
 };
 
 // The flags that choose a model, its weights, its cache's plan and its device.

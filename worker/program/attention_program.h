@@ -120,8 +120,8 @@ struct PartProgram {
   int64_t source_column = 0;
   int64_t source_columns = 0;
   std::vector<Rotation> rotations;  // of the source columns
-  bool has_basis = false;           // latents = basis (source - mean)
-  bool has_mean = false;            // whether the basis has a mean
+  bool has_basis = false;           // latents = basis * (source - mean)
+  bool has_mean = false;
   // Whether latents are multiplied by a Hadamard matrix before they are stored.
   bool hadamard = false;
   // Whether codes use a static range per channel. If so, the next member says

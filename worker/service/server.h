@@ -30,8 +30,8 @@ struct WorkerServerOptions {
   // token, so this must be less than 5 s.
   absl::Duration min_ping_interval = absl::Seconds(4);
   // A TCP connection older than this gets a GOAWAY, so that its client
-  // reconnects. That renews certificates and spreads load over servers, neither
-  // of which applies to Unix sockets: their connections have no maximum age.
+  // reconnects. That renews certificates and spreads load over servers.
+  // Connections over Unix sockets need neither and have no maximum age.
   absl::Duration max_connection_age = absl::Hours(1);
 };
 

@@ -204,9 +204,9 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
     total_tokens += step.num_tokens();
     KVASIR_RETURN_IF_ERROR(ApplyTables(step, &sequences_[step.sequence_id()]));
   }
-  // Checks that no page to which something is copied is shared. If several
-  // copies go to the same page, the last one counts. Copies from the host pool
-  // are exempt, because their pages may be shared in the same step.
+  // Checks that no copy goes to a shared page. If several copies go to the same
+  // page, the last one counts. Copies from the host pool are exempt, because
+  // the same step may share the pages to which they go.
   absl::flat_hash_set<std::pair<uint32_t, int32_t>> written;
   for (int i = plan.page_copies_size() - 1; i >= 0; --i) {
     const auto& copy = plan.page_copies(i);

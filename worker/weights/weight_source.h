@@ -43,7 +43,7 @@ struct ReadRange {
 
 // Some rows of a range, in the stored type.
 struct WeightBlock {
-  int64_t first_row = 0;  // first row, in the tensor
+  int64_t first_row = 0;  // counted from the tensor's first row
   int64_t num_rows = 0;
   int64_t first_column = 0;
   int64_t columns = 0;  // as many as the range has

@@ -33,7 +33,8 @@ struct ShardSizes {
   int64_t num_features = 0;
   plan::IdRange ids;
 
-  // INVALID_ARGUMENT if the heads or features do not divide equally.
+  // INVALID_ARGUMENT if heads or features cannot be divided equally among the
+  // ranks.
   static absl::StatusOr<ShardSizes> Create(const model::DecoderSpec& spec,
                                            plan::TpShard shard);
   RankHeads heads() const { return {{first_q_head, num_q_heads}, kv_heads}; }
@@ -110,8 +111,8 @@ struct ModelWeights {
   // The value of WeightSource::WeightTiles after loading: the hashes of the
   // tiles that this rank has read.
   std::string weight_tiles;
-  // Bytes of all matrices that a decode step reads. Excludes the embedding, of
-  // which a step reads only a few rows, and prompt lifts.
+  // Bytes of all matrices that a decode step reads. Excludes prompt lifts and
+  // the embedding, of which a step reads only a few rows.
   int64_t matrix_bytes = 0;
   // Bytes of the matrices that were converted to another type when they were
   // loaded.
