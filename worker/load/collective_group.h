@@ -20,20 +20,19 @@ struct CollectiveOptions {
   std::string kind;  // "gloo" or "nccl"
   // The network interface to use. Empty if all ranks are on this host.
   std::string interface;
-  std::string nccl_library;  // empty: the installed one
+  std::string nccl_library;  // a path; empty: the installed library
   bool deterministic = false;
   absl::Duration connect_timeout = absl::Seconds(60);
   absl::Duration call_timeout = absl::Seconds(30);
-  // See NcclOptions::use_device and on_failure. Gloo needs no on_failure,
-  // because its calls return their errors.
+  // The members of NcclOptions with the same names. Gloo uses neither.
   std::function<absl::Status()> use_device;
   std::function<void(const absl::Status&)> on_failure;
 };
 
-// One rank's part in connecting a group.
+// Connects one rank to the other ranks of its group.
 //
 // Owns: the listening socket, until the group is connected.
-// Threads: one; Abort from any.
+// Threads: one at a time, but any thread may call Abort.
 class CollectiveGroup {
  public:
   virtual ~CollectiveGroup() = default;

@@ -35,8 +35,8 @@ struct DeviceWish {
   int64_t host_limit_bytes = 0;
   kernels::DType gpu_activations = kernels::DType::kBf16;
   bool deterministic = false;  // CudaDeviceOptions::deterministic
-  // Added to the GPU's number in --device, because each rank of a host has its
-  // own GPU.
+  // Added to the N of --device cuda:N, because each rank of a host uses a GPU
+  // of its own.
   int next_gpu = 0;
 };
 using OpenCuda = std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>(

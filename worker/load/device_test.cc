@@ -51,8 +51,8 @@ TEST(DeviceTest, DeviceFlagsAreRefusedForACommandThatCallsAServer) {
                HasSubstr("--device-module m.so")));
 }
 
-// Test fixture: a host whose GPUs and driver are those that a fake CUDA runtime
-// reports.
+// Test fixture: a host without a real GPU. A fake CUDA runtime reports the
+// host's GPUs and driver.
 class CudaHostTest : public ::testing::Test {
  protected:
   absl::StatusOr<std::unique_ptr<kernels::Device>> Open(
@@ -67,8 +67,8 @@ class CudaHostTest : public ::testing::Test {
                         return made;
                       });
   }
-  // Checks that opening `device` fails with this error, and that `auto` uses
-  // the CPU instead.
+  // Checks that opening `device` fails with `code` and `why`, and that `auto`
+  // chooses the CPU.
   template <typename Matcher>
   void ExpectUnusable(absl::StatusCode code, const Matcher& why,
                       const std::string& device = "cuda") {
@@ -159,8 +159,8 @@ TEST_F(CudaHostTest,
                      HasSubstr("the last GPU of this host is cuda:1"))));
 }
 
-// Uses the CUDA back end that the test was built with, if any, on whatever GPU
-// this machine has.
+// Passes no fake CUDA runtime, so `auto` finds a real GPU if build and machine
+// have one, and otherwise chooses the CPU.
 TEST(DeviceTest, TheDeviceAutoCanBeOpenedWithAndWithoutAGpu) {
   KVASIR_EXPECT_OK(OpenDevice({.device = "auto"}, {}));
 }

@@ -98,8 +98,8 @@ TEST_F(GpuMemoryTest,
                                 .sample = worker::GreedySample()}}));
   model = nullptr;
 
-  // A pool whose size is given must also fit into the utilization. A pool for
-  // two sequences does.
+  // A pool of a given size must also fit below gpu_memory_utilization, as a
+  // pool for two sequences does.
   request_.kv_cache_bytes = 2 * one;
   KVASIR_ASSERT_OK_AND_ASSIGN(model, LoadedModel::Load(request_));
   EXPECT_EQ(model->kv_pool_bytes(), 2 * one);

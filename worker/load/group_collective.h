@@ -1,5 +1,5 @@
-// Holds the collective of a rank's group, from before the group is connected
-// until it ends.
+// Connects a rank's group and holds its Collective, so that any thread can
+// abort the group at any time.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,7 @@ class GroupCollective {
   void Begin(std::unique_ptr<CollectiveGroup> joining)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Connects the group. If the group has been aborted, returns the reason, and
-  // there is no usable collective.
+  // get() stays null.
   absl::Status Connect(absl::Span<const std::string> addresses)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);

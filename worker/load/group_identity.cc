@@ -17,8 +17,8 @@ namespace {
 constexpr int64_t kMaxConfigBytes = 16 << 20;
 
 // Hashes the config and the names, types and shapes of all tensors. Checkpoints
-// that differ only in the weights' numbers get the same id; comparing
-// fingerprints, later, finds such a difference.
+// that differ only in the values of weights get the same id. Ranks find such a
+// difference later, when they compare fingerprints of their weights.
 absl::StatusOr<std::string> CheckpointId(const ModelSource& source,
                                          uint64_t weights_seed) {
   if (!source.checkpoint.has_value()) {

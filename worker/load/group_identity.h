@@ -20,8 +20,8 @@ struct RunSizes {
   bool graphs = false;
 };
 
-// Returns the identity of a rank, except for the fields about the group itself.
-// It must be equal on all ranks of a group. A null `device` means the CPU.
+// Returns the identity of a rank, which must be equal on all ranks of a group.
+// The fields about the group itself are not set. A null `device` means the CPU.
 // Errors: those of reading config.json.
 absl::StatusOr<kvasir::v1::RankIdentity> IdentityOf(
     const ModelSource& source, uint64_t weights_seed,

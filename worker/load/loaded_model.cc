@@ -37,8 +37,8 @@ LocalShare LocalShareOf(const LoadRequest& request) {
 absl::Status LoadedModel::ChooseLength(int64_t max_model_len) {
   const int64_t own = source_.spec.max_position_embeddings;
   if (max_model_len > own) {
-    // A text longer than the model's positions is possible only if evictions
-    // keep few enough of its tokens.
+    // A text may have more tokens than the model has positions only if
+    // evictions keep no more slots than positions.
     int64_t held = 0;
     for (const plan::ResolvedPageGroup& group : source_.plan->page_groups) {
       held =
@@ -89,9 +89,9 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
     const cache::PageLayout& layout, int64_t weight_bytes) const {
   const int64_t available = room.available_bytes;
   const int64_t left = std::max(int64_t{0}, available - weight_bytes);
-  // On a GPU the pool may take all memory that is left, because a later check,
-  // after a first step, measures what else needs memory. On a host, half of it
-  // is kept for other uses.
+  // On a GPU the pool may take all memory that the weights leave: a first step
+  // later measures what else needs memory. On a host, half is left for other
+  // uses.
   const int64_t share = room.host_available_bytes.has_value() ? left : left / 2;
   const int64_t one =
       layout.BytesAtLength(max_model_len_, request.max_batched_tokens);
@@ -110,9 +110,9 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
          .max_model_len = max_model_len_,
          .max_chunk_tokens = request.max_batched_tokens});
   };
-  // The bytes of attention weights that are kept for evictions depend on the
-  // pool's size. A pool larger than `left` is refused below, so counts them for
-  // at most `left`.
+  // Evictions keep attention weights, whose bytes depend on the pool's size. A
+  // pool larger than `left` is refused below, so no larger pool is considered
+  // here.
   const int64_t kept = worker::KeptWeightBytes(
       *source_.plan,
       worker::LimitsInPool({.max_batched_tokens = request.max_batched_tokens,
@@ -219,7 +219,7 @@ absl::StatusOr<worker::Collective*> LoadedModel::JoinGroup(
                   .max_batched_tokens = request.max_batched_tokens,
                   .deterministic = request.model.deterministic,
                   .graphs = request.graphs}));
-  // All ranks combine the tile hashes of all ranks, so they all get the same
+  // Every rank combines the tile hashes of all ranks, so all ranks get the same
   // weights_id, which is part of the cache_id.
   terms.combine = [](absl::Span<const std::string> tiles_by_rank)
       -> absl::StatusOr<worker::CombinedIds> {

@@ -33,11 +33,11 @@ struct LoadRequest {
   int64_t kv_cache_bytes = 0;
   // The share of a GPU's memory that all processes together may use.
   double gpu_memory_utilization = 0.9;
-  // Size of the host pool. If not given, there is no host pool if the page pool
-  // has room for max_num_seqs sequences of max_model_len, because then no
-  // sequence is ever preempted for its pages. Otherwise it gets a quarter of
-  // the page pool's size, but at most half of the memory that the page pool
-  // leaves.
+  // Size of the host pool, which keeps the pages of preempted sequences. If not
+  // given, it is a quarter of the page pool's size, but at most half of the
+  // memory that the page pool leaves. It is 0 if the page pool has room for
+  // max_num_seqs sequences of max_model_len, because then no sequence is
+  // preempted for its pages.
   std::optional<int64_t> host_pool_bytes = 0;
   bool graphs = false;  // ModelExecutorOptions::graphs
   bool prefix_reuse = true;
@@ -60,8 +60,8 @@ struct LoadRequest {
 };
 
 // Owns: everything that a step needs.
-// Threads: creation and execution by one thread at a time.
-// Errors: those of each part; they name a flag to change if that would help.
+// Threads: one at a time may load the model and run steps.
+// Errors: those of each part. They name the flag to change, if one would help.
 class LoadedModel {
  public:
   static absl::StatusOr<std::unique_ptr<LoadedModel>> Load(
@@ -84,7 +84,7 @@ class LoadedModel {
   double kv_compression_ratio() const {
     return rank_->executor().kv_compression_ratio();
   }
-  // Allocated bytes, by the allocator's counters.
+  // Allocated bytes, as the allocator counts them.
   int64_t weight_bytes() const;
   int64_t kv_pool_bytes() const;
   int64_t host_pool_bytes() const;

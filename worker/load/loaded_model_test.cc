@@ -30,8 +30,8 @@ TEST(LoadedModelTest,
   EXPECT_EQ(&model->rank().plan(), model->source().plan.get());
 }
 
-// The model (70B parameters) is too large for any test machine, so the test
-// fails if its weights are read or its cache is allocated.
+// No test machine has memory for this model of 70B parameters. So the test
+// fails if the weights are read or the cache is allocated.
 TEST(LoadedModelTest,
      AModelThatFailsTheCallersCheckIsRefusedBeforeItsWeightsAreRead) {
   LoadRequest request = TinyRequest();
@@ -47,8 +47,8 @@ TEST(LoadedModelTest,
   EXPECT_FALSE(packed);
 }
 
-// Once, a model was loaded although there was no memory for the attention
-// weights that decode keeps for evictions, which may take 1/32 of the pool.
+// Decode keeps attention weights for evictions, which may need as much as 1/32
+// of the pool's memory. A model was once loaded without memory for them.
 TEST(LoadedModelTest, AttentionWeightsKeptForEvictionsMustFitBesideThePool) {
   LoadRequest request = TinyRequest();
   request.kv_cache_bytes = int64_t{1} << 60;

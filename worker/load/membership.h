@@ -15,8 +15,8 @@
 
 namespace kvasir::cli {
 
-// This rank's place among the ranks of its host. They share the host's cores
-// and memory, and each has its own GPU.
+// This rank's place among the ranks of its host. These ranks share the host's
+// cores and memory, and each has a GPU of its own.
 struct LocalShare {
   int index = 0;
   int count = 1;
@@ -30,8 +30,8 @@ struct GroupTerms {
   std::function<absl::StatusOr<worker::CombinedIds>(
       absl::Span<const std::string> tiles_by_rank)>
       combine;
-  // See NcclOptions::use_device. It may be called as long as the rank's device
-  // exists. Null for the CPU.
+  // Selects the rank's GPU for the calling thread; null for the CPU. May be
+  // called as long as the rank's device exists.
   std::function<absl::Status()> use_device;
 };
 

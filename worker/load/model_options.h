@@ -18,30 +18,30 @@ namespace kvasir::cli {
 // use the CPU.
 struct DeviceFlags {
   std::string device = "cpu";
-  bool given = false;  // whether --device was given
-  std::string module;  // empty: the one next to the program
+  bool given = false;
+  std::string module;  // empty: kvasir-emulated.so in the program's folder
 };
 
 // The flags that choose a model, its weights, its cache's plan and its device.
 struct ModelOptions {
-  std::string model;            // Hugging Face folder; known names are resolved
-  bool random_weights = false;  // a random model of `shape`
+  std::string model;            // folder of a Hugging Face checkpoint
+  bool random_weights = false;  // use random weights in a model of `shape`
   std::string shape;            // for example "llama-3-8b"
   uint64_t weights_seed = 1;
   std::string kv_plan;  // overrides the folder's kv_plan.json
   // Number type of the cache if there is no plan: auto, f32, f16 or bf16.
   std::string kv_dtype = "auto";
-  EvictionFlags eviction;  // changes the plan
+  EvictionFlags eviction;  // adds evictions to the plan
   int64_t page_tokens = 64;
   int threads = 0;             // 0: as many as the cgroup allows
   bool deterministic = false;  // RankOptions::deterministic
-  DeviceFlags device;          // only for commands with AddDeviceFlags
+  DeviceFlags device;          // only in commands that call AddDeviceFlags
 };
 void AddModelFlags(CLI::App* app, ModelOptions* options);
 
-// Returns arguments with which another command loads the same model: the flags
-// of AddModelFlags that were given to `command`, and --random-weights and
-// --shape if `options` has them as defaults.
+// Returns arguments with which another command loads the same model. They are
+// the flags of AddModelFlags that were given to `command`, and --random-weights
+// and --shape if they are the defaults in `options`.
 std::vector<std::string> ModelArguments(const CLI::App& command,
                                         const ModelOptions& options);
 
@@ -54,8 +54,8 @@ absl::Status CheckFlagsAreUsed(const ModelOptions& options,
 // --random-weights with --shape.
 absl::Status CheckModelOptions(const ModelOptions& options);
 // Throws the error of CheckModelOptions as a parse error
-// (CLI::ValidationError). Commands call it in their callbacks, so that wrong
-// usage ends the program with the exit code for it.
+// (CLI::ValidationError), so that the program ends with the exit code for wrong
+// usage. Commands call it in their callbacks.
 void RequireModel(const ModelOptions& options);
 
 }  // namespace kvasir::cli

@@ -38,7 +38,8 @@ struct ModelSource {
   // PlanUse::kLook.
   std::shared_ptr<const worker::ServedPlan> served;
   // Whether the checkpoint has the tensors that the plan needs. False only for
-  // PlanUse::kLook, with a --kv-plan that was not applied to this checkpoint.
+  // PlanUse::kLook, if --kv-plan names a plan for which the checkpoint was not
+  // converted.
   bool weights_fit = true;
 
   // Sets `plan` to `source`, resolved for `spec` and `shard`. Errors: those of
@@ -74,11 +75,10 @@ absl::StatusOr<ModelSource> OpenModelSource(
 // Returns model::OwnCacheType of the checkpoint, or bf16 for random weights.
 kvasir::v1::DataType OwnCacheType(const ModelSource& source);
 
-// The size of the model's weights in files, in total and for attention.
-// (worker::CountWeightBytes counts bytes in memory.) If the checkpoint has the
-// plan's tensors, their stored sizes are added. Otherwise the sizes are
-// estimates, which assume the number type of the checkpoint's embedding, or
-// bf16 for random weights.
+// The size of the model's weights in files, not in memory: in total and for
+// attention. If the checkpoint lacks some of the plan's tensors, sizes are
+// estimated from the number type of its embedding. For random weights, bf16 is
+// assumed.
 struct WeightSizes {
   int64_t bytes = 0;
   int64_t attention_bytes = 0;

@@ -12,7 +12,7 @@ namespace kvasir::cli {
 
 struct TextTokens {
   std::vector<int32_t> ids;    // without special tokens
-  std::vector<int32_t> bytes;  // the bytes of text that each token stands for
+  std::vector<int32_t> bytes;  // how many bytes of text each token stands for
   // The token that the tokenizer puts before a text, if any.
   std::optional<int32_t> bos;
 

@@ -271,7 +271,7 @@ std::optional<int64_t> DirectRunner::NextEviction(
     std::optional<int64_t> point =
         ScheduleOf(sequence, group).NextPoint(sequence.length);
     // One step of a sequence must not contain both prompt and output tokens, so
-    // it also ends at the end of the prompt.
+    // a step also ends where the prompt ends.
     if (point && sequence.length < sequence.prompt) {
       point = std::min(*point, sequence.prompt);
     }

@@ -66,9 +66,9 @@ class DirectRunner {
   // slots. Call it before the sequence's first step. By default the prompt is
   // the tokens of StartAt, or those of the first step.
   void SetPrompt(uint64_t sequence_id, int64_t prompt_tokens);
-  // The number of tokens at which the sequence's next eviction is due, or its
-  // prompt ends; no step may pass it. nullopt if there is no such point, or if
-  // the prompt is not known yet.
+  // The length at which the sequence next evicts slots or, if that comes first,
+  // at which its prompt ends. No step may go beyond this length. nullopt if the
+  // sequence evicts nothing more, or if its prompt is not known yet.
   std::optional<int64_t> next_eviction(uint64_t sequence_id) const;
 
   // Where the slots of a sequence lie, in order, after it has run a step.

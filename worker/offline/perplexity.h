@@ -30,9 +30,9 @@ struct PerplexityOptions {
   // one. Without it, a window's first token has no context and is not scored.
   std::optional<int32_t> bos_token_id;
   // 0: windows do not overlap. Above 0, each window begins this many tokens
-  // after the previous one, and only its last `stride_tokens` tokens are scored
-  // (all tokens in the first window). So every token of the text is scored
-  // once, with the rest of a window before it as context.
+  // after the previous window. The first window scores all its tokens, and each
+  // later window only its last `stride_tokens` tokens. So every token of the
+  // text is scored once.
   int64_t stride_tokens = 0;
   // The number of equal parts for which losses are also reported. Without a
   // stride each window is divided, and each part's losses are summed over the
@@ -65,8 +65,8 @@ struct PerplexityResult {
   int64_t kv_pool_bytes = 0;        // counted by the allocator
   int64_t kv_pool_pages = 0;
   int64_t kv_fixed_bytes_per_sequence = 0;
-  // Measured when the most pages were in use: the number of tokens that the
-  // current window had run by then, and the bytes of the pages in use.
+  // Measured when the most pages were in use: the tokens of the current window
+  // that had run, and the bytes of the pages in use.
   int64_t kv_held_tokens = 0;
   int64_t kv_held_bytes = 0;
   std::vector<PerplexityPart> parts;

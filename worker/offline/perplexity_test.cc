@@ -131,8 +131,8 @@ TEST(PerplexityTest, WithAStrideWindowsOverlapAndEachTokenIsScoredExactlyOnce) {
     nats += nats_of(0, own);
     for (int64_t start = own; start < 75; start += 16) {
       const int64_t end = std::min<int64_t>(75, start + 16);
-      // The loss of the scored tokens is that of the whole window minus that of
-      // the window's tokens before `start`.
+      // The loss of the scored tokens is the loss of the whole window minus the
+      // loss of its tokens before `start`.
       nats += nats_of(end - own, end) - nats_of(end - own, start);
       tokens -= 2 * (start - (end - own) - (has_bos ? 0 : 1));
     }

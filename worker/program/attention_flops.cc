@@ -64,8 +64,8 @@ class KeyCounter {
     if (pre_rope_) Rotate(latent, rotated_dims);
     flops_.attention += 2 * latent.query_heads * dims;
   }
-  // Counts the work on channels that represent rotation pairs. These are
-  // rotated without a lift, once for each head.
+  // Counts the work on channels that represent rotation pairs. Each KV head
+  // rotates them as they are, without a lift.
   void Channels(const Latent& latent, int64_t terms) {
     Absorb(latent, terms);
     if (pre_rope_) Rotate(latent, latent.channels);
@@ -83,8 +83,8 @@ class KeyCounter {
   }
 
   void LowRankUse(const Latent& latent, const ResolvedUse& use) {
-    // If keys do not rotate and have an online Hadamard transform, their lift
-    // is applied to the query.
+    // If keys do not rotate and have an online Hadamard transform, the query is
+    // lifted instead of the keys.
     const bool absorbs =
         !pre_rope_ && part_.transform == plan::Transform::kHadamardOnline;
     if (use.lift == plan::Lift::kReconstruct && !absorbs) {
@@ -96,7 +96,7 @@ class KeyCounter {
 
   const ResolvedPart& part_;
   const int64_t head_dim_;
-  const int64_t rotary_dims_;  // the dims of a head that rotate
+  const int64_t rotary_dims_;  // how many dims of a head rotate
   const bool pre_rope_;
   SideFlops flops_;
 };

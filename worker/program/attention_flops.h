@@ -33,9 +33,9 @@ SideFlops FlopsPerSlot(const plan::ResolvedPlan& plan, int64_t layer,
 // values, over all heads.
 int64_t DenseFlopsPerSlot(const plan::AttentionShape& shape);
 
-// Both return, for each KV head of the rank, the operations that the engine
-// does per slot: RebuildFlops to rebuild keys (0 for an absorbed part),
-// LiftFlops to lift a latent to `dims` numbers.
+// Operations per slot, for each KV head of the rank. RebuildFlops counts
+// rebuilding keys, which is 0 for an absorbed part. LiftFlops counts lifting a
+// latent to `dims` numbers.
 std::vector<double> RebuildFlops(const KeyProgram& part);
 std::vector<double> LiftFlops(const PartProgram& part, int64_t dims);
 

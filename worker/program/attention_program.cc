@@ -57,8 +57,8 @@ struct HeadTurn {
   RopePairing pairing = RopePairing::kHalfSplit;
 };
 
-// Adds the rotation of one head at `column`. Extends the last rotation if that
-// has heads of the same kind and ends at `column`.
+// Adds the rotation of one head at `column`. If the last rotation has heads of
+// the same kind and ends at `column`, adds the head to it.
 void Turn(int64_t column, int64_t head_dim, const HeadTurn& turn,
           std::vector<Rotation>* rotations) {
   if (turn.pairs.empty()) return;
@@ -138,7 +138,8 @@ class Maker {
 
  private:
   int64_t share() const { return shape_.num_heads / shape_.num_kv_heads; }
-  // The KV head, numbered in the model, that a query head of this rank reads.
+  // Returns the KV head that a query head of this rank reads, as its number in
+  // the whole model.
   int64_t KvHeadOf(int64_t query_head) const {
     return (out_.heads.query.first + query_head) / share();
   }
@@ -161,7 +162,7 @@ class Maker {
     part.hadamard = from.transform == plan::Transform::kHadamardOnline;
     part.static_ranges = from.range == plan::RangeKind::kChannel;
     part.group_of_head.assign(static_cast<size_t>(out_.heads.kv.count), -1);
-    // counts the channels of all latents in the plan's order
+    // the first channel of latent g, counted over all latents of the part
     int64_t channel = 0;
     for (size_t g = 0; g < from.latents.size(); ++g) {
       const ResolvedLatent& resolved = from.latents[g];
@@ -203,8 +204,8 @@ class Maker {
     static_cast<PartProgram&>(part) = MakePart(from);
     const bool unrotated = from.stored == RopeSide::kBefore;
     const bool low_rank = from.space == Space::kLowRank;
-    // If keys do not rotate, their lift can be applied to the keys or to the
-    // queries. With a Hadamard transform it must be the queries.
+    // If keys do not rotate, either keys or queries can be lifted. With a
+    // Hadamard transform, only queries can.
     const bool lifted_here = from.rebuilt && low_rank && !part.hadamard;
     if (unrotated || lifted_here) part.rebuild = MakeRebuild(from, part);
     if (part.rebuild.has_value() && part.rebuild->lifted) return part;
@@ -265,8 +266,9 @@ class Maker {
     return pairs;
   }
 
-  // How RoPE rotates the key of a KV head of this rank: by the pairs of the
-  // head or, if the channels of its latent represent pairs, by these pairs.
+  // How RoPE rotates the key of KV head `local` of this rank. For
+  // rope_low_rank, the channels of the head's latent represent the pairs to
+  // rotate.
   HeadTurn TurnOfKey(const ResolvedPart& from, const PartProgram& part,
                      int64_t local) const {
     const auto head = static_cast<size_t>(local);
@@ -395,8 +397,8 @@ class Maker {
     out_.projections.push_back(std::move(projection));
   }
 
-  // A joint part is handled as a key part: that projects and rotates it and
-  // loads its ranges. The value part only takes over the key part's columns.
+  // Keys and values share the latents of a joint part. The key part makes them,
+  // and the value part only takes over its columns.
   static void ShareColumns(const PartProgram& key, PartProgram* value) {
     value->latent_column = key.latent_column;
     value->source_column = key.source_column;

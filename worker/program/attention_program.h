@@ -1,8 +1,8 @@
 // Describes the work of one rank for a layer's attention under a compression
-// plan: which rows of which tensors make up one fused projection, where every
-// number lies in a token's row of activations, and what happens to it before
-// and after paged_attention. Only data about tensors and columns:
-// attention_weights loads the numbers, and layer_attention runs the program.
+// plan. Says which rows of which tensors make up one fused projection, where
+// every number lies in a token's row of activations, and how paged_attention's
+// inputs and outputs are computed. Contains no weights: attention_weights loads
+// them, and layer_attention runs the program.
 //
 // A token's row has the columns of the fused projection:
 //   | queries, part by part | latents, part by part |
@@ -40,7 +40,7 @@ struct RowTake {
   friend bool operator==(const RowTake&, const RowTake&) = default;
 };
 
-// The rows that the fused projection takes from one layer of the model, whose
+// The rows that the fused projection takes from one matrix of the model, whose
 // tensors are "<name>.weight" and "<name>.bias".
 struct Projection {
   std::string name;
@@ -80,24 +80,26 @@ struct LatentProgram {
   // The KV heads of this rank that share the latent, counted from the rank's
   // first head.
   std::vector<int64_t> heads;
-  // The place of each of these heads among all heads of the group.
+  // For each head in `heads`: its place among the KV heads of all ranks that
+  // share the latent.
   std::vector<int64_t> places;
-  int64_t width = 0;  // R' in shapes
+  int64_t width = 0;  // called R' in the shapes below
   // How many of the R' channels are stored. The others have 0 bits.
   int64_t stored = 0;
   int64_t column = 0;  // within the part's latents
-  // For rope_low_rank: the pairs of a head that the latent covers, and for each
-  // complex channel the place of its pair among these pairs.
+  // Only for rope_low_rank. `pairs` has the pairs of a head that the latent
+  // covers. For each complex channel, `channel_place` has the index of the
+  // channel's pair in `pairs`.
   std::vector<uint32_t> pairs;
   std::vector<int64_t> channel_place;
 };
 
-// How prompts read a part that is absorbed when output is decoded: attention
-// first lifts each latent to `dims` numbers for every KV head (prompt_lift.h).
+// How prompts read a part whose latents decode reads directly: attention first
+// lifts each latent to `dims` numbers for every KV head (prompt_lift.h).
 struct PromptLift {
-  int64_t dims = 0;  // d in shapes
-  // Lifting is cheaper than an absorbed read if at least this many rows see a
-  // slot.
+  int64_t dims = 0;
+  // Lifting is cheaper than reading latents directly if at least this many
+  // query rows read a slot.
   int64_t from_rows = 0;
 
   friend bool operator==(const PromptLift&, const PromptLift&) = default;
@@ -106,7 +108,7 @@ struct PromptLift {
 // One part of a side (keys or values): the columns of the fused projection that
 // it uses, and how latents are made from them.
 struct PartProgram {
-  std::string prefix;       // of tensor names, without "model.layers.{l}."
+  std::string prefix;       // of tensor names, after "model.layers.{l}."
   std::string lift_prefix;  // plan::ResolvedPart::lift_prefix
   // The latents that some head of this rank uses, in the plan's order.
   std::vector<LatentProgram> latents;
@@ -118,8 +120,8 @@ struct PartProgram {
   int64_t source_column = 0;
   int64_t source_columns = 0;
   std::vector<Rotation> rotations;  // of the source columns
-  bool has_basis = false;           // latents = basis (source - mean)
-  bool has_mean = false;            // whether the basis has a mean
+  bool has_basis = false;           // latents = basis * (source - mean)
+  bool has_mean = false;
   // Whether latents are multiplied by a Hadamard matrix before they are stored.
   bool hadamard = false;
   // Whether codes use a static range per channel. If so, the next member says
@@ -132,7 +134,7 @@ struct PartProgram {
 
 // How whole keys are rebuilt from latents when they are read.
 struct RebuildProgram {
-  int64_t dims = 0;  // d in shapes
+  int64_t dims = 0;  // called d in the shapes below
   // Whether a matrix [d, R'] per head makes the key from the latent. If not,
   // the latent itself is the key.
   bool lifted = false;
@@ -142,15 +144,15 @@ struct RebuildProgram {
 };
 
 enum class QueryLift {
-  kNone,     // the projection's queries fit the latents
+  kNone,     // queries are used as they are projected
   kMatrix,   // q' = lift^T q, with a matrix [d, R'] per KV head
-  kComplex,  // q'_ft = conj(u_ft) q_f, for pair f and term t
+  kComplex,  // q'_ft = conj(lift_ft) q_f, for pair f and term t
 };
 
 struct KeyProgram : PartProgram {
   HeadSpans projected;  // the columns of the queries in a token's row
   std::vector<Rotation> query_rotations;
-  std::optional<RebuildProgram> rebuild;  // empty: keys are absorbed
+  std::optional<RebuildProgram> rebuild;  // empty: attention reads latents
   QueryLift lift = QueryLift::kNone;
   // The columns of the queries that attention reads: `projected`, or the lifted
   // queries.
@@ -162,15 +164,15 @@ struct ValueProgram : PartProgram {
   // result.
   HeadSpans attended;
   int64_t attended_columns = 0;
-  // Whether each head's sum of latents is lifted to D numbers by a matrix [D,
-  // R'] per KV head, and the mean of the basis, if any, is added. If not,
+  // Whether a matrix [D, R'] per KV head lifts each head's sum of latents to D
+  // numbers. If so, the mean of the basis, if there is one, is added. If not,
   // o_proj reads the sums.
   bool lifted = false;
 };
 
 struct AttentionProgram {
   RankHeads heads;
-  int64_t head_dim = 0;  // D in shapes
+  int64_t head_dim = 0;  // called D in the shapes above
   bool rotates = false;
   std::vector<Projection> projections;
   bool has_bias = false;           // whether any projection has a bias
@@ -178,11 +180,11 @@ struct AttentionProgram {
   int64_t row_columns = 0;         // columns of a token's row
   std::vector<KeyProgram> key;
   ValueProgram value;
-  // Whether the values use the latents of the last key part, with the same
-  // columns, pages and exact rows.
+  // Whether the values use the latents of the last key part. If so, columns,
+  // pages and exact (uncompressed) rows are the same.
   bool joint = false;
-  // The first input column of o_proj on this rank, the number of its columns on
-  // this rank, and their number on all ranks together.
+  // The input columns of o_proj: the first one and their number on this rank,
+  // and their number on all ranks.
   int64_t output_first_column = 0;
   int64_t output_columns = 0;
   int64_t output_all_columns = 0;

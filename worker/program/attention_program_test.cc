@@ -375,8 +375,8 @@ TEST(AttentionProgramTest,
   const AttentionProgram program =
       Make(absl::StrCat(pairs, ",", LowRank("fold", "NO_ROPE")), kFull, shape,
            kSecondOfTwo);
-  // q_proj has 2 + 2 rows for each of heads 0 and 1, then 2 + 3 rows for each
-  // of heads 2 and 3.
+  // Each head has rows of q_proj for both key parts: heads 0 and 1 have 2 + 2
+  // rows each, heads 2 and 3 have 2 + 3 rows each.
   EXPECT_THAT(program.projections[0].takes,
               ElementsAre(RowTake{8, 2, 0}, RowTake{13, 2, 2},
                           RowTake{10, 3, 4}, RowTake{15, 3, 7}));

@@ -6,9 +6,9 @@
 //
 // Lifted and absorbed reads round differently, and compression to codes makes
 // that difference larger. So the choice depends only on whether a token is
-// prompt or output, and never on what shares its step: chunks, batches and
-// preemption change no bit. Only the prefix index can change bits, when a token
-// is prompt in one request and output in another that shares its pages.
+// prompt or output, not on what else runs in its step. Chunks, batches and
+// preemption therefore change no bit. Only the prefix index can change bits: if
+// a request reuses for its prompt a page that another request wrote as output.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@
 
 namespace kvasir::worker {
 
-// A latent is lifted if that is cheaper for this many rows. A constant, so that
-// results do not depend on the server's longest step.
+// A latent is lifted if that is cheaper for this many query rows. The number is
+// fixed, so that results do not depend on the server's longest step.
 inline constexpr int64_t kPromptLiftRows = 512;
 
 // Sets `prompt_lift` of the parts that are cheaper to lift if kPromptLiftRows
-// rows see a slot. Only parts that attention reads in absorbed form qualify,
-// and only if they have a run-time lift of their own and no online Hadamard
+// rows read a slot. A part qualifies only if attention reads it in absorbed
+// form, and if it has a run-time lift of its own and no online Hadamard
 // transform.
 void PlanPromptLifts(AttentionProgram* program);
 
@@ -32,12 +32,12 @@ void PlanPromptLifts(AttentionProgram* program);
 // output depend only on the request.
 bool LiftsPrompts(const AttentionProgram& program);
 
-// Says, for users, how reproducible results are. "bits": every bit is the same,
-// whatever other requests run in the same step and whatever the prefix index
-// holds. "bits but for reused output": every bit is the same, except if a
-// prompt reuses pages that another request wrote as output. "rounding": results
-// depend on what runs in the same step (Device::rows_are_invariant is false),
-// or prompts use a different attention kernel.
+// Says, for users, how reproducible results are. "bits": no bit depends on the
+// requests in the same step or on the prefix index. "bits but for reused
+// output": as "bits", except if a prompt reuses pages that another request
+// wrote as output. "rounding": results depend on the requests in the same step
+// (Device::rows_are_invariant is false), or prompts use another attention
+// kernel.
 std::string InvarianceName(bool lifts_prompts, bool rows_are_invariant = true);
 
 }  // namespace kvasir::worker

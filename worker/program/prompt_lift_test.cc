@@ -313,7 +313,7 @@ TEST_P(PromptLiftScenarioTest,
             alone);
   int64_t preemptions = 0;
   int64_t imports = 0;
-  for (const int64_t pages : {10, 12}) {  // including side pages
+  for (const int64_t pages : {10, 12}) {
     for (const int64_t host_pages : {0, 16}) {
       const auto worker =
           MakeWorker({.pages = pages, .host_pages = host_pages});
@@ -394,9 +394,9 @@ PlanCase CaseNamed(const std::string& name) {
 
 TEST(PlanPromptLiftsTest,
      APromptIsLiftedFromTheNumberOfRowsAtWhichThatTakesFewerFlops) {
-  // One latent of 16 numbers for 4 KV heads of 8 dims: lifting costs 4 * 16 * 8
-  // = 512 products per slot, and saves 16 - 8 products per row for each of 8
-  // query heads, which is 64. So it pays for more than 8 rows.
+  // One latent of 16 numbers for 4 KV heads of 8 dims. Lifting it costs 4 * 16
+  // * 8 products per slot, which is 512. That saves 64 products per row: 16 - 8
+  // for each of 8 query heads. So lifting pays for more than 8 rows.
   AttentionProgram program = Program(CaseNamed("JointValues"), TinyShape());
   PlanPromptLifts(&program);
   const PromptLift want = {.dims = 8, .from_rows = 9};

@@ -1,6 +1,6 @@
 // Decides whether this build can serve a plan, before any weight is read. The
-// server, `inspect` and the benchmarks all use this function. Each rank of a
-// group checks its own part of the plan.
+// server, `inspect` and the benchmarks all call ServePlan. Each rank of a group
+// checks its own part of the plan.
 #pragma once
 
 #include <cstdint>

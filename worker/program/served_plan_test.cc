@@ -1,6 +1,5 @@
-// Tests which plans ServePlan refuses. Also checks that its answer is final:
-// for each plan that it accepts, a rank can be created, which includes
-// measuring the workspace of the largest step.
+// Tests which plans ServePlan refuses. Also checks that a rank can be created
+// for each plan that it accepts.
 #include "worker/program/served_plan.h"
 
 #include <memory>
@@ -92,9 +91,9 @@ std::vector<Case> Cases() {
        .value = kFullValue,
        .refusal = "layer 1 key part 0: 264 numbers in a rebuilt key; this "
                   "build serves at most 256"},
-      // The 256 KiB of scratch memory suffice for a launch for prompts that
-      // lifts these values, but not if it also reads exact rows. So this plan
-      // is served without prompt lifts.
+      // A kernel that lifts these values for prompts fits into 256 KiB of
+      // scratch memory, but not if it also reads exact rows. So this plan is
+      // served without prompt lifts.
       {.name = "LiftsTogetherWithExactRows",
        .head_dim = 256,
        .kv_heads = 2,

@@ -39,7 +39,7 @@ struct GroupCase {
   bool in_rank_order = true;
   // The most numbers that a test passes to one collective call.
   int64_t most = 70001;
-  int calls = 90;  // how many calls a test with many calls makes
+  int calls = 90;  // number of calls in tests that make many
   int64_t size = 0;
 
   friend void PrintTo(const GroupCase& group, std::ostream* out) {

@@ -1,6 +1,6 @@
-// Tests steps that run as CUDA graphs, on a fake CUDA runtime that uses the
-// kernel emulator instead of a GPU: steps with the same graph key must make the
-// same launches, and a capture may fail.
+// Tests steps that run as CUDA graphs. Steps with the same graph key must make
+// the same launches, and a capture may fail. Uses a fake CUDA runtime, which
+// runs kernels on an emulator instead of a GPU.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -152,16 +152,16 @@ class CudaGraphsOfPlanTest : public CudaGraphsTest,
                              public ::testing::WithParamInterface<std::string> {
 };
 
-// A graph replays the launches of an earlier step with the same key. So two
-// steps with the same key, run without graphs, must make launches that are
-// equal to the byte, whatever data the steps upload.
+// A graph replays the launches of an earlier step with the same key. So without
+// graphs, two steps with the same key must make launches that are equal to the
+// byte.
 TEST_P(CudaGraphsOfPlanTest, StepsWithTheSameGraphKeyMakeIdenticalLaunches) {
   Make(GetParam(), /*graphs=*/false, /*deterministic=*/false);
   TakeLaunched();
   std::vector<Launched> steps;
   RunSteps([&] { steps.push_back(TakeLaunched()); });
   // Indices of the compared steps: those without a prompt or a page copy. The
-  // last steps are left out, because the buffer for uploads has then moved to
+  // last steps are left out, because before them the upload buffer moves to
   // another address.
   const std::vector<size_t> decodes = {1,  2,  3,  4,  6,  7, 9,
                                        10, 11, 12, 14, 15, 16};
@@ -202,8 +202,8 @@ TEST_P(CudaGraphsOfPlanTest, DecodesWithAnyContextLengthMakeIdenticalLaunches) {
   std::vector<Launched> steps;
   TakeLaunched();
   uint64_t sequence = 0;
-  // The lengths of contexts: within one page, over several pages, and so long
-  // that the attention kernel divides them into several blocks and splits.
+  // Lengths of contexts. The short ones lie in one page, the longest ones need
+  // several blocks and splits of the attention kernel.
   for (const int64_t length : {3, 15, 130, 600, 850}) {
     runner.StartAt(++sequence, length);
     KVASIR_ASSERT_OK(runner.Run({{.sequence_id = sequence,

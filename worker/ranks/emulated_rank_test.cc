@@ -1,5 +1,5 @@
-// Tests the executor on a device other than the CPU: what it refuses, which
-// copies a step makes, and whether its logits equal the CPU's.
+// Tests the executor on an emulated device instead of the CPU: what it refuses,
+// which copies a step makes, and whether the logits equal those of the CPU.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -365,8 +365,8 @@ INSTANTIATE_TEST_SUITE_P(
         // each token in float32.
         LogitsCase{"DenseF32", plan::kDensePreset, DType::kF32, 8, 1e-3},
         LogitsCase{"EightBitsF16", "dense-8bit", DType::kF16, 20, 5e-3},
-        // The plan keeps recent tokens uncompressed. The prompt is longer than
-        // that, so some of its tokens are compressed.
+        // The plan keeps only recent tokens uncompressed. The prompt has more
+        // tokens than these, so its first ones are compressed.
         LogitsCase{"RotatedBf16", plan::kRotatedPreset, DType::kBf16, 38,
                    2e-2}),
     [](const auto& test) { return test.param.name; });

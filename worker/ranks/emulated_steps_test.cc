@@ -1,6 +1,6 @@
-// Tests of whole steps with GPU kernels on the emulated device: results do not
-// depend on other sequences of the batch, every op runs on the device, and
-// kernels make no more memory accesses than recorded.
+// Tests whole steps with GPU kernels on the emulated device. Results must not
+// depend on other sequences of the batch, every op must run on the device, and
+// kernels must not make more memory accesses than recorded.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -43,8 +43,8 @@ model::ModelShape Shape() {
           .max_position = 256};
 }
 
-// A rank on the emulated device and the sequences that it runs. The rank is
-// either deterministic, or counts memory accesses with the default options.
+// A rank on the emulated device and the sequences that it runs. If memory
+// accesses are counted, the rank is not deterministic.
 class Steps {
  public:
   using Logits = std::map<std::pair<uint64_t, int64_t>, std::vector<float>>;
@@ -144,7 +144,7 @@ TEST(EmulatedStepsTest, LogitsOfASequenceDoNotDependOnOtherSequences) {
     int rows = 0;
     for (const auto& [place, row] : alone.logits()) {
       const auto found = shared.logits().find(place);
-      // The shared run has no logits for positions before the end of a chunk.
+      // Only the last position of a chunk has logits in the shared run.
       if (found == shared.logits().end()) continue;
       ++rows;
       EXPECT_EQ(found->second, row) << "position " << place.second;

@@ -59,9 +59,8 @@ struct RankOptions {
   cache::PageCounts pages;
   // The share of the device's memory that the rank may use; 0: no such limit.
   // Can be set only for a device with its own memory, and only if `pages` is
-  // empty. The page pool gets what is left of the share after the weights, the
-  // workspace and the needs of the largest step, but at most kv_cache_bytes
-  // (see MeasurePages).
+  // empty. Weights, workspace and the largest step take their memory from this
+  // share. The page pool gets the rest, but at most kv_cache_bytes.
   double memory_utilization = 0;
   // Matters only if memory_utilization leaves less than kv_cache_bytes. True:
   // Create fails. False: the pool is smaller.

@@ -228,9 +228,9 @@ TEST(GroupMemoryTest, AChangedWeightThatOnlyOneRankReadsChangesTheWeightsId) {
   }
 }
 
-// The plans cover three cases: a head group lies on one rank, a head group is
-// split over several ranks, and several ranks hold the same KV head. In each
-// case the ranks together must read all weights.
+// Under these plans a head group may lie on one rank or on several, and several
+// ranks may hold the same KV head. In each case the ranks together must read
+// all weights.
 TEST(GroupMemoryTest,
      AGroupOfRanksGetsTheWeightsIdOfASingleRankUnderEveryPlan) {
   const model::DecoderSpec spec = *model::SpecOfShape(TinyShape());
@@ -309,9 +309,9 @@ bool HasSharedLatents(const cache::PageLayout& layout) {
 }
 
 TEST(GroupMemoryTest, ARankOfALargeModelHoldsOnlyItsShareOfWeightsAndPages) {
-  // Presets, each with a number of ranks. In these cases several ranks store
-  // the same latents: 4 ranks of 2 heads do so if a head group has 4 heads, and
-  // all ranks do so with SVDq, where the only group has all heads.
+  // Presets and numbers of ranks for which several ranks store the same
+  // latents. With 4 ranks each rank has 2 heads, so a group of 4 heads lies on
+  // two ranks. With SVDq one group has all heads, so it lies on all ranks.
   const std::set<std::pair<std::string, int64_t>> expected = {
       {"commuting-50", 4},    {"palu-50-g4", 4},      {"palu-50-g4-4bit", 4},
       {"palu-50-g4-3bit", 4}, {"palu-50-g4-2bit", 4}, {"svdq-84442200", 2},
@@ -343,9 +343,9 @@ TEST(GroupMemoryTest, ARankOfALargeModelReadsOnlyItsShareOfTheWeights) {
     const Counted counted(shape, plan::kDensePreset);
     const int64_t all = counted.ReadBytes({});
     EXPECT_EQ(all, 2 * model::CountParameters(counted.shape));
-    // Not tested with 8 ranks: in the small model each KV head is then on two
-    // ranks, and the ranks' shares are not whole tiles, so two ranks read 5.8 %
-    // more than an eighth.
+    // Not tested with 8 ranks, because two of them would read 5.8 % more than
+    // an eighth: each KV head of the small model would be on two ranks, and
+    // shares would not be whole tiles.
     for (const int64_t size : {2, 4}) {
       for (int64_t rank = 0; rank < size; ++rank) {
         EXPECT_LE(ShareOf(counted.ReadBytes({rank, size}), all),

@@ -38,9 +38,9 @@ struct RunMode {
   std::vector<int32_t> forced = {};
 };
 
-// The result of one rank: the tokens sampled after the prompt and after each
-// decoded token, and the logits of all prompt and output tokens [num_rows(),
-// vocab].
+// The result of one rank. `tokens` were sampled after the prompt and after each
+// decoded token. `logits` [num_rows(), vocab] has a row for each prompt and
+// output token.
 struct Outcome {
   size_t vocab = 0;
   std::vector<int32_t> tokens;  // 1 + kDecoded tokens
@@ -87,8 +87,8 @@ Outcome RunRank(Collective* own, const model::ModelShape& shape,
         output || token_ids.end() == prompt.data() + prompt.size();
     if (samples) steps[0].sample = GreedySample();
     if (mode.batched) {
-      // In a step, prompts must come before output, so the other sequence is
-      // inserted first; its position does not matter otherwise.
+      // The other sequence comes first, because it may be a prompt, and prompts
+      // must come before output in a step.
       steps.insert(steps.begin(), {.sequence_id = 7, .sample = GreedySample()});
       if (!output) steps[0].token_ids = other;
     }
@@ -260,9 +260,8 @@ TEST_F(TensorParallelTest, SeveralRanksComputeTheOutputOfASingleRank) {
   ExpectSameAsOne(TinyShape(), {2, 4, 8});
 }
 
-// With only 40 token ids, one rank has no rows of the output head and the
-// embedding, and another has fewer rows than one panel of packed weights
-// (matmul.h).
+// With only 40 token ids, one rank has no rows of output head and embedding.
+// Another rank has fewer rows than a panel of packed weights.
 TEST_F(TensorParallelTest,
        SeveralRanksComputeTheOutputOfASingleRankWithASmallVocabulary) {
   model::ModelShape shape = TinyShape();
@@ -337,9 +336,9 @@ TEST_F(TensorParallelTest, SeveralRanksComputeTheLogprobsOfASingleRank) {
   }
 }
 
-// Runs a text of 60 tokens with eviction. Returns for each of the two layers
-// the positions that each eviction unit keeps [units, kept], with the units of
-// all ranks in rank order.
+// Runs a text of 60 tokens with eviction. Returns, for each of the two layers,
+// the positions that the eviction units keep [units, kept]. The units of all
+// ranks are in rank order.
 std::vector<std::vector<uint32_t>> KeptBy(const Group& group,
                                           const PlanCase& plan_case) {
   constexpr int64_t kTokens = 60;
@@ -424,8 +423,8 @@ TEST_F(TensorParallelTest,
   }
 }
 
-// These families add the results of attention and MLP to one residual stream,
-// each with a bias that only rank 0 may add.
+// In GPT-NeoX and OPT, the outputs of attention and MLP have a bias, which only
+// rank 0 may add.
 TEST_F(TensorParallelTest,
        SeveralRanksComputeTheOutputOfASingleRankForModelsWithLayerNorm) {
   ExpectSameAsOne(TinyNeoxShape(), {2, 4});

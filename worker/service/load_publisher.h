@@ -22,8 +22,8 @@ class LoadSchedule {
   LoadSchedule(absl::Duration min_interval, absl::Duration heartbeat)
       : min_interval_(min_interval), heartbeat_(heartbeat) {}
 
-  // Returns when the next report is due if the load is `load`. A change of
-  // `draining` is due at once.
+  // Returns when the next report is due if the load is `load`. If `draining`
+  // has changed, the report is due at once.
   absl::Time NextDue(const LoadSnapshot& load) const;
   void Sent(absl::Time now, const LoadSnapshot& load);
   // Whether the last report had this load. If so, the next report is only a
@@ -82,9 +82,9 @@ class LoadPublisher final : public LoadListener {
   base::CondVar wake_;
   LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  // Whether a change of the load must wake the thread. True if some watcher has
-  // already received the present load, so that the thread sleeps until the time
-  // of a heartbeat.
+  // Whether a change of the load must wake the thread. True if some watcher
+  // already has the present load, because then the thread sleeps until a
+  // heartbeat is due.
   bool wake_on_change_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;

@@ -2,10 +2,8 @@
 //
 //   auto server = WorkerServer::Start(options, engine.get());
 //   (*server)->SetReady(true);            // after the engine's warm-up
-//   ...
-//   // SIGTERM:
-//   (*server)->Drain(base::Clock::Real().Now() + absl::Seconds(30));
-//   (*server)->Shutdown(absl::Now() + absl::Seconds(1));
+//   (*server)->Drain(drain_deadline);       // on SIGTERM
+//   (*server)->Shutdown(shutdown_deadline);
 #pragma once
 
 #include <cstdint>
@@ -32,8 +30,8 @@ struct WorkerServerOptions {
   // token, so this must be less than 5 s.
   absl::Duration min_ping_interval = absl::Seconds(4);
   // A TCP connection older than this gets a GOAWAY, so that its client
-  // reconnects. That renews certificates and spreads load over servers, neither
-  // of which applies to Unix sockets: their connections have no maximum age.
+  // reconnects. That renews certificates and spreads load over servers.
+  // Connections over Unix sockets need neither and have no maximum age.
   absl::Duration max_connection_age = absl::Hours(1);
 };
 

@@ -6,7 +6,7 @@
 
 namespace kvasir::worker {
 
-using namespace plan_cases;  // NOLINT: helpers that make plans
+using namespace plan_cases;  // NOLINT: for the helpers that make plans
 
 std::string Eviction(const std::string& rest, const std::string& budget) {
   return absl::StrCat("{", budget,

@@ -9,9 +9,10 @@
 
 namespace kvasir::worker {
 
-// Returns the eviction field of a plan as JSON. `rest` contains more fields,
-// like ",...". With the default budget of 21 slots, most test requests lose
-// slots, because they have 1 to 75 prompt tokens and about 20 output tokens.
+// Returns the eviction field of a plan as JSON. `rest` is JSON of more fields
+// and begins with a comma. With the default budget of 21 slots, most test
+// requests lose slots, because they have 1 to 75 prompt tokens and about 20
+// output tokens.
 std::string Eviction(const std::string& rest,
                      const std::string& budget = R"("budget":21)");
 

@@ -32,8 +32,8 @@ class FakeEngine final : public ServedEngine {
   // work.
   void Hold(bool held);
   void TokensPerStep(uint32_t count);
-  // The number of requests that still run, the number that were submitted so
-  // far, and the last one.
+  // The number of requests that still run, the number of requests submitted so
+  // far, and the request submitted last.
   size_t live() const;
   uint64_t submitted() const;
   std::optional<Request> LastRequest() const;

@@ -91,8 +91,8 @@ uint64_t AddHeld(uint64_t held_hash, uint64_t prefix_hash) {
   return Mix(held_hash, prefix_hash);
 }
 
-// Computes without step plans, only from a sequence's tokens, which prefixes a
-// page group with eviction should hold.
+// Computes which prefixes a page group with eviction should hold. Uses only the
+// sequence's tokens, not the step plans.
 class HeldPrefixes {
  public:
   HeldPrefixes(const plan::EvictionCounts& counts, int64_t prompt_tokens)
@@ -204,9 +204,9 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
     total_tokens += step.num_tokens();
     KVASIR_RETURN_IF_ERROR(ApplyTables(step, &sequences_[step.sequence_id()]));
   }
-  // Checks that no page to which something is copied is shared. If several
-  // copies go to the same page, the last one counts. Copies from the host pool
-  // are exempt, because their pages may be shared in the same step.
+  // Checks that no copy goes to a shared page. If several copies go to the same
+  // page, the last one counts. Copies from the host pool are exempt, because
+  // the same step may share the pages to which they go.
   absl::flat_hash_set<std::pair<uint32_t, int32_t>> written;
   for (int i = plan.page_copies_size() - 1; i >= 0; --i) {
     const auto& copy = plan.page_copies(i);
@@ -671,10 +671,9 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
   return absl::OkStatus();
 }
 
-// Removes from the page's holders the sequences that will not read it again,
-// because it lies before their sliding window. Plans do not do that in time: a
-// page that a window has left is given up only by the plan of the sequence's
-// next step.
+// Removes from the page's holders each sequence whose sliding window has moved
+// past the page. This cannot wait for plans: a sequence gives up such a page
+// only in the plan of its next step.
 void FakeExecutor::DropBehindWindows(uint64_t writer, int32_t group,
                                      int32_t page_id) {
   const auto g = static_cast<size_t>(group);

@@ -37,7 +37,7 @@ std::string ComplexOfTwoPairs(const std::string& use) {
 }
 
 std::vector<PlanCase> NeoxPlanCases() {
-  using namespace plan_cases;  // NOLINT: helpers that make plans
+  using namespace plan_cases;  // NOLINT: for the helpers that make plans
   const std::string online = R"(,"hadamard_online":{})";
   const std::string fused = R"(,"hadamard_fused":{})";
   return {
@@ -87,7 +87,7 @@ std::vector<PlanCase> NeoxPlanCases() {
 }
 
 std::vector<PlanCase> OptPlanCases() {
-  using namespace plan_cases;  // NOLINT: helpers that make plans
+  using namespace plan_cases;  // NOLINT: for the helpers that make plans
   const std::string online = R"(,"hadamard_online":{})";
   return {
       {"OptPalu", LowRank(kTwo, kReconstruct, "NO_ROPE"),

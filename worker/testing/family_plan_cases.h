@@ -17,9 +17,9 @@ struct FamilyCase {
 
 namespace plan_cases {
 
-// Head groups of low_rank parts, as JSON. kTwo and kAll are for parts of all 8
-// dims of a head, kStill for parts of the 4 dims that RoPE does not rotate in
-// GPT-NeoX.
+// Head groups of low_rank parts, as JSON. kTwo and kAll are for parts with all
+// 8 dims of a head. kStill is for parts with the 4 dims that RoPE does not
+// rotate in GPT-NeoX.
 inline constexpr char kTwo[] =
     R"({"heads":[0,2],"rank":9},{"heads":[3,1],"rank":6})";
 inline constexpr char kAll[] = R"({"heads":[0,1,2,3],"rank":16})";

@@ -1,6 +1,6 @@
 // Test support: steps of a small model that exercise captured graphs. Batches
-// grow and shrink, sequences end, contexts grow into new pages, prompts and
-// page copies come in between, and later samples ask for more results.
+// grow and shrink, contexts grow into new pages, and some steps have prompts or
+// page copies. Later samples ask for more results.
 #pragma once
 
 #include <cstddef>

@@ -28,8 +28,8 @@ struct Conditions {
   bool one_at_a_time = false;
   bool deterministic = true;
   kernels::CpuBackend backend = kernels::CpuBackend::kSimd;
-  // Above 0: the worker runs on the reference CPU device, with pages that are
-  // divided into granules of this size.
+  // Above 0: the worker runs on a reference CPU device with this
+  // Device::page_granule_bytes.
   int64_t granule_bytes = 0;
   uint32_t max_model_len = kMaxLen;
   std::function<void(const LogitsRow&)> logits_tap;
@@ -60,9 +60,9 @@ class Worker {
   // the requests.
   std::vector<Sample> Run(const std::vector<Request>& requests);
 
-  // Runs the requests but aborts every other one: requests 1, 5, ... in their
-  // prompt, during a step; requests 3, 7, ... in their output, between steps.
-  // Returns the samples of the requests that were not aborted.
+  // Runs the requests and aborts those with odd numbers. Requests 1, 5, ... are
+  // aborted in their prompt, during a step. Requests 3, 7, ... are aborted in
+  // their output, between steps. Returns the samples of the other requests.
   std::vector<Sample> RunAndAbortOdd(const std::vector<Request>& requests);
 
   cache::KvCacheStats stats() const { return cache_->Stats(); }

@@ -79,7 +79,7 @@ std::string Codes(const std::string& bits, const std::string& rest) {
 }  // namespace plan_cases
 
 std::vector<PlanCase> PlanCases() {
-  using namespace plan_cases;  // NOLINT: helpers that make plans
+  using namespace plan_cases;  // NOLINT: for the helpers that make plans
   const std::string two =
       R"({"heads":[0,2],"rank":9},{"heads":[3,1],"rank":6})";
   const std::string pairs =

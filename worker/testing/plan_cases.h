@@ -45,7 +45,8 @@ PlanCase JointCase(const std::string& name, const std::string& groups,
                    uint32_t exact_window = 0, const std::string& rest = "",
                    uint32_t sinks = 0);
 // These return the JSON of a part or of a codec. `groups` is a list of
-// {"heads", "rank"} objects. `rest` contains more fields, like ",...".
+// {"heads", "rank"} objects. `rest` is JSON of more fields and begins with a
+// comma.
 std::string LowRank(const std::string& groups, const std::string& use,
                     const std::string& stored,
                     const std::string& codec = kTyped,

@@ -5,7 +5,7 @@
 namespace kvasir::worker {
 
 std::vector<FamilyCase> PromptLiftCases() {
-  using namespace plan_cases;  // NOLINT: helpers that make plans
+  using namespace plan_cases;  // NOLINT: for the helpers that make plans
   const std::string commuting =
       R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],"pairs":[0,1,2,3],)"
       R"("rank_per_pair":[3,1,2,1]}]},"uses":[{"at_runtime":{}}],)"

@@ -1,52 +1,51 @@
 // A small language for scheduler tests: one command per line, `#` comments.
 //
-//   pool page_tokens=4 pages=16 side=0 host=0   sets up the cache, before the
-//                                        first submit. Pages have 128 bytes
-//   group pages=8 window=6 host=0        adds a page group that has a sliding
-//                                        window
-//     keep=6 every=4                     in pool or group: an eviction keeps 6
-//                                        slots and comes every 4 tokens
-//   options seqs=4 batch=16 queue=8 len=64 timeout=10s eos=7 copy_rate=4000
-//                                        sets the scheduler's options
-//   submit a prompt=40 max=5 [n=2 prio=1 emitted=3 deadline=5s
-//          queue_timeout=2s seed=9 temp=1 min=2 stop=17 text=b salt=t
-//          logprobs=2 prompt_logprobs penalties attempt=1
-//          budget=0.5]                   submits a request with the name a;
-//                                        budget is its own eviction budget
-//   schedule                             makes a plan
-//   apply                                executes the plan, applies its result
-//   step [N]                             schedule and apply, N times
-//   run                                  schedule and apply until no request is
-//                                        left, at most 10000 times
-//   ahead                                makes the plan after the current one.
-//                                        The next apply enqueues it before
-//                                        applying; it is then the current plan
-//   abort a                              aborts the request
-//   advance 3s                           advances the clock
-//   expect running a b#1                 running samples, in the order in which
-//                                        they are served; or `none`
-//   expect waiting c                     waiting samples, in the same form
-//   expect plan a:1 b:7                  tokens in the last plan: decodes, then
-//                                        prefills; or `none`
-//   expect free 12                       free pages, over all page groups
-//   expect finished a=length b=stop      how all samples of a request finished:
-//                                        length, stop or abort
-//   expect failed a=DEADLINE_EXCEEDED    status code with which a failed
-//   expect refused a=RESOURCE_EXHAUSTED/retry
-//                                        how the last submit of a was refused
-//   expect output a                      a's output is that of FakeContinuation
-//   expect tokens a 5                    tokens of sample 0 delivered so far
-//   expect tails 2                       pages of tails, over all page groups
-//   expect cached a 8                    cached tokens that a's finish reports
-//   expect preempted a 2                 preemptions that a's finish reports
-//   expect host 3                        pages of the host pool in use
-//   expect moved 4 3                     pages copied to the host, and back
-//   expect evicted 12                    evicted slots, over all page groups
-//   expect idle                          no live request, every page free
+//   pool page_tokens=4 pages=16        sets up the cache, with pages of 128
+//     side=0 host=0                    bytes; comes before the first submit
+//   group pages=8 window=6 host=0      adds a page group with a sliding window
+//     keep=6 every=4                   evicts every 4 tokens and keeps 6 slots
+//   options seqs=4 batch=16 queue=8    sets the scheduler's options
+//     len=64 timeout=10s eos=7         more options
+//     copy_rate=4000                   more options
+//   submit a prompt=40 max=5           submits a request with the name a
+//     n=2 prio=1 emitted=3 seed=9      optional fields of the request
+//     temp=1 min=2 stop=17 attempt=1   more fields
+//     deadline=5s queue_timeout=2s     more fields
+//     text=b salt=t logprobs=2         more fields
+//     prompt_logprobs penalties        more fields
+//     budget=0.5                       the request's own eviction budget
+//   schedule                           makes a plan
+//   apply                              executes the plan, applies its result
+//   step [N]                           schedule and apply, N times
+//   run                                steps until no request is left
+//   ahead                              makes the plan after the current one
+//   abort a                            aborts the request
+//   advance 3s                         advances the clock
+//   expect running a b#1               running samples, in serving order
+//   expect waiting c                   waiting samples, in serving order
+//   expect plan a:1 b:7                tokens in the last plan, decodes first
+//   expect free 12                     free pages, over all page groups
+//   expect finished a=length b=stop    how all samples of a request finished
+//   expect failed a=DEADLINE_EXCEEDED  status code of the failed request
+//   expect refused a=RESOURCE_EXHAUSTED/retry   how a's last submit was refused
+//   expect output a                    a's output is that of FakeContinuation
+//   expect tokens a 5                  tokens of sample 0 delivered so far
+//   expect tails 2                     pages of tails, over all page groups
+//   expect cached a 8                  cached tokens that a's finish reports
+//   expect preempted a 2               preemptions that a's finish reports
+//   expect host 3                      pages of the host pool in use
+//   expect moved 4 3                   pages copied to the host, and back
+//   expect evicted 12                  evicted slots, over all page groups
+//   expect idle                        no live request, every page free
 //
-// Prompts are made from a text's name (the request's own, or text=): equal
-// names give equal ids, and a shorter prompt is a prefix of a longer one. The
-// fake executor and the cache's invariants check every step.
+// In `expect`, the word none stands for an empty list of samples or an empty
+// plan. After `ahead`, the next apply first enqueues the plan that `ahead`
+// made, and then applies the current plan. The enqueued plan becomes the
+// current plan.
+//
+// A prompt's ids are made from a name: the request's own or that in text=.
+// Equal names give equal ids, and a shorter prompt is a prefix of a longer one.
+// The fake executor and the cache's invariants check every step.
 #pragma once
 
 #include <map>

@@ -16,7 +16,7 @@
 namespace kvasir::worker {
 
 // The ranks agree on the smallest offered number of pages, and on the
-// weights_id of the tiles of all ranks. Must outlive the ranks.
+// weights_id computed from the tiles of all ranks. Must outlive the ranks.
 //
 // Threads: any thread may call any method.
 class ThreadAgreement {

@@ -27,8 +27,8 @@ model::ModelShape TinyOptShape();
 // The model of TinyShape, but with this sliding window in each layer.
 model::ModelShape TinyWindowShape(int64_t sliding_window);
 
-// Resolved returns the plan as resolved for a rank; Served returns it as the
-// rank runs it. If that is not possible, the test fails.
+// Both return the plan for one rank: Resolved without attention programs,
+// Served with them. If the plan is not valid, the test fails.
 plan::ResolvedPlan Resolved(const kvasir::v1::KvPlan& plan,
                             const model::DecoderSpec& spec,
                             plan::TpShard shard = {});

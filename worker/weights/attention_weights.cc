@@ -22,7 +22,7 @@ struct BasisParts {
   int64_t width = 0;     // R'
   int64_t head_dim = 0;  // D
   RankHeads heads;
-  std::vector<float> mean;             // [keys]; empty: none
+  std::vector<float> mean;             // [keys]; empty: no mean
   WeightMemory* up = nullptr;          // [Hkv, D, R'], or null
   WeightMemory* value_up = nullptr;    // [Hkv, R', D], or null
   WeightMemory* basis_bias = nullptr;  // [R']
@@ -68,9 +68,9 @@ struct BasisParts {
   }
 };
 
-// Expands the complex lift u [2, C] of one head to a matrix of real numbers
-// [2n, 2C], which computes the head's key k = u z from the latent z. n is the
-// number of pairs that the lift covers.
+// Expands the complex lift u [2, C] of one head to a real matrix [2n, 2C],
+// where n is the number of pairs that the lift covers. The matrix computes the
+// head's key k = u z from the latent z.
 struct RealLift {
   const float* complex = nullptr;
   int64_t num_pairs = 0;     // n
@@ -340,8 +340,8 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // For prompts, also loads the rows that MatrixLifts loads, as float32: as
-  // stored for keys (kPackRows), transposed for values (kPack).
+  // For prompts, loads the rows of MatrixLifts again as float32. Keys
+  // (kPackRows) stay as they are stored; values (kPack) are transposed.
   absl::Status PromptLifts(const LatentProgram& latent, int64_t dims,
                            WeightSink::Kind kind, PartWeights* own,
                            WeightJob* job, std::vector<WeightSink>* sinks) {
@@ -448,7 +448,7 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // Allocates memory for the basis as each head's prompt lift.
+  // Allocates each head's prompt lift, which is computed from the basis.
   absl::Status PromptBasis(const PartProgram& part, bool keys,
                            BasisParts* parts, PartWeights* own) {
     if (!part.prompt_lift.has_value()) return absl::OkStatus();

@@ -12,7 +12,8 @@ namespace kvasir::worker {
 struct AttentionLoad {
   const model::DecoderSpec* spec = nullptr;
   int64_t layer = 0;
-  bool first_rank = true;  // only this rank adds the output's bias
+  // Whether this is rank 0, which adds the output's bias.
+  bool first_rank = true;
 };
 
 // Allocates the memory that the program `weights->attention` needs, and adds

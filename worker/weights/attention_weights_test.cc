@@ -497,7 +497,7 @@ TEST(AttentionWeightsTest,
     }
     EXPECT_EQ(part.range_minimum.device_address()[23], -3.0f);
     EXPECT_EQ(part.range_scale.device_address()[0],
-              2.0f);  // 2 bits: 4 codes for a range of 6
+              2.0f);  // 6 / (4 - 1): 4 codes for a range of 6
   }
 }
 

@@ -75,9 +75,9 @@ absl::Status Narrow(const float* numbers, int64_t count, DType dtype,
 struct Rows {
   const char* data = nullptr;
   DType dtype = DType::kF32;
-  int64_t first_column = 0;  // in the tensor
+  int64_t first_column = 0;  // counted from the tensor's first column
   int64_t columns = 0;
-  int64_t first = 0;  // in the tensor
+  int64_t first = 0;  // first row, counted from the tensor's first row
   int64_t count = 0;
   int64_t to = 0;  // destination; see RowTake::column
 };

@@ -43,7 +43,7 @@ struct ReadRange {
 
 // Some rows of a range, in the stored type.
 struct WeightBlock {
-  int64_t first_row = 0;  // first row, in the tensor
+  int64_t first_row = 0;  // counted from the tensor's first row
   int64_t num_rows = 0;
   int64_t first_column = 0;
   int64_t columns = 0;  // as many as the range has
@@ -78,10 +78,9 @@ class WeightSource {
   virtual std::string WeightTiles() const = 0;
 };
 
-// Reads weights from a checkpoint, which must outlive the source. TypeOf
-// returns `missing` for tensors that the checkpoint lacks, so that the weights
-// of a plan can be counted before the plan is applied to the checkpoint. Such
-// tensors cannot be read.
+// Reads weights from a checkpoint, which must outlive the source. For tensors
+// that the checkpoint lacks, TypeOf returns `missing`, so that their bytes can
+// be counted. Such tensors cannot be read.
 class CheckpointSource final : public WeightSource {
  public:
   explicit CheckpointSource(

@@ -33,7 +33,8 @@ struct ShardSizes {
   int64_t num_features = 0;
   plan::IdRange ids;
 
-  // INVALID_ARGUMENT if the heads or features do not divide equally.
+  // INVALID_ARGUMENT if heads or features cannot be divided equally among the
+  // ranks.
   static absl::StatusOr<ShardSizes> Create(const model::DecoderSpec& spec,
                                            plan::TpShard shard);
   RankHeads heads() const { return {{first_q_head, num_q_heads}, kv_heads}; }
@@ -45,23 +46,23 @@ struct ShardSizes {
 // rank's query and KV heads.
 struct PartWeights {
   // If keys are rebuilt: for each KV head a matrix [d, R'] that makes a key
-  // from a latent, and in `up_bias` [Hkv, d] what is added to the keys (null if
-  // nothing). For a complex lift: [2, C] for each KV head.
+  // from a latent. If `up_bias` [Hkv, d] is not null, it is added to the keys.
+  // For a complex lift: [2, C] for each KV head.
   std::vector<kernels::DevicePtr<const float>> up;  // [Hkv]
   kernels::DevicePtr<const float> up_bias;
-  // Otherwise, for each KV head: the matrix that lifts a query to the latent's
-  // width (d x R'), or the one that makes a value from a sum of latents (R' x
-  // D).
+  // Otherwise, for each KV head: a matrix [d, R'] that lifts a query to the
+  // latent's width, or a matrix [R', D] that makes a value from a sum of
+  // latents.
   std::vector<kernels::PackedMatrix> lift;    // [Hkv]
   kernels::DevicePtr<const float> lift_bias;  // [Hq, D], or null
   kernels::PackedMatrix basis;                // [KV heads of the model * D, R']
   kernels::DevicePtr<const float>
       basis_bias;  // [R'], subtracts the mean; or null
   kernels::DevicePtr<const float>
-      range_minimum;  // [sum of R']; null: ranges are stored in slots
+      range_minimum;  // [sum of R']; null: each slot stores its ranges
   kernels::DevicePtr<const float> range_scale;
-  // If the part has a prompt lift (prompt_lift.h): for each KV head the matrix
-  // of the lift, [d, R'] for keys or [R', d] for values.
+  // The matrices of the part's prompt lift (prompt_lift.h), if it has one: [d,
+  // R'] for keys, [R', d] for values.
   std::vector<kernels::DevicePtr<const float>> prompt_up;  // [Hkv], or empty
 };
 
@@ -110,8 +111,8 @@ struct ModelWeights {
   // The value of WeightSource::WeightTiles after loading: the hashes of the
   // tiles that this rank has read.
   std::string weight_tiles;
-  // Bytes of all matrices that a decode step reads. Excludes the embedding, of
-  // which a step reads only a few rows, and prompt lifts.
+  // Bytes of all matrices that a decode step reads. Excludes prompt lifts and
+  // the embedding, of which a step reads only a few rows.
   int64_t matrix_bytes = 0;
   // Bytes of the matrices that were converted to another type when they were
   // loaded.
@@ -130,9 +131,10 @@ struct LoadOptions {
   // small enough that data is still in the CPU's second-level cache when it is
   // packed.
   size_t read_buffer_bytes = size_t{512} << 10;
-  // Only for devices that stage writes (Device::stages_writes): the most host
-  // memory in which all threads together pack matrices before these are copied
-  // to the device. A matrix above the limit is staged while no other is.
+  // Only for devices that stage writes (Device::stages_writes): threads pack
+  // matrices in host memory, from which they are copied to the device. This
+  // limits the memory of all threads together. A matrix above the limit is
+  // staged by itself.
   int64_t max_staged_bytes = int64_t{1} << 30;
   // Called by one thread at a time, with the bytes packed so far and in total.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;

@@ -222,8 +222,8 @@ TEST(WeightsTest,
   }
 }
 
-// Tensor cores multiply activations and weights of the same 16-bit type. Once,
-// a checkpoint of another type ran on a slow kernel without tensor cores.
+// Tensor cores multiply activations and weights of the same 16-bit type. A
+// checkpoint of another type once ran on a slow kernel without tensor cores.
 TEST(WeightsTest, WeightMatricesOnAGpuHaveTheDataTypeOfItsActivations) {
   const std::string layer = "model.layers.0.self_attn.";
   MixedSource source({{layer + "k_proj.weight", DType::kF32},
@@ -272,8 +272,8 @@ TEST(WeightsTest, WeightMatricesOnAGpuHaveTheDataTypeOfItsActivations) {
                   ? weights.qkv.bytes() + weights.o.bytes()
                   : loaded.weights.matrix_bytes - weights.o.bytes());
   }
-  // With float32 activations matrices keep their stored type, because products
-  // read it exactly.
+  // With float32 activations, matrices keep their stored type, because kernels
+  // widen weights to float32 without rounding.
   const Loaded floats = Load(&source, {}, 1, 200, DType::kF32);
   // the tensors that are fused to qkv have different types
   EXPECT_EQ(floats.weights.layers[0].qkv.dtype, DType::kF32);

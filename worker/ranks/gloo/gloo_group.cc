@@ -29,8 +29,9 @@ void SumInOrder(absl::Span<const float* const> parts, int64_t count,
   }
 }
 
-// A view of the columns [first, first + width) of the matrix `data` [num_rows,
-// columns], as one sequence of num_rows * width elements: row after row.
+// Some columns of a matrix: the columns [first, first + width) of `data`
+// [num_rows, columns]. They are seen as one sequence of elements, row after
+// row.
 struct Columns {
   float* data = nullptr;
   int64_t columns = 0;

@@ -331,8 +331,8 @@ TEST_F(GlooGroupTest, AddressesOfDifferentGroupsAreRefused) {
                HasSubstr("differs from the address that this process")));
 }
 
-// Each rank is tested as the one that waits for the other, because either of
-// the two may be the one that opens the connection.
+// Tests each rank as the waiting rank, because either rank may be the one that
+// opens the connection.
 TEST_F(GlooGroupTest, ConnectTimesOutIfARankDoesNotConnect) {
   for (const int64_t rank : {0, 1}) {
     GlooOptions options = {.shard = {rank, 2},

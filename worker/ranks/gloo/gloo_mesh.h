@@ -44,10 +44,9 @@ struct GlooOptions {
   // How long a call waits for a message from another rank. Must be longer than
   // the longest time by which a rank may come late to a call.
   absl::Duration call_timeout = absl::Seconds(30);
-  // The largest payload of a message in bytes, a multiple of 4. Larger calls
-  // are sent as several messages. The memory for messages does not depend on
-  // the size of calls: two outgoing messages, and two incoming ones from each
-  // other rank.
+  // The largest payload of a message in bytes, a multiple of 4. More data is
+  // sent as several messages. A rank has memory for two outgoing messages, and
+  // for two incoming messages from each other rank.
   int64_t chunk_bytes = 128 << 10;
 };
 
@@ -156,8 +155,9 @@ class GlooMesh {
   // The function that thread `watcher_` runs.
   void Watch();
   std::optional<int64_t> FindLost();
-  // Returns the error for a failed connection: the one that the watcher finds,
-  // or an error with `text` if it does not find one within kVerdictTimeout.
+  // Returns the error for a failed connection. This is the error that the
+  // watcher finds within kVerdictTimeout or, if it finds none, an error with
+  // `text`.
   absl::Status Verdict(int64_t peer, const std::string& text);
   // Both return the error that ended the group. If the group has not ended,
   // Fail first ends it with `failure`.

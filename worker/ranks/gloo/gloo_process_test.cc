@@ -158,8 +158,8 @@ TEST_F(GlooProcessTest, AllOtherRanksEndAtOnceIfOneRankIsKilled) {
     EXPECT_TRUE(WIFSIGNALED(ranks[killed]->Wait()));
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       if (rank == killed) continue;
-      // With more than two ranks, the error may name another rank that ended
-      // first because of the killed one.
+      // With more than two ranks, the error may name a rank that ended because
+      // another rank was killed.
       ExpectGroupDied(
           ranks[rank].get(),
           size == 2 ? absl::StrCat("tensor-parallel rank ", killed, " is gone")

@@ -138,8 +138,8 @@ void FollowerState::OnTime(absl::Time now) {
   const absl::Duration passed = now - last_time_;
   last_time_ = now;
   // This process itself did not run for a while (it was stopped or swapped
-  // out). Messages from the leader may be waiting in the socket, so that time
-  // does not count as silence of the leader.
+  // out). The leader's messages may wait in the socket, so the pause does not
+  // count as silence of the leader.
   if (passed > heartbeat_timeout_ / 2)
     last_message_ = std::min(now, last_message_ + passed);
   if (phase_ == Phase::kEnded) return;

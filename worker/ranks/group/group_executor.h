@@ -12,9 +12,9 @@
 namespace kvasir::worker {
 
 // Sends each plan to all followers, then gives it to the leader's own executor.
-// An announced plan is sent when it is announced, so that followers can start
-// it without a pause. Await returns when every rank has reported the same
-// result.
+// A plan that is announced during the previous step is sent at once, so that
+// followers can start it without a pause. Await returns when every rank has
+// reported the same result.
 //
 // Threads: see Executor.
 // Errors: those of Executor. A failed step ends the group, and after the group

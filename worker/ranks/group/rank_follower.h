@@ -1,5 +1,5 @@
-// A tensor-parallel group on a follower. RankClient makes the call to the
-// leader; FollowerState decides what is sent on it.
+// A follower's side of a tensor-parallel group. RankClient makes the call to
+// the leader; FollowerState decides what is sent on the call.
 //
 //   RankFollower follower(options);
 //   ... a call: OnLink ...
@@ -76,7 +76,7 @@ class RankFollower {
   absl::Status FinishStep(const kvasir::v1::StepResult& result)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Reports that the step has failed, and returns the reason why the group
-  // ended, which may differ from `why`: see kFirstReason.
+  // ended, which may differ from `why` if another rank failed first.
   absl::Status FailStep(uint64_t step_id, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Asks the leader to finish its requests and to end the group.

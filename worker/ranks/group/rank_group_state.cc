@@ -462,8 +462,8 @@ void RankGroupState::OnTime(absl::Time now) {
   last_time_ = now;
   if (passed > heartbeat_timeout_ / 2) {
     // This process itself did not run for a while (it was stopped or swapped
-    // out). Messages from followers may be waiting in the sockets, so that time
-    // does not count as silence of the followers.
+    // out). Messages of followers may wait in the sockets, so the pause does
+    // not count as silence of the followers.
     for (auto& [id, link] : links_) {
       link.last_message = std::min(now, link.last_message + passed);
     }
@@ -480,7 +480,7 @@ void RankGroupState::OnTime(absl::Time now) {
   const std::string limit = absl::FormatDuration(heartbeat_timeout_);
   for (const LinkId id : silent) {
     const auto found = links_.find(id);
-    if (found == links_.end()) continue;  // the group ended in this loop
+    if (found == links_.end()) continue;  // an earlier link ended the group
     if (!found->second.rank.has_value()) {
       Refuse(id, RankRefusal::NO_HELLO,
              absl::StrCat("no RankHello within ", limit), nullptr);

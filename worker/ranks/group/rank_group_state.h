@@ -35,9 +35,8 @@ struct RankGroupOptions {
   kvasir::v1::RankIdentity identity;
   std::string collective_address;
   // Computes the ids from the RankReady.weight_tiles of all ranks, in rank
-  // order. Called once, by the thread that is in WaitStarted, when all ranks
-  // are ready. If it returns an error, the group ends with that error on all
-  // ranks.
+  // order. RankLeader::WaitStarted calls it once, when all ranks are ready. If
+  // it returns an error, the group ends with that error on all ranks.
   std::function<absl::StatusOr<CombinedIds>(
       absl::Span<const std::string> tiles_by_rank)>
       combine;
@@ -125,10 +124,11 @@ class RankGroupState {
   // The largest message that the link may send now. Pass a longer message to
   // OnGarbage without parsing it.
   int64_t MaxMessageBytes(LinkId link) const;
-  // A follower sent bytes that do not parse as a message or are too many.
+  // A follower sent bytes that do not parse as a message, or more bytes than
+  // MaxMessageBytes allows.
   void OnGarbage(LinkId link, size_t num_bytes, absl::Time now);
-  // More than kMaxWaitingMessages messages wait to be sent on the link. So the
-  // follower does not read them, and counts as lost.
+  // More than kMaxWaitingMessages messages wait to be sent on the link. The
+  // follower does not read them, so it counts as lost.
   void OnBacklog(LinkId link, size_t num_messages);
   // The call or its connection has ended, with the status `why`.
   void OnLost(LinkId link, const absl::Status& why);
@@ -138,9 +138,10 @@ class RankGroupState {
 
   // The leader's own rank has loaded its weights and is ready. Call it once.
   void OnReady(kvasir::v1::RankReady ready);
-  // When all ranks are ready, returns their weight tiles in rank order, once;
-  // otherwise nullopt. Call RankGroupOptions::combine with them and pass its
-  // result to OnCombined, which starts or ends the group.
+  // Once all ranks are ready, the first call returns their weight tiles in rank
+  // order. All other calls return nullopt. Pass the tiles to
+  // RankGroupOptions::combine, and its result to OnCombined, which starts or
+  // ends the group.
   std::optional<std::vector<std::string>> TakeTiles();
   void OnCombined(const absl::StatusOr<CombinedIds>& ids);
   // A step is about to be sent to all followers. FAILED_PRECONDITION if the
@@ -184,7 +185,7 @@ class RankGroupState {
  private:
   struct Link {
     std::string peer;
-    std::optional<uint32_t> rank;  // absent until its RankHello
+    std::optional<uint32_t> rank;  // absent before its RankHello
     absl::Time last_message;
   };
   struct Member {
@@ -226,8 +227,8 @@ class RankGroupState {
 
   void Refuse(LinkId link, RefusalReason reason, const std::string& detail,
               const kvasir::v1::RankHello* hello, int field = 0);
-  // A rank broke a rule or left. While the group is joining, another process
-  // may join in its place. Later, the group ends.
+  // A rank broke a rule or left. If the group is still joining, another process
+  // may take the rank's place. Otherwise the group ends.
   void Fail(uint32_t rank, const absl::Status& why);
   void End(const absl::Status& why);
   void Send(LinkId link, kvasir::v1::LeaderMessage message);

@@ -416,8 +416,8 @@ TEST(RankGroupTest, AllRanksEndIfTheLeaderFails) {
 }
 
 TEST(RankGroupTest, TheGroupEndsIfARankHangsInAStep) {
-  // `hang` makes an executor hang in step 2 until the group ends, as a
-  // collective that waits for a lost rank does.
+  // `hang` simulates a collective that waits for a lost rank: step 2 of an
+  // executor hangs until the group ends.
   Group* all = nullptr;
   const auto hang = [&all](uint32_t rank) {
     return [&all, rank](const StepPlan& plan, StepResult*) {
@@ -636,8 +636,8 @@ TEST(RankGroupTest, ARankIsNotReportedAsLostDuringALongLoadOrALongStep) {
   KVASIR_EXPECT_OK(group.Ended(1));
 }
 
-// When rank 2 fails, the collectives of ranks 0 and 1 fail sooner than the
-// leader receives rank 2's reason.
+// When rank 2 fails, the collectives of ranks 0 and 1 fail before the leader
+// receives the reason from rank 2.
 TEST(RankGroupTest, TheGroupReportsTheErrorOfTheRankThatFailedFirst) {
   GroupOptions options;
   const auto echo = [](const StepPlan& plan, StepResult*) {
@@ -701,7 +701,7 @@ TEST(RankGroupTest, AllRanksEndIfTheLeaderFailsToCombineTheWeightTiles) {
   other.join();
 }
 
-// In each round something else fails at another step. All calls that wait must
+// Rounds differ in what fails and after which step. All calls that wait must
 // return.
 TEST(RankGroupTest, EveryCallThatWaitsReturnsWhenTheGroupEndsForAnyReason) {
   for (int round = 0; round < 40; ++round) {

@@ -52,7 +52,7 @@ std::string RankName(const kvasir::v1::RankHello& hello);
 // Makes a name that another process sent printable and shortens it.
 std::string PeerName(absl::string_view name);
 
-// The most bytes of a status text from another process that are kept.
+// A status text from another process is cut to this many bytes.
 inline constexpr size_t kMaxPeerTextBytes = 1024;
 
 // Makes a text that another process sent printable and shortens it.

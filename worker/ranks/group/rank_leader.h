@@ -1,5 +1,5 @@
-// A tensor-parallel group on its leader. RankServer listens for followers;
-// RankGroupState decides what is sent to them.
+// The leader's side of a tensor-parallel group. RankServer listens for
+// followers; RankGroupState decides what is sent to them.
 //
 //   RankLeader leader(options);
 //   KVASIR_ASSIGN_OR_RETURN(auto addresses, leader.WaitJoined());
@@ -40,9 +40,9 @@ struct RankLeaderOptions {
   const base::Clock* clock = &base::Clock::Real();
   // Called once when the group ends, unless Drain or the destructor ends it. It
   // should first abort the collective, because this rank's step may be waiting
-  // for a lost rank, and then end the process. on_end and on_drain_asked are
-  // called on a thread that calls the leader or on the leader's own thread, and
-  // must not block.
+  // for a lost rank, and then end the process. Neither on_end nor
+  // on_drain_asked may block, because they run on the leader's thread or on a
+  // thread that calls the leader.
   std::function<void(const absl::Status& why)> on_end;
   // Called when a follower's process was asked to stop: the engine should then
   // finish its requests and drain the group.
@@ -92,7 +92,7 @@ class RankLeader {
   absl::Status FinishStep(const kvasir::v1::StepResult& own)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The leader's own step has failed. Ends the group and returns the reason why
-  // it ended, which may differ from `why`: see kFirstReason.
+  // it ended, which may differ from `why` if another rank failed first.
   absl::Status FailStep(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // See RankGroupState::Drain and Abort.

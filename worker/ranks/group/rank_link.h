@@ -11,7 +11,7 @@
 namespace kvasir::worker {
 
 // If more messages than this wait to be sent, the peer is not reading and
-// counts as lost. The limit is more than the heartbeats of two heartbeat
+// counts as lost. Fewer heartbeats than this are sent in two heartbeat
 // timeouts.
 inline constexpr size_t kMaxWaitingMessages = 16;
 

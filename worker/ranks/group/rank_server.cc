@@ -184,7 +184,8 @@ class RankServer::Service final
     }
     const auto found = context.client_metadata().find(kRankAuthorizationKey);
     if (found == context.client_metadata().end()) return false;
-    // Hashes are compared, because they have the same length whatever was sent.
+    // Compares hashes instead of the secrets, because all hashes have the same
+    // length.
     return base::EqualInConstantTime(
         want_, base::Sha256Hex({found->second.data(), found->second.size()}));
   }

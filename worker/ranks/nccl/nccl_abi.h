@@ -40,7 +40,7 @@ struct Config {
   size_t size = sizeof(Config);
   unsigned int magic = 0xcafebeef;
   unsigned int version = 21800;
-  int blocking = INT_MIN;  // INT_MIN or null lets NCCL choose
+  int blocking = INT_MIN;  // here and below: INT_MIN or null lets NCCL choose
   int cga_cluster_size = INT_MIN;
   int min_ctas = INT_MIN;
   int max_ctas = INT_MIN;

@@ -1,5 +1,5 @@
-// Tests a group of one rank over NCCL: with a GPU and NVIDIA's library in the
-// test program of kernels/cuda; elsewhere with the emulated device and the fake
+// Tests a group of one rank over NCCL. The test program of kernels/cuda uses a
+// GPU and NVIDIA's library. Other builds use the emulated device and the fake
 // NCCL library.
 #include <cstdint>
 #include <cstdlib>

@@ -246,8 +246,8 @@ class NcclCollective final : public Collective {
 // interface and its behaviour in graph captures.
 absl::Status SetEnvironment(const std::string& interface) {
   // Turn buffer registration off, unless the variable is already set. With
-  // registration, the ranks of a host wait for each other inside a captured
-  // call, and would wait for ever if one of them does not capture the call.
+  // registration, ranks of a host wait for each other inside a captured call.
+  // They would wait for ever if one of them did not capture the call.
   setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
   if (interface.empty()) return absl::OkStatus();
   if (if_nametoindex(interface.c_str()) == 0) {

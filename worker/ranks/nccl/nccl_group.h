@@ -26,8 +26,8 @@ struct NcclOptions {
   // Paths of libnccl.so.2 to try, in order. Empty: Nccl::DefaultFiles.
   std::vector<std::string> libraries;
   // True: AllReduceSum adds in rank order. That costs bandwidth: each rank
-  // receives the data of all other ranks, (size - 1) times the bytes of `data`,
-  // while NCCL's own sum sends less than twice the bytes of `data`.
+  // receives (size - 1) times the bytes of `data`. For NCCL's own sum, a rank
+  // sends less than twice the bytes of `data`.
   bool deterministic = false;
   // Selects the rank's GPU for the calling thread, as cudaSetDevice does. Null
   // if there is nothing to select (one GPU, or none).

@@ -464,8 +464,6 @@ TEST_F(NcclGroupTest, CallsOnAStreamOfTheCpuAreRefused) {
   EXPECT_THAT(own.Broadcast(&text), refused("Broadcast"));
 }
 
-// A missing kernel is reported before the first step, while the executor counts
-// the memory that steps need.
 TEST_F(NcclGroupTest,
        AMissingKernelIsReportedBeforeTheFirstStepWhileMemoryIsCounted) {
   NcclOptions options = Patient();

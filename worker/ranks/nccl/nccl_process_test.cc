@@ -28,8 +28,9 @@ namespace {
 constexpr int64_t kNumbers = 50000;
 
 // The main function of a rank process. Prints its address, reads the addresses
-// of all ranks, prints "connected" and makes calls; prints "call" now and then,
-// and at the end the error that killed the group.
+// of all ranks, prints "connected" and makes calls. While it makes calls, it
+// prints "call" now and then. At the end it prints the error that killed the
+// group.
 int RunRank(int64_t rank, int64_t size, int64_t timeout_ms) {
   const auto say = [](const std::string& line) {
     std::cout << line << std::endl;

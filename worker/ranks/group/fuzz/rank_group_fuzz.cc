@@ -1,6 +1,6 @@
-// Fuzz test with malicious followers: whatever they send, in any order and at
-// any time, the invariants of RankGroupState must hold, and a group that
-// receives nothing more must end.
+// Fuzz test with malicious followers. The invariants of RankGroupState must
+// hold whatever the followers send, and a group that receives nothing more must
+// end.
 #include <cstddef>
 #include <cstdint>
 #include <map>

@@ -6,16 +6,16 @@
 // The environment variable KVASIR_FAKE_NCCL injects faults: a list of
 // RANK:CALL:FAULT, separated by commas. CALL 0 is the connection; the
 // collective calls of each rank are numbered from 1. The faults are:
-//   hang    the rank never executes the call
-//   error   like hang, and NCCL reports an asynchronous error on this rank
-//   refuse  the function returns an error
-//   late    the function returns "in progress" and continues for a while
-//   stuck   the function does not return before the communicator is aborted, as
-//           if the queue of launches were full
-//   notify  (only for call 0) the rank notices when other ranks abort or end,
-//           like ranks connected over a network; otherwise it does not notice
-// A call that is captured into a graph is counted once, at the capture, for the
-// faults refuse, late and stuck; for hang and error, at each replay.
+//   hang     the rank never executes the call
+//   error    like hang, and NCCL reports an asynchronous error on this rank
+//   refuse   the function returns an error
+//   late     the function returns "in progress" and continues for a while
+//   stuck    the function returns only after the communicator is aborted
+//   notify   the rank notices when other ranks abort or end
+// The fault stuck simulates a full launch queue. The fault notify, only for
+// call 0, simulates a connection over a network. Without it, a rank does not
+// notice that others end. If calls are captured into graphs, CALL counts their
+// captures for refuse, late and stuck, and their replays for hang and error.
 // KVASIR_FAKE_NCCL_VERSION sets the version.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -337,7 +337,7 @@ class State {
   uint64_t calls_ = 0;
   int polls_ = 0;
   std::function<void()> late_;  // work to continue after a call (fault `late`)
-  // calls that the stream has reached (only its thread uses this)
+  // calls that the stream has reached (only the stream's thread uses this)
   uint64_t came_ = 0;
   uint64_t steps_ = 0;  // chunks exchanged (only the stream's thread uses this)
   std::atomic<int> jobs_{0};  // enqueued jobs, and jobs in captured graphs
@@ -481,9 +481,9 @@ Result ncclCommDestroy(CommHandle comm) {
 Result ncclCommAbort(CommHandle comm) {
   ++aborts;
   comm->state->Abort();
-  // Another thread may hang in a call. That thread copied comm->state before it
-  // set `used`. So after this read of `used` it no longer needs `comm`, and
-  // `comm` can be deleted.
+  // Another thread may still hang in a call. It copied comm->state before it
+  // set `used`, so after this read of `used` that thread no longer needs
+  // `comm`.
   (void)comm->state->used.load();
   delete comm;
   return Result::kOk;
