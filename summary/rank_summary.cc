@@ -54,7 +54,8 @@ std::string SideText(const plan::Replica& replica) {
   return std::string(plan::SideName(*replica.side));
 }
 
-// Adds a layer whose bytes per token differ between ranks.
+// If the layer's bytes per token differ between ranks, adds the layer to
+// `uneven`.
 void AddUneven(int64_t layer, const std::vector<cache::PageLayout>& layouts,
                std::vector<UnevenLayers>* uneven) {
   const auto [least, most] = std::minmax_element(

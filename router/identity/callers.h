@@ -33,9 +33,8 @@ class CallerObserver {
  public:
   virtual ~CallerObserver() = default;
   virtual void OnCallerRefused(CallerRefusal /*why*/) {}
-  // The file has changed. If `ok`, its new contents are in use; otherwise the
-  // previous contents are still in use. Called after the change has been
-  // logged.
+  // Called when the file has changed, after the change was logged. If `ok`, the
+  // new contents are in use; otherwise the previous ones still are.
   virtual void OnIdentitiesRead(bool /*ok*/) {}
 };
 
@@ -58,8 +57,8 @@ struct Caller {
   // The tenant's quota; null if there are no quotas.
   std::shared_ptr<TenantQuota> quota;
 
-  // Returns the tenant for CacheSaltOf: empty if the tenant shares cached
-  // prefixes with others.
+  // The name that keeps the cached prefixes of tenants apart (CacheSaltOf);
+  // empty if the tenant shares them.
   std::string cache_tenant() const { return shared_prefix_cache ? "" : tenant; }
 };
 
@@ -91,11 +90,11 @@ class Callers {
   static absl::StatusOr<std::shared_ptr<Callers>> Open(
       Options options, CallerObserver* observer);
 
-  // Reads the file again. If it cannot be read or parsed, this is logged and
-  // counted once, and the previous contents stay in use. Otherwise the new
-  // contents are used. If CheckListener would refuse them at a start, this is
-  // only logged: a caller that was removed from the file must lose its access,
-  // even if it was the last one. Call this from one thread at a time.
+  // Reads the file again. If it cannot be read or parsed, logs and counts this
+  // once and keeps the previous contents. Otherwise uses the new contents, even
+  // if CheckListener refuses them (this is logged): a caller that was removed
+  // from the file must always lose its access. Call this from one thread at a
+  // time.
   void Poll() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Identifies a caller that needs `role`. `tenant` is the tenant that the
@@ -105,24 +104,23 @@ class Callers {
   // tenant that is not in the file, the gateway's quota applies, and the tenant
   // shares no cached prefixes.
   // A refusal is counted, and its status has a reason
-  // (router/base/refusal_reason.h). `refused` (may be null) then receives the
-  // tenant and the label for the log, as far as they are known.
+  // (router/base/refusal_reason.h). If `refused` is not null, it receives the
+  // tenant and the label if they are known, for the log.
   absl::StatusOr<Caller> Identify(const Credentials& credentials,
                                   kvasir::v1::Role role,
                                   const std::string& tenant = "",
                                   Caller* refused = nullptr) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // For an identified caller, these two methods do the same as the methods of
-  // TenantQuota with the same names. A refusal is counted, and its status has a
-  // reason.
+  // Call the method of the same name of the caller's TenantQuota. A refusal is
+  // counted, and its status has a reason.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(
       const Caller& caller) const;
   absl::StatusOr<std::shared_ptr<ByteShare>> TakeBytes(
       const Caller& caller, size_t bytes,
       std::shared_ptr<ByteShare> outer) const;
-  // Does the same as RequestPlace::CountSamples. A refusal is counted, and its
-  // status has a reason.
+  // Calls RequestPlace::CountSamples. A refusal is counted, and its status has
+  // a reason.
   absl::Status CountSamples(RequestPlace* place, uint32_t n) const;
 
  private:
@@ -141,8 +139,8 @@ class Callers {
 
   const Options options_;
   CallerObserver* const observer_;
-  // The last contents that were read, whether or not they are in use. Used only
-  // by the thread that polls.
+  // The file's text at the last read, or the read's error. Used only by the
+  // thread that polls.
   std::string seen_;
 
   mutable base::Mutex mutex_;

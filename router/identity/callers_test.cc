@@ -106,9 +106,8 @@ TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndUsesItsQuota) {
   EXPECT_EQ(other->tenant, "green");
   EXPECT_EQ(other->quota, Ask("gate")->quota);
   EXPECT_EQ(other->quota, Ask("gate", "yellow")->quota);
-  // The gateway's own calls use the shared prefix cache (its cache_tenant is
-  // empty). If the gateway names a tenant that is not in the file, this tenant
-  // has its own cache.
+  // The gateway's own calls share cached prefixes (cache_tenant is empty). A
+  // tenant that is not in the file has its own cache.
   EXPECT_EQ(Ask("gate")->cache_tenant(), "");
   EXPECT_EQ(other->cache_tenant(), "green");
   EXPECT_THAT(
@@ -252,8 +251,8 @@ TEST_F(CallersTest,
   EXPECT_EQ(observer_.reads[true], 1);
 }
 
-// Regression test: if a start would have refused a changed file, the change was
-// ignored. So a token that the file no longer contained stayed valid.
+// Regression test: a changed file was ignored if a server could not start with
+// it. So a token that had been removed from the file stayed valid.
 TEST_F(CallersTest, RemovingTheLastCallerFromTheIdentitiesFileEndsItsAccess) {
   proof_.admin_asks = true;
   const std::string op = TenantJson("op", R"("roles": ["ADMIN"])");

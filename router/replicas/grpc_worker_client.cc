@@ -28,8 +28,8 @@ using GenerateStub =
 
 constexpr char kGenerateMethod[] = "/kvasir.v1.Worker/Generate";
 
-// The client's open calls, so that Close can reset them.
-// Threads: its methods may be called from any thread.
+// The client's open calls. Close resets them. Threads: its methods may be
+// called from any thread.
 class OpenCalls {
  public:
   // Returns false if Close has been called.
@@ -337,8 +337,8 @@ class GrpcWorkerClient final : public WorkerClient {
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetMaxReceiveMessageSize(
         static_cast<int>(options.max_receive_message_bytes));
-    // Give each channel its own connection. By default gRPC would share one
-    // among channels to the same address.
+    // Give each channel its own connection. By default, channels to the same
+    // address share one.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt("kvasir.connection", index);
     return grpc::CreateCustomChannel(target,
@@ -349,7 +349,7 @@ class GrpcWorkerClient final : public WorkerClient {
   }
 
   const std::shared_ptr<OpenCalls> open_calls_ = std::make_shared<OpenCalls>();
-  // This stub is held by shared_ptr because calls may outlive the client.
+  // Shared, because calls may outlive the client.
   std::shared_ptr<v1::Worker::Stub> control_;
   std::vector<std::shared_ptr<GenerateStub>> stubs_;
   std::atomic<size_t> next_{0};

@@ -41,11 +41,11 @@ class ReplicaObserver {
 
 // The properties that a worker must have.
 struct Expected {
-  // The hash of the facades' tokenizer; empty: the worker may have any
+  // The hash of the router's tokenizer; empty: the worker may have any
   // tokenizer.
   std::string tokenizer_hash;
-  // The properties with which the worker must agree: those of a replica of the
-  // same model that is in use. Absent if there is none.
+  // A replica of the same model that is in use; the worker must have equal
+  // properties. Absent if no replica is in use.
   std::optional<kvasir::v1::WorkerInfo> peer;
 };
 

@@ -29,7 +29,8 @@ struct EngineFlags {
   double gpu_memory_utilization = 0.9;
   bool gpu_memory_given = false;
   bool cuda_graphs = false;
-  // Empty: a share of the pool's size; 0: no host pool.
+  // The size of the host's page pool; empty: chosen from the free memory; 0: no
+  // host pool.
   std::optional<int64_t> host_pool_bytes;
   int64_t max_queue = 1024;
   absl::Duration queue_timeout = absl::Minutes(5);
@@ -49,7 +50,8 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options);
 struct ListenTlsFlags {
   std::string certificate;
   std::string key;
-  std::string client_ca;  // if not empty, clients need a certificate too
+  // authorities for clients' certificates; empty: none needed
+  std::string client_ca;
   std::vector<std::string> client_names;
   // For a worker without a client_ca: true allows programs on other machines to
   // call it without a certificate.
@@ -78,14 +80,14 @@ struct ListenFlags {
   std::string health_host;  // empty: `host`
   std::string ready_file;
   absl::Duration drain_timeout = absl::Seconds(30);
-  // The following two limit the connections of clients.
+  // Limits of clients' connections: their number and their age.
   int64_t max_connections = 0;  // 0: half of the process's file descriptors
   // 0: a third of drain_timeout
   absl::Duration max_connection_age = absl::ZeroDuration();
 };
 // The age at which a client's connection is closed: by default a third of
-// --drain-timeout, so that calls can finish after that. INVALID_ARGUMENT if it
-// is not less than --drain-timeout.
+// --drain-timeout, so that a drain has time left for running calls.
+// INVALID_ARGUMENT if it is not less than --drain-timeout.
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags);
 // Parses "unix:/path" or "host:port", the value of `flag`.
 absl::StatusOr<base::ListenAddress> ParseListen(const std::string& text,
@@ -98,9 +100,9 @@ base::ListenAddress AdminAddress(const ListenFlags& flags);
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
     const ListenFlags& flags, const base::ListenAddress& listen,
     base::TlsWatch* watch);
-// The credentials of a worker's listener. Like the function above, but also
-// FAILED_PRECONDITION if other machines could call without a certificate and no
-// flag allows this.
+// The credentials of a worker's listener. Errors: those of ListenCredentials,
+// and FAILED_PRECONDITION if other machines could call without a certificate
+// and no flag allows this.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
 WorkerListenCredentials(const ListenFlags& flags,
                         const base::ListenAddress& listen,
@@ -113,9 +115,9 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
     const ListenFlags& flags, const base::ListenAddress& listen,
     base::TlsWatch* watch, bool by_token = false);
 
-// The callers for which a program listens; it decides which flags the program
-// has. A router for clients has --grpc-port, a worker has --listen instead, and
-// a rank, which only operators call, has neither.
+// Who calls a program. A program that clients call has --grpc-port, a worker
+// (called by routers) has --listen, and a rank (called only by operators) has
+// neither.
 enum class CalledBy { kClients, kRouters, kOperators };
 void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers);
 

@@ -74,8 +74,8 @@ absl::Status ReadInterval(const JsonFields& fields, EvaluationRow* row) {
   return absl::OkStatus();
 }
 
-// Reads the bytes that are held at the end of a window, and the eviction
-// method. In older files, which have neither field, nothing is evicted.
+// Reads the cache's size at the end of a window, and the eviction method. Older
+// files, which lack these fields, are about plans without eviction.
 absl::Status ReadHeld(const JsonFields& fields, int64_t window_tokens,
                       EvaluationRow* row) {
   const auto tokens = static_cast<double>(window_tokens);

@@ -51,10 +51,9 @@ class EvictionTrace {
 
   // Sets the tokens of the run, in order, beginning with the prompt.
   void SetText(std::vector<std::string> tokens, int64_t prompt_tokens);
-  // Records that layer `index` of layers() evicted after `seen` tokens.
+  // Records an eviction of layer `index` of layers() after `seen` tokens.
   // `positions` [units, kept] are the tokens that each unit kept, ascending.
-  // INTERNAL, with the place, if a position was evicted before or has not been
-  // seen.
+  // INTERNAL if a position was evicted before or has not been seen.
   absl::Status Add(size_t index, int64_t seen,
                    absl::Span<const uint32_t> positions);
 

@@ -204,7 +204,7 @@ ordered_json ToJson(const ReportSide& side) {
           {"exact_window", summary.exact_window}};
 }
 
-// Sets each side's lifted_from_tokens, and the report's invariance. `plan` is
+// Sets ReportSide::lifted_from_tokens and InspectReport::invariance. `plan` is
 // the plan for the whole model on one rank.
 void ReportPromptLifts(const worker::ServedPlan& plan, bool rows_are_invariant,
                        InspectReport* report) {
@@ -233,8 +233,8 @@ void ReportPromptLifts(const worker::ServedPlan& plan, bool rows_are_invariant,
   report->invariance = worker::InvarianceName(lifts, rows_are_invariant);
 }
 
-// Reports the share of each tensor-parallel rank. `served` is the plan for a
-// single rank.
+// Reports the share of each tensor-parallel rank. `served` is the plan of a
+// server with one rank.
 absl::StatusOr<RankSummary> Ranks(
     const ModelSource& source, const ReportOptions& options,
     const absl::StatusOr<std::shared_ptr<const worker::ServedPlan>>& served) {

@@ -300,8 +300,8 @@ TEST(InspectReportTest, NamesThePartOfThePlanThatTheEngineCannotServe) {
   EXPECT_EQ(ReportToJson(other)["served"], false);
 }
 
-// The plan is valid, but the check of a starting server refuses it, so the
-// report must say so.
+// The plan is valid, but a server would refuse to start with it. The report
+// must say so.
 TEST(InspectReportTest,
      NamesThePartOfThePlanThatTheKernelsOfThisBuildCannotServe) {
   ModelSource source =
@@ -388,7 +388,7 @@ TEST(InspectReportTest, TheTableOfRanksShowsTheNumberOfTokensStoredExactly) {
   const auto json = ReportToJson(report)["layers"];
   EXPECT_EQ(json[0]["exact_sinks"], 4);
   EXPECT_EQ(json[0]["exact_window"], 0);
-  // the values are not stored as codes, so they are exact anyway
+  // values without codes are exact anyway
   EXPECT_EQ(json[1]["exact_sinks"], 0);
   EXPECT_EQ(json[2]["exact_window"], 24);
   EXPECT_THAT(ReportToText(report),

@@ -20,7 +20,8 @@
 namespace kvasir::cli {
 
 // The data that a rank receives through a pipe from the process that started
-// it. It contains a secret, and every user of the machine can read flags.
+// it. A flag could not carry the secret, because all users of the machine can
+// read flags.
 struct JoinInfo {
   std::string leader;
   std::string secret;
@@ -44,16 +45,16 @@ class LocalRanks {
   using OnFailure = std::function<void(const absl::Status& why)>;
 
   // Starts this program once for each child, with --join-fd added to the
-  // child's arguments. The variables KVASIR_* are removed from its environment,
-  // because their values are in the arguments. UNAVAILABLE, with the system's
-  // reason, if a child cannot be started.
+  // child's arguments. The environment variables KVASIR_* are not passed on,
+  // because their values are in the arguments. UNAVAILABLE if a child cannot be
+  // started.
   static absl::StatusOr<std::unique_ptr<LocalRanks>> Start(
       const std::vector<Child>& children);
   // Ends the children.
   ~LocalRanks();
 
-  // Sends `info` to the children, to each with its own LocalShare. Call it
-  // once, and soon after Start, because the children wait for it.
+  // Sends `info` to the children; each gets its own LocalShare. Call it once,
+  // soon after Start, because the children wait for `info`.
   absl::Status Send(const JoinInfo& info, OnFailure on_failure)
       ABSL_LOCKS_EXCLUDED(reporting_mutex_, mutex_);
 
@@ -63,7 +64,7 @@ class LocalRanks {
   // Waits at most `timeout` for all children to end. Returns true if all have
   // ended.
   bool WaitEnded(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The failure of the last child that failed before End; OK if none failed.
+  // The error of the child that failed last, before End; OK if no child failed.
   absl::Status failure() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Gives the remaining children a moment to end, then kills them. Their
   // failures are not reported.
@@ -73,9 +74,9 @@ class LocalRanks {
   // the kernel to kill this process when the parent's thread ends. UNAVAILABLE
   // if the parent is gone.
   static absl::StatusOr<JoinInfo> ReadJoinInfo(int join_fd);
-  // Called in a child that ends: kills the parent if it is stopped (SIGSTOP).
-  // Without this rank it could never go on, and its clients would wait for it
-  // until their own deadlines.
+  // Called in a child that ends: kills the parent if it is stopped (SIGSTOP). A
+  // stopped parent does not notice that this rank is gone, and its clients
+  // would wait until their own deadlines.
   static void KillStoppedParent();
 
  private:

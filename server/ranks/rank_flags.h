@@ -15,8 +15,9 @@
 
 namespace kvasir::cli {
 
-// The TLS files of the listener on which ranks join, and of the ranks that call
-// it. Both must show a certificate that `ca` has signed.
+// The TLS files for joining the group, of the leader's listener and of the
+// ranks that connect to it. Both sides must show a certificate that `ca` has
+// signed.
 struct RankTlsFlags {
   std::string certificate;
   std::string key;

@@ -41,9 +41,8 @@ struct RankGroupSettings {
   std::function<void()> on_drain_asked;
 };
 
-// The part of the group that runs in rank 0, the leader.
-// Threads: Membership states the threads that may call its methods; all others
-// are called from the main thread.
+// The part of the group that runs in rank 0, the leader. Threads: Membership
+// documents its methods; only the main thread calls the others.
 class LeaderGroup final : public Membership {
  public:
   // `children` (or null) must outlive this object; they wait for the JoinInfo
@@ -82,7 +81,7 @@ class LeaderGroup final : public Membership {
 
   const RankGroupSettings settings_;
   LocalRanks* const children_;
-  // true: the reason why the group ends is no longer reported
+  // true: on_fatal is not called any more
   std::atomic<bool> ending_{false};
   GroupCollective collective_;
   std::unique_ptr<worker::RankLeader> leader_;

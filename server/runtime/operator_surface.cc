@@ -26,12 +26,11 @@ namespace {
 
 // The most connections of the admin port and of the health port.
 constexpr size_t kFewConnections = 64;
-// The time after which idle connections of these ports are closed, so that they
-// do not prevent a probe from connecting. A closed channel reconnects with its
-// next call.
+// Connections of these ports are closed after being idle for this time, so that
+// a probe can always connect. A client's channel reconnects with its next call.
 constexpr absl::Duration kIdle = absl::Seconds(5);
 
-// The time within which a program that has failed must end.
+// How long a failed program may take to end.
 constexpr absl::Duration kMostToEnd = absl::Seconds(20);
 
 // Writes the file completely or not at all, because a waiting process may read
@@ -117,8 +116,8 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
   }
   health.listen.port = listen.health_port;
   health.listen.flag = "--health-port";
-  // Enough that a flood of new connections does not replace that of a probe
-  // before it is answered.
+  // So many that in a flood of new connections a probe is answered before its
+  // connection is replaced.
   health.max_connections = 4 * kFewConnections;
   health.replace_oldest_connection = true;
   health.max_connection_idle = kIdle;
@@ -174,8 +173,8 @@ void OperatorSurface::Fail(const std::string& why) {
   // Only the first failure counts, because it causes the others.
   if (!failed_.exchange(true)) {
     base::LogError("exiting", {{"why", why}});
-    // Ends the process if its regular end takes too long, because a library may
-    // wait for a lost rank.
+    // If a library waits for a lost rank, the process may hang while it ends.
+    // So this thread ends the process.
     std::thread([] {
       absl::SleepFor(kMostToEnd);
       base::LogError("the program did not end in time and is stopped by force");
