@@ -115,9 +115,8 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
     const ListenFlags& flags, const base::ListenAddress& listen,
     base::TlsWatch* watch, bool by_token = false);
 
-// Who calls a program. A program that clients call has --grpc-port, a worker
-// (called by routers) has --listen, and a rank (called only by operators) has
-// neither.
+// The callers of a program. Clients call its --grpc-port, and routers call a
+// worker's --listen; a rank, which only operators call, has neither flag.
 enum class CalledBy { kClients, kRouters, kOperators };
 void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers);
 

@@ -1,4 +1,4 @@
-// What all long-running programs have for their operators: the metrics, health
+// All long-running programs give operators the same tools: the metrics, health
 // and admin ports, the ready line, the ready file, and the drain.
 #pragma once
 

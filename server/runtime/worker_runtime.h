@@ -39,8 +39,8 @@ struct WorkerRuntimeOptions {
   // Null if one process runs the model.
   std::unique_ptr<LeaderGroup> group;
   // Returns the address to listen on. Called only after the model is loaded,
-  // because the function may create a socket folder, which a failed load would
-  // leave behind.
+  // because the function may create a socket folder, and a failed load must not
+  // leave this folder on the disk.
   std::function<absl::StatusOr<base::ListenAddress>()> listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   std::string tokenizer_hash;  // empty: the model has no tokenizer

@@ -13,7 +13,7 @@
 
 namespace kvasir::worker {
 
-// These numbers are sent over the network: do not renumber.
+// Do not change these numbers, because they are sent over the network.
 enum class CollectiveKind : uint32_t {
   kAllReduceSum = 1,
   kAllGather = 2,

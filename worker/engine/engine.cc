@@ -25,8 +25,8 @@ using base::MutexLock;
 using kvasir::v1::StepPlan;
 
 // How long the engine's thread sleeps if there is work but no step can be
-// planned. It wakes up again to notice deadlines. For the watchdog, this time
-// counts as time without progress.
+// planned. Then it checks deadlines and plans again. For the watchdog, this
+// sleep is not progress.
 constexpr absl::Duration kNothingPlanned = absl::Milliseconds(10);
 
 // The sink of the warm-up requests, which ignores all events.
@@ -38,8 +38,8 @@ class NullSink final : public EngineSink {
   void OnFailed(const Refusal&) override {}
 };
 
-// Implements Engine with threads of its own. mutex_ is the only lock, and it is
-// not held during callbacks.
+// Implements Engine with its own threads. mutex_ is the only lock; no callback
+// runs while it is held.
 class ThreadedEngine final : public Engine, private EngineObserver {
  public:
   ThreadedEngine(EngineOptions options, cache::KvCache* cache,
@@ -66,7 +66,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
  private:
   enum class State { kNew, kWarmingUp, kRunning, kStopping, kStopped, kFailed };
 
-  // A call of another thread that the engine's thread must carry out.
+  // A method call by another thread, passed to the engine's thread.
   struct Command {
     enum class Kind { kSubmit, kAbort, kRefuseAll };
     Kind kind = Kind::kSubmit;
@@ -103,8 +103,8 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   absl::StatusOr<kvasir::v1::StepResult> Await() ABSL_LOCKS_EXCLUDED(mutex_);
   void Observe(absl::Duration schedule, absl::Duration execute)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Publishes the ends of requests and the new load to other threads, both
-  // under one lock.
+  // Updates live_ and load_ for other threads, and passes a changed load to
+  // listeners.
   void Publish() ABSL_LOCKS_EXCLUDED(mutex_);
   void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -153,8 +153,8 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   absl::flat_hash_map<std::string, std::vector<uint32_t>> live_
       ABSL_GUARDED_BY(mutex_);
   uint64_t num_live_ ABSL_GUARDED_BY(mutex_) = 0;
-  // The number of requests that wait for their first step: first those in the
-  // inbox, then those in the scheduler.
+  // The numbers of requests that wait for their first step, in the inbox and in
+  // the scheduler.
   uint32_t inbox_submits_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t scheduler_queued_ ABSL_GUARDED_BY(mutex_) = 0;
   LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);
@@ -162,8 +162,8 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   bool load_wanted_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::weak_ptr<LoadListener>> listeners_ ABSL_GUARDED_BY(mutex_);
   EngineTotals totals_ ABSL_GUARDED_BY(mutex_);
-  // The plan that is being executed, for the watchdog's report. The message
-  // does not change while this points to it.
+  // The plan that is being executed, for the watchdog's report. Nobody changes
+  // the plan meanwhile.
   const StepPlan* executing_ ABSL_GUARDED_BY(mutex_) = nullptr;
   // Read by the watchdog: whether there is work, and when the engine last made
   // progress.
@@ -514,8 +514,7 @@ absl::Status ThreadedEngine::Step(bool* planned) {
   KVASIR_RETURN_IF_ERROR(result.status());
   const absl::Time executed = clock.Now();
   const absl::Duration execute = executed - enqueued_at_;
-  // If ScheduleAhead planned nothing, the time that it took counts for this
-  // step.
+  // If ScheduleAhead planned no step, count its time for this step.
   const absl::Duration planning =
       planning_ + (next == nullptr ? next_planning : absl::ZeroDuration());
   planning_ = next_planning;

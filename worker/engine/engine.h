@@ -38,9 +38,8 @@ struct StallReport {
 
 struct EngineOptions {
   SchedulerOptions scheduler;
-  // Create overwrites the members vocab_size, max_model_len, eviction and
-  // token_masks with values from the other options, and limits max_n to
-  // max_num_seqs.
+  // Create sets vocab_size, max_model_len, eviction and token_masks from the
+  // other options, and limits max_n to max_num_seqs.
   RequestLimits limits;
   // The watchdog calls on_stall if no step finishes for this long while there
   // is work. Zero: no watchdog.
@@ -59,11 +58,11 @@ struct EngineOptions {
 };
 
 // Owns: the engine's thread, the watchdog's thread, the queue and the
-//   scheduler. The caller owns `cache` and `executor`, which must outlive the
-//   engine. Between Start and Stop only the engine's thread uses them.
-// Threads: one thread may call Start and Stop, any thread all other methods.
+// scheduler. The caller owns `cache` and `executor`, which must outlive the
+// engine. Between Start and Stop only the engine's thread uses them. Threads:
+// one thread calls Start and Stop; any thread may call the other methods.
 // Errors: requests are refused by a Refusal. If the executor fails, every
-//   request ends with its error.
+// request ends with the executor's error.
 class Engine : public ServedEngine {
  public:
   // INVALID_ARGUMENT if the options contradict each other, or if the cache is

@@ -25,9 +25,9 @@ struct Request {
   // Requests share cached prefixes only if their salts are equal.
   std::string cache_salt;
   proto::TokenBytes prompt;
-  // Output tokens that earlier attempts of this request have already delivered.
-  // They are used as input like the prompt, and not delivered again. Allowed
-  // only with n = 1.
+  // Output tokens that earlier attempts of this request have delivered. They
+  // are input, like the prompt, and are not delivered again. Allowed only with
+  // n = 1.
   proto::TokenBytes emitted;
   kvasir::v1::SamplingParams sampling = proto::NeutralSampling();
   // Replaces the eviction budget of the served plan. With a ratio of 1 nothing
@@ -61,8 +61,8 @@ struct RequestLimits {
 
 // Returns INVALID_ARGUMENT with the field, its value and the limit; or
 // UNIMPLEMENTED if the request has a token mask but the limits allow none.
-// Takes time proportional to the prompt's length. The caller (Admission) must
-// already have checked that the prompt fits the model.
+// Takes time proportional to the prompt's length. Does not check whether the
+// prompt fits the model, which Admission does first.
 absl::Status ValidateRequest(const Request& request,
                              const RequestLimits& limits);
 
