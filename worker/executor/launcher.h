@@ -1,5 +1,5 @@
-// Launching, the second part of a step: enqueues a staged step, from page
-// copies to sampled tokens.
+// The second of the three parts of a step (stager.h, collector.h): enqueues a
+// staged step, from page copies to sampled tokens.
 #pragma once
 
 #include <cstdint>
@@ -31,10 +31,10 @@ struct LogitsRow {
 };
 
 // Enqueues a step's page copies and evictions, then the layers (Decoder), then
-// head and sampler (StepOutput). It allocates nothing and reads nothing back.
-// Steps of one StepBucket launch the same ops at the same addresses, until a
-// step's blob outgrows its memory and moves. It waits for the device only for a
-// logits tap, and to capture a step in a group of several ranks.
+// head and sampler (StepOutput). Allocates nothing and reads nothing back.
+// Steps of one StepBucket launch the same ops at the same addresses, until the
+// StepBlob grows and moves. Waits for the device only for a logits tap, and to
+// capture a step in a group of several ranks.
 //
 // Owns: the workspace, and the captured graphs.
 // Threads: one at a time.
@@ -100,8 +100,8 @@ class Launcher {
 
   absl::Status Capture(const StagedStep& step, StepGraphs::Step* captured);
   // Sets *all to whether every rank has captured the step; `own` says whether
-  // this rank has. Waits for the device. After an error the step has failed,
-  // because the state of the other ranks is unknown.
+  // this rank has. Waits for the device. An error means that the step has
+  // failed.
   absl::Status AgreeOnCapture(bool own, bool* all);
 
   const Parts parts_;

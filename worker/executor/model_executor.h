@@ -52,9 +52,9 @@ struct ModelExecutorOptions {
   // Captures GPU steps as graphs and replays them: steps that only decode, copy
   // no pages and evict nothing. A step is captured when its sizes occur for the
   // second time; later steps of these sizes are one graph launch, with the same
-  // bits as op by op. If a capture or a replay fails, the executor logs it and
-  // uses no graphs any more. It also uses none if `profile` or `logits_tap` is
-  // set, or if the collective cannot be captured.
+  // bits as op by op. After a failed capture or replay, the executor logs this
+  // and uses no more graphs. It uses no graphs at all if `profile` or
+  // `logits_tap` is set, or if the collective cannot be captured.
   bool graphs = false;
   // For tests and debugging: if set, Enqueue calls it with every token's
   // logits. Enqueue then runs the head for every row and waits for the device.
@@ -67,10 +67,10 @@ struct ModelExecutorOptions {
 // Runs step plans on one rank.
 //
 // Owns: weights, arenas, workspace, block tables, last sampled tokens. The
-//   caller owns what Parts points to; it outlives the executor.
-// Threads: one at a time.
-// Errors: after a failed step every later step returns FAILED_PRECONDITION.
-//   Collective::Abort passes the error on to the other ranks.
+// objects in Parts belong to the caller and must outlive the executor. Threads:
+// one at a time. Errors: after a failed step every later step returns
+// FAILED_PRECONDITION. Collective::Abort passes the error on to the other
+// ranks.
 class ModelExecutor final : public Executor {
  public:
   struct Parts {
@@ -110,8 +110,8 @@ class ModelExecutor final : public Executor {
   const ModelExecutorOptions& options() const { return options_; }
   // Whether prompts lift latents in some layer (prompt_lift.h).
   bool lifts_prompts() const { return lifts_prompts_; }
-  // Whether attention gives a token the same bits in a prompt's chunk as in a
-  // step of its own.
+  // Whether attention gives a token the same bits in a prompt chunk as in a
+  // step with only this token.
   bool prompts_are_rows() const {
     return options_.prompts_as_rows ||
            parts_.device->kind() == kernels::DeviceKind::kCpu;
@@ -119,10 +119,10 @@ class ModelExecutor final : public Executor {
   std::vector<Decoder::LayersKernels> attention_kernels() const {
     return decoder_->attention_kernels();
   }
-  // Identifies the arithmetic of this executor. A request may move only between
-  // executors with equal ids.
+  // Identifies the executor's arithmetic: executors with equal ids compute the
+  // same bits. A request may move only between such executors.
   std::string numerics_id() const;
-  // Bytes of weights that one step reads, whatever its batch.
+  // Bytes of weights that each step reads, for any batch.
   int64_t matrix_bytes() const { return weights_.matrix_bytes; }
   int64_t rounded_bytes() const { return weights_.rounded_bytes; }
   // See KvArenas::bytes_per_token.
@@ -140,10 +140,10 @@ class ModelExecutor final : public Executor {
   absl::StatusOr<std::vector<uint32_t>> ReadPositions(
       int64_t layer, absl::Span<const int32_t> pages, int64_t num_slots) const;
   // ReadImage and WriteImage convert between the host pages of a sequence's
-  // image and the bytes that follow the image's header (page_image.h). Read an
-  // image after awaiting the step that copies its pages to the host pool. Write
-  // it before enqueuing the step that copies its pages back.
-  // FAILED_PRECONDITION while a step is in flight.
+  // image and bytes (the payload in page_image.h). Read an image after awaiting
+  // the step that copies pages to the host pool. Write an image before
+  // enqueuing the step that copies the pages back. FAILED_PRECONDITION while a
+  // step is in flight.
   absl::StatusOr<std::string> ReadImage(
       const cache::SequenceImage& image) const;
   // INVALID_ARGUMENT for a payload of the wrong size.
@@ -166,8 +166,8 @@ class ModelExecutor final : public Executor {
 
   absl::Status CreateDecoder();
   absl::Status CreateStepParts();
-  // Limits for RoomForMass. The pool bounds most_slots, because it may hold far
-  // fewer slots than max_model_len.
+  // Limits for RoomForMass. most_slots is at most the pool's size, which may be
+  // far below max_model_len.
   MassRoomLimits MassLimits() const;
   // Records the failure and aborts the collective with it.
   absl::Status Fail(const absl::Status& status);

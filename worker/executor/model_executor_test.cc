@@ -234,8 +234,8 @@ TEST(ModelExecutorTest, PenaltyCountsContinueAfterAPreemption) {
   auto rank = TinyRank();
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 10);
-  // Biases so large that they decide which token is sampled, until a penalty
-  // for having sampled it outweighs them.
+  // These large biases decide which token is sampled, until the penalty for a
+  // repeated token outweighs its bias.
   SampleRequest sample = GreedySample();
   for (const int32_t id : {prompt[3], 321, 322}) {
     auto* bias = sample.add_logit_bias();
@@ -254,7 +254,7 @@ TEST(ModelExecutorTest, PenaltyCountsContinueAfterAPreemption) {
   EXPECT_NE(tokens[1], 321);
   EXPECT_NE(tokens, free);
 
-  // Restarts after two tokens, as after a preemption.
+  // Restart as after a preemption: the first two output tokens are now input.
   runner.Release(2);
   std::vector<int32_t> again = prompt;
   again.insert(again.end(), tokens.begin(), tokens.begin() + 2);
@@ -397,9 +397,9 @@ TEST(ModelExecutorTest,
   EXPECT_EQ(result.sequences(0).logprob(), result.sequences(1).logprob());
 }
 
-// In one step, a sequence's pages are copied to the host pool, overwritten by
-// other copies, and copied back to other pages. This works only if copies
-// happen in the order of the list.
+// One step copies a sequence's pages to the host pool, overwrites them by other
+// copies, and copies them back to other pages. This works only if copies run in
+// the order of the list.
 TEST(ModelExecutorTest, APageCanBeCopiedToTheHostPoolAndBackInOneStep) {
   RankOptions options = TinyOptions();
   options.host_pages = {2};
@@ -458,7 +458,7 @@ TEST(ModelExecutorTest, APageCanBeCopiedToTheHostPoolAndBackInOneStep) {
   EXPECT_EQ(result.sequences(0).logprob(), result.sequences(1).logprob());
 }
 
-// If the distance were a power of two, a token's rows would compete for the
+// With a distance that is a power of two, a token's rows would compete for the
 // same sets of a CPU cache.
 TEST(LayerAttentionTest,
      TheDistanceOfLatentGroupsInTheBufferOfNewRowsIsNotAPowerOfTwo) {
@@ -651,8 +651,8 @@ std::unique_ptr<Rank> RankWithSidePages() {
   return rank;
 }
 
-// Checks that the plan case "ExactRowsInAnotherArena" really is what its name
-// says.
+// Checks that the plan case "ExactRowsInAnotherArena" has the property in its
+// name.
 TEST(SidePagesTest, ExactRowsMayLieInTheArenaOfAnotherLayer) {
   const std::unique_ptr<Rank> rank = RankOfCase("ExactRowsInAnotherArena");
   const cache::LayerLayout& few = rank->layout().layer(1);
@@ -873,8 +873,8 @@ class EvictionPlanTest : public ::testing::TestWithParam<BrokenPlan> {
 TEST_F(EvictionPlanTest,
        TheNextTokenNeedsANewPageAfterAnEvictionThatFreedAPage) {
   KVASIR_ASSERT_OK(rank_->executor().Execute(SoundEviction()));
-  // The step wrote the last slot of page 3. The eviction took page 8 away, so
-  // there is no slot for the next token.
+  // The eviction freed page 8, and the step wrote the last slot of page 3. So
+  // the next token has no slot.
   StepPlan next = SoundPlan();
   next.set_step_id(3);
   next.mutable_sequences(0)->set_logical_start(21);
@@ -895,9 +895,9 @@ TEST_P(EvictionPlanTest, AnInvalidEvictionIsRefused) {
 kvasir::v1::SlotEviction* Evicts(StepPlan* plan) {
   return plan->mutable_evictions(0);
 }
-// Replaces the plan's eviction by that of a sequence that the executor does not
-// know. A plan may contain this, because the pages may be copied elsewhere
-// after the eviction.
+// Changes the plan's eviction to one of a sequence that the executor does not
+// know. This is valid: the scheduler may evict slots of a sequence and then
+// copy its pages elsewhere.
 void SetSlots(StepPlan* plan, uint64_t slots, int num_pages) {
   Evicts(plan)->set_sequence_id(7);
   Evicts(plan)->set_logical_tokens(slots);
@@ -981,8 +981,8 @@ std::unique_ptr<Rank> RankOfTwoPageGroups(cache::PageCounts pages) {
   return *std::move(rank);
 }
 
-// A regression test: after a reset in one page group, the executor once
-// accepted any start position in the sequence's other groups.
+// Regression test: after a reset in one page group, the executor accepted any
+// start position in the other page groups.
 TEST(ResetTest, ASequenceResetInOnlySomePageGroupsIsRefused) {
   for (const uint32_t resets : {1, 2}) {
     const auto rank = RankOfTwoPageGroups({12, 12});
@@ -1047,8 +1047,8 @@ TEST(DirectRunnerTest, ASequenceThatIsRewoundReusesThePagesThatItHolds) {
   EXPECT_EQ(runner.free_pages(0), free);
 }
 
-// Once, a call that refused a step had already evicted slots in the runner's
-// tables, and the executor never learned of that eviction.
+// Regression test: a refused call of Run had already evicted slots in the
+// runner's tables. The executor never received this eviction.
 TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   const auto part = [&](size_t first, size_t count) {
@@ -1056,8 +1056,8 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
   };
   std::vector<float> numbers[2];
   for (const bool disturbed : {false, true}) {
-    // The group that evicts has 3 pages. Sequence 1 needs 2 for its 20 tokens;
-    // an eviction frees one of these.
+    // The group that evicts has 3 pages. Sequence 1 needs 2 pages for its 20
+    // tokens; an eviction frees one of them.
     const auto rank = RankOfTwoPageGroups({8, 3});
     DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
     runner.SetPrompt(1, 20);
@@ -1113,9 +1113,9 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
   EXPECT_EQ(numbers[0], numbers[1]);
 }
 
-// Test fixture: the values (V) of one token overflow in layer 0, although all
-// weights are finite. The huge weights belong to a channel of the residual
-// stream that only this token uses.
+// Test fixture: the values (V) of one token overflow in layer 0, because some
+// finite weights are huge. They belong to a channel of the residual stream that
+// only this token uses.
 class OverflowTest : public ::testing::Test {
  protected:
   static constexpr int32_t kToken = 5;

@@ -1,6 +1,6 @@
-// Repeats the tests of batch_invariance_test.cc (other requests, chunks and
-// preemption change no bit of a request's output) for compressed caches: for
-// every compression method, every model family, and sliding windows.
+// Tests for compressed caches that other requests, chunks and preemption change
+// no bit of a request's output. Covers every compression method, every model
+// family, and sliding windows.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -121,8 +121,8 @@ Request GreedyRequest(std::vector<int32_t> prompt, uint32_t max_tokens) {
   return request;
 }
 
-// The prompt of the second turn consists of the first prompt, the answer to it,
-// and some more tokens. The prefix cache has the pages of the first two.
+// The prompt of the second turn is the first prompt, its answer, and some more
+// tokens. The prefix cache has the pages of first prompt and answer.
 TEST_P(PlanInvarianceTest,
        TheNextTurnOfAChatReusesAllFullPagesOfThePreviousTurn) {
   constexpr uint32_t kAnswer = 30;

@@ -16,9 +16,10 @@
 
 namespace kvasir::worker {
 
-// One buffer with three parts, the first two of int32:
-//   | ids of the step [max tokens] | last sampled ids [max sequences, by
-//   SequenceTable row] | results of the step (ResultLayout) |
+// One buffer with three parts:
+//   the token ids of the step: [max tokens] int32
+//   the last sampled ids: [max sequences] int32, by SequenceTable row
+//   the results of the step (ResultLayout)
 //
 // Owns: the buffer. Constant after Create; the addresses never change.
 // Errors: RESOURCE_EXHAUSTED with the numbers when memory does not suffice.
