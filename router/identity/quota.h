@@ -31,7 +31,7 @@ class RequestRate {
   void SetLimit(double per_second, uint32_t burst);
 
   // Takes a token for a request. Returns zero if the request is accepted.
-  // Otherwise returns after which time the bucket will contain a token again.
+  // Otherwise returns how long it takes until the bucket has a token again.
   absl::Duration Take(absl::Time now);
 
  private:
@@ -44,7 +44,8 @@ class TenantQuota;
 
 // The share of one running request in its tenant's limit of concurrent
 // requests, in which each sample counts as one. Freed by Leave or the
-// destructor. Threads: its methods may be called from any thread.
+// destructor.
+// Threads: its methods may be called from any thread.
 class RequestPlace {
  public:
   explicit RequestPlace(std::shared_ptr<TenantQuota> quota)
@@ -71,8 +72,8 @@ enum class QuotaLimit { kNone, kRate, kConcurrency, kBytes };
 
 // The limits of a tenant, and its present use of them, which stays counted if
 // the limits change. Held by shared_ptr, because a RequestPlace or ByteShare
-// may outlive the tenant's entry in the file. Threads: its methods may be
-// called from any thread.
+// may outlive the tenant's entry in the file.
+// Threads: its methods may be called from any thread.
 class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
  public:
   TenantQuota(const std::string& tenant, const kvasir::v1::Quota& limits);

@@ -28,8 +28,8 @@ using GenerateStub =
 
 constexpr char kGenerateMethod[] = "/kvasir.v1.Worker/Generate";
 
-// The client's open calls. Close resets them. Threads: its methods may be
-// called from any thread.
+// The client's open calls. Close resets them.
+// Threads: its methods may be called from any thread.
 class OpenCalls {
  public:
   // Returns false if Close has been called.

@@ -66,8 +66,8 @@ absl::StatusOr<TextTokens> EncodeText(const PerplexityFlags& flags) {
   return encoded;
 }
 
-// The number of parts of the text whose losses are also reported. Several
-// streamed passes over the text have one part for each pass.
+// The number of parts of the text whose losses are reported separately. If
+// several passes over the text are streamed, each pass is a part.
 int64_t PartsOf(const PerplexityFlags& flags) {
   if (flags.stride > 0) return 10;
   if (!flags.stream) return 1;

@@ -1,5 +1,5 @@
-// The data that `kvasir inspect` reports about a model and its plan, and their
-// output as text and as JSON.
+// The data that `kvasir inspect` reports about a model and its plan, and
+// functions that print this data as text and as JSON.
 #pragma once
 
 #include <cstdint>
@@ -98,7 +98,7 @@ struct InspectReport {
   double payload_bytes_per_token = 0;
   CacheBytes<double> token;
   int64_t fixed_bytes_per_sequence = 0;  // side pages
-  // the part of it that holds data
+  // side pages, without unused bytes
   int64_t fixed_payload_bytes_per_sequence = 0;
   DenseBytes dense;  // bytes of a token without compression
 

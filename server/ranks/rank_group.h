@@ -41,8 +41,9 @@ struct RankGroupSettings {
   std::function<void()> on_drain_asked;
 };
 
-// The part of the group that runs in rank 0, the leader. Threads: Membership
-// documents its methods; only the main thread calls the others.
+// The part of the group that runs in rank 0, the leader.
+// Threads: Membership documents its methods; only the main thread calls the
+//   others.
 class LeaderGroup final : public Membership {
  public:
   // `children` (or null) must outlive this object; they wait for the JoinInfo

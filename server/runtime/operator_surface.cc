@@ -116,7 +116,7 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
   }
   health.listen.port = listen.health_port;
   health.listen.flag = "--health-port";
-  // So many that in a flood of new connections a probe is answered before its
+  // Even in a flood of new connections, a probe must be answered before its
   // connection is replaced.
   health.max_connections = 4 * kFewConnections;
   health.replace_oldest_connection = true;

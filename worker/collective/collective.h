@@ -28,12 +28,13 @@ struct CollectiveTotals {
 // in a call, that call fails.
 //
 // Threads: one thread at a time may make calls; any thread may call Abort,
-// status and totals. Errors: INVALID_ARGUMENT for impossible sizes, before
-// anything is sent. UNAVAILABLE if another rank is gone, cut off, or does not
-// reach the call in time. ABORTED if any rank has called Abort. INTERNAL if
-// ranks make different calls (NCCL cannot detect this, so the call times out).
-// After UNAVAILABLE, ABORTED or INTERNAL the group is dead: the data is
-// undefined, and all later calls return the same error.
+//   status and totals.
+// Errors: INVALID_ARGUMENT for impossible sizes, before anything is sent.
+//   UNAVAILABLE if another rank is gone, cut off, or does not reach the call in
+//   time. ABORTED if any rank has called Abort. INTERNAL if ranks make
+//   different calls (NCCL cannot detect this, so the call times out). After
+//   UNAVAILABLE, ABORTED or INTERNAL the group is dead: the data is undefined,
+//   and all later calls return the same error.
 class Collective {
  public:
   virtual ~Collective() = default;

@@ -13,7 +13,7 @@ namespace kvasir::worker {
 // ranks without a time limit, because a thread cannot be lost like a process.
 //
 // Owns: state that the returned collectives share. Not the data that ranks pass
-// to calls.
+//   to calls.
 class InProcessGroup {
  public:
   static std::vector<std::unique_ptr<Collective>> Create(int64_t size);

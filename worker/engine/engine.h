@@ -58,11 +58,12 @@ struct EngineOptions {
 };
 
 // Owns: the engine's thread, the watchdog's thread, the queue and the
-// scheduler. The caller owns `cache` and `executor`, which must outlive the
-// engine. Between Start and Stop only the engine's thread uses them. Threads:
-// one thread calls Start and Stop; any thread may call the other methods.
+//   scheduler. The caller owns `cache` and `executor`, which must outlive the
+//   engine. Between Start and Stop only the engine's thread uses them.
+// Threads: one thread calls Start and Stop; any thread may call the other
+//   methods.
 // Errors: requests are refused by a Refusal. If the executor fails, every
-// request ends with the executor's error.
+//   request ends with the executor's error.
 class Engine : public ServedEngine {
  public:
   // INVALID_ARGUMENT if the options contradict each other, or if the cache is

@@ -45,7 +45,7 @@ struct CacheSample {
   int64_t evictions = 0;                 // since start, summed over page groups
   int64_t slots_evicted = 0;             // since start
   int64_t eviction_pages_reclaimed = 0;  // since start
-  // The counters with these names in ExecutorTotals, since start.
+  // scored_by_weights to eviction_seconds: since start, from ExecutorTotals.
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
   int64_t scored_without_room = 0;

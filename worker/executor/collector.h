@@ -29,8 +29,8 @@ namespace kvasir::worker {
 // Errors: those of ops that the step enqueued.
 class Collector {
  public:
-  // `weights` and `plan` are read only by the constructor. All others must
-  // outlive the collector.
+  // All pointers must outlive the collector. The constructor's `weights` and
+  // `plan` need not.
   struct Parts {
     kernels::Stream* stream = nullptr;
     const KvArenas* arenas = nullptr;

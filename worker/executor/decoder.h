@@ -50,8 +50,8 @@ struct HiddenStates {
 };
 
 // Owns: the RoPE table, and the prepared attention of each layer. Spec,
-// weights, arenas and collective must outlive the decoder. Threads: one at a
-// time.
+//   weights, arenas and collective must outlive the decoder.
+// Threads: one at a time.
 class Decoder {
  public:
   struct Parts {

@@ -34,9 +34,10 @@ inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
 // Enqueue: at most one step is in flight. The plan need not
 // outlive the call of Enqueue.
 //
-// Threads: one at a time. Errors: after an error of Enqueue or Await the
-// executor cannot be used. The engine then fails its requests, and the process
-// is no longer ready. FAILED_PRECONDITION for calls in the wrong order.
+// Threads: one at a time.
+// Errors: after an error of Enqueue or Await the executor cannot be used. The
+//   engine then fails its requests, and the process is no longer ready.
+//   FAILED_PRECONDITION for calls in the wrong order.
 class Executor {
  public:
   virtual ~Executor() = default;

@@ -67,10 +67,10 @@ struct ModelExecutorOptions {
 // Runs step plans on one rank.
 //
 // Owns: weights, arenas, workspace, block tables, last sampled tokens. The
-// objects in Parts belong to the caller and must outlive the executor. Threads:
-// one at a time. Errors: after a failed step every later step returns
-// FAILED_PRECONDITION. Collective::Abort passes the error on to the other
-// ranks.
+//   objects in Parts belong to the caller and must outlive the executor.
+// Threads: one at a time.
+// Errors: after a failed step every later step returns FAILED_PRECONDITION.
+//   Collective::Abort passes the error on to the other ranks.
 class ModelExecutor final : public Executor {
  public:
   struct Parts {

@@ -85,7 +85,7 @@ class SlotEvictions {
   // One batch of evictions, on the host.
   struct Work {
     std::vector<Entry> entries;
-    // the sum of Entry::kept, for all eviction units
+    // the sum of Entry::kept * Group::most_units
     int64_t kept_numbers = 0;
     absl::flat_hash_set<int32_t> pages;
     std::vector<StepBlob::Place<kernels::Eviction>> places;  // by rule

@@ -74,8 +74,8 @@ class LayerAttention {
     const LayerWeights* weights = nullptr;
     const KvArenas::Layer* arena = nullptr;
     const std::vector<KvArenas::Ring>* rings = nullptr;
-    // By how much RoPE's angle of each pair grows per position, [rotary_dim /
-    // 2], on the host and on the device.
+    // How much RoPE's angle of each pair grows per position. [rotary_dim / 2]
+    // on the host and on the device.
     absl::Span<const uint64_t> rope_steps;
     kernels::DevicePtr<const uint64_t> device_rope_steps;
     kernels::HadamardTables* hadamard = nullptr;
