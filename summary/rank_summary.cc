@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// The most lines that a list has in the text. The JSON has all of them.
+// The most lines of a list in the text. The JSON has the complete list.
 constexpr size_t kMostLines = 12;
 
 std::string RangeText(int64_t first, int64_t last) {

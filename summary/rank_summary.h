@@ -50,13 +50,11 @@ struct RankSummary {
   int64_t ranks_per_kv_head = 1;
   std::vector<plan::Replica> replicas;
   std::vector<UnevenLayers> uneven;
-  // The bytes of weights that a single rank would hold (the whole model), if
-  // weights were counted.
+  // The bytes of weights of the whole model; empty: not counted.
   std::optional<int64_t> whole_weight_bytes;
 
-  // Returns the KV bytes per token on the rank that has the most. Pages have
-  // the same number of tokens on all ranks, so this rank decides how many pages
-  // fit.
+  // Returns the KV bytes per token on the rank with the most bytes. All ranks
+  // have equally many pages, so this rank decides how many pages fit.
   double most_kv_bytes_per_token() const;
   // Returns the bytes per token that all ranks together store in addition to
   // one copy of everything.

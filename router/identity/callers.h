@@ -42,17 +42,17 @@ class CallerObserver {
 struct Caller {
   // The tenant to which the caller belongs. Each tenant has its own quota, can
   // abort only its own requests, and has its own cached prefixes (unless
-  // shared_prefix_cache). Empty if callers are not identified and this caller
-  // has named no tenant.
+  // shared_prefix_cache). Empty if the router does not identify callers and the
+  // caller names no tenant.
   std::string tenant;
   // The token's label or the certificate's name, for the log.
   std::string label;
   // True: the tenant shares cached prefixes with all other tenants for which
   // this is true.
   bool shared_prefix_cache = false;
-  // The lowest priority number that the caller's requests may have. Lower
-  // numbers run first and 0 is the default, so with 0 the caller's requests
-  // cannot overtake those of others.
+  // The lowest priority number that the caller's requests may have. Requests
+  // with lower numbers run first. With 0, the default priority, the caller's
+  // requests cannot overtake ordinary requests.
   int32_t least_priority = 0;
   // The tenant's quota; null if there are no quotas.
   std::shared_ptr<TenantQuota> quota;
@@ -74,7 +74,7 @@ class Callers {
   // thread at a time.
   using ReadFile = std::function<absl::StatusOr<std::string>()>;
   struct Options {
-    // The file's name for use in errors and log lines.
+    // The file's name in errors and log lines.
     std::string name;
     ReadFile read;
     ListenerProof proof;
@@ -126,8 +126,8 @@ class Callers {
  private:
   struct Snapshot {
     Identities identities;
-    // The quotas by tenant index. The last one is for anonymous callers, if
-    // these are allowed.
+    // The quotas by tenant index. If anonymous callers are allowed, the last
+    // quota is theirs.
     std::vector<std::shared_ptr<TenantQuota>> quotas;
   };
 

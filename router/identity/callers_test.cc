@@ -199,8 +199,7 @@ TEST_F(CallersTest, TokensExpireByWallTimeAndQuotasUseTheSteadyClock) {
       R"({"name": "red", "tokens": [{"label": "t", "sha256": ")",
       base::Sha256Hex("red"), R"(", "not_after": "2027-01-15T09:00:00Z"}],)",
       R"( "quota": {"requests_per_second": 1}})")));
-  // The wall clock jumps, as after a sleep of the machine. The steady clock
-  // does not.
+  // Only the wall clock jumps, as when the machine has slept.
   world_ += absl::Hours(2);
   EXPECT_THAT(Ask("red").status(),
               StatusIs(absl::StatusCode::kUnauthenticated,
@@ -269,8 +268,8 @@ TEST_F(CallersTest, RemovingTheLastCallerFromTheIdentitiesFileEndsItsAccess) {
       // The last tenant with the role ADMIN is removed.
       {File(absl::StrCat(TenantJson("blue"), ",", TenantJson("red"), ",", op)),
        File(TenantJson("blue")), "has the role ADMIN"},
-      // The file has an entry that cannot be used. A token that was removed
-      // from another entry must become invalid all the same.
+      // The file has an entry that no port can use. A token that was removed
+      // from another entry must still become invalid.
       {File(absl::StrCat(TenantJson("red"), ",", op)),
        File(R"({"name": "green", "certificates": ["x"]})"), "'green' has"},
   };

@@ -228,8 +228,8 @@ absl::Status Identities::ReadTenant(int idx) {
                               ", have ", tenant.least_priority()));
   }
   if (anonymous) {
-    // Anybody can be an anonymous caller, so this tenant must not have further
-    // rights.
+    // Anybody can be an anonymous caller, so the anonymous tenant must not have
+    // further rights.
     if (!tenant.tokens().empty() || !tenant.certificates().empty()) {
       return Wrong(at,
                    "is for callers without credentials: want no tokens, no "

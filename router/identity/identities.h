@@ -1,5 +1,5 @@
-// The contents of the file of --identities: parses the file, checks it, and
-// finds callers in it. The contents do not change after parsing.
+// The contents of the file of --identities, which do not change after parsing.
+// Parses the file, checks it, and finds callers in it.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@
 
 namespace kvasir::router {
 
-// Limits of the file. They exist because the token of every call is compared
-// with all tokens of the file.
+// Limits of the file. Every call takes time proportional to the number of
+// tokens, because its token is compared with all of them.
 inline constexpr size_t kMaxIdentitiesBytes = 1 << 20;
 inline constexpr int kMaxTenants = 1024;
 inline constexpr size_t kMaxTokens = 4096;
@@ -104,8 +104,8 @@ class Identities {
   };
   struct Refused {
     CallerRefusal why = CallerRefusal::kNoCredentials;
-    // The refused caller, if it is known: the owner of an expired token, or
-    // otherwise the owner of the certificate.
+    // The refused caller, if known: the owner of the expired token, or else the
+    // owner of the certificate.
     std::optional<Found> known;
   };
   // Finds the caller with these credentials. If the caller is refused, returns

@@ -19,7 +19,7 @@ struct WorkerCall {
   // The request without its token ids: prompt_token_ids and emitted_token_ids
   // are empty, because `prompt` and `emitted` have these ids.
   kvasir::v1::GenerateRequest head;
-  // The prompt. Every attempt sends it without copying it.
+  // The prompt, which is sent without a copy.
   proto::TokenBytes prompt;
   // The tokens that earlier attempts have delivered, encoded like TokenBytes.
   std::string emitted;
@@ -61,8 +61,8 @@ class LoadSink {
   virtual void OnWatchEnded(const absl::Status& status) = 0;
 };
 
-// A connection to one worker. Callbacks never run inside the method call that
-// requests them.
+// The router's connection to one worker. A method never runs the callbacks that
+// it takes; they run later.
 // Threads: its methods may be called from any thread.
 class WorkerClient {
  public:

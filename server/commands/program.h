@@ -24,7 +24,7 @@
 
 namespace kvasir::cli {
 
-// The flags of a program that runs a model, or a part of one.
+// The flags of a program that runs a model, or one rank of it.
 struct ModelProgramConfig {
   ModelOptions model;
   EngineFlags engine;

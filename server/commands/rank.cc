@@ -1,4 +1,4 @@
-// `kvasir rank`: runs a further rank of a replica whose rank 0 is a `kvasir
+// `kvasir rank`: runs a tensor-parallel rank other than 0. Rank 0 is a `kvasir
 // worker` or `kvasir serve`.
 #include <memory>
 #include <string>

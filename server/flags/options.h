@@ -40,8 +40,8 @@ struct EngineFlags {
   bool prefix_caching = true;
   absl::Duration watchdog = absl::Minutes(2);
 };
-// Adds the flags that affect steps and their memory. They must be equal on all
-// ranks.
+// Adds the flags that affect steps and their memory. All ranks must have equal
+// values.
 void AddStepFlags(CLI::App* app, EngineFlags* options);
 void AddEngineFlags(CLI::App* app, EngineFlags* options);
 
@@ -64,8 +64,8 @@ struct ListenFlags {
   int metrics_port = 8002;
   std::string metrics_host;  // empty: `host`
   int admin_port = 8003;
-  // The default is loopback instead of `host`, because calls to this port can
-  // end the program. May be "unix:/path".
+  // The address of the admin port; may be "unix:/path". The default is
+  // loopback, because calls to this port can end the program.
   std::string admin_host = "127.0.0.1";
   // TLS for the port of clients or routers. The admin port uses the same
   // certificate.
@@ -109,7 +109,7 @@ WorkerListenCredentials(const ListenFlags& flags,
                         base::TlsWatch* watch);
 // The credentials of the admin port. FAILED_PRECONDITION if other machines
 // could call without a certificate, even with --insecure, because calls to this
-// port can end the program. With `by_token`, operators may show a token instead
+// port can end the program. If `by_token`, operators may show a token instead
 // of a certificate.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
     const ListenFlags& flags, const base::ListenAddress& listen,

@@ -54,8 +54,8 @@ struct Evaluation {
 
 inline constexpr int64_t kMaxEvaluationBytes = int64_t{16} << 20;
 
-// INVALID_ARGUMENT for a file of another form; the error names the file, the
-// row, the field, and the wanted and the found value.
+// INVALID_ARGUMENT for a file of another form. The error names file, row and
+// field, and the wanted and the found value.
 absl::StatusOr<Evaluation> ParseEvaluation(std::string_view json,
                                            const std::string& where);
 

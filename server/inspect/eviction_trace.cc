@@ -33,7 +33,7 @@ absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
     }
     ++next;
   }
-  // Recent tokens, including the last one, are always kept.
+  // The last token is always kept, because evictions keep recent tokens.
   if (next != seen) {
     return absl::InternalError(absl::StrCat(
         "of the first ", seen, " tokens, those from ", next,

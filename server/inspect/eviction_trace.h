@@ -16,12 +16,11 @@ namespace kvasir::cli {
 
 class EvictionTrace {
  public:
-  // The trace of one eviction unit: KV heads of a layer that evict the same
-  // tokens. One number per token is enough, because an evicted token never
-  // returns.
+  // The trace of one eviction unit (KV heads of a layer that evict the same
+  // tokens).
   struct Unit {
     std::vector<int64_t> heads;
-    // For each token, the number of tokens that had been seen when it was
+    // For each token, how many tokens the model had seen when the token was
     // evicted; 0: it was not evicted.
     std::vector<int64_t> gone_at;
   };

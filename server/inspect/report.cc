@@ -42,8 +42,8 @@ int64_t AllTokens(int64_t tokens, int64_t bytes_per_token) {
              : bytes;
 }
 
-// The layout of the plan and, if the plan evicts, of the same plan without
-// eviction.
+// The layout of the plan. If the plan evicts, also the layout of the same plan
+// without eviction.
 struct Layouts {
   cache::PageLayout own;
   std::optional<cache::PageLayout> keeps_all;

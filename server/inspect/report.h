@@ -52,7 +52,7 @@ struct ReportLength {
   // bytes of uncompressed keys and values in the model's own number type
   int64_t dense_bytes = 0;
   int64_t dense_bf16_bytes = 0;
-  // bytes if no slot were evicted; 0: the plan does not evict
+  // bytes without eviction; 0: the plan does not evict
   int64_t not_evicted_bytes = 0;
 };
 
@@ -65,9 +65,8 @@ struct ReportEviction {
   int64_t recent = 0;
   float lambda = 0;
   float decay = 0;
-  // In each of these layers: the number of eviction units (sets of KV heads
-  // that evict the same tokens), and the bytes of metadata per slot for all
-  // units.
+  // The number of eviction units of each layer (sets of KV heads that evict the
+  // same tokens), and the bytes of metadata per slot for all units of a layer.
   int64_t units = 0;
   double metadata_bytes_per_slot = 0;
 };
@@ -84,7 +83,7 @@ struct InspectReport {
   std::string base_model;  // the plan's base model
   kvasir::v1::KvPlan::Target target;
   kvasir::v1::KvPlan::Provenance provenance;
-  // False if the folder's weights are not compressed according to the plan yet.
+  // False: the plan has not been applied to the folder's weights yet.
   bool weights_fit = true;
   // The part of the plan that this build cannot serve; empty if it serves the
   // whole plan.

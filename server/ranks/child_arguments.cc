@@ -52,8 +52,8 @@ std::vector<std::string> ChildArguments(const CLI::App& command,
                    flags.metrics_port == 0 || listen.metrics_port == 0
                        ? 0
                        : flags.metrics_port + index)};
-  // The children of a leader call it over loopback; the children of another
-  // rank call the leader's port on another host, so they need TLS flags.
+  // The children of the leader connect to it over loopback. Other children
+  // connect to a leader on another host, so they need TLS flags.
   const bool over_loopback = flags.leader.empty();
   for (const CLI::Option* option : command.get_options()) {
     if (option->get_lnames().empty() || option->results().empty()) continue;

@@ -99,8 +99,8 @@ absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Start(
     ranks->children_.push_back(
         {.rank = child.rank, .pid = *pid, .pipe = pipe_fds[1]});
   }
-  // Starts the watchers only now, because they refer to elements of the vector,
-  // which must not grow any more.
+  // Start the watchers only now, when the vector no longer grows, because they
+  // refer to its elements.
   for (size_t i = 0; i < ranks->children_.size(); ++i) {
     ranks->children_[i].watcher =
         std::thread([owner = ranks.get(), i] { owner->Watch(i); });
@@ -114,7 +114,8 @@ LocalRanks::~LocalRanks() {
     if (child.watcher.joinable()) {
       child.watcher.join();
     } else {
-      // This child has no watcher, because a later child could not be started.
+      // Start failed before it made watchers, because it could not start a
+      // later child.
       kill(child.pid, SIGKILL);
       waitpid(child.pid, nullptr, 0);
     }

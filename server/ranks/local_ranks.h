@@ -1,5 +1,4 @@
-// Starts and watches the ranks of a group that this process runs as children on
-// its host.
+// Starts and watches the other ranks of this host, which are child processes.
 #pragma once
 
 #include <sys/types.h>
@@ -28,10 +27,11 @@ struct JoinInfo {
   LocalShare local;
 };
 
-// Owns: the child processes, and a thread for each. No child outlives this
-// object, and the kernel kills a child if the thread that started it ends.
+// Owns: the child processes, and one thread for each child. No child outlives
+//   this object. The kernel also kills the children if the thread that started
+//   them ends.
 // Threads: one thread calls Start, Send, End and the destructor; any thread may
-// call the other methods.
+//   call the other methods.
 class LocalRanks {
  public:
   struct Child {
@@ -66,8 +66,8 @@ class LocalRanks {
   bool WaitEnded(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   // The error of the child that failed last, before End; OK if no child failed.
   absl::Status failure() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Gives the remaining children a moment to end, then kills them. Their
-  // failures are not reported.
+  // Waits a moment for the remaining children to end, then kills them. Does not
+  // report their failures.
   void End() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Called in a child: receives the JoinInfo, sets the process's name, and asks

@@ -1,5 +1,5 @@
-// The two sides of a tensor-parallel group, the leader and the other ranks: how
-// a group joins, connects and ends.
+// The two sides of a tensor-parallel group: the leader (rank 0) and the other
+// ranks. Handles how ranks join, connect and end.
 #pragma once
 
 #include <atomic>
@@ -69,12 +69,12 @@ class LeaderGroup final : public Membership {
   const std::string& collective_name() const { return settings_.collective; }
   std::vector<worker::RankMember> members() const { return leader_->members(); }
 
-  // If the group has failed, ends or kills the ranks of this host, because they
-  // may wait in the failed collective for a rank that no longer answers.
+  // If the group has failed, ends or kills the ranks of this host. They may be
+  // waiting in a collective call for a rank that no longer answers.
   void EndLocalRanksIfFailed();
-  // Ends the group; call it after the last step. The ranks end with exit code
-  // 0, and Drain waits for those of this host. Errors: the reason why the group
-  // or one of these ranks has failed.
+  // Ends the group after its last step. The ranks end with exit code 0, and
+  // Drain waits for the ranks of this host. Errors: the reason why the group,
+  // or a rank of this host, has failed.
   absl::Status Drain();
 
  private:

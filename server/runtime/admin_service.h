@@ -26,8 +26,8 @@ struct DrainOutcome {
 // Threads: all methods may be called from any thread.
 class DrainLatch {
  public:
-  // Makes drains possible. The main thread calls it before it waits for
-  // requests.
+  // Makes drains possible. The main thread calls this before it calls
+  // WaitRequested.
   void Open();
   bool open() const;
   // Requests a drain. Only the first call's deadline counts.

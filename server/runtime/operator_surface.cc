@@ -131,8 +131,8 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
       admin.credentials,
       AdminCredentials(listen, admin.listen, surface->options_.tls.get(),
                        callers != nullptr));
-  // If the admin port uses plain text, it is open only to this machine, whose
-  // users may all act as operators.
+  // An admin port with plain text is open only to this machine, and all users
+  // of the machine may act as operators.
   if (admin.credentials != nullptr) surface->admin_.RequireCallers(callers);
   admin.health_service = false;
   admin.max_connections = kFewConnections;
@@ -170,7 +170,7 @@ void OperatorSurface::PublishHealth() {
 }
 
 void OperatorSurface::Fail(const std::string& why) {
-  // Only the first failure counts, because it causes the others.
+  // Only the first failure counts, because later failures are its effects.
   if (!failed_.exchange(true)) {
     base::LogError("exiting", {{"why", why}});
     // If a library waits for a lost rank, the process may hang while it ends.
@@ -256,7 +256,7 @@ int OperatorSurface::WaitAndDrain(Node* node) {
   base::LogInfo("drained",
                 {{"finished", outcome.finished}, {"aborted", outcome.aborted}});
   latch_.Complete(outcome);
-  // Leaves time for the answer to the Drain call that requested the drain.
+  // Leave time for the answer to the Drain call.
   if (admin_server_ != nullptr) {
     admin_server_->Shutdown(absl::Now() + absl::Seconds(1));
   }

@@ -63,7 +63,7 @@ class OperatorSurface {
 
   // Serves the node's metrics and `more` (also under vLLM's names if
   // --metrics-compat says so), and reports SERVING. Then writes the ready file
-  // and prints the ready line, unless the program has failed in the meantime.
+  // and prints the ready line, unless Fail was called.
   absl::Status Ready(const Node& node, const Node::MetricsSources& more = {});
 
   // Waits for SIGTERM, SIGINT, a Drain call or Fail, then drains the node.

@@ -81,10 +81,10 @@ void TrimWhenSilent(router::TimerThread* timers,
   });
 }
 
-// Logs a warning for each worker name that has several addresses. Such a name
-// is treated as one worker, but gRPC may connect to any of its addresses, so
-// the load reports of several workers would be mixed. Uses a detached thread,
-// so that a slow resolver delays neither start nor end.
+// Logs a warning for each worker name with several addresses. The router treats
+// such a name as one worker, but gRPC may connect to any of the addresses, so
+// load reports of several workers would be mixed. Uses a detached thread, so
+// that a slow resolver delays neither start nor end.
 void WarnOfSeveralAddresses(std::vector<std::string> workers,
                             std::shared_ptr<NameCheck> check) {
   std::thread([workers = std::move(workers), check = std::move(check)] {
@@ -331,7 +331,7 @@ DrainOutcome RouterRuntime::Drain(absl::Duration deadline) {
     core_->CancelAll(router::CancelReason::kShutdown);
     core_->WaitIdle(clock.Now() + absl::Seconds(5));
   }
-  // Waits until clients have read the answers and refusals of late calls.
+  // Wait until clients have read the answers and refusals of their last calls.
   const absl::Time read = std::max(end, clock.Now() + absl::Seconds(1));
   while (calls_->open() > 0 && clock.Now() < read) {
     absl::SleepFor(absl::Milliseconds(1));

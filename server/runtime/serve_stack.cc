@@ -114,8 +114,8 @@ Node::MetricsSources ServeStack::Metrics() const {
 
 DrainOutcome ServeStack::Drain(absl::Duration deadline) {
   const DrainOutcome outcome = router_->Drain(deadline);
-  // Drains the worker quickly: all requests came through the router, so none
-  // runs any more.
+  // A short time is enough: all requests came through the router, which has
+  // been drained.
   worker_->Drain(absl::Seconds(5));
   return outcome;
 }

@@ -71,8 +71,8 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
   return sample;
 }
 
-// Logs which attention kernels a GPU uses. Kernels without tensor cores are
-// many times slower, and nothing else would show that they are used.
+// Logs which attention kernels a GPU uses. Nothing else shows whether they use
+// tensor cores, without which they are many times slower.
 void LogAttentionKernels(const worker::ModelExecutor& executor) {
   for (const auto& [kernels, layers] : executor.attention_kernels()) {
     base::Log(

@@ -44,9 +44,9 @@ struct WorkerRuntimeOptions {
   std::function<absl::StatusOr<base::ListenAddress>()> listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   std::string tokenizer_hash;  // empty: the model has no tokenizer
-  // Called from an engine thread if the engine has failed permanently, and by
-  // Drain if the group could not be drained. The process should then exit with
-  // a failure.
+  // Called from a thread of the engine if the engine has failed permanently,
+  // and by Drain if the group could not be drained. The process should then
+  // exit with a failure.
   std::function<void(const std::string& why)> on_fatal;
   std::function<void(int64_t done, int64_t total)> progress;
 };

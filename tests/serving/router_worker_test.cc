@@ -364,7 +364,7 @@ TEST_F(RouterWorkerTest,
 }
 
 // A peer that opens HTTP/2 connections and then answers nothing, not even
-// pings, like a process that gets no CPU time.
+// pings. A process without CPU time does the same.
 class MutePeer {
  public:
   MutePeer() : path_(NewSocketPath()), thread_([this] { Serve(); }) {}
@@ -491,8 +491,7 @@ TEST_F(RouterWorkerTest, TwoHundredStreamsWithCancelsLeaveNoRequestsOrThreads) {
   const size_t descriptors = CountEntries("/proc/self/fd");
   for (uint32_t seed = 2; seed < 6; ++seed) storm(seed);
   EXPECT_GT(complete.load(), 100);
-  // Allow for the threads of gRPC's executor: gRPC starts them one at a time,
-  // up to twice the number of cores.
+  // gRPC's executor may start further threads, up to twice the number of cores.
   EXPECT_TRUE(Eventually([&] {
     return CountEntries("/proc/self/task") <=
            threads + 2 * std::thread::hardware_concurrency();

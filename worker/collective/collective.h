@@ -17,8 +17,8 @@ namespace kvasir::worker {
 struct CollectiveTotals {
   int64_t calls = 0;       // finished calls
   int64_t sent_bytes = 0;  // sent to other ranks, with protocol overhead
-  // Time that this rank's calls waited for other ranks. Always 0 over NCCL:
-  // there the GPU waits, not the calling thread.
+  // Time that this rank's calls waited for other ranks. Always 0 with NCCL,
+  // where the GPU waits instead of the calling thread.
   double waited_seconds = 0;
 };
 

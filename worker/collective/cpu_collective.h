@@ -25,9 +25,9 @@ std::string DescribeCall(CollectiveKind kind, int64_t bytes);
 
 absl::Status RankGaveUp(int64_t rank, const absl::Status& reason);
 
-// The interface of a transport. It makes the calls of Collective on host
-// memory, with the same rules for ranks and errors. Callers must check that all
-// sizes are valid and above 0.
+// The interface of a transport. It has the calls of Collective, on host memory,
+// with the same rules for ranks and errors. Callers must check that all sizes
+// are valid and above 0.
 class HostCollective {
  public:
   virtual ~HostCollective() = default;

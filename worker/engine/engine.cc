@@ -87,7 +87,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   // many seats are free, and no other sequence waits.
   bool StartsAtOnce(uint32_t seats) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // All methods from here to EndAll run on the engine's thread.
+  // The methods from Run to EndAll run on the engine's thread.
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status WarmUp();
   // Waits up to `wait` for a command, then moves the inbox to commands_.
@@ -130,13 +130,13 @@ class ThreadedEngine final : public Engine, private EngineObserver {
     bool aborted = false;
   };
 
-  // Only the engine's thread uses the members from here to planning_.
+  // Only the engine's thread uses the members from scheduler_ to planning_.
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<Ended> ended_;  // requests that ended since the last Publish
   std::vector<Command> commands_;
   bool warming_up_ = false;
-  // The step that was enqueued and not yet awaited (null: none), the time of
-  // its Enqueue, and how long its planning took.
+  // The step that was enqueued and not yet awaited (null: none), when it was
+  // enqueued, and how long its planning took.
   const StepPlan* in_flight_ = nullptr;
   absl::Time enqueued_at_;
   absl::Duration planning_;
@@ -412,10 +412,9 @@ void ThreadedEngine::Run() {
   }
 }
 
-// Runs one prefill of max_batched_tokens tokens over max_num_seqs sequences,
-// and one decode of all of them, as far as pages allow. This allocates the
-// memory that the largest batch needs, and finds errors before the first
-// request.
+// Prefills max_batched_tokens tokens in max_num_seqs sequences and decodes one
+// token of each, as far as pages allow. This allocates the memory for the
+// largest batch, and finds errors before the first request.
 absl::Status ThreadedEngine::WarmUp() {
   warming_up_ = true;
   const SchedulerOptions& o = options_.scheduler;
@@ -460,8 +459,8 @@ bool ThreadedEngine::TakeCommands(absl::Duration wait) {
     wake_.WaitWithTimeout(&mutex_, wait);
   }
   commands_.swap(inbox_);
-  // Counts all requests of the inbox as waiting, until Publish copies the
-  // scheduler's own count.
+  // Until Publish copies the scheduler's count, count the requests of the inbox
+  // as waiting there.
   scheduler_queued_ += std::exchange(inbox_submits_, 0);
   return state_ == State::kRunning;
 }
@@ -470,7 +469,7 @@ void ThreadedEngine::RunCommands() {
   for (Command& command : commands_) {
     switch (command.kind) {
       case Command::Kind::kSubmit: {
-        // Submit has made the same checks, so Add must succeed.
+        // Submit has made the checks of Add, so Add must succeed.
         const Refusal refusal =
             scheduler_->Add(std::move(command.request), command.sink);
         KVASIR_CHECK(refusal.ok());
@@ -542,7 +541,7 @@ void ThreadedEngine::Observe(absl::Duration schedule, absl::Duration execute) {
   stats.schedule = schedule;
   {
     MutexLock lock(&mutex_);
-    // The scheduler does not know about drains, so the flag is set here.
+    // Set here, because the scheduler does not know about drains.
     stats.load.draining = draining_;
   }
   options_.observer->OnStep(stats);

@@ -31,8 +31,8 @@ namespace kvasir::worker {
 
 struct StallReport {
   absl::Duration stalled;
-  // The plan of the step that hangs, as text with one line per sequence and
-  // without token ids. If no step is running, a text that says so.
+  // The plan of the step that hangs, with one line per sequence and without
+  // token ids; or a text that no step is running.
   std::string plan;
 };
 
@@ -73,9 +73,8 @@ class Engine : public ServedEngine {
                                                         cache::KvCache* cache,
                                                         Executor* executor);
 
-  // Returns after the warm-up, which runs a prefill and a decode of the largest
-  // batch like ordinary requests. Returns the executor's error if the warm-up
-  // fails.
+  // Returns after the warm-up, which prefills and decodes the largest batch.
+  // Returns the executor's error if the warm-up fails.
   virtual absl::Status Start() = 0;
 
   // Waits for the step in flight, then ends the engine's thread. Requests that

@@ -16,7 +16,7 @@ namespace kvasir::worker {
 
 // Receives the events of one request.
 // Threads: the engine's thread makes the calls, one at a time, without a lock.
-//   A call must not block. It may call Engine::Abort.
+//   A call must not block, but may call Engine::Abort.
 class EngineSink {
  public:
   virtual ~EngineSink() = default;
@@ -41,7 +41,7 @@ struct LoadSnapshot {
   uint32_t running = 0;  // sequences in the batch
   uint32_t waiting = 0;  // queued requests and preempted sequences
   uint64_t free_pages =
-      0;  // pages that no sequence holds; they may contain cached prefixes
+      0;  // pages that no sequence holds, cached prefixes included
   uint64_t total_pages = 0;
   bool draining = false;
   uint64_t queued_tokens = 0;  // tokens to prefill for waiting sequences

@@ -748,7 +748,7 @@ TEST_P(EngineTest, ARequestMayBeAbortedFromTheCallbackThatReceivesItsTokens) {
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
   engine_->Stop();
   EXPECT_EQ(sink->samples()[0].finish->reason(), kvasir::v1::FINISH_ABORT);
-  // At most one more step runs: one that was already planned.
+  // At most one more step runs: the step that was already planned.
   EXPECT_LE(sink->samples()[0].tokens.size(), 2u);
 }
 

@@ -1,6 +1,6 @@
-// Checks the eviction budgets of requests. A budget says how many cache slots
-// each sequence of the request keeps; it replaces the number in the served
-// plan. Pure functions.
+// Checks the eviction budgets of requests. A budget replaces the number of
+// cache slots that each sequence keeps according to the served plan. Pure
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -54,9 +54,9 @@ absl::Status CheckEvictionBudget(const proto::EvictionBudget& budget,
                                  const SequenceLength& length,
                                  const EvictionLimits& limits);
 
-// Converts a budget that CheckEvictionBudget has accepted into the counts that
-// the cache needs for each page group. With a ratio of 1 nothing is evicted,
-// neither from the prompt nor from the output.
+// Converts a budget that CheckEvictionBudget has accepted into counts for each
+// page group. With a ratio of 1 nothing is evicted, neither from the prompt nor
+// from the output.
 std::vector<plan::EvictionCounts> EvictionsOf(
     const proto::EvictionBudget& budget, const EvictionLimits& limits);
 

@@ -1,6 +1,6 @@
-// A worker's Prometheus metrics (listed in docs/metrics.md). Counters and
-// histograms are updated by the engine's events. The cache is sampled on the
-// engine's thread, because no other thread may use it.
+// A worker's Prometheus metrics (listed in docs/metrics.md). The engine's
+// events update counters and histograms. The cache is sampled on the engine's
+// thread, because no other thread may use the cache.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct CacheSample {
   int64_t free_pages = 0;
   int64_t used_pages = 0;
   int64_t cached_pages = 0;  // free pages that contain cached prefixes
-  int64_t leaked_pages = 0;  // pages that are held although there is no request
+  int64_t leaked_pages = 0;  // pages in use although there is no request
   int64_t logical_tokens = 0;
   int64_t physical_tokens = 0;
   int64_t used_bytes = 0;           // bytes of used pages
@@ -114,9 +114,9 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
                                   const prometheus::Labels& labels = {});
   prometheus::Histogram& AddHistogram(const char* family, const char* help,
                                       const std::vector<double>& buckets);
-  // Exports one number of each cache sample as a metric family. A family whose
-  // name ends in `_total` becomes a counter, for which the sample must contain
-  // the total since the start. Any other family becomes a gauge.
+  // Exports a field of CacheSample as a metric family. If the name ends in
+  // `_total`, the family is a counter, and the field must be a total since the
+  // start. Otherwise the family is a gauge.
   template <typename Number>
   void Sample(Number CacheSample::*field, const char* family, const char* help,
               const prometheus::Labels& labels = {});

@@ -14,8 +14,8 @@
 
 namespace kvasir::worker {
 
-// One sequence's part of a step: the tokens [start, start + num_tokens) are
-// run.
+// One sequence's part of a step, which runs its tokens [start, start +
+// num_tokens).
 struct PlannedSequence {
   Sequence* sequence = nullptr;  // null: ended after the step was planned
   uint64_t sequence_id = 0;
@@ -47,7 +47,7 @@ class PlanBuilder {
   void Add(const PlannedSequence& planned);
   bool empty() const { return prompts_.empty() && outputs_.empty(); }
 
-  // Writes the plan: prompt chunks before decodes, with the block table deltas,
+  // Writes the plan: prompt chunks before decodes, and the block table deltas,
   // page copies and evictions that the cache has collected. Sets
   // Sequence::plan_index. `masks` may be null.
   void Build(uint64_t step_id, cache::KvCache* cache, TokenMaskProvider* masks,

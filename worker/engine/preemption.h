@@ -9,7 +9,7 @@
 
 namespace kvasir::worker {
 
-// Rates that are assumed until they are measured: the copy rate of one CPU
+// Rates that are assumed until rates are measured: the copy rate of one CPU
 // core, and the prefill rate of a small model.
 inline constexpr double kAssumedCopyBytesPerSecond = 4e9;
 inline constexpr double kAssumedPrefillTokensPerSecond = 1000;

@@ -69,7 +69,7 @@ absl::Status ValidateRequest(const Request& request,
 // Says why a request was not accepted, or why it ended early.
 struct Refusal {
   absl::Status status;
-  // REFUSAL_UNSPECIFIED if a retry cannot help: the request itself is invalid
+  // REFUSAL_UNSPECIFIED if a retry cannot help: the request is invalid
   // (INVALID_ARGUMENT), or its deadline has passed (DEADLINE_EXCEEDED).
   kvasir::v1::Refusal::Reason reason = kvasir::v1::Refusal::REFUSAL_UNSPECIFIED;
 

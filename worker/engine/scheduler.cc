@@ -181,8 +181,8 @@ bool Scheduler::CanRunAhead() const {
   return std::all_of(
       running_.begin(), running_.end(), [this](const Sequence* sequence) {
         const PlannedSequence* const part = LastPartOf(*sequence);
-        // A sequence that is not in the running step was left out for lack of
-        // token budget or pages. It cannot be planned ahead.
+        // A sequence without a part in the running step lacked token budget or
+        // pages. It cannot be planned ahead.
         if (part == nullptr || !part->samples) return false;
         if (!sequence->request->request.sampling.token_mask().empty()) {
           return false;
@@ -246,8 +246,8 @@ size_t Scheduler::TryAdmit(size_t victims_from, absl::Time now) {
   const auto lacks_seats = [&] {
     return seats_ + sequence->seats() > options_.max_num_seqs;
   };
-  // If the token budget is spent, the sequence can start only if it preempts a
-  // sequence that decodes: that frees one token of the budget.
+  // If the token budget is spent, the sequence can start only by preempting a
+  // sequence that decodes, which frees one token of the budget.
   if (prefill_budget_ == 0 &&
       !(lacks_seats() && can_preempt() && running_.back()->to_run() == 1)) {
     return 0;
@@ -481,7 +481,7 @@ void Scheduler::ForkIfReady(Sequence* leader) {
     Sequence& child = state.samples[i];
     child.tokens = leader->tokens;
     if (!deps_.cache->can_fork(leader->cache_id())) {
-      // the child waits in the queue and starts like a request
+      // the sample waits in the queue and starts like a request
       Enqueue(&child);
       continue;
     }

@@ -62,10 +62,10 @@ struct SequenceSnapshot {
 
 // Owns: every request, with its sequences, from Add until the last call to its
 //   sink.
-// Threads: one thread at a time may call methods. They call the sinks and the
-//   observer on that thread.
-// Errors: a request that cannot run gets a Refusal. If a result does not fit
-//   the plan, Apply returns an error, because the executor is at fault.
+// Threads: one thread at a time may call methods, which call sinks and observer
+//   on the same thread.
+// Errors: a request that cannot run gets a Refusal. Apply returns an error if a
+//   result does not fit the plan.
 class Scheduler {
  public:
   // INVALID_ARGUMENT if the options contradict each other, or if one sequence
@@ -76,8 +76,8 @@ class Scheduler {
 
   // Queues a validated request of at most max_num_seqs samples. Refuses it with
   // ALREADY_EXISTS if its id and attempt are live, or with RETRY_ELSEWHERE if
-  // the queue is full. Otherwise calls OnAccepted, and also OnFinished if the
-  // output that earlier attempts delivered is already complete.
+  // the queue is full. Otherwise calls OnAccepted. If earlier attempts have
+  // delivered the complete output, also calls OnFinished.
   Refusal Add(Request request, std::shared_ptr<EngineSink> sink);
 
   // Ends overdue requests, then returns the plan of the next step, or nullptr
@@ -97,8 +97,8 @@ class Scheduler {
   // for a request, only that request fails.
   absl::Status Apply(const kvasir::v1::StepResult& result);
 
-  // Ends matching requests and returns how many there were. May be called while
-  // a step runs; the step's results for these requests are dropped.
+  // Ends matching requests and returns their number. May be called while a step
+  // runs; its results for these requests are dropped.
   int Abort(std::string_view request_id, std::optional<uint32_t> attempt);
   // Ends every request: calls OnFailed(why) of its sink.
   void RefuseAll(const Refusal& why);
@@ -138,8 +138,8 @@ class Scheduler {
   void EndOverdue(absl::Time now);
   // Builds the next step's plan from plan_. Returns nullptr if plan_ is empty.
   const kvasir::v1::StepPlan* BuildStep(absl::Time now);
-  // Whether ScheduleAhead can plan the next step, in which every sequence of
-  // the running step decodes one token.
+  // Whether ScheduleAhead can plan a step in which every sequence of the
+  // running step decodes one token.
   bool CanRunAhead() const;
   // The sequence's part of the most recently planned step; null if it has none.
   const PlannedSequence* LastPartOf(const Sequence& sequence) const;
@@ -172,12 +172,12 @@ class Scheduler {
   // pages allow. Returns false if no page was free.
   bool PlanSequence(Sequence* sequence, size_t victims_from);
   // Reserves cache slots for up to `want` tokens and returns how many were
-  // reserved. If not even one fits, preempts running sequences, beginning with
-  // the last, but none with an index below `victims_from`.
+  // reserved. If no slot is free, preempts running sequences, from the last
+  // down to index `victims_from`.
   uint32_t Grow(const Sequence& sequence, uint32_t want, size_t victims_from);
-  // Moves the sequence from the batch to the queue. Its pages are copied to the
-  // host pool if they fit and if copying is predicted to be faster than
-  // computing them again; otherwise they are dropped.
+  // Moves the sequence from the batch to the queue. Copies its pages to the
+  // host pool if they fit and if copying should be faster than computing them
+  // again; otherwise drops them.
   void Preempt(Sequence* sequence);
   bool ShouldCopy(const Sequence& sequence) const;
   // If sample 0 (`leader`) has computed all of the prompt except the last

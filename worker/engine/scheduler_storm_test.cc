@@ -169,8 +169,8 @@ class StormTest : public ::testing::TestWithParam<Storm> {
         std::nullopt);
   }
 
-  // Runs one step like the engine: if the next step was planned ahead, enqueues
-  // it before applying the result of this step.
+  // Runs one step like the engine. If the next step was planned ahead, enqueues
+  // it before applying this step's result.
   void Step() {
     if (running_ == nullptr) {
       running_ = scheduler_->Schedule();
@@ -243,7 +243,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
   const kvasir::v1::StepPlan* running_ = nullptr;
   int ahead_ = 0;  // steps that were planned ahead
   int refused_ = 0;
-  int budgets_ = 0;  // requests with an eviction budget of their own
+  int budgets_ = 0;  // requests with their own eviction budget
 };
 
 TEST_P(StormTest, OutputsOfRandomRequestsAreExactAndAllTheirPagesAreFreed) {

@@ -63,8 +63,8 @@ struct Sequence {
   // This sequence's share of Scheduler::queued_tokens_.
   uint64_t queued_tokens = 0;
 
-  // The sequence's index in each plan that is not yet applied. Indexed by step
-  // id % kMostPlannedSteps; -1: not in that plan.
+  // The sequence's index in each plan that is not yet applied; -1: not in the
+  // plan. Element i is for the step whose id % kMostPlannedSteps is i.
   std::array<int32_t, kMostPlannedSteps> plan_index = {-1, -1};
 
   uint32_t preemptions = 0;
@@ -91,8 +91,8 @@ struct RequestState {
   uint64_t order = 0;  // the request's number in order of arrival
   std::vector<Sequence> samples;
 
-  // Number of samples that wait until sample 0 has prefilled the prompt. A seat
-  // is reserved for each.
+  // Number of samples that wait until sample 0 has prefilled the prompt. Each
+  // has a reserved seat.
   uint32_t pending_forks = 0;
   uint32_t unfinished = 0;
 

@@ -13,7 +13,7 @@
 
 namespace kvasir::worker {
 
-// Counts requests that ended since the start, without those of the warm-up.
+// Counts requests that have ended since the start, without warm-up requests.
 struct EngineTotals {
   uint64_t finished = 0;
   uint64_t aborted = 0;  // requests with at least one aborted sample

@@ -5,8 +5,9 @@
 // new record.
 //
 // The record is tests/golden/bits/record.json. KVASIR_WRITE_BITS_RECORD=path
-// writes it anew. KVASIR_ALL_CONDITIONS=1 runs every case under all conditions
-// on all instruction sets; otherwise each case runs under a few of them.
+// writes a new record. KVASIR_ALL_CONDITIONS=1 runs every case under all
+// conditions on all instruction sets; otherwise each case runs under a few
+// conditions.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -389,8 +390,9 @@ bool RunUnder(const BitsCase& each, Conditions conditions) {
       worker.Run(RequestsFor(worker, each.num_requests, text));
   Record::Get().Expect(each.name, lifts ? "lifted" : "exact",
                        HashesOf(samples, logits), TextOf(conditions));
-  // Checks that the small pool preempted requests. If every layer has a sliding
-  // window, requests free pages early, so that none may be preempted.
+  // Checks that requests were preempted in the small pool. With a sliding
+  // window in every layer, requests free pages early, so there may be no
+  // preemption.
   const auto& layers = worker.rank().spec().layers;
   if (conditions.pages < Conditions().pages &&
       std::all_of(layers.begin(), layers.end(), [](const auto& layer) {
@@ -485,8 +487,8 @@ TEST(BitsRecordCasesTest, EveryCaseInTheRecordIsTested) {
   }
 }
 
-// Skips, visibly in the output, if this machine lacks an instruction set that
-// the record covers.
+// Shows in the output that this machine could not test an instruction set of
+// the record.
 TEST(BitsRecordCasesTest, TheTestIsSkippedIfThisMachineLacksAvx2OrAvx512) {
   const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
   const auto has = [&](auto is) {

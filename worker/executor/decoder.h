@@ -42,8 +42,8 @@ struct TokenBatch {
   kernels::DevicePtr<float> not_finite;
 };
 
-// The residual stream after the last layer, which is x + delta. Both are [T,
-// M], in the device's type of activations.
+// The residual stream after the last layer: x + delta. Both are [T, M], in the
+// device's type of activations.
 struct HiddenStates {
   kernels::DevicePtr<float> x;
   kernels::DevicePtr<float> delta;
@@ -105,17 +105,17 @@ class Decoder {
                          int64_t num_rows, kernels::DevicePtr<float> out,
                          kernels::Workspace& workspace) const;
 
-  // Computes logits [num_rows, ids.count] from rows after the final norm. The
-  // first of `ids` must be a multiple of plan::kIdsPerPanel. Every rank gets
-  // the logits of all `ids`.
+  // Computes the logits [num_rows, ids.count] of rows after the final norm.
+  // `ids` must begin at a multiple of plan::kIdsPerPanel. Every rank gets the
+  // logits of all `ids`.
   absl::Status Logits(kernels::Stream& stream,
                       kernels::DevicePtr<const float> normed, int64_t num_rows,
                       const plan::IdRange& ids,
                       kernels::DevicePtr<float> logits,
                       kernels::Workspace& workspace) const;
 
-  // The attention kernels that run on a GPU, and how many layers use each of
-  // them. Empty on a CPU.
+  // The attention kernels that a GPU uses, each with the number of its layers.
+  // Empty on a CPU.
   struct LayersKernels {
     kernels::AttentionKernels kernels;
     int64_t layers = 0;

@@ -56,9 +56,9 @@ TEST_P(EvictionInvarianceTest, ChunksThreadsPageSizeAndKernelsChangeNoBit) {
   }
 }
 
-// After a preemption the sequence must hold the same slots as before: its pages
-// are copied back from the host pool, or all its tokens run and are evicted
-// again.
+// After a preemption the sequence must hold the same slots as before. Either
+// its pages are copied back from the host pool, or all its tokens run again,
+// with the same evictions.
 TEST_P(EvictionInvarianceTest, PreemptionChangesNoBit) {
   for (const int64_t host_pages : {0, 64}) {
     int64_t preemptions = 0;

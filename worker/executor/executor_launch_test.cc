@@ -178,8 +178,8 @@ std::vector<int32_t> Ids(int32_t first, int count) {
   return ids;
 }
 
-// A request for a sample with every feature: log probabilities, penalties, a
-// mask, banned ids and biases.
+// A request for a sample with log probabilities, penalties, a mask, banned ids
+// and biases.
 SampleRequest DemandingSample(const std::vector<int32_t>& history) {
   SampleRequest sample = GreedySample();
   sample.set_temperature(0.7f);
@@ -357,9 +357,9 @@ INSTANTIATE_TEST_SUITE_P(Plans, ExecutorLaunchTest,
                            return parameter.param.plan_case.name;
                          });
 
-// Runs three sequences with each rule for choosing the slots to keep: those
-// with the best scores, or the latest. In some steps several sequences evict,
-// in others only one.
+// Runs three sequences with each eviction rule: keep the slots with the best
+// scores, or the latest slots. In some steps several sequences evict, in others
+// only one.
 TEST(ExecutorEvictionLaunchTest,
      EvictionsLaunchTwoOpsPerLayerAndAllocateNothing) {
   for (const char* others : {"", R"(,"others":"LATEST")"}) {
@@ -435,8 +435,9 @@ TEST(ExecutorEvictionLaunchTest,
   }
 }
 
-// Each layer sums over ranks after attention and after the MLP. Each step sums
-// embedding rows and not-finite marks, and gathers the logits.
+// Each layer calls AllReduceSum after attention and after the MLP. Each step
+// calls it for embedding rows and for marks of not-finite numbers, and calls
+// AllGather for the logits.
 TEST(ExecutorRanksTest,
      EachStepCallsAllReduceTwicePerLayerPlusTwiceAndAllGatherOnce) {
   const auto group = InProcessGroup::Create(2);

@@ -11,8 +11,8 @@ struct ExecutorTotals {
   // values: lifting and rotating keys, and lifting latents for prompts.
   double reconstruction_flops = 0;
   double prompt_lift_flops = 0;  // included in reconstruction_flops
-  // Codes written with the static range of their channel, and how many of these
-  // codes the range clamped.
+  // Codes that were written with a channel's static range, and how many of
+  // these codes the range clamped.
   int64_t static_codes = 0;
   int64_t clamped_codes = 0;
   // Tokens whose attention weights were added to the scores of slots, for each
@@ -20,8 +20,8 @@ struct ExecutorTotals {
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
   int64_t scored_without_room = 0;
-  // Time spent on evictions: choosing slots and moving them. Measured only on a
-  // CPU, where a launch returns after its work is done.
+  // Time for choosing and moving slots in evictions. Measured only on a CPU,
+  // where a launch returns when its work is done.
   double eviction_seconds = 0;
   // Steps that were captured as graphs, and steps that were enqueued by
   // replaying a graph.

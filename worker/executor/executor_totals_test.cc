@@ -83,7 +83,7 @@ TEST_P(ExecutorTotalsTest,
   if (per_token == 0) {
     EXPECT_EQ(totals[0].clamped_codes, 0);
   }
-  // Only in the case "Channels" are the ranges so narrow that they clamp codes.
+  // Only the ranges of the case "Channels" are so narrow that they clamp codes.
   if (GetParam().name == "Channels") {
     EXPECT_GT(totals[0].clamped_codes, 0);
   }

@@ -77,7 +77,8 @@ struct Outcome {
   int64_t static_codes = 0;
 };
 
-// Runs a prompt in four chunks, then the remaining tokens one by one as output.
+// Runs a text: the prompt in four chunks, then the remaining tokens one by one
+// as output.
 Outcome RunText(const FamilyCase& each, bool joint) {
   Outcome outcome;
   const auto spec = model::SpecOfShape(each.shape);

@@ -26,7 +26,8 @@ namespace kvasir::worker {
 // One row of logits that a step computed, on the host.
 struct LogitsRow {
   uint64_t sequence_id = 0;
-  int64_t position = 0;  // logical position of the token that the logits follow
+  // logical position of the token before the predicted one
+  int64_t position = 0;
   absl::Span<const float> logits;  // [V]
 };
 
@@ -38,8 +39,8 @@ struct LogitsRow {
 //
 // Owns: the workspace, and the captured graphs.
 // Threads: one at a time.
-// Errors: those of the ops and of the collective. After an error the step, and
-//   with it the cache, is undefined.
+// Errors: those of the ops and of the collective. After an error the results of
+//   the step and the cache are undefined.
 class Launcher {
  public:
   // All pointers outlive the launcher.

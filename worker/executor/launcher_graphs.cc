@@ -15,8 +15,8 @@ using kernels::Workspace;
 
 namespace {
 
-// Whether each sequence has one row, which is output, and the step has no page
-// copies and no evictions.
+// Whether each sequence runs one output token, and the step has no page copies
+// and no evictions.
 bool OnlyDecodes(const StagedStep& step) {
   return step.sizes.tokens > 0 && step.sizes.tokens == step.sizes.sequences &&
          !step.batch->has_prompts() && step.bucket.copies.empty() &&

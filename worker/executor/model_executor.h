@@ -46,8 +46,8 @@ struct ModelExecutorOptions {
   // See PagedAttentionParams::prompts_as_rows. A Rank sets it from
   // RankOptions::deterministic.
   bool prompts_as_rows = false;
-  // The most bytes of logits that exist at a time (StepOutput), but at least
-  // what one sample takes.
+  // The most bytes of logits that exist at a time. One sample may take more
+  // (StepOutput).
   int64_t logits_bytes = int64_t{64} << 20;
   // Captures GPU steps as graphs and replays them: steps that only decode, copy
   // no pages and evict nothing. A step is captured when its sizes occur for the
@@ -56,11 +56,11 @@ struct ModelExecutorOptions {
   // and uses no more graphs. It uses no graphs at all if `profile` or
   // `logits_tap` is set, or if the collective cannot be captured.
   bool graphs = false;
-  // For tests and debugging: if set, Enqueue calls it with every token's
-  // logits. Enqueue then runs the head for every row and waits for the device.
+  // For tests and debugging: receives every token's logits. If set, Enqueue
+  // runs the head for every row and waits for the device.
   std::function<void(const LogitsRow&)> logits_tap;
-  // Measures the time of each part of a step. May be null; outlives the
-  // executor.
+  // Measures the time of each part of a step. May be null; otherwise it must
+  // outlive the executor.
   StepProfile* profile = nullptr;
 };
 
@@ -91,8 +91,8 @@ class ModelExecutor final : public Executor {
       const Parts& parts, ModelWeights weights, ModelExecutorOptions options);
   ~ModelExecutor() override;
 
-  // Moves the weights out for another executor. Afterwards this executor cannot
-  // be used.
+  // Moves the weights out, for another executor. After that this executor
+  // cannot be used.
   ModelWeights TakeWeights() && { return std::move(weights_); }
 
   absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
@@ -101,9 +101,10 @@ class ModelExecutor final : public Executor {
     return parts_.device->kind() != kernels::DeviceKind::kCpu;
   }
 
-  // `allowed` has a bit for each id that may be sampled: bit id % 32 of word id
-  // / 32, [ceil(V / 32)]. Replaces a mask of the same name. FAILED_PRECONDITION
-  // while a step is in flight, because it may be reading the mask.
+  // `allowed` [ceil(V / 32)] has one bit for each token id: bit id % 32 of word
+  // id / 32 is set if the id may be sampled. Replaces a mask of the same name.
+  // FAILED_PRECONDITION while a step is in flight, because the step may be
+  // reading the mask.
   absl::Status RegisterTokenMask(std::string name,
                                  absl::Span<const uint32_t> allowed);
 
@@ -132,7 +133,7 @@ class ModelExecutor final : public Executor {
   const kernels::DeviceAllocator& allocator() const {
     return parts_.device->allocator();
   }
-  // Bytes that a dense bf16 cache takes per token, divided by
+  // The bytes per token of an uncompressed bf16 cache, divided by
   // kv_bytes_per_token().
   double kv_compression_ratio() const;
   // Calls KvArenas::ReadPositions. FAILED_PRECONDITION while a step is in

@@ -87,7 +87,8 @@ TEST(ModelExecutorTest, DecodeStepsUseTheLastSampledTokenIfThePlanPassesNone) {
   const std::vector<int32_t> prompt = Prompt(5, 20);
   const std::vector<int32_t> tokens =
       Generate(runner, 1, prompt, Random(3), 12);
-  // Repeats the run, but passes every sampled token's id back in the plan.
+  // Repeats the run, but each plan contains the id of the token that was
+  // sampled last.
   std::vector<int32_t> fed = prompt;
   for (size_t i = 0; i < tokens.size(); ++i) {
     SampleRequest sample = Random(3);
@@ -710,7 +711,7 @@ TEST(SidePagesTest, APlanWithInvalidOrSharedSidePagesIsRefused) {
 }
 
 // Test fixture: sequence 1 has token page 4 and side pages 5 and 6. Then
-// sequence 2 starts, and may take side pages of sequence 1.
+// sequence 2 starts. In some tests its plan has side pages of sequence 1.
 class TakenSidePagesTest : public ::testing::Test {
  protected:
   void Start(const Pages& pages) {
@@ -1220,7 +1221,7 @@ TEST_F(OverflowTest,
   std::vector<std::thread> threads;
   for (size_t r = 0; r < group.size(); ++r) {
     threads.emplace_back([&, r] {
-      // Only heads 2 and 3 overflow, which are on rank 1.
+      // Only heads 2 and 3, which rank 1 holds, overflow.
       results[r] = Step(*OverflowRank(FourBits(), 2, group[r].get()));
     });
   }

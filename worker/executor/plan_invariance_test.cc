@@ -20,15 +20,15 @@ namespace {
 // number of pages.
 constexpr int64_t kWindow = 24;
 
-// A page size, and sizes of pools so small that requests preempt each other.
+// A page size, and numbers of pages so small that requests preempt each other.
 // Some of the pages may be side pages.
 struct Pools {
   int64_t page_tokens;
   std::vector<int64_t> pages;
 };
 
-// Returns one of the page sizes, chosen by the case's name, or all of them with
-// KVASIR_ALL_CONDITIONS=1.
+// Returns all page sizes if KVASIR_ALL_CONDITIONS is set; otherwise one page
+// size, chosen by the case's name.
 std::vector<Pools> PoolsOf(const std::string& name) {
   const std::vector<Pools> all = {{16, {10}}, {32, {7, 8}}, {64, {6, 8}}};
   if (std::getenv("KVASIR_ALL_CONDITIONS") != nullptr) return all;

@@ -23,8 +23,8 @@ namespace kvasir::worker {
 // Threads: one at a time.
 class SlotEvictions {
  public:
-  // `most_slots` is the most slots that a sequence may have. The references are
-  // used only by the constructor.
+  // `most_slots` is the most slots that a sequence may have. `plan` and
+  // `arenas` are used only by the constructor.
   SlotEvictions(const plan::ResolvedPlan& plan, const KvArenas& arenas,
                 int64_t most_slots);
 
@@ -48,7 +48,7 @@ class SlotEvictions {
   void Pack(StepBlob* blob);
   void PackTables(StepBlob* blob);
   // Enqueues `batch`, for all layers of its page group. `index` is its index in
-  // batches(), and is not used with a counting workspace.
+  // batches(); a counting workspace does not need it.
   absl::Status Run(kernels::Stream& stream, const Decoder& decoder,
                    const EvictionBatch& batch, size_t index,
                    kernels::Workspace& workspace) const;
@@ -91,9 +91,8 @@ class SlotEvictions {
     std::vector<StepBlob::Place<kernels::Eviction>> places;  // by rule
   };
 
-  // Returns the batch to which this eviction is added: the page group's latest
-  // batch if it has room and shares no page with the eviction, else a new
-  // batch.
+  // Returns the batch for this eviction: the page group's latest batch, or a
+  // new batch if the latest one is full or has a page of the eviction.
   size_t BatchFor(const kvasir::v1::SlotEviction& eviction,
                   int64_t copy_batches, int64_t kept_numbers);
   kernels::Eviction EvictionOf(const Entry& entry, const Rule& rule) const;

@@ -59,7 +59,7 @@ class Stager {
   static absl::StatusOr<std::unique_ptr<Stager>> Create(const Parts& parts);
 
   // Returns a step of the largest sizes, without addresses, for measuring the
-  // workspace. Its launch includes every op that any step may launch.
+  // workspace. It launches every op that any step may launch.
   StagedStep LargestStepToCount() const;
   // Reserves memory for the blob of a large step: the largest bucket, one page
   // copy per sequence and page group, block tables of the greatest length, and

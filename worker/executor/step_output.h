@@ -73,8 +73,8 @@ class StepOutput {
 
  private:
   const Decoder* const decoder_;
-  // The size of the logits buffer. It does not depend on the step, so that a
-  // small step never needs more memory than the largest one.
+  // The size of the logits buffer. It is the same for all steps, so that a
+  // small step never needs more memory than the largest step.
   int64_t logits_floats_ = 0;
 };
 

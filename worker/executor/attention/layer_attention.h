@@ -283,8 +283,8 @@ class LayerAttention {
   // Tables for the RoPE op, needed only while `turns_` are prepared: which
   // angle rotates each number of a head.
   std::vector<std::vector<int32_t>> pair_tables_;
-  // Views point into these vectors. They stay valid when this object moves,
-  // because a moved vector keeps its memory.
+  // Views point into these vectors. The views stay valid when this object
+  // moves, because a moved vector keeps its memory.
   std::vector<Rotate> turns_;
   std::vector<Key> keys_;
   Value value_;

@@ -33,8 +33,8 @@ absl::StatusOr<kernels::DType> StoredType(kvasir::v1::DataType dtype) {
   }
 }
 
-// Returns the runs of consecutive channels of a latent that have the same code
-// width and, if ranges are stored per token, share a range.
+// Divides a latent's channels into runs with the same code width. If ranges are
+// stored per token, the channels of a run also share a range.
 std::vector<kernels::CodeRun> CodeRuns(const plan::ResolvedPart& part,
                                        const plan::ResolvedLatent& latent) {
   std::vector<kernels::CodeRun> runs;

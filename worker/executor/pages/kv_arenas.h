@@ -89,7 +89,7 @@ class KvArenas {
       const cache::PageCounts& host_pages = {});
 
   const std::vector<Layer>& layers() const { return layers_; }
-  // The rings, each only once: layers with equal rings share one entry.
+  // All different rings: layers with equal rings share one element.
   const std::vector<Ring>& rings() const { return rings_; }
   const cache::PageCounts& num_pages() const { return pages_; }
   int64_t num_page_groups() const {
@@ -101,8 +101,8 @@ class KvArenas {
     return evicts_[static_cast<size_t>(group)];
   }
 
-  // Bytes that one token's slots take in all layers, including their share of
-  // the padding of pages.
+  // The bytes of one token in all layers, including its share of the pages'
+  // padding.
   double bytes_per_token() const { return bytes_per_token_; }
 
   // The bytes of one page in all layers of the group together. The memory under
@@ -126,8 +126,8 @@ class KvArenas {
                               absl::Span<const int32_t> pages,
                               absl::Span<const char> bytes) const;
 
-  // Returns the text positions of the tokens in a sequence's slots, for each
-  // eviction unit: [units, num_slots]. Only layers that evict store them.
+  // Returns [units, num_slots]: for each eviction unit, the text positions of
+  // the tokens in a sequence's slots. Only layers that evict store positions.
   // `pages` are the sequence's pages in order. INVALID_ARGUMENT for a layer
   // that does not evict and for slots beyond the pages; also the errors of
   // CheckPage.

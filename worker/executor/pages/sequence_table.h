@@ -42,7 +42,7 @@ class SequenceTable {
  public:
   struct Table {
     std::vector<int32_t> pages;
-    // Slots in use: one per token, minus the evicted ones.
+    // The slots in use: one for each token that was not evicted.
     int64_t slots = 0;
     int64_t first_live = 0;
     std::vector<int32_t> side_pages;
@@ -72,8 +72,8 @@ class SequenceTable {
     written_pages_.clear();
   }
 
-  // Checks an eviction. If the sequence is known, cuts its table to the kept
-  // slots.
+  // Checks an eviction. If the table has the sequence, cuts its block table to
+  // the kept slots.
   absl::Status Evict(const kvasir::v1::SlotEviction& eviction);
 
   // Applies the step's changes to the sequence's block tables. Checks that the

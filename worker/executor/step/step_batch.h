@@ -1,5 +1,5 @@
-// Checks a step plan and turns it into the host arrays that ops take, in the
-// plan's order.
+// Checks a step plan and turns it into host arrays for the ops, in the plan's
+// order.
 #pragma once
 
 #include <cstdint>

@@ -21,8 +21,8 @@ namespace kvasir::worker {
 //   the last sampled ids: [max sequences] int32, by SequenceTable row
 //   the results of the step (ResultLayout)
 //
-// Owns: the buffer. Constant after Create; the addresses never change.
-// Errors: RESOURCE_EXHAUSTED with the numbers when memory does not suffice.
+// Owns: the buffer, whose address never changes.
+// Errors: RESOURCE_EXHAUSTED, with the sizes, if there is too little memory.
 class StepState {
  public:
   static absl::StatusOr<StepState> Create(const StepLimits& limits,
