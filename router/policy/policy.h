@@ -37,10 +37,10 @@ struct PolicyRequest {
 enum class PolicyKind {
   // The replicas take turns.
   kRoundRobin,
-  // Prefers, in this order: the fewest requests that would wait, the largest
-  // share of free pages, the fewest requests. Equal replicas take turns. The
-  // share is rounded to sixteenths, so that small differences do not send all
-  // requests to one replica.
+  // Chooses the replica at which the fewest requests would wait. Ties are
+  // decided by the largest share of free pages, then by the fewest requests;
+  // equal replicas take turns. The share is rounded to sixteenths, so that
+  // small differences do not send all requests to one replica.
   kLeastLoaded,
 };
 

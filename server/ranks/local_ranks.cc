@@ -267,8 +267,8 @@ void LocalRanks::KillStoppedParent() {
   const pid_t parent = getppid();
   std::ifstream stat(absl::StrCat("/proc/", parent, "/stat"));
   const std::string text(std::istreambuf_iterator<char>(stat), {});
-  // The text is "pid (name) state ...". The name may contain ") ", so it ends
-  // at the last one.
+  // The text is "pid (name) state ...". The state follows the last ") ",
+  // because the name may contain ") ", too.
   const size_t end_of_name = text.rfind(") ");
   if (end_of_name == std::string::npos || text[end_of_name + 2] != 'T') return;
   // The first process of a container cannot be killed from inside it.

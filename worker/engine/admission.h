@@ -48,9 +48,9 @@ class Admission {
   // DeadlinePassed, QueueTimeout and NoTokenLeft end a request that was
   // accepted.
   static Refusal DeadlinePassed(bool started);
-  // If the operator's queue timeout has passed, the reason is RETRY_ELSEWHERE.
-  // If the request's own queue timeout has passed, there is no reason, because
-  // a retry would be too late.
+  // If the operator's queue timeout has passed, Refusal::reason is
+  // RETRY_ELSEWHERE. If the request's own queue timeout has passed, it is
+  // unspecified, because a retry would be too late.
   static Refusal QueueTimeout(const Request& request, absl::Duration waited);
   static Refusal NoTokenLeft();
   // DrainEnded, EngineStopped and ExecutorFailed end all live requests. Another

@@ -333,7 +333,7 @@ absl::Status LayerAttention::MakeValue() {
   CheckAlike(value, arena);
   value_.latents = Latents(arena, weights);
   if (value.hadamard) {
-    if (!program().joint) {  // for a joint part, the keys' transform suffices
+    if (!program().joint) {  // a joint part is transformed with the keys
       KVASIR_RETURN_IF_ERROR(
           PrepareHadamard(PlacesOfLatents(value), program().row_columns,
                           /*transposed=*/false, &value_.hadamard));
