@@ -93,8 +93,8 @@ std::string TransformName(plan::Transform transform) {
   return "-";
 }
 
-// Returns "8x32" for 8 groups of rank 32, and "2x48,40" for two of rank 48 and
-// one of rank 40.
+// Returns "8x32" for 8 groups of rank 32, and "2x48,40" for two groups of rank
+// 48 and a group of rank 40.
 std::string GroupsText(const std::vector<cache::GroupLayout>& groups) {
   std::vector<std::string> runs;
   for (size_t begin = 0; begin < groups.size();) {

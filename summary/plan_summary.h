@@ -16,7 +16,7 @@ struct GroupSummary {
   int part = 0;
   std::vector<int64_t> heads;
   int64_t rank = 0;  // the latent's numbers per token
-  // how many of the latent's numbers this side stores: those that have bits
+  // how many of these numbers are stored; numbers with 0 bits are not
   int64_t stored = 0;
 };
 
@@ -45,8 +45,8 @@ struct LayerSideSummary {
   int64_t exact_window = 0;
 };
 
-// The size that a plan is compared with: the bytes per token of complete keys
-// and values, in the model's own cache type and in bf16.
+// The bytes per token of uncompressed keys and values, in the model's own data
+// type and in bf16. Plans are compared with this size.
 struct DenseBytes {
   kvasir::v1::DataType type = kvasir::v1::BF16;
   int64_t own = 0;

@@ -18,8 +18,8 @@ using nlohmann::ordered_json;
 
 constexpr model::JsonLimits kLimits = {.max_depth = 8, .max_values = 100'000};
 constexpr size_t kMaxPoints = 4096;
-// The least bytes per token that a file may state. No plan takes fewer, and a
-// chart can still show this number.
+// The limits of numbers in a file. No real plan exceeds them, and a chart can
+// still show them.
 constexpr double kLeastBytes = 1e-6;
 constexpr double kMostBytes = 1e15;
 constexpr double kMostNats = 1e9;

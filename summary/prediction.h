@@ -30,8 +30,8 @@ struct PlanPoint {
 struct Prediction {
   std::string plan_sha256;  // the hash of the plan's text; empty: unknown
   PlanPoint plan;
-  // The divergence is also predicted once for each domain of the calibration
-  // text, without this domain. These are the least and the greatest result.
+  // The least and the greatest of several predictions of the KL divergence.
+  // Each leaves out one domain of the calibration text.
   double kl_low = 0;
   double kl_high = 0;
   std::vector<PlanPoint> curve;   // predictions for other plans

@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// The most lines that a list has in the text. The JSON has all of them.
+// The most lines of a list in the text. The JSON has the complete list.
 constexpr size_t kMostLines = 12;
 
 std::string RangeText(int64_t first, int64_t last) {
@@ -54,7 +54,8 @@ std::string SideText(const plan::Replica& replica) {
   return std::string(plan::SideName(*replica.side));
 }
 
-// Adds a layer whose bytes per token differ between ranks.
+// If the layer's bytes per token differ between ranks, adds the layer to
+// `uneven`.
 void AddUneven(int64_t layer, const std::vector<cache::PageLayout>& layouts,
                std::vector<UnevenLayers>* uneven) {
   const auto [least, most] = std::minmax_element(

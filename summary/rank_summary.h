@@ -20,7 +20,7 @@
 
 namespace kvasir::cli {
 
-// A plan, resolved for each rank.
+// One resolved plan for each rank.
 using RankPlans = std::vector<std::shared_ptr<const plan::ResolvedPlan>>;
 
 struct RankShare {
@@ -38,8 +38,8 @@ struct RankShare {
 struct UnevenLayers {
   int64_t first_layer = 0;
   int64_t last_layer = 0;
-  // Bytes per token of all these layers together, on the ranks that have the
-  // fewest and the most.
+  // Bytes per token of all these layers, on the rank with the fewest bytes and
+  // on the rank with the most.
   double least_bytes = 0;
   double most_bytes = 0;
 };
@@ -50,24 +50,22 @@ struct RankSummary {
   int64_t ranks_per_kv_head = 1;
   std::vector<plan::Replica> replicas;
   std::vector<UnevenLayers> uneven;
-  // The bytes of weights that a single rank would hold (the whole model), if
-  // weights were counted.
+  // The bytes of weights of the whole model; empty: not counted.
   std::optional<int64_t> whole_weight_bytes;
 
-  // Returns the KV bytes per token on the rank that has the most. Pages have
-  // the same number of tokens on all ranks, so this rank decides how many pages
-  // fit.
+  // Returns the KV bytes per token on the rank with the most bytes. All ranks
+  // have equally many pages, so this rank decides how many pages fit.
   double most_kv_bytes_per_token() const;
-  // Returns the bytes per token that are stored on more than one rank, without
-  // the first copy, summed over ranks.
+  // Returns the bytes per token that all ranks together store in addition to
+  // one copy of everything.
   int64_t replicated_bytes_per_token() const;
-  // Returns the bytes of weights that are held by more than one rank, without
-  // the first copy. The weights must have been counted (CHECK).
+  // Returns the bytes of weights that all ranks together hold in addition to
+  // one copy of everything. The weights must have been counted (CHECK).
   int64_t replicated_weight_bytes() const;
 };
 
-// INVALID_ARGUMENT if the model or a basis of the plan cannot be divided among
-// so many ranks; the text names the possible numbers.
+// INVALID_ARGUMENT if the model, or a basis of the plan, cannot be divided
+// among this number of ranks; the text names the possible numbers.
 absl::StatusOr<RankPlans> ResolveForRanks(const kvasir::v1::KvPlan& plan,
                                           const model::DecoderSpec& spec,
                                           int64_t num_ranks);

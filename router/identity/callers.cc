@@ -63,8 +63,8 @@ void Callers::Take(Identities identities) {
 
 void Callers::Poll() {
   absl::StatusOr<std::string> text = options_.read();
-  // If the file cannot be read, `seen` has the error instead of the contents,
-  // so that the same error is reported only once.
+  // If the file cannot be read, `seen` is the error, so that the same error is
+  // reported only once.
   const std::string seen =
       text.ok() ? *text : absl::StrCat("\n", text.status().ToString());
   if (seen == seen_) return;
@@ -142,14 +142,13 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
     return Refused(CallerRefusal::kTenant, std::move(name));
   }
   caller.tenant = asked;
-  // If the tenant that the gateway names is not in the file, the gateway's
-  // quota applies (to all such tenants together). But shared_prefix_cache and
-  // least_priority of the gateway do not apply.
+  // All tenants that the gateway names and that are not in the file share the
+  // gateway's quota. They do not get its shared_prefix_cache and
+  // least_priority.
   caller.shared_prefix_cache = false;
   caller.least_priority = 0;
   if (const auto named = now->identities.Named(asked); named.has_value()) {
-    // The named tenant must also have the role: a gateway cannot act with a
-    // role that the file does not give the tenant.
+    // The named tenant must have the role as well, not only the gateway.
     KVASIR_RETURN_IF_ERROR(check_role(now->identities.tenant(*named)));
     caller.shared_prefix_cache =
         now->identities.tenant(*named).shared_prefix_cache();

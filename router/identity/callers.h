@@ -33,9 +33,8 @@ class CallerObserver {
  public:
   virtual ~CallerObserver() = default;
   virtual void OnCallerRefused(CallerRefusal /*why*/) {}
-  // The file has changed. If `ok`, its new contents are in use; otherwise the
-  // previous contents are still in use. Called after the change has been
-  // logged.
+  // Called when the file has changed, after the change was logged. If `ok`, the
+  // new contents are in use; otherwise the previous ones still are.
   virtual void OnIdentitiesRead(bool /*ok*/) {}
 };
 
@@ -43,23 +42,23 @@ class CallerObserver {
 struct Caller {
   // The tenant to which the caller belongs. Each tenant has its own quota, can
   // abort only its own requests, and has its own cached prefixes (unless
-  // shared_prefix_cache). Empty if callers are not identified and this caller
-  // has named no tenant.
+  // shared_prefix_cache). Empty if the router does not identify callers and the
+  // caller names no tenant.
   std::string tenant;
   // The token's label or the certificate's name, for the log.
   std::string label;
   // True: the tenant shares cached prefixes with all other tenants for which
   // this is true.
   bool shared_prefix_cache = false;
-  // The lowest priority number that the caller's requests may have. Lower
-  // numbers run first and 0 is the default, so with 0 the caller's requests
-  // cannot overtake those of others.
+  // The lowest priority number that the caller's requests may have. Requests
+  // with lower numbers run first. With 0, the default priority, the caller's
+  // requests cannot overtake ordinary requests.
   int32_t least_priority = 0;
   // The tenant's quota; null if there are no quotas.
   std::shared_ptr<TenantQuota> quota;
 
-  // Returns the tenant for CacheSaltOf: empty if the tenant shares cached
-  // prefixes with others.
+  // The name that keeps the cached prefixes of tenants apart (CacheSaltOf);
+  // empty if the tenant shares them.
   std::string cache_tenant() const { return shared_prefix_cache ? "" : tenant; }
 };
 
@@ -75,7 +74,7 @@ class Callers {
   // thread at a time.
   using ReadFile = std::function<absl::StatusOr<std::string>()>;
   struct Options {
-    // The file's name for use in errors and log lines.
+    // The file's name in errors and log lines.
     std::string name;
     ReadFile read;
     ListenerProof proof;
@@ -91,11 +90,11 @@ class Callers {
   static absl::StatusOr<std::shared_ptr<Callers>> Open(
       Options options, CallerObserver* observer);
 
-  // Reads the file again. If it cannot be read or parsed, this is logged and
-  // counted once, and the previous contents stay in use. Otherwise the new
-  // contents are used. If CheckListener would refuse them at a start, this is
-  // only logged: a caller that was removed from the file must lose its access,
-  // even if it was the last one. Call this from one thread at a time.
+  // Reads the file again. If it cannot be read or parsed, logs and counts this
+  // once and keeps the previous contents. Otherwise uses the new contents, even
+  // if CheckListener refuses them (this is logged): a caller that was removed
+  // from the file must always lose its access. Call this from one thread at a
+  // time.
   void Poll() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Identifies a caller that needs `role`. `tenant` is the tenant that the
@@ -105,31 +104,30 @@ class Callers {
   // tenant that is not in the file, the gateway's quota applies, and the tenant
   // shares no cached prefixes.
   // A refusal is counted, and its status has a reason
-  // (router/base/refusal_reason.h). `refused` (may be null) then receives the
-  // tenant and the label for the log, as far as they are known.
+  // (router/base/refusal_reason.h). If `refused` is not null, it receives the
+  // tenant and the label if they are known, for the log.
   absl::StatusOr<Caller> Identify(const Credentials& credentials,
                                   kvasir::v1::Role role,
                                   const std::string& tenant = "",
                                   Caller* refused = nullptr) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // For an identified caller, these two methods do the same as the methods of
-  // TenantQuota with the same names. A refusal is counted, and its status has a
-  // reason.
+  // Call the method of the same name of the caller's TenantQuota. A refusal is
+  // counted, and its status has a reason.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(
       const Caller& caller) const;
   absl::StatusOr<std::shared_ptr<ByteShare>> TakeBytes(
       const Caller& caller, size_t bytes,
       std::shared_ptr<ByteShare> outer) const;
-  // Does the same as RequestPlace::CountSamples. A refusal is counted, and its
-  // status has a reason.
+  // Calls RequestPlace::CountSamples. A refusal is counted, and its status has
+  // a reason.
   absl::Status CountSamples(RequestPlace* place, uint32_t n) const;
 
  private:
   struct Snapshot {
     Identities identities;
-    // The quotas by tenant index. The last one is for anonymous callers, if
-    // these are allowed.
+    // The quotas by tenant index. If anonymous callers are allowed, the last
+    // quota is theirs.
     std::vector<std::shared_ptr<TenantQuota>> quotas;
   };
 
@@ -141,8 +139,8 @@ class Callers {
 
   const Options options_;
   CallerObserver* const observer_;
-  // The last contents that were read, whether or not they are in use. Used only
-  // by the thread that polls.
+  // The file's text at the last read, or the read's error. Used only by the
+  // thread that polls.
   std::string seen_;
 
   mutable base::Mutex mutex_;

@@ -106,9 +106,8 @@ TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndUsesItsQuota) {
   EXPECT_EQ(other->tenant, "green");
   EXPECT_EQ(other->quota, Ask("gate")->quota);
   EXPECT_EQ(other->quota, Ask("gate", "yellow")->quota);
-  // The gateway's own calls use the shared prefix cache (its cache_tenant is
-  // empty). If the gateway names a tenant that is not in the file, this tenant
-  // has its own cache.
+  // The gateway's own calls share cached prefixes (cache_tenant is empty). A
+  // tenant that is not in the file has its own cache.
   EXPECT_EQ(Ask("gate")->cache_tenant(), "");
   EXPECT_EQ(other->cache_tenant(), "green");
   EXPECT_THAT(
@@ -200,8 +199,7 @@ TEST_F(CallersTest, TokensExpireByWallTimeAndQuotasUseTheSteadyClock) {
       R"({"name": "red", "tokens": [{"label": "t", "sha256": ")",
       base::Sha256Hex("red"), R"(", "not_after": "2027-01-15T09:00:00Z"}],)",
       R"( "quota": {"requests_per_second": 1}})")));
-  // The wall clock jumps, as after a sleep of the machine. The steady clock
-  // does not.
+  // Only the wall clock jumps, as when the machine has slept.
   world_ += absl::Hours(2);
   EXPECT_THAT(Ask("red").status(),
               StatusIs(absl::StatusCode::kUnauthenticated,
@@ -252,8 +250,8 @@ TEST_F(CallersTest,
   EXPECT_EQ(observer_.reads[true], 1);
 }
 
-// Regression test: if a start would have refused a changed file, the change was
-// ignored. So a token that the file no longer contained stayed valid.
+// Regression test: a changed file was ignored if a server could not start with
+// it. So a token that had been removed from the file stayed valid.
 TEST_F(CallersTest, RemovingTheLastCallerFromTheIdentitiesFileEndsItsAccess) {
   proof_.admin_asks = true;
   const std::string op = TenantJson("op", R"("roles": ["ADMIN"])");
@@ -270,8 +268,8 @@ TEST_F(CallersTest, RemovingTheLastCallerFromTheIdentitiesFileEndsItsAccess) {
       // The last tenant with the role ADMIN is removed.
       {File(absl::StrCat(TenantJson("blue"), ",", TenantJson("red"), ",", op)),
        File(TenantJson("blue")), "has the role ADMIN"},
-      // The file has an entry that cannot be used. A token that was removed
-      // from another entry must become invalid all the same.
+      // The file has an entry that no port can use. A token that was removed
+      // from another entry must still become invalid.
       {File(absl::StrCat(TenantJson("red"), ",", op)),
        File(R"({"name": "green", "certificates": ["x"]})"), "'green' has"},
   };

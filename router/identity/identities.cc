@@ -51,8 +51,7 @@ absl::Status CheckName(absl::string_view name, size_t most,
 }
 
 // Returns the first line of a parser's message without its long words. The
-// parser quotes what it has read, and if a word is as long as a secret, it may
-// be one.
+// parser quotes the file, and a long word may be a secret.
 std::string WithoutSecrets(absl::string_view text) {
   constexpr size_t kLongestWord = 24;
   std::string shown;
@@ -229,8 +228,8 @@ absl::Status Identities::ReadTenant(int idx) {
                               ", have ", tenant.least_priority()));
   }
   if (anonymous) {
-    // Anybody can be an anonymous caller, so this tenant must not have further
-    // rights.
+    // Anybody can be an anonymous caller, so the anonymous tenant must not have
+    // further rights.
     if (!tenant.tokens().empty() || !tenant.certificates().empty()) {
       return Wrong(at,
                    "is for callers without credentials: want no tokens, no "
@@ -361,10 +360,9 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
                                     const ListenerProof& proof,
                                     absl::string_view name) const {
   if (tenant.certificates().empty()) return absl::OkStatus();
-  // True if callers of the tenant must be able to use their certificates at the
-  // admin port: if this port accepts only callers with the role ADMIN, or if
-  // the tenant cannot use them at the clients' port, because it does not have
-  // the role CLIENT.
+  // True if the tenant's certificates must work at the admin port: either this
+  // port requires the role ADMIN, or the tenant may not use the clients' port
+  // (it lacks the role CLIENT).
   const bool as_admin =
       proof.admin_asks || !HasRole(tenant, kvasir::v1::CLIENT);
   const struct {

@@ -1,5 +1,5 @@
-// The contents of the file of --identities: parses the file, checks it, and
-// finds callers in it. The contents do not change after parsing.
+// The contents of the file of --identities, which do not change after parsing.
+// Parses the file, checks it, and finds callers in it.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@
 
 namespace kvasir::router {
 
-// Limits of the file. They exist because the token of every call is compared
-// with all tokens of the file.
+// Limits of the file. Every call takes time proportional to the number of
+// tokens, because its token is compared with all of them.
 inline constexpr size_t kMaxIdentitiesBytes = 1 << 20;
 inline constexpr int kMaxTenants = 1024;
 inline constexpr size_t kMaxTokens = 4096;
@@ -40,7 +40,7 @@ enum class CallerRefusal {
   kDisagree,
   kTenant,  // the metadata 'x-tenant-id' is not allowed or malformed
   kRole,    // the tenant does not have the required role
-  kRate,    // this and the next three: a limit of the tenant's quota
+  kRate,    // kRate to kTooLarge: a limit of the tenant's quota was exceeded
   kConcurrency,
   kBytes,     // too few bytes are free now; a later request may fit
   kTooLarge,  // the request needs more bytes than the quota has
@@ -89,9 +89,9 @@ class Identities {
   // cases: the file has no callers; the ports never see the callers'
   // credentials (tokens without TLS, or certificates at a port that does not
   // ask for them); the admin port requires the role ADMIN and no tenant has it.
-  // The text says what to change. Use this only when the server starts. A file
-  // that is read later must be used whichever callers it contains, because it
-  // may have removed one.
+  // The text says what to change. Use this only when the server starts: a file
+  // that changes later must be used in any case, because a removed caller must
+  // lose its access.
   absl::Status CheckListener(const ListenerProof& proof,
                              absl::string_view name) const;
 
@@ -104,13 +104,13 @@ class Identities {
   };
   struct Refused {
     CallerRefusal why = CallerRefusal::kNoCredentials;
-    // The refused caller, if it is known: the owner of an expired token, or
-    // otherwise the owner of the certificate.
+    // The refused caller, if known: the owner of the expired token, or else the
+    // owner of the certificate.
     std::optional<Found> known;
   };
   // Finds the caller with these credentials. If the caller is refused, returns
-  // UNAUTHENTICATED and sets `*refused`. The error text says which credentials
-  // are accepted, and contains none of those that the caller has sent.
+  // UNAUTHENTICATED and sets `*refused`. The error text says which kinds of
+  // credentials are accepted, and never contains the caller's credentials.
   absl::StatusOr<Found> Find(const Credentials& credentials, absl::Time now,
                              Refused* refused) const;
 
@@ -160,7 +160,7 @@ class Identities {
 // A function that returns whether two texts are equal.
 using Equal = std::function<bool(std::string_view, std::string_view)>;
 // Returns the index of `hash` in `hashes`; nullopt if it is not there. Calls
-// `equal` for every entry, so that the time that this takes does not reveal the
+// `equal` for every entry, so that the time of a call does not reveal the
 // result.
 std::optional<size_t> FindHash(const std::vector<std::string>& hashes,
                                const std::string& hash, const Equal& equal);

@@ -357,8 +357,8 @@ TEST(IdentitiesTest,
       {.tls = true, .client_certificates = true}, "who.json"));
 }
 
-// A file has no callers if the last one was removed. Callers::Poll uses such a
-// file, but a start refuses it.
+// A server refuses to start with a file without callers. (Callers::Poll accepts
+// such a file.)
 TEST(IdentitiesTest, AFileThatWouldAcceptNoCallerIsRefusedAtStart) {
   for (const char* text :
        {R"({"schema_version": 1})",

@@ -1,6 +1,6 @@
 // Prometheus metrics about the callers of --identities; docs/metrics.md lists
-// them. No label has a tenant's name, because readers of the metrics need not
-// know the tenants.
+// them. No label contains a tenant's name, because anybody who reads the
+// metrics would learn it.
 #pragma once
 
 #include <memory>

@@ -31,8 +31,7 @@ class RequestRate {
   void SetLimit(double per_second, uint32_t burst);
 
   // Takes a token for a request. Returns zero if the request is accepted.
-  // Otherwise returns how long to wait until a request will be accepted, unless
-  // another one comes before.
+  // Otherwise returns how long it takes until the bucket has a token again.
   absl::Duration Take(absl::Time now);
 
  private:
@@ -43,8 +42,9 @@ class RequestRate {
 
 class TenantQuota;
 
-// Counts one request among a tenant's concurrent requests, once for each of its
-// samples, until Leave or until it is destroyed.
+// The share of one running request in its tenant's limit of concurrent
+// requests, in which each sample counts as one. Freed by Leave or the
+// destructor.
 // Threads: its methods may be called from any thread.
 class RequestPlace {
  public:
@@ -54,9 +54,9 @@ class RequestPlace {
   RequestPlace(const RequestPlace&) = delete;
   RequestPlace& operator=(const RequestPlace&) = delete;
 
-  // Call once, when the number of samples is known (Enter counts one). Errors:
-  // INVALID_ARGUMENT if the tenant may never run so many, RESOURCE_EXHAUSTED if
-  // it may not run them now.
+  // Call once, when the request's number of samples is known (Enter counts
+  // one). Errors: INVALID_ARGUMENT if `n` is above the tenant's limit,
+  // RESOURCE_EXHAUSTED if `n` samples do not fit now.
   absl::Status CountSamples(uint32_t n) ABSL_LOCKS_EXCLUDED(mutex_);
   // Call when the request has ended. Further calls have no effect.
   void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -70,9 +70,9 @@ class RequestPlace {
 // The limit of a tenant's quota that refused a request.
 enum class QuotaLimit { kNone, kRate, kConcurrency, kBytes };
 
-// The limits of a tenant and how much of them it uses now. If the limits
-// change, what is in use stays counted. Held by shared_ptr, because places and
-// shares must keep it alive after the tenant is removed.
+// The limits of a tenant, and its present use of them, which stays counted if
+// the limits change. Held by shared_ptr, because a RequestPlace or ByteShare
+// may outlive the tenant's entry in the file.
 // Threads: its methods may be called from any thread.
 class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
  public:
@@ -83,8 +83,7 @@ class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
   // Call this for a new request, before any other work is done for it. If a
   // limit is exceeded, returns RESOURCE_EXHAUSTED and sets `*met` to this
   // limit. The error text names the tenant and the limit, and says when to try
-  // again if this is known. A request that one limit refuses does not count
-  // against the other.
+  // again if this is known. A refused request takes nothing from the quota.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(absl::Time now,
                                                       QuotaLimit* met)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -112,7 +111,7 @@ class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
   mutable base::Mutex mutex_;
   kvasir::v1::Quota limits_ ABSL_GUARDED_BY(mutex_);
   RequestRate rate_ ABSL_GUARDED_BY(mutex_);
-  // The samples of all requests that run.
+  // The number of samples of all running requests.
   uint32_t running_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

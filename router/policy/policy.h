@@ -1,9 +1,5 @@
 // Chooses the replica for a request. The functions are pure: the result depends
-// only on what the router knows about each replica.
-// Two more policies could use the same function signature. One is prefix
-// affinity: PolicyRequest would have the hashes of the prompt's prefixes, and
-// ReplicaView the hashes of the prefixes that the replica has cached. The other
-// is consistent hashing by session.
+// only on the arguments.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +24,8 @@ struct ReplicaView {
   uint64_t total_pages = 0;
   uint32_t page_tokens = 0;
   uint32_t max_num_seqs = 0;
-  // How many requests the replica's last report cannot include yet, and how
-  // many tokens their prompts have.
+  // Requests that were sent after the replica's last report, and the tokens of
+  // their prompts.
   uint32_t unreported_requests = 0;
   uint64_t unreported_tokens = 0;
 };
@@ -41,11 +37,10 @@ struct PolicyRequest {
 enum class PolicyKind {
   // The replicas take turns.
   kRoundRobin,
-  // Chooses the replica at which the fewest requests would wait. If several are
-  // equal, it chooses the one with the largest share of free pages (rounded to
-  // sixteenths, so that small differences do not send all requests to one
-  // replica), and after that the one with the fewest requests. If replicas are
-  // still equal, they take turns.
+  // Chooses the replica at which the fewest requests would wait. Ties are
+  // decided by the largest share of free pages, then by the fewest requests;
+  // equal replicas take turns. The share is rounded to sixteenths, so that
+  // small differences do not send all requests to one replica.
   kLeastLoaded,
 };
 

@@ -28,7 +28,7 @@ using GenerateStub =
 
 constexpr char kGenerateMethod[] = "/kvasir.v1.Worker/Generate";
 
-// The client's open calls, so that Close can reset them.
+// The client's open calls. Close resets them.
 // Threads: its methods may be called from any thread.
 class OpenCalls {
  public:
@@ -100,8 +100,8 @@ grpc::ByteBuffer Serialize(const WorkerCall& call) {
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-// Converts a call's status. If the worker has sent a refusal in the trailing
-// metadata of `context`, it is added to the status.
+// Converts a call's status. Adds the refusal to it, if the worker has sent one
+// in the trailing metadata of `context`.
 absl::Status StatusOf(const grpc::Status& from,
                       const grpc::ClientContext& context) {
   absl::Status status = base::FromGrpcStatus(from);
@@ -117,8 +117,8 @@ absl::Status StatusOf(const grpc::Status& from,
   return status;
 }
 
-// One call of Worker.Generate. It is held by gRPC until OnDone, and by the
-// request, which may cancel it.
+// One call of Worker.Generate. gRPC keeps it alive until OnDone, and so does
+// the request, which may cancel the call.
 class GenerateAttempt final
     : public Attempt,
       public grpc::ClientBidiReactor<grpc::ByteBuffer, v1::GenerateEvent> {
@@ -233,8 +233,8 @@ using InfoDone = std::function<void(absl::StatusOr<v1::WorkerInfo>)>;
 // How long to wait until a channel reports why it has no connection.
 constexpr absl::Duration kTimeForCause = absl::Seconds(1);
 
-// Calls Worker.GetInfo. If `wait` is true, the call waits for a connection;
-// otherwise, if there is none, it fails at once with the reason.
+// Calls Worker.GetInfo. If there is no connection, the call waits for one
+// (`wait`), or fails at once with the reason.
 void AskInfo(const std::shared_ptr<v1::Worker::Stub>& stub,
              const std::shared_ptr<OpenCalls>& open_calls,
              absl::Duration timeout, bool wait, InfoDone done) {
@@ -319,8 +319,8 @@ class GrpcWorkerClient final : public WorkerClient {
     };
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-    // Refuse compressed messages: a small one may unpack to a huge one, and
-    // workers do not compress.
+    // Refuse compressed messages: a small message may unpack to a huge one, and
+    // workers never compress.
     arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
                      1 << GRPC_COMPRESS_NONE);
     arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
@@ -337,8 +337,8 @@ class GrpcWorkerClient final : public WorkerClient {
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetMaxReceiveMessageSize(
         static_cast<int>(options.max_receive_message_bytes));
-    // Give each channel its own connection. By default gRPC would share one
-    // among channels to the same address.
+    // Give each channel its own connection. By default, channels to the same
+    // address share one.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt("kvasir.connection", index);
     return grpc::CreateCustomChannel(target,
@@ -349,7 +349,7 @@ class GrpcWorkerClient final : public WorkerClient {
   }
 
   const std::shared_ptr<OpenCalls> open_calls_ = std::make_shared<OpenCalls>();
-  // This stub is held by shared_ptr because calls may outlive the client.
+  // Shared, because calls may outlive the client.
   std::shared_ptr<v1::Worker::Stub> control_;
   std::vector<std::shared_ptr<GenerateStub>> stubs_;
   std::atomic<size_t> next_{0};

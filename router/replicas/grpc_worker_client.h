@@ -12,14 +12,13 @@
 namespace kvasir::router {
 
 struct GrpcWorkerClientOptions {
-  // The number of connections, over which the streams of requests are
-  // distributed. There are several because all streams of a connection share
-  // one flow-control window and one lock.
+  // Requests are distributed over several connections, because all streams of
+  // one connection share a flow-control window and a lock.
   int num_connections = 2;
   // If nothing arrives on a connection for keepalive_time, it is pinged. If the
   // ping is not answered within keepalive_timeout, the connection is closed. An
-  // infinite time means no pings: use it for a worker in this process, which
-  // would be late only if the whole process is.
+  // infinite keepalive_time means no pings; use it for a worker in this
+  // process.
   absl::Duration keepalive_time = absl::Seconds(5);
   absl::Duration keepalive_timeout = absl::Seconds(2);
   int64_t max_receive_message_bytes = 64 << 20;

@@ -166,7 +166,7 @@ void Replica::OnAccepted(uint64_t prompt_tokens) {
 void Replica::OnEnded(uint64_t prompt_tokens, bool accepted) {
   base::MutexLock lock(&mutex_);
   --in_flight_;
-  // Do not count an accepted request here: the worker's reports count it.
+  // An accepted request is already counted in the worker's reports.
   if (accepted) return;
   --unaccepted_;
   unaccepted_tokens_ -= prompt_tokens;

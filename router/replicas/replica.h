@@ -1,5 +1,5 @@
-// A replica as the router sees it: its state, its last report, and the requests
-// that the router has sent it since this report.
+// A replica as the router sees it: its state, its last load report, and the
+// requests that the router has sent since this report.
 #pragma once
 
 #include <cstdint>
@@ -41,11 +41,11 @@ class ReplicaObserver {
 
 // The properties that a worker must have.
 struct Expected {
-  // The hash of the facades' tokenizer; empty: the worker may have any
+  // The hash of the router's tokenizer; empty: the worker may have any
   // tokenizer.
   std::string tokenizer_hash;
-  // The properties with which the worker must agree: those of a replica of the
-  // same model that is in use. Absent if there is none.
+  // A replica of the same model that is in use; the worker must have equal
+  // properties. Absent if no replica is in use.
   std::optional<kvasir::v1::WorkerInfo> peer;
 };
 
@@ -67,20 +67,20 @@ class Replica {
   const std::string& target() const { return target_; }
   WorkerClient* client() const { return client_.get(); }
 
-  // When the worker has answered or failed, call one of these: OnInfo if it has
+  // Call one of these after an attempt to connect: OnInfo if the worker has
   // passed its checks, OnRefused if it has failed them, OnLost if it cannot be
-  // reached. The last two return how long to wait before the next attempt to
-  // connect.
+  // reached. OnRefused and OnLost return how long to wait before the next
+  // attempt.
   void OnInfo(const kvasir::v1::WorkerInfo& info) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration OnRefused(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration OnLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Call this when a report has come. The first report makes the replica ready.
+  // Call this for each load report. The first report makes the replica ready.
   void OnReport(const kvasir::v1::LoadReport& report)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   ReplicaState state() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns true if the worker has passed its checks and is not lost. New
-  // replicas of the same model must agree with it.
+  // replicas of the same model must have the same properties.
   bool in_use() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns a text about the last problem; empty if there is none.
   std::string detail() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -120,7 +120,7 @@ class Replica {
   uint64_t fresh_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// Counts one request in a replica's load, from construction to destruction.
+// As long as this object exists, one request counts in the replica's load.
 // Threads: only one thread at a time may use it.
 class ReplicaLease {
  public:

@@ -16,8 +16,7 @@ void AddLoad(const ReplicaView& view, ModelLoad* load) {
   load->running += view.running;
   load->waiting += uint64_t{view.waiting} + view.unreported_requests;
   load->max_num_seqs += view.max_num_seqs;
-  // Limit the free pages: a report may contain any numbers, even more free
-  // pages than there are pages.
+  // Limit the free pages, because a report may contain impossible numbers.
   const uint64_t free = std::min(view.free_pages, view.total_pages);
   load->used_tokens += (view.total_pages - free) * view.page_tokens;
   load->total_tokens += view.total_pages * view.page_tokens;
@@ -91,8 +90,8 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
   base::MutexLock lock(&first.mutex);
   while (first.answered.size() < replicas_.size() && first.refusals.empty()) {
     const absl::Time now = base::Clock::Real().Now();
-    // One worker is enough to begin; the others are used when they answer. So
-    // after the first answer, wait for the others only for a limited time.
+    // One worker is enough to begin with. So after the first answer, wait only
+    // a limited time for the other workers.
     if (!first.answered.empty()) {
       deadline = std::min(deadline, now + options_.others_patience);
     }
@@ -257,8 +256,7 @@ std::vector<ModelStatus> ReplicaRegistry::Models() const {
         model.info = info;
         continue;
       }
-      // Report limits that all replicas support: for each limit, the smallest
-      // one.
+      // Report the smallest value of each limit, which all replicas support.
       if (info->max_model_len() < model.info->max_model_len()) {
         model.info->set_max_model_len(info->max_model_len());
       }

@@ -25,18 +25,17 @@ struct ReplicaRegistryOptions {
   // The addresses of the workers: "host:port" or "unix:/path".
   std::vector<std::string> targets;
   // The names that clients use for the model, if all workers serve the same
-  // one. Empty: clients use each worker's own model_name.
+  // model. Empty: clients use each worker's own model_name.
   std::vector<std::string> served_names;
-  // The hash of the facades' tokenizer; empty: workers may have any tokenizer.
+  // The hash of the router's tokenizer; empty: workers may have any tokenizer.
   std::string tokenizer_hash;
   absl::Duration info_timeout = absl::Seconds(5);
   absl::Duration load_interval = absl::Milliseconds(50);
   // How long Start waits for the other workers after the first one has
   // answered.
   absl::Duration others_patience = absl::Seconds(5);
-  // This function is called after a replica's state has changed. It is called
-  // on the transport's threads while no lock is held, and never after Stop has
-  // returned. May be empty.
+  // Called after a replica's state has changed, on a thread of the transport
+  // that holds no lock, and never after Stop has returned. May be empty.
   std::function<void()> on_change;
 };
 
@@ -100,8 +99,8 @@ class ReplicaRegistry {
   void ReportState(const Replica& replica, ReplicaState before) const
       ABSL_LOCKS_EXCLUDED(listener_mutex_);
   static void Log(const Replica& replica, ReplicaState state);
-  // Checks that a worker agrees with the replicas in use. If it does, it is in
-  // use from now on.
+  // Checks that a worker agrees with the replicas in use. If so, marks the
+  // worker as in use.
   absl::Status Admit(Replica* replica, const kvasir::v1::WorkerInfo& info)
       ABSL_LOCKS_EXCLUDED(admit_mutex_);
   std::vector<std::string> NamesOf(const Replica& replica) const;
@@ -111,13 +110,13 @@ class ReplicaRegistry {
   ReplicaObserver* const observer_;
   std::vector<std::shared_ptr<Replica>> replicas_;
   const std::unique_ptr<FirstAnswers> first_answers_;
-  // True after Stop has begun. Calls that end after that are not reported as
-  // lost workers, because Stop has reset them.
+  // True after Stop has begun. Stop resets all calls, so later ends of calls do
+  // not mean that a worker is lost.
   std::atomic<bool> stopping_{false};
   const std::shared_ptr<CallbackGate> gate_ = std::make_shared<CallbackGate>();
-  // The lock that is held while a worker is checked. Without it, two workers
-  // that are checked at the same time would not be compared with each other.
-  // Lock it before a replica's own mutex.
+  // Held while a worker is checked. Without this lock, two workers that are
+  // checked at the same time would not be compared with each other. Lock it
+  // before a replica's own mutex.
   base::Mutex admit_mutex_;
   mutable base::Mutex listener_mutex_;
   std::function<void()> listener_ ABSL_GUARDED_BY(listener_mutex_);

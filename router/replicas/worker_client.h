@@ -16,10 +16,10 @@ namespace kvasir::router {
 
 // The data of one attempt to run a request at a worker.
 struct WorkerCall {
-  // The message. Its fields prompt_token_ids and emitted_token_ids stay empty,
-  // because the members below have these ids.
+  // The request without its token ids: prompt_token_ids and emitted_token_ids
+  // are empty, because `prompt` and `emitted` have these ids.
   kvasir::v1::GenerateRequest head;
-  // The prompt. Every attempt sends it without copying it.
+  // The prompt, which is sent without a copy.
   proto::TokenBytes prompt;
   // The tokens that earlier attempts have delivered, encoded like TokenBytes.
   std::string emitted;
@@ -33,8 +33,9 @@ class AttemptSink {
  public:
   virtual ~AttemptSink() = default;
   virtual void OnEvent(const kvasir::v1::GenerateEvent& event) = 0;
-  // The attempt has ended; no call follows. If the worker has refused the
-  // request, the refusal is in the status's payload (proto/refusal.h).
+  // The attempt has ended; this is the sink's last call. If the worker has
+  // refused the request, the refusal is in the status's payload
+  // (proto/refusal.h).
   virtual void OnAttemptDone(const absl::Status& status) = 0;
 };
 
@@ -56,12 +57,12 @@ class LoadSink {
  public:
   virtual ~LoadSink() = default;
   virtual void OnReport(const kvasir::v1::LoadReport& report) = 0;
-  // The watch has ended, with an error; no call follows.
+  // The watch has ended with this error; this is the sink's last call.
   virtual void OnWatchEnded(const absl::Status& status) = 0;
 };
 
-// A connection to one worker. Callbacks never run inside the method call that
-// requests them.
+// The router's connection to one worker. A method never runs the callbacks that
+// it takes; they run later.
 // Threads: its methods may be called from any thread.
 class WorkerClient {
  public:

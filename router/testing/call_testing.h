@@ -1,5 +1,6 @@
-// Test fixture for a call of a facade, without gRPC and on one thread. The test
-// decides when posted tasks run and when writes complete.
+// Test fixture for one client call of a facade (router/facades), without gRPC
+// and on one thread. The test decides when posted tasks run and when writes
+// complete.
 #pragma once
 
 #include <deque>
@@ -74,8 +75,8 @@ class SingleCallTest : public ::testing::Test {
     backend_->facade = "vllm";
     backend_->tokenizer = tokenizer_;
   }
-  // Ends requests that still run, because the fake router holds their sinks,
-  // which hold the calls.
+  // Ends a request that still runs. Otherwise it would never be destroyed,
+  // because the fake router holds its sink and the sink holds the call.
   void TearDown() override {
     if (call_ == nullptr) return;
     call_->OnCancelled();
@@ -95,8 +96,8 @@ class SingleCallTest : public ::testing::Test {
       Run();
     }
   }
-  // Begins a call with `message`. `parse` turns the message into a request,
-  // which `prepare` then receives on the tokenizer's runner.
+  // Begins a call with `message`. `parse` makes a request from the message, and
+  // `prepare` receives it on the tokenizer's runner.
   template <typename Message, typename Parse, typename Prepare>
   void Begin(const Message& message, Parse parse, Prepare prepare) {
     call_ = std::make_shared<Call>(

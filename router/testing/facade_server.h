@@ -15,7 +15,7 @@ namespace kvasir::router {
 
 class FacadeServerTest : public ::testing::Test {
  protected:
-  // Serves these services; they must exist until StopListening has returned.
+  // Serves `services`, which must exist until StopListening has returned.
   void Listen(const std::vector<grpc::Service*>& services);
   void StopListening();
   static void WaitUntilCancelled(const FakeRouter::Request& request);

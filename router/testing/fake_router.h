@@ -34,7 +34,7 @@ class FakeRouter final : public RequestRouter {
     void Finish(kvasir::v1::FinishReason reason = kvasir::v1::FINISH_LENGTH,
                 uint32_t index = 0);
     void Done(const absl::Status& status = absl::OkStatus());
-    // Delivers a whole answer: tokens, finish and end.
+    // Delivers a whole answer: Emit, Finish and Done.
     void Complete(const std::string& text);
 
    private:
@@ -59,8 +59,8 @@ class FakeRouter final : public RequestRouter {
   void Refuse(const absl::Status& refusal);
   void SetMaxN(uint32_t n) { model_.info->set_max_n(n); }
   void SetMaxModelLen(uint32_t tokens);
-  // The requests that facades have refused themselves and reported by
-  // LogRefused, with the status of each.
+  // The requests that a facade has refused and reported by LogRefused, with
+  // their errors.
   std::vector<std::pair<CanonicalRequest, absl::Status>> refused() const;
   size_t num_requests() const;
   // Waits until the request with this index has been submitted. Returns null if

@@ -1,6 +1,5 @@
-// A scripted WorkerClient for tests of the code that uses workers, without
-// gRPC. Callbacks run on the given timer thread, which takes the place of the
-// transport's threads.
+// A scripted WorkerClient without gRPC, for tests of the code that uses
+// workers. Callbacks run on a timer thread instead of the transport's threads.
 #pragma once
 
 #include <functional>

@@ -11,7 +11,7 @@
 
 namespace kvasir::router {
 
-// A sink that records its calls. It checks that they come in the order that
+// A sink that records its calls, and checks that their order is the one that
 // RequestSink describes.
 // Threads: its methods may be called from any thread.
 class RecordingSink final : public RequestSink {

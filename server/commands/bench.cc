@@ -44,8 +44,8 @@ void AddBenchCommand(CLI::App* app, int* exit_code) {
       app->add_subcommand("bench",
                           "run benchmarks of this build on this machine "
                           "(kvasir-bench)");
-  // All further arguments, --help included, are for kvasir-bench. With
-  // fallthrough, kvasir itself would parse them.
+  // All further arguments, even --help, are for kvasir-bench. With fallthrough,
+  // kvasir itself would parse them.
   command->fallthrough(false);
   command->prefix_command();
   command->set_help_flag();

@@ -33,15 +33,15 @@
 namespace kvasir::cli {
 namespace {
 
-// The longest text for --trace. It limits the HTML page, which contains a
-// number for each token, layer and eviction unit.
+// The longest text for --trace. Limits the size of the HTML page, which
+// contains a number for each token, layer and eviction unit.
 constexpr int64_t kMaxTraceTokens = 16384;
 constexpr int64_t kMaxTraceBytes = int64_t{1} << 20;
 
 struct InspectFlags {
   ModelOptions model;
   int64_t max_batched_tokens = 512;
-  std::vector<int64_t> lengths;  // empty: those of ReportOptions
+  std::vector<int64_t> lengths;  // empty: the default of ReportOptions
   std::string html;
   std::vector<std::string> evaluations;
   std::string trace;
@@ -73,8 +73,8 @@ absl::StatusOr<std::vector<Evaluation>> ReadEvaluations(
   return evaluations;
 }
 
-// Reads the planner's prediction beside the plan's file, if there is one, into
-// the report.
+// Adds the planner's prediction to the report, if its file lies next to the
+// plan's file.
 absl::Status AddPrediction(const ModelOptions& options,
                            const ModelSource& source, InspectReport* report) {
   const bool own = options.kv_plan.empty();

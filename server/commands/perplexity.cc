@@ -37,7 +37,8 @@ struct PerplexityFlags {
   bool json = false;
 };
 
-// Refuses a window above the model's length before the weights are read.
+// Refuses a window that is longer than the model's maximum. Called before the
+// weights are read.
 absl::Status CheckWindow(const PerplexityFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
                           OpenModelSource(flags.model, PlanUse::kRun));
@@ -65,9 +66,8 @@ absl::StatusOr<TextTokens> EncodeText(const PerplexityFlags& flags) {
   return encoded;
 }
 
-// The number of parts into which the text is divided, each with its own result:
-// one part for each pass over the text if there are several passes, ten parts
-// for a single streamed pass or with a stride, and otherwise only one.
+// The number of parts of the text whose losses are reported separately. If
+// several passes over the text are streamed, each pass is a part.
 int64_t PartsOf(const PerplexityFlags& flags) {
   if (flags.stride > 0) return 10;
   if (!flags.stream) return 1;

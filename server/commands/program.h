@@ -1,5 +1,5 @@
-// The code that the commands serve, router, worker and rank share: it turns
-// their flags into a node that runs until it is drained.
+// Shared code of the commands `serve`, `router`, `worker` and `rank`: makes a
+// node from the flags and runs it until it is drained.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace kvasir::cli {
 
-// The flags of a program that runs a model, or a part of one.
+// The flags of a program that runs a model, or one rank of it.
 struct ModelProgramConfig {
   ModelOptions model;
   EngineFlags engine;
@@ -39,23 +39,22 @@ base::ListenAddress ClientAddress(const ListenFlags& flags);
 // Shows the progress of loading large models on standard error.
 std::function<void(int64_t done, int64_t total)> LoadProgress();
 
-// The settings of a rank's group; `operators` must outlive the group.
+// The settings of a tensor-parallel group; `operators` must outlive the group.
 RankGroupSettings GroupSettings(const ModelProgramConfig& config,
                                 const std::shared_ptr<base::TlsWatch>& tls,
                                 OperatorSurface* operators);
 
-// Makes the group of rank 0; null if one process runs the whole model.
-// `operators` and `children` must outlive it.
+// Makes rank 0's side of the tensor-parallel group; null if one process runs
+// the whole model. `operators` and `children` must outlive the group.
 std::unique_ptr<LeaderGroup> MakeLeader(
     const ModelProgramConfig& config,
     const std::shared_ptr<base::TlsWatch>& tls, OperatorSurface* operators,
     LocalRanks* children);
 
-// Throws CLI::ValidationError if `flags` is an error: flags that contradict
-// each other are wrong usage, which has its own exit code.
+// Throws CLI::ValidationError if `flags` is an error, so that the program ends
+// with the exit code of wrong usage.
 void RequireUsable(const absl::Status& flags);
-// Calls RequireModel, and also throws if the device does not support the
-// collective.
+// Calls RequireModel, and throws if the device does not support --collective.
 void RequireUsableModel(const ModelProgramConfig& config);
 
 // Starts the other ranks of this host; null if there are none. Call it before

@@ -1,4 +1,4 @@
-// `kvasir rank`: runs a further rank of a replica whose rank 0 is a `kvasir
+// `kvasir rank`: runs a tensor-parallel rank other than 0. Rank 0 is a `kvasir
 // worker` or `kvasir serve`.
 #include <memory>
 #include <string>
@@ -33,8 +33,8 @@ absl::StatusOr<int> RankConfig::Run(const CLI::App& command,
   RankRuntimeOptions options;
   if (surface.metrics_only) {
     const auto join = LocalRanks::ReadJoinInfo(ranks.join_fd);
-    // Prints no error: usually the program that started this rank has ended,
-    // and has reported why.
+    // Prints no error: the program that started this rank has usually ended and
+    // reported the cause.
     if (!join.ok()) return kExitFailed;
     options.join = *join;
   } else {

@@ -29,13 +29,12 @@ struct TokenFlags {
   bool json = false;
 };
 
-// The longest validity. It keeps the years in dates at four digits.
+// The longest validity. With this limit, years in dates have four digits.
 constexpr absl::Duration kMaxValidFor = absl::Hours(24 * 365 * 100);
 
 absl::Status CheckValidFor(const std::string& text) {
   absl::Duration valid_for;
-  // Does not report a text that is not a duration, because the flag's own
-  // parser does.
+  // If the text is not a duration, the flag's parser reports this.
   if (!absl::ParseDuration(text, &valid_for) || valid_for <= kMaxValidFor) {
     return absl::OkStatus();
   }

@@ -516,7 +516,8 @@ TEST(TlsFlagsTest, AnEmptyTlsFlagOrEnvironmentVariableIsAUsageError) {
     setenv(variable.c_str(), "", 1);
     EXPECT_THAT(Servers().Parse({"router", "--workers", "unix:/x"}),
                 is_wrong(variable));
-    // A variable for a flag that only another command has is ignored.
+    // The environment variable of a flag is ignored by commands without this
+    // flag.
     EXPECT_EQ(Servers().Parse({"drain"}).first, kExitOk);
     unsetenv(variable.c_str());
   }

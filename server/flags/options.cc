@@ -211,9 +211,9 @@ void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers) {
 constexpr absl::Duration kLeastConnectionAge = absl::Seconds(1);
 
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags) {
-  // The default is at least kLeastConnectionAge, because with --drain-timeout 0
-  // it would be 0, and gRPC would close every connection at once. A drain
-  // without time loses calls anyway.
+  // With --drain-timeout 0, a third of it would be 0, and gRPC would close
+  // every connection at once. So the default is at least kLeastConnectionAge. A
+  // drain without time loses calls anyway.
   if (flags.max_connection_age == absl::ZeroDuration()) {
     return std::max(flags.drain_timeout / 3, kLeastConnectionAge);
   }

@@ -29,7 +29,8 @@ struct EngineFlags {
   double gpu_memory_utilization = 0.9;
   bool gpu_memory_given = false;
   bool cuda_graphs = false;
-  // Empty: a share of the pool's size; 0: no host pool.
+  // The size of the host's page pool; empty: chosen from the free memory; 0: no
+  // host pool.
   std::optional<int64_t> host_pool_bytes;
   int64_t max_queue = 1024;
   absl::Duration queue_timeout = absl::Minutes(5);
@@ -39,8 +40,8 @@ struct EngineFlags {
   bool prefix_caching = true;
   absl::Duration watchdog = absl::Minutes(2);
 };
-// Adds the flags that affect steps and their memory. They must be equal on all
-// ranks.
+// Adds the flags that affect steps and their memory. All ranks must have equal
+// values.
 void AddStepFlags(CLI::App* app, EngineFlags* options);
 void AddEngineFlags(CLI::App* app, EngineFlags* options);
 
@@ -49,7 +50,8 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options);
 struct ListenTlsFlags {
   std::string certificate;
   std::string key;
-  std::string client_ca;  // if not empty, clients need a certificate too
+  // authorities for clients' certificates; empty: none needed
+  std::string client_ca;
   std::vector<std::string> client_names;
   // For a worker without a client_ca: true allows programs on other machines to
   // call it without a certificate.
@@ -62,8 +64,8 @@ struct ListenFlags {
   int metrics_port = 8002;
   std::string metrics_host;  // empty: `host`
   int admin_port = 8003;
-  // The default is loopback instead of `host`, because calls to this port can
-  // end the program. May be "unix:/path".
+  // The address of the admin port; may be "unix:/path". The default is
+  // loopback, because calls to this port can end the program.
   std::string admin_host = "127.0.0.1";
   // TLS for the port of clients or routers. The admin port uses the same
   // certificate.
@@ -78,14 +80,14 @@ struct ListenFlags {
   std::string health_host;  // empty: `host`
   std::string ready_file;
   absl::Duration drain_timeout = absl::Seconds(30);
-  // The following two limit the connections of clients.
+  // Limits of clients' connections: their number and their age.
   int64_t max_connections = 0;  // 0: half of the process's file descriptors
   // 0: a third of drain_timeout
   absl::Duration max_connection_age = absl::ZeroDuration();
 };
 // The age at which a client's connection is closed: by default a third of
-// --drain-timeout, so that calls can finish after that. INVALID_ARGUMENT if it
-// is not less than --drain-timeout.
+// --drain-timeout, so that a drain has time left for running calls.
+// INVALID_ARGUMENT if it is not less than --drain-timeout.
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags);
 // Parses "unix:/path" or "host:port", the value of `flag`.
 absl::StatusOr<base::ListenAddress> ParseListen(const std::string& text,
@@ -98,24 +100,23 @@ base::ListenAddress AdminAddress(const ListenFlags& flags);
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
     const ListenFlags& flags, const base::ListenAddress& listen,
     base::TlsWatch* watch);
-// The credentials of a worker's listener. Like the function above, but also
-// FAILED_PRECONDITION if other machines could call without a certificate and no
-// flag allows this.
+// The credentials of a worker's listener. Errors: those of ListenCredentials,
+// and FAILED_PRECONDITION if other machines could call without a certificate
+// and no flag allows this.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
 WorkerListenCredentials(const ListenFlags& flags,
                         const base::ListenAddress& listen,
                         base::TlsWatch* watch);
 // The credentials of the admin port. FAILED_PRECONDITION if other machines
 // could call without a certificate, even with --insecure, because calls to this
-// port can end the program. With `by_token`, operators may show a token instead
+// port can end the program. If `by_token`, operators may show a token instead
 // of a certificate.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
     const ListenFlags& flags, const base::ListenAddress& listen,
     base::TlsWatch* watch, bool by_token = false);
 
-// The callers for which a program listens; it decides which flags the program
-// has. A router for clients has --grpc-port, a worker has --listen instead, and
-// a rank, which only operators call, has neither.
+// The callers of a program. Clients call its --grpc-port, and routers call a
+// worker's --listen; a rank, which only operators call, has neither flag.
 enum class CalledBy { kClients, kRouters, kOperators };
 void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers);
 

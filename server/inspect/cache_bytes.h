@@ -13,11 +13,11 @@ template <typename T>
 struct CacheBytes {
   T key_codes = 0;  // includes codes that key and value share
   T value_codes = 0;
-  T parameters = 0;    // scales and minima
-  T annotations = 0;   // landmarks of a selection, slot metadata of eviction
+  T parameters = 0;    // scales and minima of codes
+  T annotations = 0;   // landmarks (page selection), slot metadata (eviction)
   T padding = 0;       // padding of regions to their alignment
   T unfilled = 0;      // slots in the last page that hold no token
-  T per_sequence = 0;  // side pages: basis, mean, exact rows
+  T per_sequence = 0;  // data kept once per sequence: basis, mean, exact rows
 
   T total() const {
     return key_codes + value_codes + parameters + annotations + padding +

@@ -74,8 +74,8 @@ absl::Status ReadInterval(const JsonFields& fields, EvaluationRow* row) {
   return absl::OkStatus();
 }
 
-// Reads the bytes that are held at the end of a window, and the eviction
-// method. In older files, which have neither field, nothing is evicted.
+// Reads the cache's size at the end of a window, and the eviction method. Older
+// files, which lack these fields, are about plans without eviction.
 absl::Status ReadHeld(const JsonFields& fields, int64_t window_tokens,
                       EvaluationRow* row) {
   const auto tokens = static_cast<double>(window_tokens);
@@ -118,8 +118,8 @@ absl::StatusOr<EvaluationRow> ReadRow(const JsonFields& fields,
       ReadOrInfinite(fields, "perplexity", 0, &row.perplexity));
   KVASIR_RETURN_IF_ERROR(
       ReadOrInfinite(fields, "kl_nats", -kNoLimit, &row.kl_nats));
-  // The field is null if the evaluation had no repeat test; then nats_per_token
-  // is used instead.
+  // If the evaluation had no repeat test, this field is null, and
+  // nats_per_token is used instead.
   KVASIR_ASSIGN_OR_RETURN(row.repeat_nats_per_token,
                           fields.NumberIn("repeat_nats_per_token", 0, kNoLimit,
                                           row.nats_per_token));

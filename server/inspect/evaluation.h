@@ -28,8 +28,8 @@ struct EvaluationRow {
   double kv_bytes_per_token = 0;
   double kv_payload_bytes_per_token = 0;
   double fixed_bytes_per_sequence = 0;
-  // The bytes that are held at the end of a window, divided by the window's
-  // tokens. Unlike kv_bytes_per_token, it includes evictions and exact tokens.
+  // The cache's bytes at the end of a window, divided by the window's tokens.
+  // Evicted tokens take no bytes, and tokens that are stored exactly take more.
   double kv_bytes_per_seen_token = 0;
   std::string eviction;  // the eviction method; empty: all tokens stay
   double nats_per_token = 0;
@@ -54,8 +54,8 @@ struct Evaluation {
 
 inline constexpr int64_t kMaxEvaluationBytes = int64_t{16} << 20;
 
-// INVALID_ARGUMENT for a file of another form; the error names the file, the
-// row, the field, and the wanted and the found value.
+// INVALID_ARGUMENT for a file of another form. The error names file, row and
+// field, and the wanted and the found value.
 absl::StatusOr<Evaluation> ParseEvaluation(std::string_view json,
                                            const std::string& where);
 

@@ -33,7 +33,7 @@ absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
     }
     ++next;
   }
-  // Recent tokens, including the last one, are always kept.
+  // The last token is always kept, because evictions keep recent tokens.
   if (next != seen) {
     return absl::InternalError(absl::StrCat(
         "of the first ", seen, " tokens, those from ", next,
@@ -42,7 +42,7 @@ absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
   return absl::OkStatus();
 }
 
-// The number of latest tokens that always stay.
+// How many of the most recent tokens the layer never evicts.
 int64_t RecentOf(const EvictionTrace::Layer& layer) {
   return layer.scored ? layer.recent
                       : std::max(layer.recent, layer.kept - layer.sinks);

@@ -16,12 +16,11 @@ namespace kvasir::cli {
 
 class EvictionTrace {
  public:
-  // The trace of one eviction unit: KV heads of a layer that evict the same
-  // tokens. One number per token is enough, because an evicted token never
-  // returns.
+  // The trace of one eviction unit (KV heads of a layer that evict the same
+  // tokens).
   struct Unit {
     std::vector<int64_t> heads;
-    // For each token, the number of tokens that had been seen when it was
+    // For each token, how many tokens the model had seen when the token was
     // evicted; 0: it was not evicted.
     std::vector<int64_t> gone_at;
   };
@@ -51,10 +50,9 @@ class EvictionTrace {
 
   // Sets the tokens of the run, in order, beginning with the prompt.
   void SetText(std::vector<std::string> tokens, int64_t prompt_tokens);
-  // Records that layer `index` of layers() evicted after `seen` tokens.
+  // Records an eviction of layer `index` of layers() after `seen` tokens.
   // `positions` [units, kept] are the tokens that each unit kept, ascending.
-  // INTERNAL, with the place, if a position was evicted before or has not been
-  // seen.
+  // INTERNAL if a position was evicted before or has not been seen.
   absl::Status Add(size_t index, int64_t seen,
                    absl::Span<const uint32_t> positions);
 

@@ -82,7 +82,8 @@ TEST(EvictionTraceTest, WithoutScoresAllKeptTokensExceptSinksAreRecent) {
 }
 
 TEST(EvictionTraceTest, TheJsonOfATraceContainsAllEvictions) {
-  // Incomplete characters are repaired when the trace is printed.
+  // Tokens with incomplete UTF-8 characters are repaired when the trace is
+  // printed.
   const auto json = nlohmann::json::parse(Traced().ToJson().dump(
       -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   EXPECT_EQ(json["prompt_tokens"], 12);

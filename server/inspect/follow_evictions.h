@@ -1,5 +1,5 @@
-// Runs one text through the engine and reads after every eviction which tokens
-// still have a slot.
+// Runs one text and records after every eviction which tokens still have a slot
+// in the cache.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,9 @@ struct TraceOptions {
   std::function<std::string(int32_t id)> text_of;
 };
 
-// Runs the text and returns its trace, which has the prompt's tokens and then
-// the output's. The rank must not have run anything yet. Errors:
-// INVALID_ARGUMENT without a prompt; those of the executor and of
-// EvictionTrace.
+// Runs the text and returns its trace, which has the tokens of prompt and
+// output. The rank must not have run anything yet. Errors: INVALID_ARGUMENT
+// without a prompt; those of the executor and of EvictionTrace.
 absl::StatusOr<EvictionTrace> FollowEvictions(worker::Rank* rank,
                                               absl::Span<const int32_t> prompt,
                                               const TraceOptions& options);

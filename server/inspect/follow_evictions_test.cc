@@ -66,8 +66,9 @@ TEST(FollowEvictionsTest, TheStreamingMethodKeepsSinksAndTheLatestTokens) {
     const EvictionTrace trace = Follow(*rank);
     ASSERT_EQ(trace.layers().size(), 2u);
     for (const EvictionTrace::Layer& layer : trace.layers()) {
-      // The budget is 21 tokens. Beyond it, tokens are evicted at every
-      // multiple of 6 and at the prompt's end, 61. The run ends at 75 tokens.
+      // When the text is longer than the budget of 21 tokens, tokens are
+      // evicted at every multiple of 6 and at the prompt's end (61). The text
+      // ends at 75 tokens.
       EXPECT_EQ(layer.points,
                 (std::vector<int64_t>{24, 30, 36, 42, 48, 54, 60, 61, 66, 72}));
       for (const int64_t seen : layer.points) {

@@ -71,8 +71,8 @@ std::string ReportToHtml(const InspectReport& report,
   const std::string json = absl::StrReplaceAll(
       data.dump(-1, ' ', false, ordered_json::error_handler_t::replace),
       {{"<", "\\u003c"}});
-  // Replaces all placeholders in one pass, so that inserted text is not
-  // searched for placeholders.
+  // Replaces all placeholders in one pass, so that placeholders in inserted
+  // text are not replaced.
   return absl::StrReplaceAll(
       kInspectPage, {{"{{title}}", EscapeText(absl::StrCat(report.name, ": ",
                                                            report.method))},

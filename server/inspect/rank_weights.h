@@ -10,10 +10,10 @@
 
 namespace kvasir::cli {
 
-// Returns how many bytes of weights one rank, the one for which the plan is
-// resolved, would hold in memory. If the plan has not been applied to the
-// checkpoint yet, tensors that the checkpoint lacks count with the type of its
-// embedding. Without a checkpoint, all tensors count as bf16. Errors: those of
+// Returns the bytes of weights that one rank would hold in memory; `plan` is
+// resolved for this rank. Tensors that the checkpoint lacks (the plan was not
+// applied to it yet) count with the data type of its embedding. Without a
+// checkpoint, all tensors count as bf16. Errors: those of
 // worker::CountWeightBytes.
 absl::StatusOr<int64_t> CountResidentBytes(
     const ModelSource& source, std::shared_ptr<const worker::ServedPlan> plan,

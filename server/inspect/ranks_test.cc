@@ -30,8 +30,8 @@ RankSummary RanksOf(const ModelSource& source, int64_t tp) {
 
 ModelSource Whole() { return SourceWith(kFullKey, kFullValue); }
 
-// A model whose values have one latent of rank 12 in bf16 for all heads, which
-// all ranks must hold.
+// A model whose values are one bf16 latent of rank 12 for all heads. Every
+// tensor-parallel rank must hold this latent.
 ModelSource Spanning() {
   return SourceWith(kFullKey,
                     R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":12}]},
@@ -69,8 +69,8 @@ TEST(InspectRanksTest, WeightBytesIncludeReplicatedTensorsOnEveryRank) {
   EXPECT_EQ(single.replicated_weight_bytes(), 0);
   EXPECT_EQ(two.whole_weight_bytes, single.whole_weight_bytes);
   EXPECT_LT(*two.ranks[0].weight_bytes, *two.whole_weight_bytes);
-  // Each rank has all norms: 2 in each of 2 layers and the final one, with 32
-  // float32 numbers each.
+  // Each rank holds all norms: 2 in each of 2 layers, and the final norm. Each
+  // has 32 float32 numbers.
   EXPECT_GE(two.replicated_weight_bytes(), (2 * 2 + 1) * 32 * 4);
   EXPECT_EQ(two.replicated_weight_bytes(), *two.ranks[0].weight_bytes +
                                                *two.ranks[1].weight_bytes -
@@ -145,8 +145,8 @@ TEST(InspectRanksTest,
                AllOf(HasSubstr("4 KV heads, 8 query heads and 48 MLP "
                                "features cannot be divided among 3"),
                      HasSubstr("possible numbers of ranks: 1, 2, 4 or 8"))));
-  // A basis covers the channels of one rank's heads: 16 channels with two
-  // ranks, 8 with four. The codec's groups have 16 channels, so four ranks are
+  // A basis must cover the heads of one rank: 16 channels with two ranks, 8
+  // with four. The codec needs groups of 16 channels, so four ranks are
   // impossible.
   const ModelSource basis = SourceWith(
       R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},

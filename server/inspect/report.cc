@@ -42,8 +42,8 @@ int64_t AllTokens(int64_t tokens, int64_t bytes_per_token) {
              : bytes;
 }
 
-// The layout of the plan and, if the plan evicts, of the same plan without
-// eviction.
+// The layout of the plan. If the plan evicts, also the layout of the same plan
+// without eviction.
 struct Layouts {
   cache::PageLayout own;
   std::optional<cache::PageLayout> keeps_all;
@@ -204,7 +204,7 @@ ordered_json ToJson(const ReportSide& side) {
           {"exact_window", summary.exact_window}};
 }
 
-// Sets each side's lifted_from_tokens, and the report's invariance. `plan` is
+// Sets ReportSide::lifted_from_tokens and InspectReport::invariance. `plan` is
 // the plan for the whole model on one rank.
 void ReportPromptLifts(const worker::ServedPlan& plan, bool rows_are_invariant,
                        InspectReport* report) {
@@ -233,8 +233,8 @@ void ReportPromptLifts(const worker::ServedPlan& plan, bool rows_are_invariant,
   report->invariance = worker::InvarianceName(lifts, rows_are_invariant);
 }
 
-// Reports the share of each tensor-parallel rank. `served` is the plan for a
-// single rank.
+// Reports the share of each tensor-parallel rank. `served` is the plan of a
+// server with one rank.
 absl::StatusOr<RankSummary> Ranks(
     const ModelSource& source, const ReportOptions& options,
     const absl::StatusOr<std::shared_ptr<const worker::ServedPlan>>& served) {

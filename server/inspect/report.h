@@ -1,5 +1,5 @@
-// The report of `kvasir inspect` about a model and its plan, from which its
-// text, its JSON and its page are made.
+// The data that `kvasir inspect` reports about a model and its plan, and
+// functions that print this data as text and as JSON.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +23,14 @@ namespace kvasir::cli {
 
 struct ReportOptions {
   int64_t page_tokens = 64;
-  // affects the pages of layers with a sliding window
+  // sets how many pages a sliding window needs
   int64_t max_batched_tokens = 512;
   bool deterministic = false;
-  // true: on this device the results of prompt tokens are independent of the
-  // batch, like those of output tokens
+  // true: on this device the batch has no effect on the results of prompt
+  // tokens
   bool rows_are_invariant = true;
-  int64_t granule_bytes = 0;      // granule of the device's pages
-  worker::MatrixFormat matrices;  // format of the device's matrices
+  int64_t granule_bytes = 0;      // kernels::Device::page_granule_bytes
+  worker::MatrixFormat matrices;  // how the device stores matrices
   int64_t tp = 0;                 // tensor-parallel ranks to report; 0: none
   // The sequence lengths for which bytes are reported; empty: the model's
   // length, and a 4th, a 16th and a 64th of it.
@@ -52,7 +52,7 @@ struct ReportLength {
   // bytes of uncompressed keys and values in the model's own number type
   int64_t dense_bytes = 0;
   int64_t dense_bf16_bytes = 0;
-  // bytes if no slot were evicted; 0: the plan does not evict
+  // bytes without eviction; 0: the plan does not evict
   int64_t not_evicted_bytes = 0;
 };
 
@@ -65,9 +65,8 @@ struct ReportEviction {
   int64_t recent = 0;
   float lambda = 0;
   float decay = 0;
-  // In each of these layers: the number of eviction units (sets of KV heads
-  // that evict the same tokens), and the bytes of metadata per slot for all
-  // units.
+  // The number of eviction units of each layer (sets of KV heads that evict the
+  // same tokens), and the bytes of metadata per slot for all units of a layer.
   int64_t units = 0;
   double metadata_bytes_per_slot = 0;
 };
@@ -84,7 +83,7 @@ struct InspectReport {
   std::string base_model;  // the plan's base model
   kvasir::v1::KvPlan::Target target;
   kvasir::v1::KvPlan::Provenance provenance;
-  // False if the folder's weights are not compressed according to the plan yet.
+  // False: the plan has not been applied to the folder's weights yet.
   bool weights_fit = true;
   // The part of the plan that this build cannot serve; empty if it serves the
   // whole plan.
@@ -98,16 +97,16 @@ struct InspectReport {
   double payload_bytes_per_token = 0;
   CacheBytes<double> token;
   int64_t fixed_bytes_per_sequence = 0;  // side pages
-  // the bytes of side pages that hold data
+  // as above, without unused bytes
   int64_t fixed_payload_bytes_per_sequence = 0;
   DenseBytes dense;  // bytes of a token without compression
 
-  WeightSizes weights;  // 0: the artifact format has no tensors for the plan
+  WeightSizes weights;  // 0: this plan cannot be saved as a checkpoint
   // The weights of the same model, uncompressed, in the type of `dense`.
   WeightSizes dense_weights;
 
   std::vector<ReportSide> sides;  // key and value of each layer in turn
-  // for an uncompressed side, per query token and slot
+  // FLOPs per query token and slot for an uncompressed side
   int64_t dense_side_flops = 0;
   std::vector<ReportEviction> evictions;  // empty: every slot stays
   std::vector<ReportLength> at_length;
@@ -115,7 +114,7 @@ struct InspectReport {
 
   // The planner's prediction, if its file lies beside the plan.
   std::optional<Prediction> prediction;
-  // True if there is a prediction, but for another plan.
+  // True if the prediction's file is about another plan.
   bool foreign_prediction = false;
   // The share of each tensor-parallel rank, if requested.
   std::optional<RankSummary> ranks;
@@ -127,8 +126,8 @@ struct InspectReport {
 };
 
 // Makes the report. Errors: those of PageLayout::Create, ResolveForRanks and
-// worker::ServePlan. Only UNIMPLEMENTED of worker::ServePlan is no error: its
-// text becomes `not_served`.
+// worker::ServePlan, except that the text of ServePlan's UNIMPLEMENTED becomes
+// `not_served`.
 absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
                                                 const ReportOptions& options);
 

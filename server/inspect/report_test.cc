@@ -92,10 +92,11 @@ TEST(InspectReportTest, ReportsTheFlopsPerSlotForEveryKindOfCompressedSpace) {
       {"low rank",
        SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
                   LowRankPart("at_runtime", "NO_ROPE")),
-       // Lifts 6 + 5 channels to 2 heads of 8 dimensions each, and rotates 4
-       // heads of 8 dimensions.
+       // For keys: lifts 6 + 5 channels to 2 heads of 8 dimensions each, and
+       // rotates 4 heads of 8 dimensions.
        {dense, 2 * 11 * 2 * 8 + 3 * 32},
-       // 4 query heads read 6 channels, and 4 read 5.
+       // For values: 4 query heads read 6 channels each, and 4 read 5 channels
+       // each.
        {int64_t{2} * (4 * 6 + 4 * 5), 0}},
       {"values are never rebuilt",
        SourceWith(kFullKey, LowRankPart("reconstruct", "NO_ROPE")),
@@ -260,7 +261,8 @@ TEST(InspectReportTest, MemoryIsReportedWithAndWithoutEviction) {
   }
   const ReportLength& longest = report.at_length.back();
   ASSERT_EQ(longest.tokens, 512);
-  // 128 slots stay, and up to 16 are added before the next eviction.
+  // An eviction keeps 128 slots, and up to 16 more follow until the next
+  // eviction.
   const cache::PageLayout layout = LayoutOf(evicting);
   EXPECT_EQ(longest.cache.total(), 9 * layout.page_groups()[0].page_bytes);
   const auto json = ReportToJson(report);
@@ -282,7 +284,8 @@ TEST(InspectReportTest, MemoryIsReportedWithAndWithoutEviction) {
 TEST(InspectReportTest, TheBytesOfALongSequenceExcludeEvictedSlots) {
   const cache::PageLayout layout = LayoutOf(WithEverything());
   const CacheBytes<double> token = BytesOfToken(layout);
-  // 128 slots that stay and up to 16 more until the next eviction fill 9 pages.
+  // An eviction keeps 128 slots, and up to 16 more follow until the next
+  // eviction. They fill 9 pages.
   const CacheBytes<int64_t> bytes = BytesOfSequence(layout, 500, 32);
   EXPECT_EQ(static_cast<double>(bytes.value_codes), 144 * token.value_codes);
   EXPECT_EQ(bytes.unfilled, 0);
@@ -300,8 +303,8 @@ TEST(InspectReportTest, NamesThePartOfThePlanThatTheEngineCannotServe) {
   EXPECT_EQ(ReportToJson(other)["served"], false);
 }
 
-// The plan is valid, but the check of a starting server refuses it, so the
-// report must say so.
+// The plan is valid, but a server would refuse to start with it. The report
+// must say so.
 TEST(InspectReportTest,
      NamesThePartOfThePlanThatTheKernelsOfThisBuildCannotServe) {
   ModelSource source =
@@ -388,7 +391,7 @@ TEST(InspectReportTest, TheTableOfRanksShowsTheNumberOfTokensStoredExactly) {
   const auto json = ReportToJson(report)["layers"];
   EXPECT_EQ(json[0]["exact_sinks"], 4);
   EXPECT_EQ(json[0]["exact_window"], 0);
-  // the values are not stored as codes, so they are exact anyway
+  // values without codes are exact anyway
   EXPECT_EQ(json[1]["exact_sinks"], 0);
   EXPECT_EQ(json[2]["exact_window"], 24);
   EXPECT_THAT(ReportToText(report),
@@ -470,7 +473,7 @@ TEST(InspectReportTest, TheWeightBytesOfAPlanEqualTheSizeOfItsTensors) {
       LowRankPart("reconstruct", "PRE_ROPE"), LowRankPart("fold", "NO_ROPE"));
   const WeightSizes sizes = WeightBytes(low_rank);
   // 2 layers * 2 bytes * (q_proj + k_proj.down + lifts of the keys +
-  // v_proj.down + o_proj, which reads 4 heads of 6 channels and 4 of 5).
+  // v_proj.down + o_proj). o_proj reads 4 heads of 6 channels and 4 heads of 5.
   EXPECT_EQ(sizes.attention_bytes,
             2 * 2 * (64 * 32 + 11 * 32 + 16 * 11 + 11 * 32 + 32 * 44));
   EXPECT_EQ(dense.bytes - dense.attention_bytes,

@@ -11,9 +11,9 @@
 namespace kvasir::cli {
 namespace {
 
-// Flags that are not passed on to children: those for the process's own ports,
-// files and output, and those for ranks of other hosts. A child receives the
-// secret by its pipe.
+// The flags that children do not get: those for this process's own ports, files
+// and output, and those for ranks of other hosts. A child receives the secret
+// by its pipe.
 const std::set<std::string>& OwnFlags() {
   static const auto* const flags =
       new std::set<std::string>{"admin-client-ca",
@@ -46,13 +46,14 @@ std::vector<std::string> ChildArguments(const CLI::App& command,
                                         const ListenFlags& listen, int index) {
   std::vector<std::string> arguments = {
       "rank", absl::StrCat("--rank=", flags.rank + index), "--local-ranks=1",
-      // If this process uses a free port for metrics, its children do, too.
+      // If this process chooses a free port for metrics (0), so do its
+      // children.
       absl::StrCat("--metrics-port=",
                    flags.metrics_port == 0 || listen.metrics_port == 0
                        ? 0
                        : flags.metrics_port + index)};
-  // The children of a leader call it over loopback; the children of another
-  // rank call the leader's port on another host, so they need TLS flags.
+  // The children of the leader connect to it over loopback. Other children
+  // connect to a leader on another host, so they need TLS flags.
   const bool over_loopback = flags.leader.empty();
   for (const CLI::Option* option : command.get_options()) {
     if (option->get_lnames().empty() || option->results().empty()) continue;

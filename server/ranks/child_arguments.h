@@ -1,5 +1,5 @@
-// Starts the further ranks of a command on its host, with the command's own
-// flags.
+// Starts the other tensor-parallel ranks of this host as child processes that
+// have the command's own flags.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,10 @@
 
 namespace kvasir::cli {
 
-// Starts the other ranks of this host; null if the process of `command` (serve,
-// worker or rank) is the only rank here. They run the subcommand `rank` with
-// those flags of `command` that `rank` also has, except for this process's own
-// ports and files.
+// Starts the other ranks of this host; null if this process is the only rank
+// here. The children run the subcommand `rank` with the flags of `command`
+// (serve, worker or rank) that `rank` also has, without those for this
+// process's own ports and files.
 absl::StatusOr<std::unique_ptr<LocalRanks>> StartLocalRanks(
     const CLI::App& command, const CLI::App& rank, const RankFlags& flags,
     const ListenFlags& listen);

@@ -31,7 +31,7 @@ constexpr char kProgram[] = "kvasir";  // the name that ps and top show
 constexpr int kChildFd = 3;
 // The most bytes that a child reads. An address and a secret take much less.
 constexpr size_t kMaxJoinInfoBytes = 16 << 10;
-// The time that End gives a child to finish its step before it kills it.
+// How long End waits for children to finish their step, before it kills them.
 constexpr absl::Duration kGrace = absl::Seconds(2);
 
 // The environment without the variables KVASIR_*.
@@ -99,8 +99,8 @@ absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Start(
     ranks->children_.push_back(
         {.rank = child.rank, .pid = *pid, .pipe = pipe_fds[1]});
   }
-  // Starts the watchers only now, because they refer to elements of the vector,
-  // which must not grow any more.
+  // Start the watchers only now, when the vector no longer grows, because they
+  // refer to its elements.
   for (size_t i = 0; i < ranks->children_.size(); ++i) {
     ranks->children_[i].watcher =
         std::thread([owner = ranks.get(), i] { owner->Watch(i); });
@@ -114,7 +114,8 @@ LocalRanks::~LocalRanks() {
     if (child.watcher.joinable()) {
       child.watcher.join();
     } else {
-      // This child has no watcher, because a later child could not be started.
+      // Start failed before it made watchers, because it could not start a
+      // later child.
       kill(child.pid, SIGKILL);
       waitpid(child.pid, nullptr, 0);
     }
@@ -155,8 +156,9 @@ absl::Status LocalRanks::Send(const JoinInfo& info, OnFailure on_failure) {
 void LocalRanks::Watch(size_t index) {
   Running& child = children_[index];
   siginfo_t info;
-  // WNOWAIT leaves the dead child unreaped, so that its pid cannot be reused
-  // until the lock is held: Kill may still send a signal to this pid.
+  // WNOWAIT does not reap the dead child, so its pid cannot be reused while
+  // Kill may still send a signal to it. The child is reaped below, under the
+  // lock.
   while (waitid(P_PID, static_cast<id_t>(child.pid), &info,
                 WEXITED | WNOWAIT) != 0 &&
          errno == EINTR) {
@@ -252,8 +254,8 @@ absl::StatusOr<JoinInfo> LocalRanks::ReadJoinInfo(int join_fd) {
                 .secret = text_of("secret"),
                 .local = {.index = number_of("local_index"),
                           .count = number_of("local_count")}};
-  // Also checks the parent's pid: if the parent ended before prctl, this
-  // process has another parent now.
+  // Compares the parent's pid, because a parent that ended before prctl has
+  // been replaced by another process.
   if (info.leader.empty() || info.local.count < 1 ||
       text_of("parent") != absl::StrCat(getppid())) {
     return absl::UnavailableError("the process that started this rank is gone");
@@ -265,8 +267,8 @@ void LocalRanks::KillStoppedParent() {
   const pid_t parent = getppid();
   std::ifstream stat(absl::StrCat("/proc/", parent, "/stat"));
   const std::string text(std::istreambuf_iterator<char>(stat), {});
-  // The text is "pid (name) state ...". The name may contain any characters, so
-  // only the last ") " is surely its end.
+  // The text is "pid (name) state ...". The state follows the last ") ",
+  // because the name may contain ") ", too.
   const size_t end_of_name = text.rfind(") ");
   if (end_of_name == std::string::npos || text[end_of_name + 2] != 'T') return;
   // The first process of a container cannot be killed from inside it.

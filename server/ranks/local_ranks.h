@@ -1,5 +1,4 @@
-// Starts and watches the ranks of a group that this process runs as children on
-// its host.
+// Starts and watches the other ranks of this host, which are child processes.
 #pragma once
 
 #include <sys/types.h>
@@ -20,17 +19,19 @@
 namespace kvasir::cli {
 
 // The data that a rank receives through a pipe from the process that started
-// it. It contains a secret, and every user of the machine can read flags.
+// it. A flag could not carry the secret, because all users of the machine can
+// read flags.
 struct JoinInfo {
   std::string leader;
   std::string secret;
   LocalShare local;
 };
 
-// Owns: the child processes, and a thread for each. No child outlives this
-// object, and the kernel kills a child if the thread that started it ends.
+// Owns: the child processes, and one thread for each child. No child outlives
+//   this object. The kernel also kills the children if the thread that started
+//   them ends.
 // Threads: one thread calls Start, Send, End and the destructor; any thread may
-// call the other methods.
+//   call the other methods.
 class LocalRanks {
  public:
   struct Child {
@@ -44,16 +45,16 @@ class LocalRanks {
   using OnFailure = std::function<void(const absl::Status& why)>;
 
   // Starts this program once for each child, with --join-fd added to the
-  // child's arguments. The variables KVASIR_* are removed from its environment,
-  // because their values are in the arguments. UNAVAILABLE, with the system's
-  // reason, if a child cannot be started.
+  // child's arguments. The environment variables KVASIR_* are not passed on,
+  // because their values are in the arguments. UNAVAILABLE if a child cannot be
+  // started.
   static absl::StatusOr<std::unique_ptr<LocalRanks>> Start(
       const std::vector<Child>& children);
   // Ends the children.
   ~LocalRanks();
 
-  // Sends `info` to the children, to each with its own LocalShare. Call it
-  // once, and soon after Start, because the children wait for it.
+  // Sends `info` to the children; each gets its own LocalShare. Call it once,
+  // soon after Start, because the children wait for `info`.
   absl::Status Send(const JoinInfo& info, OnFailure on_failure)
       ABSL_LOCKS_EXCLUDED(reporting_mutex_, mutex_);
 
@@ -63,19 +64,19 @@ class LocalRanks {
   // Waits at most `timeout` for all children to end. Returns true if all have
   // ended.
   bool WaitEnded(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The failure of the last child that failed before End; OK if none failed.
+  // The error of the child that failed last, before End; OK if no child failed.
   absl::Status failure() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Gives the remaining children a moment to end, then kills them. Their
-  // failures are not reported.
+  // Waits a moment for the remaining children to end, then kills them. Does not
+  // report their failures.
   void End() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Called in a child: receives the JoinInfo, sets the process's name, and asks
   // the kernel to kill this process when the parent's thread ends. UNAVAILABLE
   // if the parent is gone.
   static absl::StatusOr<JoinInfo> ReadJoinInfo(int join_fd);
-  // Called in a child that ends: kills the parent if it is stopped (SIGSTOP).
-  // Without this rank it could never go on, and its clients would wait for it
-  // until their own deadlines.
+  // Called in a child that ends: kills the parent if it is stopped (SIGSTOP). A
+  // stopped parent does not notice that this rank is gone, and its clients
+  // would wait until their own deadlines.
   static void KillStoppedParent();
 
  private:

@@ -206,8 +206,7 @@ TEST_F(LocalRanksTest,
   const absl::Time start = absl::Now();
   ranks = nullptr;
   EXPECT_EQ(FileText(path), "");
-  // The child ended by itself, before the time at which End would have killed
-  // it.
+  // The child ended by itself before End would have killed it.
   EXPECT_LT(absl::Now() - start, absl::Seconds(2));
 }
 

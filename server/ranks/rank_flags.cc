@@ -124,7 +124,8 @@ absl::Status CheckCommon(const RankFlags& flags) {
   return absl::OkStatus();
 }
 
-// Refuses flags that have no effect because the group has only one rank.
+// Refuses flags that would have no effect, because no rank of another host may
+// join.
 absl::Status CheckRead(const RankFlags& flags) {
   if (flags.listen.empty() &&
       (GivesTls(flags.tls) || !flags.secret_file.empty())) {
@@ -175,7 +176,7 @@ void AddFollowerFlags(CLI::App* app, RankFlags* flags) {
         return ParseListen(text, "--leader").status();
       }))
       ->type_name("HOST:PORT");
-  // Shows no default in the help, because --rank and --tp must be given.
+  // The help must not show a default, because --rank and --tp are required.
   AddFlag(app, "--rank", flags->rank,
           "the number of this rank, from 1 on (the leader is rank 0)")
       ->check(CLI::Range(1, kMaxTp - 1))

@@ -15,8 +15,9 @@
 
 namespace kvasir::cli {
 
-// The TLS files of the listener on which ranks join, and of the ranks that call
-// it. Both must show a certificate that `ca` has signed.
+// The TLS files for joining the group, of the leader's listener and of the
+// ranks that connect to it. Both sides must show a certificate that `ca` has
+// signed.
 struct RankTlsFlags {
   std::string certificate;
   std::string key;
@@ -42,7 +43,7 @@ struct RankFlags {
   int metrics_port = 8010;
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration heartbeat_timeout = absl::Seconds(3);
-  // The fields below are only for `kvasir rank`.
+  // The following fields are only for `kvasir rank`.
   std::string leader;
   int rank = 0;
   // The pipe from the command that started this rank; -1: a user started the
@@ -68,9 +69,9 @@ std::string CollectiveOf(const RankFlags& flags, const DeviceFlags& device);
 // INVALID_ARGUMENT if the device is unknown or does not support the collective.
 absl::Status CheckCollective(const RankFlags& flags, const DeviceFlags& device);
 
-// Reads the secret that ranks of other hosts must show; empty if `path` is
-// empty, because then they show only a certificate. INVALID_ARGUMENT for a file
-// without a secret.
+// Reads the secret that ranks of other hosts must show. If `path` is empty, the
+// result is empty, and these ranks show only a certificate. INVALID_ARGUMENT
+// for a file without a secret.
 absl::StatusOr<std::string> ReadSecret(const std::string& path);
 // Makes a random secret.
 std::string NewSecret();

@@ -213,8 +213,9 @@ TEST(ChildArgumentsTest,
             Contains("--kv-cache-bytes=1MiB"), Contains("--log-format=json"),
             Contains("--metrics-port=9102"),
             Contains("--rank-heartbeat-timeout=1s"),
-            // Regression test: with a shorter watchdog than the leader's, ranks
-            // aborted steps for which the leader still waited.
+            // Regression test: the ranks' watchdog was shorter than the
+            // leader's, so ranks aborted steps for which the leader still
+            // waited.
             Contains("--watchdog=9m"),
             Not(Contains(StartsWith("--ready-file"))),
             Not(Contains(StartsWith("--admin-port"))),

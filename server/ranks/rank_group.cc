@@ -20,11 +20,11 @@ namespace {
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
 // The time limit of a collective call if there is no watchdog.
 constexpr absl::Duration kLongestCall = absl::Hours(24);
-// When the leader has asked the ranks of this host to end, it waits at most
-// this long. Usually they end at once.
+// How long the leader waits for the ranks of this host after it has asked them
+// to end. Usually they end at once.
 constexpr absl::Duration kEndTimeout = absl::Seconds(10);
-// The reason with which a collective is aborted after its last use. Without an
-// abort, NCCL waits until the other ranks destroy theirs, too.
+// The reason given to Collective::Abort after the last use. Without Abort,
+// NCCL's destructor waits until all ranks destroy their collectives.
 constexpr char kDone[] = "it is done";
 
 kvasir::v1::RankIdentity IdentityOfGroup(const GroupTerms& terms,
@@ -82,8 +82,7 @@ LeaderGroup::~LeaderGroup() {
   if (leader_ != nullptr) {
     leader_->Abort(absl::CancelledError("the leader ends"));
   }
-  // Destroys the servers first. After that, only the collective still uses
-  // leader_.
+  // Destroy the servers first, because they use leader_.
   servers_.clear();
   if (children_ != nullptr) children_->End();
   collective_.Abort(absl::CancelledError(kDone));
@@ -164,8 +163,8 @@ void LeaderGroup::EndLocalRanksIfFailed() {
 }
 
 absl::Status LeaderGroup::Drain() {
-  // If the group has failed, does not wait for its ranks: they end by
-  // themselves or are killed.
+  // Do not wait for the ranks of a failed group: they end by themselves or are
+  // killed.
   KVASIR_RETURN_IF_ERROR(leader_->status());
   KVASIR_RETURN_IF_ERROR(leader_->Drain());
   KVASIR_RETURN_IF_ERROR(leader_->status());
@@ -206,8 +205,8 @@ absl::StatusOr<worker::Collective*> FollowerGroup::Join(
       auto joining,
       BeginCollective(settings_, shard(), terms,
                       [this](const absl::Status& why) { Abort(why); }));
-  // Logs this only in a rank that a user started. Ranks that a command started
-  // would each log the same line.
+  // Only ranks that a user started log this. Ranks that a command started would
+  // all log the same line.
   if (!flags.leader.empty()) {
     base::LogInfo("joining the group",
                   {{"leader", info_.leader},

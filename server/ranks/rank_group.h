@@ -1,5 +1,5 @@
-// The two sides of a tensor-parallel group, the leader and the other ranks: how
-// a group joins, connects and ends.
+// The two sides of a tensor-parallel group: the leader (rank 0) and the other
+// ranks. Handles how ranks join, connect and end.
 #pragma once
 
 #include <atomic>
@@ -42,8 +42,8 @@ struct RankGroupSettings {
 };
 
 // The part of the group that runs in rank 0, the leader.
-// Threads: Membership states the threads that may call its methods; all others
-// are called from the main thread.
+// Threads: Membership documents its methods; only the main thread calls the
+//   others.
 class LeaderGroup final : public Membership {
  public:
   // `children` (or null) must outlive this object; they wait for the JoinInfo
@@ -69,12 +69,12 @@ class LeaderGroup final : public Membership {
   const std::string& collective_name() const { return settings_.collective; }
   std::vector<worker::RankMember> members() const { return leader_->members(); }
 
-  // If the group has failed, ends or kills the ranks of this host, because they
-  // may wait in the failed collective for a rank that no longer answers.
+  // If the group has failed, ends or kills the ranks of this host. They may be
+  // waiting in a collective call for a rank that no longer answers.
   void EndLocalRanksIfFailed();
-  // Ends the group; call it after the last step. The ranks end with exit code
-  // 0, and Drain waits for those of this host. Errors: the reason why the group
-  // or one of these ranks has failed.
+  // Ends the group after its last step. The ranks end with exit code 0, and
+  // Drain waits for the ranks of this host. Errors: the reason why the group,
+  // or a rank of this host, has failed.
   absl::Status Drain();
 
  private:
@@ -82,7 +82,7 @@ class LeaderGroup final : public Membership {
 
   const RankGroupSettings settings_;
   LocalRanks* const children_;
-  // true: the reason why the group ends is no longer reported
+  // true: on_fatal is not called any more
   std::atomic<bool> ending_{false};
   GroupCollective collective_;
   std::unique_ptr<worker::RankLeader> leader_;

@@ -72,8 +72,8 @@ absl::Status AdminService::Admit(const grpc::ServerContext& context,
   if (!caller.ok()) {
     const std::string reason = router::RefusalReasonOf(caller.status());
     std::optional<uint64_t> unlogged = 0;
-    // A caller without a label is unknown. For each reason, refusals of unknown
-    // callers are logged at most once a minute.
+    // Refusals of unknown callers (no label) are logged at most once a minute
+    // for each reason.
     if (refused.label.empty()) unlogged = strangers_.Take(reason);
     if (unlogged.has_value()) {
       base::LogWarning(
@@ -101,7 +101,7 @@ grpc::Status AdminService::Drain(grpc::ServerContext* context,
   if (const absl::Status status = Admit(*context, "Drain"); !status.ok()) {
     return base::ToGrpcStatus(status);
   }
-  // A drain cannot interrupt the loading of a model.
+  // While a model is loading, a drain is impossible.
   if (!latch_->open()) {
     return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
                         "the process is not ready yet and cannot drain: "

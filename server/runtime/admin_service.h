@@ -26,14 +26,14 @@ struct DrainOutcome {
 // Threads: all methods may be called from any thread.
 class DrainLatch {
  public:
-  // Makes drains possible. The main thread calls it before it waits for
-  // requests.
+  // Makes drains possible. The main thread calls this before it calls
+  // WaitRequested.
   void Open();
   bool open() const;
   // Requests a drain. Only the first call's deadline counts.
   void Request(absl::Duration deadline);
-  // Called by the main thread: waits at most `timeout`; returns true if a drain
-  // was requested.
+  // Called by the main thread: waits at most `timeout` for a request. Returns
+  // true if a drain was requested.
   bool WaitRequested(absl::Duration timeout, absl::Duration* deadline);
   // Called by the main thread when the drain is over.
   void Complete(DrainOutcome outcome);

@@ -48,7 +48,7 @@ TEST(DeviceMetricsTest, TheUsedAndFreeMemoryOfAGpuIsReported) {
               UnorderedElementsAre(
                   Pair("weights", 1000), Pair("kv_cache", 3 * mib),
                   Pair("workspace", 0), Pair("host_pool", 0), Pair("other", 0),
-                  // The context takes 100 MiB. FakeRuntime rounds the two
+                  // FakeRuntime's context takes 100 MiB, and it rounds the two
                   // allocations up to 2 MiB and 4 MiB.
                   Pair("outside", 100 * mib + 2 * mib - 1000 + mib),
                   Pair("free", 918 * mib),

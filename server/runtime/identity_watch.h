@@ -17,8 +17,8 @@ namespace kvasir::cli {
 // Threads: one thread calls Start and the destructor.
 class IdentityWatch {
  public:
-  // Errors: those of router::Callers::Open, for an invalid file or for one that
-  // a listener with these flags cannot use.
+  // Errors: those of router::Callers::Open, if the file is invalid or does not
+  // fit the listener's flags.
   static absl::StatusOr<std::unique_ptr<IdentityWatch>> Start(
       const RouterFlags& router, const ListenFlags& listen);
   ~IdentityWatch();

@@ -16,11 +16,12 @@ namespace kvasir::cli {
 
 // The addresses and names of a node that is ready.
 struct NodeReport {
-  std::string grpc;    // the address that clients, or routers, call
-  std::string leader;  // for a rank, which has no `grpc`: its leader's address
+  std::string grpc;    // the address that clients (of a worker: routers) call
+  std::string leader;  // only for a rank: its leader's address
   // a model name that clients may request; empty for a worker
   std::string model;
-  const model::Tokenizer* tokenizer = nullptr;  // null: token ids only
+  // null: requests must have token ids
+  const model::Tokenizer* tokenizer = nullptr;
   // The other ranks of the node's group; empty if there is no group.
   std::vector<worker::RankMember> ranks;
 };

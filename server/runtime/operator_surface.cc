@@ -26,12 +26,11 @@ namespace {
 
 // The most connections of the admin port and of the health port.
 constexpr size_t kFewConnections = 64;
-// The time after which idle connections of these ports are closed, so that they
-// do not prevent a probe from connecting. A closed channel reconnects with its
-// next call.
+// Connections of these ports are closed after being idle for this time, so that
+// a probe can always connect. A client's channel reconnects with its next call.
 constexpr absl::Duration kIdle = absl::Seconds(5);
 
-// The time within which a program that has failed must end.
+// How long a failed program may take to end.
 constexpr absl::Duration kMostToEnd = absl::Seconds(20);
 
 // Writes the file completely or not at all, because a waiting process may read
@@ -117,8 +116,8 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
   }
   health.listen.port = listen.health_port;
   health.listen.flag = "--health-port";
-  // Enough that a flood of new connections does not replace that of a probe
-  // before it is answered.
+  // Even in a flood of new connections, a probe must be answered before its
+  // connection is replaced.
   health.max_connections = 4 * kFewConnections;
   health.replace_oldest_connection = true;
   health.max_connection_idle = kIdle;
@@ -132,8 +131,8 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
       admin.credentials,
       AdminCredentials(listen, admin.listen, surface->options_.tls.get(),
                        callers != nullptr));
-  // If the admin port uses plain text, it is open only to this machine, whose
-  // users may all act as operators.
+  // An admin port with plain text is open only to this machine, and all users
+  // of the machine may act as operators.
   if (admin.credentials != nullptr) surface->admin_.RequireCallers(callers);
   admin.health_service = false;
   admin.max_connections = kFewConnections;
@@ -171,11 +170,11 @@ void OperatorSurface::PublishHealth() {
 }
 
 void OperatorSurface::Fail(const std::string& why) {
-  // Only the first failure counts, because it causes the others.
+  // Only the first failure counts, because later failures are its effects.
   if (!failed_.exchange(true)) {
     base::LogError("exiting", {{"why", why}});
-    // Ends the process if its regular end takes too long, because a library may
-    // wait for a lost rank.
+    // If a library waits for a lost rank, the process may hang while it ends.
+    // So this thread ends the process.
     std::thread([] {
       absl::SleepFor(kMostToEnd);
       base::LogError("the program did not end in time and is stopped by force");
@@ -257,7 +256,7 @@ int OperatorSurface::WaitAndDrain(Node* node) {
   base::LogInfo("drained",
                 {{"finished", outcome.finished}, {"aborted", outcome.aborted}});
   latch_.Complete(outcome);
-  // Leaves time for the answer to the Drain call that requested the drain.
+  // Leave time for the answer to the Drain call.
   if (admin_server_ != nullptr) {
     admin_server_->Shutdown(absl::Now() + absl::Seconds(1));
   }

@@ -1,6 +1,5 @@
-// Everything that every long-running program has in addition to its node: the
-// metrics, health and admin ports, the ready line, the ready file, and the
-// function that waits for a drain.
+// All long-running programs give operators the same tools: the metrics, health
+// and admin ports, the ready line, the ready file, and the drain.
 #pragma once
 
 #include <functional>
@@ -33,8 +32,8 @@ struct SurfaceOptions {
   std::shared_ptr<const router::Callers> callers;
   // The TLS files of this program's ports and channels.
   std::shared_ptr<base::TlsWatch> tls;
-  // True: no admin port, health port or ready line, because another program
-  // drains this one and reports that it is ready.
+  // True: opens only the metrics port and prints no ready line. For a rank that
+  // another program starts and drains.
   bool metrics_only = false;
 };
 
@@ -47,7 +46,7 @@ class OperatorSurface {
   static absl::StatusOr<std::unique_ptr<OperatorSurface>> Start(
       SurfaceOptions options);
 
-  // Makes the program end with a failure. From then on it reports NOT_SERVING.
+  // Makes the program report NOT_SERVING, and end with a failure.
   void Fail(const std::string& why);
   // Makes the program drain and end. May be called from any thread.
   void RequestDrain() { latch_.Request(options_.listen.drain_timeout); }
@@ -64,7 +63,7 @@ class OperatorSurface {
 
   // Serves the node's metrics and `more` (also under vLLM's names if
   // --metrics-compat says so), and reports SERVING. Then writes the ready file
-  // and prints the ready line, unless the program has failed in the meantime.
+  // and prints the ready line, unless Fail was called.
   absl::Status Ready(const Node& node, const Node::MetricsSources& more = {});
 
   // Waits for SIGTERM, SIGINT, a Drain call or Fail, then drains the node.

@@ -103,8 +103,8 @@ TEST_F(OperatorSurfaceTest, AFailureDuringTheDrainSetsTheExitCodeToFailed) {
   EXPECT_EQ(surface->WaitAndDrain(&failing), kExitFailed);
 }
 
-// Regression test: ranks had an admin port that required no credential, even if
-// the leader's did, so any local user could drain the replica by it.
+// Regression test: ranks had an admin port without credentials, even if the
+// leader's port required them. So any local user could drain the replica.
 TEST_F(OperatorSurfaceTest, AFollowerRankOpensOnlyAMetricsPortAndNoAdminPort) {
   SurfaceOptions options = OnFreePorts();
   const int before = NumListeners();

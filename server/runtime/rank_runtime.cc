@@ -14,11 +14,11 @@
 namespace kvasir::cli {
 namespace {
 
-// A step that still runs after this time is assumed to hang, and no destructor
-// may wait for it.
+// After this time, the destructor assumes that the step hangs, and no longer
+// waits for it.
 constexpr absl::Duration kHangs = absl::Seconds(2);
-// The additional time that Drain waits, because a draining leader may use its
-// whole deadline and then aborts what still runs.
+// Drain waits this much longer than its deadline, because the leader may use
+// the whole deadline and must then still abort running requests.
 constexpr absl::Duration kLeaderEnds = absl::Seconds(10);
 constexpr absl::Duration kPoll = absl::Milliseconds(50);
 
@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<RankRuntime>> RankRuntime::Create(
           owner->result_ = status;
           owner->changed_.SignalAll();
         }
-        // A group that has failed reports this itself, by on_fatal.
+        // If the group has failed, it has called on_fatal itself.
         if (status.ok() && on_drained) on_drained();
       });
   return runtime;

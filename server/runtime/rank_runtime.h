@@ -45,10 +45,9 @@ class RankRuntime final : public Node {
   std::string model_name() const override { return model_->source().name; }
   MetricsSources Metrics() const override;
 
-  // Asks the leader to finish its requests and to end the group, and waits
-  // `deadline` and a little more for that. If the drain fails, the reason is
-  // passed to the group's on_fatal. The outcome counts no requests, because
-  // they belong to the leader.
+  // Asks the leader to finish its requests and to end the group. Waits a little
+  // longer than `deadline`. If the drain fails, calls the group's on_fatal. The
+  // outcome counts no requests, because they belong to the leader.
   DrainOutcome Drain(absl::Duration deadline) override
       ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -61,8 +60,7 @@ class RankRuntime final : public Node {
   std::function<void(const std::string& why)> on_fatal_;
   std::unique_ptr<FollowerGroup> group_;
   std::unique_ptr<LoadedModel> model_;
-  // Shared, because the metrics are collected even after model and group are
-  // destroyed.
+  // Shared, because metrics may be collected after this object is destroyed.
   std::shared_ptr<DeviceMetrics> device_metrics_;
   std::shared_ptr<RankMetrics> rank_metrics_;
   std::thread steps_;

@@ -37,23 +37,22 @@ struct NameCheck {
 
 namespace {
 
-// For this time after gRPC has sent GOAWAY on a connection, a client may still
-// begin calls on it.
+// How long a client may still begin calls on a connection after gRPC has sent
+// GOAWAY on it.
 constexpr absl::Duration kGoAwayDelay = absl::Milliseconds(500);
-// The drain does not wait for clients that have no running call and have begun
-// none for this time.
+// If clients have no running call, and have begun none for this time, the drain
+// does not wait for them to leave.
 constexpr absl::Duration kSilence = absl::Milliseconds(200);
 // The most samples of a request. Workers refuse more.
 constexpr uint32_t kMaxSamples = worker::RequestLimits{}.max_n;
 
-// Fixes glibc's mmap threshold at its default, so that the memory of large
-// prompts is returned to the system when it is freed. Otherwise glibc raises
-// the threshold after the first large prompts, and about half of their memory
-// stays resident.
+// Fixes glibc's mmap threshold at its default, so that the freed memory of
+// large prompts goes back to the system. Otherwise glibc would raise the
+// threshold, and about half of this memory would stay resident.
 void ReturnFreedMemory() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
-// How often the process looks whether it can give memory back, and how much it
-// must have grown since it last did.
+// How often TrimWhenSilent checks the process's size, and by how much the
+// process must have grown since the last malloc_trim.
 constexpr absl::Duration kTrimInterval = absl::Seconds(5);
 constexpr size_t kTrimGrowthBytes = 16 << 20;
 
@@ -64,9 +63,9 @@ size_t ResidentBytes() {
   return resident_pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
-// Gives freed memory of all threads' arenas back to the system when clients
-// have been silent for a while: after a flood of small messages, resets or
-// handshakes, glibc would keep it for ever.
+// Gives freed memory back to the system when clients have been silent for a
+// while. After a flood of small messages, resets or handshakes, glibc's arenas
+// would keep this memory for ever.
 void TrimWhenSilent(router::TimerThread* timers,
                     std::shared_ptr<router::ClientCalls> calls,
                     size_t resident_before) {
@@ -82,10 +81,10 @@ void TrimWhenSilent(router::TimerThread* timers,
   });
 }
 
-// Logs a warning for each worker name that has several addresses. Such a name
-// is treated as one worker, but gRPC may connect to any of its addresses, so
-// the load reports of several workers would be mixed. Uses a detached thread,
-// so that a slow resolver delays neither start nor end.
+// Logs a warning for each worker name with several addresses. The router treats
+// such a name as one worker, but gRPC may connect to any of the addresses, so
+// load reports of several workers would be mixed. Uses a detached thread, so
+// that a slow resolver delays neither start nor end.
 void WarnOfSeveralAddresses(std::vector<std::string> workers,
                             std::shared_ptr<NameCheck> check) {
   std::thread([workers = std::move(workers), check = std::move(check)] {
@@ -93,8 +92,8 @@ void WarnOfSeveralAddresses(std::vector<std::string> workers,
       if (absl::StartsWith(worker, "unix:")) continue;
       const std::string host = worker.substr(0, worker.rfind(':'));
       const int addresses = base::CountAddresses(host);
-      // Logs while the mutex is held, because after Stop the log may no longer
-      // exist.
+      // Log while the mutex is held: the log may no longer exist once `stopped`
+      // is set.
       base::MutexLock lock(&check->mutex);
       if (check->stopped) return;
       if (addresses <= 1) continue;
@@ -301,9 +300,9 @@ std::vector<std::string> RouterRuntime::model_names() const {
   return names;
 }
 
-// Lets clients leave without losing a call: gRPC sends GOAWAY on a connection
-// when it reaches the greatest age (plus or minus a tenth). Until then clients
-// are served, because they would not retry a refused call elsewhere.
+// Waits until connections reach their greatest age (plus or minus a tenth),
+// when gRPC sends GOAWAY and clients leave. Until then clients are served,
+// because they would not retry a refused call elsewhere.
 void RouterRuntime::WaitForClientsToLeave(absl::Duration patience) {
   const base::Clock& clock = base::Clock::Real();
   const absl::Time start = clock.Now();
@@ -332,13 +331,13 @@ DrainOutcome RouterRuntime::Drain(absl::Duration deadline) {
     core_->CancelAll(router::CancelReason::kShutdown);
     core_->WaitIdle(clock.Now() + absl::Seconds(5));
   }
-  // Waits until clients have read the answers and refusals of late calls.
+  // Wait until clients have read the answers and refusals of their last calls.
   const absl::Time read = std::max(end, clock.Now() + absl::Seconds(1));
   while (calls_->open() > 0 && clock.Now() < read) {
     absl::SleepFor(absl::Milliseconds(1));
   }
   server_->Shutdown(absl::Now() + absl::Seconds(1), /*hang_up=*/true);
-  // Stops watching the workers, whose state does not matter any more.
+  // Stop watching the workers.
   registry_->Stop();
   const uint64_t ended = core_->ended() - ended_before;
   return {.finished =

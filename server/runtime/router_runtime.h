@@ -37,8 +37,8 @@ struct RouterRuntimeOptions {
   // pinged.
   bool workers_in_process = false;
   int64_t max_connections = 0;  // 0: half of the process's file descriptors
-  // The age at which clients' connections are closed. A drain waits about as
-  // long for clients to leave.
+  // The age at which clients' connections are closed. A drain waits until about
+  // this age for clients to leave.
   absl::Duration max_connection_age = absl::Seconds(10);
   absl::Duration queue_timeout = absl::Seconds(30);
   int64_t default_max_tokens = 256;
@@ -84,8 +84,8 @@ class RouterRuntime final : public Node {
   // The steps of Create, in the order in which it calls them.
   absl::Status ConnectReplicas(const RouterRuntimeOptions& options);
   absl::Status MakeCore(const RouterRuntimeOptions& options);
-  // The greatest length, in tokens, of the models whose workers have answered.
-  // UNAVAILABLE if no worker has answered.
+  // The largest max_model_len of all workers that have answered. UNAVAILABLE if
+  // no worker has answered.
   absl::StatusOr<int64_t> LongestModel(absl::Duration start_timeout) const;
   router::FacadeOptions OptionsOfFacades(
       const RouterRuntimeOptions& options) const;
@@ -99,8 +99,8 @@ class RouterRuntime final : public Node {
   // replicas.
   void StopServing() ABSL_LOCKS_EXCLUDED(health_mutex_);
   void SetServing(bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
-  // Waits until clients have left or make no more calls, or until the time for
-  // that is over.
+  // Waits until clients have left or make no more calls, but not longer than
+  // max_connection_age_ and `patience` allow.
   void WaitForClientsToLeave(absl::Duration patience);
 
   std::shared_ptr<const model::Tokenizer> tokenizer_;

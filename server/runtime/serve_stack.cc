@@ -79,9 +79,9 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
   if (options.listens_privately) {
     router.listen.unix_path =
         absl::StrCat(stack->socket_folder_, kRouterSocket);
-    // Connections to a private server have no greatest age: its only client has
-    // no other server, and gRPC (1.51) may cut off an answer that ends on an
-    // aged connection (worker/service/server.cc).
+    // Connections to a private server have no age limit: gRPC 1.51 may cut off
+    // an answer when it closes an aged connection, and the only client has no
+    // other server.
     router.max_connection_age = absl::InfiniteDuration();
   }
   router.on_health = std::move(options.on_health);
@@ -114,8 +114,8 @@ Node::MetricsSources ServeStack::Metrics() const {
 
 DrainOutcome ServeStack::Drain(absl::Duration deadline) {
   const DrainOutcome outcome = router_->Drain(deadline);
-  // Drains the worker quickly: all requests came through the router, so none
-  // runs any more.
+  // A short time is enough: all requests came through the router, which has
+  // been drained.
   worker_->Drain(absl::Seconds(5));
   return outcome;
 }
@@ -142,14 +142,14 @@ absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                           options.tokenizer->Encode(prompt));
   options.engine.max_num_seqs = 1;
-  // At most the model's length, so that the error for a prompt that is too long
-  // states the model's length.
+  // Not above the model's maximum length, so that the error for a prompt that
+  // is too long states that length.
   options.engine.max_model_len = std::min(
       endless ? kEndlessTokens : spec.max_position_embeddings,
       std::max<int64_t>(2, static_cast<int64_t>(ids.size()) + max_tokens));
   auto server = std::unique_ptr<EphemeralServer>(new EphemeralServer());
   options.listens_privately = true;
-  // Nothing to do, because a failed engine makes the command's own call fail.
+  // Empty, because a failed engine makes the command's own call fail.
   options.on_fatal = [](const std::string&) {};
   KVASIR_ASSIGN_OR_RETURN(server->stack_,
                           ServeStack::Create(std::move(options)));

@@ -45,7 +45,7 @@ class ServeStack final : public Node {
   ~ServeStack() override;
 
   const RouterRuntime& router() const { return *router_; }
-  // The report of the router, with the ranks of the worker.
+  // The router's report, with the worker's `ranks`.
   NodeReport Report() const override;
   std::string model_name() const override { return router_->model_name(); }
   MetricsSources Metrics() const override;
@@ -59,8 +59,8 @@ class ServeStack final : public Node {
   std::unique_ptr<RouterRuntime> router_;
 };
 
-// The token limit of an endless text, which runs until it is stopped. At four
-// tokens per second, it is reached after a year.
+// The token limit of a text that is generated until the user stops it: about a
+// year at four tokens per second.
 inline constexpr int64_t kEndlessTokens = int64_t{1} << 27;
 
 // A server for one text request, on its own Unix socket. It logs only warnings.

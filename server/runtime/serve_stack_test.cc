@@ -11,9 +11,8 @@ namespace kvasir::cli {
 namespace {
 
 // Regression test: `kvasir generate` lost answers that took longer than ten
-// seconds, the age at which the server's connections were closed. gRPC closes
-// an aged connection after its last call, and a client that writes at that
-// moment gets "Broken pipe".
+// seconds, because the server closed connections at this age. A client that
+// writes at that moment gets "Broken pipe".
 TEST(ServeStackTest, AConnectionToTheServerOfAGenerateCommandHasNoAgeLimit) {
   ServeStackOptions options;
   options.model.random_weights = true;

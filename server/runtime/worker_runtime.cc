@@ -23,8 +23,8 @@ namespace {
 
 constexpr absl::Duration kStallGrace = absl::Seconds(3);
 
-// The cache's statistics without the counts of the warm-up, which are in
-// `before`.
+// Returns the statistics of cache and executor, minus the counts of the warm-up
+// (`before`).
 worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
                              const worker::ExecutorTotals& totals,
                              const WarmUp& before) {
@@ -71,8 +71,8 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
   return sample;
 }
 
-// Logs which attention kernels a GPU uses. Kernels without tensor cores are
-// many times slower, and nothing else would show that they are used.
+// Logs which attention kernels a GPU uses. Nothing else shows whether they use
+// tensor cores, without which they are many times slower.
 void LogAttentionKernels(const worker::ModelExecutor& executor) {
   for (const auto& [kernels, layers] : executor.attention_kernels()) {
     base::Log(
@@ -85,8 +85,8 @@ void LogAttentionKernels(const worker::ModelExecutor& executor) {
   }
 }
 
-// Logs which latents several ranks hold. The copies take memory from other
-// pages, and nothing else would show that they exist.
+// Logs which latents several ranks hold. Nothing else shows that memory is used
+// for these copies.
 absl::Status LogReplicas(const ModelSource& source, int64_t num_ranks) {
   constexpr size_t kMostLines = 8;
   KVASIR_ASSIGN_OR_RETURN(
@@ -329,8 +329,8 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
       runtime->engine_,
       worker::Engine::Create(std::move(engine), &model.cache(), executor));
   KVASIR_RETURN_IF_ERROR(runtime->engine_->Start());
-  // Must be set before metrics can be collected, because they subtract these
-  // counts.
+  // Must be set before metrics are collected, because the metrics subtract
+  // these counts.
   runtime->warm_up_ = {.executor = model.rank().executor().totals(),
                        .cache = model.cache().Stats()};
   runtime->engine_->SubscribeLoad(runtime->metrics_);

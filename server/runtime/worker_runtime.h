@@ -28,8 +28,7 @@ namespace kvasir::cli {
 // Checks the flags; INVALID_ARGUMENT if they contradict each other.
 absl::Status CheckStepFlags(const EngineFlags& flags,
                             const ModelOptions& model);
-// Makes the load request of a worker or of another rank; the caller adds the
-// group.
+// Makes the load request of a worker or a rank. The caller must set `group`.
 LoadRequest LoadRequestOf(const ModelOptions& model, const EngineFlags& flags);
 RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
                               const std::string& collective);
@@ -39,20 +38,21 @@ struct WorkerRuntimeOptions {
   EngineFlags engine;
   // Null if one process runs the model.
   std::unique_ptr<LeaderGroup> group;
-  // Returns the address to listen on. Called after the model is loaded, so that
-  // a program that ends while loading leaves no socket folder.
+  // Returns the address to listen on. Called only after the model is loaded,
+  // because the function may create a socket folder, and a failed load must not
+  // leave this folder on the disk.
   std::function<absl::StatusOr<base::ListenAddress>()> listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   std::string tokenizer_hash;  // empty: the model has no tokenizer
-  // Called from an engine thread if the engine has failed permanently, and by
-  // Drain if the group could not be drained. The process should then exit with
-  // a failure.
+  // Called from a thread of the engine if the engine has failed permanently,
+  // and by Drain if the group could not be drained. The process should then
+  // exit with a failure.
   std::function<void(const std::string& why)> on_fatal;
   std::function<void(int64_t done, int64_t total)> progress;
 };
 
-// The counts of executor and cache at the end of the warm-up, which are
-// subtracted from the metrics.
+// The counts of executor and cache at the end of the warm-up. The metrics
+// subtract these counts.
 struct WarmUp {
   worker::ExecutorTotals executor;
   cache::KvCacheStats cache;
@@ -86,8 +86,7 @@ class WorkerRuntime final : public Node {
   std::unique_ptr<LeaderGroup> group_;
   std::unique_ptr<LoadedModel> model_;
   std::shared_ptr<worker::WorkerMetrics> metrics_;
-  // Shared, because the metrics are collected even after the model is
-  // destroyed.
+  // Shared, because metrics may be collected after this object is destroyed.
   std::shared_ptr<DeviceMetrics> device_metrics_;
   std::shared_ptr<RankMetrics> rank_metrics_;  // null: no group
   // the executor that runs steps on all ranks; null if there is no group

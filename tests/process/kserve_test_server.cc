@@ -1,6 +1,5 @@
-// A server with the KServe facade and an engine with known answers, for tests
-// with real clients. Token ids are bytes. The output of a request repeats its
-// prompt, one token every --token-delay-ms.
+// A KServe server without a model, for tests with real clients. Token ids are
+// bytes. Each answer repeats the prompt, one token every --token-delay-ms.
 //
 //   kserve_test_server --ready-file PATH [--token-delay-ms MS]
 #include <atomic>

@@ -1,5 +1,5 @@
-// Tests a router with workers over real gRPC on Unix sockets. Only the workers'
-// engines are fakes that follow a script.
+// Tests a router and workers that communicate by real gRPC on Unix sockets.
+// Only the workers' engines are fakes that follow a script.
 #include <dirent.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -203,9 +203,9 @@ TEST_F(RouterWorkerTest, TheDeadlineEndsTheRequestAtTheRouterAndTheWorker) {
   EXPECT_TRUE(Eventually([&] { return Live() == 0; }));
 }
 
-// Regression test: gRPC ends its callback threads with the last channel. If one
-// of these threads drops the last channel, as here, gRPC frees their queue
-// twice unless KeepGrpcCallbackThreads prevents it.
+// Regression test: gRPC ends its callback threads with the last channel. If a
+// callback thread drops the last channel, gRPC frees the threads' queue twice,
+// unless KeepGrpcCallbackThreads was called.
 TEST(GrpcWorkerClientTest,
      TheLastGrpcChannelMayBeDestroyedOnAGrpcCallbackThread) {
   for (int round = 0; round < 20; ++round) {
@@ -266,9 +266,8 @@ TEST_F(RouterWorkerTest, AWorkerThatDiesMidStreamIsUnavailableUntilItRestarts) {
   KVASIR_EXPECT_OK(again->Wait());
 }
 
-// A folded answer is one message with the whole output, which the client
-// receives only when it is complete. So if its worker is lost, another worker
-// can continue it.
+// A client that does not stream receives the whole output in one message at the
+// end. So if the worker is lost, another worker can continue the answer.
 TEST_F(RouterWorkerTest,
        AnAnswerThatIsNotStreamedContinuesOnAnotherWorkerWithoutRepeatedTokens) {
   KVASIR_ASSERT_OK(Start(2));
@@ -343,9 +342,8 @@ TEST_F(RouterWorkerTest,
 
 TEST_F(RouterWorkerTest,
        AConnectionWithoutMessagesIsNotClosedBecauseOfKeepalivePings) {
-  // Use shorter times than the defaults (5 s between pings, and 4 s for an
-  // answer). gRPC itself pings at most once a second, and the worker tolerates
-  // two pings that come too early.
+  // Shorter times than the defaults. gRPC pings at most once a second, and the
+  // worker tolerates two pings that come too early.
   client_options_.keepalive_time = absl::Seconds(1);
   client_options_.keepalive_timeout = absl::Seconds(2);
   workers_.push_back(std::make_unique<TestWorker>());
@@ -366,7 +364,7 @@ TEST_F(RouterWorkerTest,
 }
 
 // A peer that opens HTTP/2 connections and then answers nothing, not even
-// pings, like a process that gets no CPU time.
+// pings. A process without CPU time does the same.
 class MutePeer {
  public:
   MutePeer() : path_(NewSocketPath()), thread_([this] { Serve(); }) {}
@@ -493,8 +491,7 @@ TEST_F(RouterWorkerTest, TwoHundredStreamsWithCancelsLeaveNoRequestsOrThreads) {
   const size_t descriptors = CountEntries("/proc/self/fd");
   for (uint32_t seed = 2; seed < 6; ++seed) storm(seed);
   EXPECT_GT(complete.load(), 100);
-  // Allow for the threads of gRPC's executor: gRPC starts them one at a time,
-  // up to twice the number of cores.
+  // gRPC's executor may start further threads, up to twice the number of cores.
   EXPECT_TRUE(Eventually([&] {
     return CountEntries("/proc/self/task") <=
            threads + 2 * std::thread::hardware_concurrency();

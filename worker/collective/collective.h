@@ -17,25 +17,24 @@ namespace kvasir::worker {
 struct CollectiveTotals {
   int64_t calls = 0;       // finished calls
   int64_t sent_bytes = 0;  // sent to other ranks, with protocol overhead
-  // Time that this rank's calls waited for other ranks. Always 0 over NCCL:
-  // there the GPU waits, not the calling thread.
+  // Time that this rank's calls waited for other ranks. Always 0 with NCCL,
+  // where the GPU waits instead of the calling thread.
   double waited_seconds = 0;
 };
 
-// The object through which one rank takes part in its group's collective calls.
-// All ranks must make the same calls, with the same sizes, in the same order.
-// After each call all ranks have the same bits. If a rank's object is destroyed
-// while another rank is in a call, that call fails. So all ranks must know that
-// no more calls follow before any rank destroys its object.
+// One rank's object for the collective calls of its group. All ranks must make
+// the same calls, with the same sizes, in the same order. After each call all
+// ranks have the same bits. If a rank destroys its object while another rank is
+// in a call, that call fails.
 //
 // Threads: one thread at a time may make calls; any thread may call Abort,
 //   status and totals.
 // Errors: INVALID_ARGUMENT for impossible sizes, before anything is sent.
 //   UNAVAILABLE if another rank is gone, cut off, or does not reach the call in
-//   time. ABORTED if a rank, possibly this one, has called Abort. INTERNAL if
-//   ranks make different calls (NCCL cannot detect that: the call times out).
-//   After UNAVAILABLE, ABORTED or INTERNAL the group is dead: the data is
-//   undefined, and all later calls return the error that killed the group.
+//   time. ABORTED if any rank has called Abort. INTERNAL if ranks make
+//   different calls (NCCL cannot detect this, so the call times out). After
+//   UNAVAILABLE, ABORTED or INTERNAL the group is dead: the data is undefined,
+//   and all later calls return the same error.
 class Collective {
  public:
   virtual ~Collective() = default;
@@ -51,10 +50,10 @@ class Collective {
                                     int64_t count, kernels::DType dtype,
                                     kernels::Workspace& workspace) = 0;
 
-  // Enqueues a gather of columns: afterwards every rank has all columns of data
-  // [num_rows, columns]. Rank r provides columns [first_columns[r],
-  // first_columns[r + 1]). `first_columns` has size() + 1 numbers from 0 to
-  // columns. A rank may provide none.
+  // Enqueues a gather of columns, after which every rank has all columns of
+  // data [num_rows, columns]. Rank r provides columns [first_columns[r],
+  // first_columns[r + 1]), possibly none. `first_columns` has one number more
+  // than the group has ranks, from 0 to the number of columns.
   virtual absl::Status AllGather(kernels::Stream& stream,
                                  kernels::DevicePtr<float> data,
                                  int64_t num_rows,
@@ -68,10 +67,9 @@ class Collective {
                                  kernels::Workspace& workspace) = 0;
 
   // Announces that this rank makes no further call. Calls that wait, and calls
-  // that a stream is executing, then fail on all ranks. If Abort is called
-  // several times, only the first reason is sent. NCCL cannot send a reason:
-  // there another rank's calls end when its own process calls Abort, or when
-  // they have waited for too long.
+  // that a stream is executing, then fail on all ranks. Only the reason of the
+  // first Abort is sent. With NCCL nothing is sent: the calls of another rank
+  // end when that rank calls Abort, or when they time out.
   virtual void Abort(const absl::Status& reason) = 0;
 
   // The error that killed the group, or OK. Check it after synchronizing the
@@ -81,16 +79,15 @@ class Collective {
 
   virtual CollectiveTotals totals() const = 0;
 
-  // Whether calls may be enqueued on a stream that is being captured into a
-  // graph (kernels::LaunchStream). All ranks must then capture the same calls,
-  // and replay them in the same order relative to other calls. totals() counts
-  // captured calls when they are replayed.
+  // Whether calls may be captured into a graph (kernels::LaunchStream). All
+  // ranks must capture the same calls, and replay them in the same order among
+  // all calls. totals() counts captured calls when they are replayed.
   virtual bool can_be_captured() const { return false; }
   // Returns the totals of the calls that were captured since TakeCaptured was
   // last called.
   virtual CollectiveTotals TakeCaptured() { return {}; }
-  // Must be called each time a graph with captured calls was launched on the
-  // stream. Adds the calls' totals to totals().
+  // Adds the totals of a graph's captured calls to totals(). Call this after
+  // each launch of the graph on the stream.
   virtual absl::Status Replayed(kernels::Stream&, const CollectiveTotals&) {
     return absl::OkStatus();
   }

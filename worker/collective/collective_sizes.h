@@ -1,5 +1,5 @@
-// Checks of a call's sizes, which every implementation of Collective makes
-// before it sends anything.
+// Checks the sizes of collective calls. Every implementation of Collective
+// makes these checks before it sends anything.
 #pragma once
 
 #include <cstdint>

@@ -126,8 +126,8 @@ class CpuCollective final : public Collective {
 
   void Abort(const absl::Status& reason) override { host_->Abort(reason); }
 
-  // Always OK: on a CPU, a call has finished when it returns, so it returns any
-  // error itself.
+  // Always OK: on a CPU, a call is finished when it returns, so the call itself
+  // returns any error.
   absl::Status status() const override { return absl::OkStatus(); }
 
   CollectiveTotals totals() const override {

@@ -13,7 +13,7 @@
 
 namespace kvasir::worker {
 
-// These numbers are sent over the network: do not renumber.
+// Do not change these numbers, because they are sent over the network.
 enum class CollectiveKind : uint32_t {
   kAllReduceSum = 1,
   kAllGather = 2,
@@ -25,9 +25,9 @@ std::string DescribeCall(CollectiveKind kind, int64_t bytes);
 
 absl::Status RankGaveUp(int64_t rank, const absl::Status& reason);
 
-// The interface of a transport. It makes the calls of Collective on host
-// memory, with the same rules for ranks and errors. Callers must check that all
-// sizes are valid and above 0.
+// The interface of a transport. It has the calls of Collective, on host memory,
+// with the same rules for ranks and errors. Callers must check that all sizes
+// are valid and above 0.
 class HostCollective {
  public:
   virtual ~HostCollective() = default;

@@ -31,9 +31,9 @@ class SharedGroup {
 
   int64_t size() const { return size_; }
 
-  // Waits until every rank has arrived. From then until all ranks have called
-  // Leave, every rank may read the memory that the others offer; nobody writes
-  // it.
+  // Waits until every rank has arrived. Then every rank may read the memory
+  // that the others offer, and nobody may write it, until all ranks have called
+  // Leave.
   absl::Status Arrive(int64_t rank, const Offer& offer) {
     base::MutexLock lock(&mutex_);
     if (!failure_.ok()) return failure_;
@@ -43,8 +43,9 @@ class SharedGroup {
       Meet();
     }
     while (meetings_ == meeting && failure_.ok()) condition_.Wait(&mutex_);
-    // If all ranks have arrived, returns OK even if the group has failed since:
-    // this rank must go on and call Leave, where the others wait for it.
+    // If all ranks have arrived, return OK even if the group has failed
+    // meanwhile: the other ranks wait in Leave until this rank calls Leave,
+    // too.
     return meetings_ == meeting ? failure_ : absl::OkStatus();
   }
 

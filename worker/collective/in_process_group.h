@@ -9,11 +9,11 @@
 
 namespace kvasir::worker {
 
-// Makes one Collective per rank, for CPU streams. Calls wait for other ranks
-// without a time limit, because threads of one process end together.
+// Makes one Collective for each rank, for CPU streams. Calls wait for other
+// ranks without a time limit, because a thread cannot be lost like a process.
 //
-// Owns: state that all the returned collectives share, but none of the data
-//   that ranks pass to calls.
+// Owns: state that the returned collectives share. Not the data that ranks pass
+//   to calls.
 class InProcessGroup {
  public:
   static std::vector<std::unique_ptr<Collective>> Create(int64_t size);

@@ -22,8 +22,8 @@ Refusal Admission::CheckRequest(const Request& request) const {
 
 Refusal Admission::CheckWeights(std::string_view want, std::string_view have) {
   if (want.empty() || want == have) return {};
-  // `want` differs from `have` if another worker has started at this address
-  // and the router does not know it yet.
+  // This happens if the worker at this address was replaced and the router does
+  // not know it yet.
   return {absl::UnavailableError(
               absl::StrCat("weights_id: this worker has ", AbslView(have),
                            ", the request wants ", AbslView(want))),

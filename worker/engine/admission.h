@@ -36,8 +36,7 @@ class Admission {
   struct Place {
     uint32_t num_queued = 0;  // requests waiting for their first step
     bool is_live = false;     // a live request has the same id and attempt
-    // The request can join the next step, so it is accepted even if the queue
-    // is full.
+    // true: the request can join the next step, so a full queue does not matter
     bool starts_at_once = false;
   };
   // Refuses with ALREADY_EXISTS if the request is live, or with
@@ -46,16 +45,16 @@ class Admission {
   // Refuses with UNAVAILABLE unless the engine is running.
   static Refusal CheckState(Serving serving);
 
-  // The next three refusals end a request after it was accepted.
+  // DeadlinePassed, QueueTimeout and NoTokenLeft end a request that was
+  // accepted.
   static Refusal DeadlinePassed(bool started);
-  // If the operator's queue timeout has passed, the refusal's reason is
-  // RETRY_ELSEWHERE, because another replica may start the request sooner. If
-  // the request's own queue timeout has passed, the refusal has no reason,
-  // because the request is too late for every replica.
+  // If the operator's queue timeout has passed, Refusal::reason is
+  // RETRY_ELSEWHERE. If the request's own queue timeout has passed, it is
+  // unspecified, because a retry would be too late.
   static Refusal QueueTimeout(const Request& request, absl::Duration waited);
   static Refusal NoTokenLeft();
-  // The next three refusals end all live requests. Another worker may then run
-  // them.
+  // DrainEnded, EngineStopped and ExecutorFailed end all live requests. Another
+  // worker may then run them.
   static Refusal DrainEnded();
   static Refusal EngineStopped();
   static Refusal ExecutorFailed(const absl::Status& why);

@@ -25,8 +25,8 @@ using base::MutexLock;
 using kvasir::v1::StepPlan;
 
 // How long the engine's thread sleeps if there is work but no step can be
-// planned. It wakes up again to notice deadlines. For the watchdog, this time
-// counts as time without progress.
+// planned. Then it checks deadlines and plans again. For the watchdog, this
+// sleep is not progress.
 constexpr absl::Duration kNothingPlanned = absl::Milliseconds(10);
 
 // The sink of the warm-up requests, which ignores all events.
@@ -38,8 +38,8 @@ class NullSink final : public EngineSink {
   void OnFailed(const Refusal&) override {}
 };
 
-// Implements Engine with threads of its own. mutex_ is the only lock, and it is
-// not held during callbacks.
+// Implements Engine with its own threads. mutex_ is the only lock; no callback
+// runs while it is held.
 class ThreadedEngine final : public Engine, private EngineObserver {
  public:
   ThreadedEngine(EngineOptions options, cache::KvCache* cache,
@@ -66,7 +66,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
  private:
   enum class State { kNew, kWarmingUp, kRunning, kStopping, kStopped, kFailed };
 
-  // A call of another thread that the engine's thread must carry out.
+  // A method call by another thread, passed to the engine's thread.
   struct Command {
     enum class Kind { kSubmit, kAbort, kRefuseAll };
     Kind kind = Kind::kSubmit;
@@ -87,7 +87,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   // many seats are free, and no other sequence waits.
   bool StartsAtOnce(uint32_t seats) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // All methods from here to EndAll run on the engine's thread.
+  // The methods from Run to EndAll run on the engine's thread.
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status WarmUp();
   // Waits up to `wait` for a command, then moves the inbox to commands_.
@@ -103,8 +103,8 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   absl::StatusOr<kvasir::v1::StepResult> Await() ABSL_LOCKS_EXCLUDED(mutex_);
   void Observe(absl::Duration schedule, absl::Duration execute)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Publishes the ends of requests and the new load to other threads, both
-  // under one lock.
+  // Updates live_ and load_ for other threads, and passes a changed load to
+  // listeners.
   void Publish() ABSL_LOCKS_EXCLUDED(mutex_);
   void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -130,13 +130,13 @@ class ThreadedEngine final : public Engine, private EngineObserver {
     bool aborted = false;
   };
 
-  // Only the engine's thread uses the members from here to planning_.
+  // Only the engine's thread uses the members from scheduler_ to planning_.
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<Ended> ended_;  // requests that ended since the last Publish
   std::vector<Command> commands_;
   bool warming_up_ = false;
-  // The step that was enqueued and not yet awaited (null: none), the time of
-  // its Enqueue, and how long its planning took.
+  // The step that was enqueued and not yet awaited (null: none), when it was
+  // enqueued, and how long its planning took.
   const StepPlan* in_flight_ = nullptr;
   absl::Time enqueued_at_;
   absl::Duration planning_;
@@ -153,8 +153,8 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   absl::flat_hash_map<std::string, std::vector<uint32_t>> live_
       ABSL_GUARDED_BY(mutex_);
   uint64_t num_live_ ABSL_GUARDED_BY(mutex_) = 0;
-  // The number of requests that wait for their first step: first those in the
-  // inbox, then those in the scheduler.
+  // The numbers of requests that wait for their first step, in the inbox and in
+  // the scheduler.
   uint32_t inbox_submits_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t scheduler_queued_ ABSL_GUARDED_BY(mutex_) = 0;
   LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);
@@ -162,8 +162,8 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   bool load_wanted_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::weak_ptr<LoadListener>> listeners_ ABSL_GUARDED_BY(mutex_);
   EngineTotals totals_ ABSL_GUARDED_BY(mutex_);
-  // The plan that is being executed, for the watchdog's report. The message
-  // does not change while this points to it.
+  // The plan that is being executed, for the watchdog's report. Nobody changes
+  // the plan meanwhile.
   const StepPlan* executing_ ABSL_GUARDED_BY(mutex_) = nullptr;
   // Read by the watchdog: whether there is work, and when the engine last made
   // progress.
@@ -412,10 +412,9 @@ void ThreadedEngine::Run() {
   }
 }
 
-// Runs one prefill of max_batched_tokens tokens over max_num_seqs sequences,
-// and one decode of all of them, as far as pages allow. This allocates the
-// memory that the largest batch needs, and finds errors before the first
-// request.
+// Prefills max_batched_tokens tokens in max_num_seqs sequences and decodes one
+// token of each, as far as pages allow. This allocates the memory for the
+// largest batch, and finds errors before the first request.
 absl::Status ThreadedEngine::WarmUp() {
   warming_up_ = true;
   const SchedulerOptions& o = options_.scheduler;
@@ -460,8 +459,8 @@ bool ThreadedEngine::TakeCommands(absl::Duration wait) {
     wake_.WaitWithTimeout(&mutex_, wait);
   }
   commands_.swap(inbox_);
-  // Counts all requests of the inbox as waiting, until Publish copies the
-  // scheduler's own count.
+  // Until Publish copies the scheduler's count, count the requests of the inbox
+  // as waiting there.
   scheduler_queued_ += std::exchange(inbox_submits_, 0);
   return state_ == State::kRunning;
 }
@@ -470,7 +469,7 @@ void ThreadedEngine::RunCommands() {
   for (Command& command : commands_) {
     switch (command.kind) {
       case Command::Kind::kSubmit: {
-        // Submit has made the same checks, so Add must succeed.
+        // Submit has made the checks of Add, so Add must succeed.
         const Refusal refusal =
             scheduler_->Add(std::move(command.request), command.sink);
         KVASIR_CHECK(refusal.ok());
@@ -514,8 +513,7 @@ absl::Status ThreadedEngine::Step(bool* planned) {
   KVASIR_RETURN_IF_ERROR(result.status());
   const absl::Time executed = clock.Now();
   const absl::Duration execute = executed - enqueued_at_;
-  // If ScheduleAhead planned nothing, the time that it took counts for this
-  // step.
+  // If ScheduleAhead planned no step, count its time for this step.
   const absl::Duration planning =
       planning_ + (next == nullptr ? next_planning : absl::ZeroDuration());
   planning_ = next_planning;
@@ -543,7 +541,7 @@ void ThreadedEngine::Observe(absl::Duration schedule, absl::Duration execute) {
   stats.schedule = schedule;
   {
     MutexLock lock(&mutex_);
-    // The scheduler does not know about drains, so the flag is set here.
+    // Set here, because the scheduler does not know about drains.
     stats.load.draining = draining_;
   }
   options_.observer->OnStep(stats);

@@ -31,16 +31,15 @@ namespace kvasir::worker {
 
 struct StallReport {
   absl::Duration stalled;
-  // The plan of the step that hangs, as text with one line per sequence and
-  // without token ids. If no step is running, a text that says so.
+  // The plan of the step that hangs, with one line per sequence and without
+  // token ids; or a text that no step is running.
   std::string plan;
 };
 
 struct EngineOptions {
   SchedulerOptions scheduler;
-  // Create overwrites the members vocab_size, max_model_len, eviction and
-  // token_masks with values from the other options, and limits max_n to
-  // max_num_seqs.
+  // Create sets vocab_size, max_model_len, eviction and token_masks from the
+  // other options, and limits max_n to max_num_seqs.
   RequestLimits limits;
   // The watchdog calls on_stall if no step finishes for this long while there
   // is work. Zero: no watchdog.
@@ -61,9 +60,10 @@ struct EngineOptions {
 // Owns: the engine's thread, the watchdog's thread, the queue and the
 //   scheduler. The caller owns `cache` and `executor`, which must outlive the
 //   engine. Between Start and Stop only the engine's thread uses them.
-// Threads: one thread may call Start and Stop, any thread all other methods.
+// Threads: one thread calls Start and Stop; any thread may call the other
+//   methods.
 // Errors: requests are refused by a Refusal. If the executor fails, every
-//   request ends with its error.
+//   request ends with the executor's error.
 class Engine : public ServedEngine {
  public:
   // INVALID_ARGUMENT if the options contradict each other, or if the cache is
@@ -73,9 +73,8 @@ class Engine : public ServedEngine {
                                                         cache::KvCache* cache,
                                                         Executor* executor);
 
-  // Returns after the warm-up, which runs a prefill and a decode of the largest
-  // batch like ordinary requests. Returns the executor's error if the warm-up
-  // fails.
+  // Returns after the warm-up, which prefills and decodes the largest batch.
+  // Returns the executor's error if the warm-up fails.
   virtual absl::Status Start() = 0;
 
   // Waits for the step in flight, then ends the engine's thread. Requests that

@@ -16,7 +16,7 @@ namespace kvasir::worker {
 
 // Receives the events of one request.
 // Threads: the engine's thread makes the calls, one at a time, without a lock.
-//   A call must not block. It may call Engine::Abort.
+//   A call must not block, but may call Engine::Abort.
 class EngineSink {
  public:
   virtual ~EngineSink() = default;
@@ -26,8 +26,8 @@ class EngineSink {
   // after the call, so copy what must be kept.
   virtual void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) = 0;
   // A sample has ended, possibly by an abort. Called exactly once for each
-  // sample, unless OnFailed is called instead. `last` is true if every sample
-  // of the request has ended; then no further call follows.
+  // sample, unless OnFailed is called instead. `last` is true for the request's
+  // last sample; this is then the sink's last call.
   virtual void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
                           bool last) = 0;
   // The request failed: its deadline or queue timeout passed, the worker
@@ -41,7 +41,7 @@ struct LoadSnapshot {
   uint32_t running = 0;  // sequences in the batch
   uint32_t waiting = 0;  // queued requests and preempted sequences
   uint64_t free_pages =
-      0;  // pages that no sequence holds; they may contain cached prefixes
+      0;  // pages that no sequence holds, cached prefixes included
   uint64_t total_pages = 0;
   bool draining = false;
   uint64_t queued_tokens = 0;  // tokens to prefill for waiting sequences
@@ -85,8 +85,7 @@ struct RequestSummary {
   std::string request_id;
   uint32_t attempt = 0;
   std::string tenant;
-  // Why sample 0 ended. Absent if the request failed; `status` then has the
-  // error.
+  // Why sample 0 ended. Absent if the request failed with `status`.
   std::optional<kvasir::v1::FinishReason> reason;
   absl::Status status;
   kvasir::v1::Refusal::Reason refusal =
@@ -96,8 +95,9 @@ struct RequestSummary {
   uint32_t output_tokens = 0;  // sum over all samples
   uint32_t cached_tokens = 0;
   uint32_t preemptions = 0;
-  // How long sample 0 spent in each phase. `prefill` is absent if the request
-  // ended before its first step; `decode`, if it ended before its first token.
+  // How long sample 0 spent in each phase. If the request ended before its
+  // first step, `prefill` is absent. If it ended before its first token,
+  // `decode` is absent.
   absl::Duration queue;
   std::optional<absl::Duration> prefill;
   std::optional<absl::Duration> decode;

@@ -25,8 +25,8 @@ using ::testing::Not;
 constexpr int32_t kPages = 64;
 constexpr int32_t kHostPages = 32;
 
-// Holds steps back: while the gate is closed, a step that calls Pass waits
-// until the gate is opened. AwaitHeld waits until a step waits in Pass.
+// Lets a test hold steps back. While the gate is closed, a step waits in Pass.
+// AwaitHeld returns when a step waits in Pass.
 class Gate {
  public:
   void Close() { CloseAfter(0); }
@@ -288,9 +288,8 @@ TEST_P(EngineTest, SubmitRefusesARequestIfTheQueueIsFull) {
         engine_->Submit(MakeRequest(absl::StrCat("r", i)), sinks.back())
             .status);
   }
-  // The queue has room for 4 requests. The engine updates its counts only after
-  // a step, so it may still count `first` as queued. So either r3 or r4 is
-  // refused.
+  // The queue has room for 4 requests. Until the step has ended, the engine may
+  // count `first` as queued, so either r3 or r4 is refused.
   sinks.push_back(std::make_shared<WaitableSink>());
   Refusal refusal = engine_->Submit(MakeRequest("r3"), sinks.back());
   if (refusal.ok()) {
@@ -428,8 +427,8 @@ TEST_P(EngineTest, StopFailsRunningAndWaitingRequestsWithTheReasonDraining) {
   }
   gate_.AwaitHeld();
   std::thread stop([&] { engine_->Stop(); });
-  // Open the gate only after Submit refuses because of Stop. If it opened
-  // earlier, the requests could finish.
+  // Open the gate only when Submit refuses because of Stop. Before that, the
+  // requests could finish.
   int more = 0;
   while (true) {
     auto sink = std::make_shared<WaitableSink>();
@@ -510,8 +509,8 @@ TEST_P(EngineTest, AFailedStepFailsEveryRequest) {
 TEST_P(EngineTest, NonFiniteNumbersFailOnlyTheRequestThatProducedThem) {
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };
-  // Two requests have prompts of 8 tokens. Request `latent` gets a fault in its
-  // prefill, and request `logit` in the step after its first token.
+  // Two requests have prompts of 8 tokens. The prefill of `latent` fails, and
+  // the step after the first token of `logit` fails.
   fake_.after_step = [](const kvasir::v1::StepPlan& plan,
                         kvasir::v1::StepResult* result) {
     for (int i = 0; i < plan.sequences_size(); ++i) {
@@ -526,7 +525,7 @@ TEST_P(EngineTest, NonFiniteNumbersFailOnlyTheRequestThatProducedThem) {
     }
   };
   KVASIR_ASSERT_OK(Start());
-  gate_.Close();  // so that the requests below run in one batch
+  gate_.Close();  // makes the requests below run in one batch
   const auto blocker = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r"), blocker).status);
   gate_.AwaitHeld();
@@ -749,7 +748,7 @@ TEST_P(EngineTest, ARequestMayBeAbortedFromTheCallbackThatReceivesItsTokens) {
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
   engine_->Stop();
   EXPECT_EQ(sink->samples()[0].finish->reason(), kvasir::v1::FINISH_ABORT);
-  // At most one more step runs: one that was already planned.
+  // At most one more step runs: the step that was already planned.
   EXPECT_LE(sink->samples()[0].tokens.size(), 2u);
 }
 
@@ -967,8 +966,8 @@ TEST_P(EngineTest,
   ASSERT_TRUE(engine_->Submit(request, sink).ok());
   sink->AwaitEnd();
   // If the executor is asynchronous, step 5 was planned ahead for the request
-  // that has ended. The engine must await it although neither a command nor
-  // Stop wakes the engine.
+  // that has ended. The engine must await this step without being woken by a
+  // command or Stop.
   while (awaited < (GetParam() ? 5 : 4)) absl::SleepFor(absl::Milliseconds(1));
   engine_->Stop();
   EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
@@ -976,7 +975,7 @@ TEST_P(EngineTest,
   ExpectNothingHeld();
 }
 
-// A sink whose OnFinished returns only after the engine's Stop was called.
+// A sink whose OnFinished does not return before the engine's Stop was called.
 class LingeringSink final : public WaitableSink {
  public:
   LingeringSink(Engine* engine, Request own)

@@ -1,6 +1,6 @@
-// Checks the eviction budgets of requests. A budget says how many cache slots
-// each sequence of the request keeps; it replaces the number in the served
-// plan. Pure functions.
+// Checks the eviction budgets of requests. A budget replaces the number of
+// cache slots that each sequence keeps according to the served plan. Pure
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -18,19 +18,18 @@ struct EvictionLimits {
   struct Group {
     // The pages of one sequence under the plan's own budget.
     cache::SequencePages pages;
-    // The number of slots that are never evicted (sinks and recent tokens), in
-    // the layer that has the most of them.
+    // The most slots that a layer never evicts (sinks and recent tokens).
     int64_t least_slots = 0;
     int64_t num_pages = 0;  // pages of this group in the pool
   };
   std::vector<Group> groups;  // one element for each page group
-  // The smallest budget that the operator allows. The plan's own budget is
-  // always allowed. Empty: a request must keep at least as many slots as the
-  // plan.
+  // The smallest budget that the operator allows; the plan's own budget is
+  // allowed in any case. Empty: a request must keep at least as many slots as
+  // the plan.
   std::optional<proto::EvictionBudget> min_budget;
-  // The most slots that a sequence may hold, which is the number of positions
-  // that the model supports. With evictions, a sequence may have more tokens
-  // than slots. 0: no limit.
+  // The most slots that a sequence may hold: the model's number of positions.
+  // Evicted tokens need no slot, so a sequence may have more tokens. 0: no
+  // limit.
   int64_t max_slots = 0;
 
   bool evicts() const;
@@ -50,14 +49,14 @@ struct SequenceLength {
 };
 
 // Returns INVALID_ARGUMENT with the budget and the limit if the budget keeps
-// too few slots, or so many that a sequence could outgrow the pool.
+// too few slots, or more than the pool has for one sequence.
 absl::Status CheckEvictionBudget(const proto::EvictionBudget& budget,
                                  const SequenceLength& length,
                                  const EvictionLimits& limits);
 
-// Converts a budget that CheckEvictionBudget has accepted into the counts that
-// the cache needs for each page group. With a ratio of 1 nothing is evicted,
-// neither from the prompt nor from the output.
+// Converts a budget that CheckEvictionBudget has accepted into counts for each
+// page group. With a ratio of 1 nothing is evicted, neither from the prompt nor
+// from the output.
 std::vector<plan::EvictionCounts> EvictionsOf(
     const proto::EvictionBudget& budget, const EvictionLimits& limits);
 

@@ -112,8 +112,7 @@ TEST(EvictionLimitsTest, ABudgetMustHaveRoomForSinksAndRecentTokens) {
                 "recent tokens always stay");
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("36"), {40, 40 + 100}, limits));
   // One per cent of the prompt is fewer slots than the sinks and recent tokens
-  // need. This ratio is still not refused, because sinks and recent tokens are
-  // kept in any case.
+  // need. The ratio is accepted, because these tokens are kept in any case.
   limits.min_budget = Budget("0.01");
   KVASIR_EXPECT_OK(
       CheckEvictionBudget(Budget("0.01"), {100, 100 + 100}, limits));
@@ -146,7 +145,7 @@ TEST(EvictionLimitsTest, ABudgetThatLetsASequenceOutgrowThePoolIsRefused) {
                        HasSubstr("eviction_budget is 1, with which prompt and "
                                  "output of 481 tokens take 31 pages of page "
                                  "group 2, want at most its 30")));
-  // The pool's 480 slots suffice for a budget of 448 slots, because 32 more are
+  // A budget of 448 slots needs the pool's 480 slots, because 32 more slots are
   // added before the next eviction.
   limits.min_budget = Budget("2");
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("448"), {400, 9000}, limits));

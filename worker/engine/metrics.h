@@ -1,6 +1,6 @@
-// A worker's Prometheus metrics (listed in docs/metrics.md). Counters and
-// histograms are updated by the engine's events. The cache is sampled on the
-// engine's thread, because no other thread may use it.
+// A worker's Prometheus metrics (listed in docs/metrics.md). The engine's
+// events update counters and histograms. The cache is sampled on the engine's
+// thread, because no other thread may use the cache.
 #pragma once
 
 #include <cstdint>
@@ -22,31 +22,30 @@
 
 namespace kvasir::worker {
 
-// A sample of the counters of cache and executor. Counters marked "since start"
-// only grow.
+// Counters of cache and executor at one point in time. Counters marked "since
+// start" only grow.
 struct CacheSample {
   int64_t free_pages = 0;
   int64_t used_pages = 0;
   int64_t cached_pages = 0;  // free pages that contain cached prefixes
-  int64_t leaked_pages = 0;  // pages that are held although there is no request
+  int64_t leaked_pages = 0;  // pages in use although there is no request
   int64_t logical_tokens = 0;
   int64_t physical_tokens = 0;
-  int64_t used_bytes = 0;              // bytes of used pages
-  int64_t padding_bytes = 0;           // part of used_bytes: gaps in pages
-  int64_t unfilled_bytes = 0;          // part of used_bytes: empty slots
-  int64_t side_bytes = 0;              // part of used_bytes: side pages
-  int64_t side_unused_bytes = 0;       // part of side_bytes: unused
-  int64_t host_used_bytes = 0;         // bytes of the host pool held by images
-  int64_t bytes_to_host = 0;           // since start
-  int64_t bytes_from_host = 0;         // since start
-  int64_t prefix_query_tokens = 0;     // since start
-  int64_t prefix_hit_tokens = 0;       // since start
-  int64_t window_pages_reclaimed = 0;  // since start
-  int64_t evictions = 0;               // since start, summed over page groups
-  int64_t slots_evicted = 0;           // since start
+  int64_t used_bytes = 0;           // bytes of used pages
+  int64_t padding_bytes = 0;        // part of used_bytes: gaps in pages
+  int64_t unfilled_bytes = 0;       // part of used_bytes: empty slots
+  int64_t side_bytes = 0;           // part of used_bytes: side pages
+  int64_t side_unused_bytes = 0;    // part of side_bytes: without data
+  int64_t host_used_bytes = 0;      // host pool: copies of preempted sequences
+  int64_t bytes_to_host = 0;        // since start
+  int64_t bytes_from_host = 0;      // since start
+  int64_t prefix_query_tokens = 0;  // since start
+  int64_t prefix_hit_tokens = 0;    // since start
+  int64_t window_pages_reclaimed = 0;    // since start
+  int64_t evictions = 0;                 // since start, summed over page groups
+  int64_t slots_evicted = 0;             // since start
   int64_t eviction_pages_reclaimed = 0;  // since start
-  // The next four count since the start, too. They are copied from
-  // ExecutorTotals.
+  // scored_by_weights to eviction_seconds: since start, from ExecutorTotals.
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
   int64_t scored_without_room = 0;
@@ -89,9 +88,9 @@ struct WorkerConstants {
 //   thread may call OnRefused and the registry's Collect.
 class WorkerMetrics final : public EngineObserver, public LoadListener {
  public:
-  // `sample_cache` is called on the engine's thread, between steps. Because it
-  // visits every sequence, it is called at most once in kCacheSampleInterval
-  // while there are requests. Without requests it is called at each event.
+  // `sample_cache` is called on the engine's thread, between steps. While there
+  // are requests, it is called at most once in kCacheSampleInterval, because it
+  // visits every sequence.
   static constexpr absl::Duration kCacheSampleInterval =
       absl::Milliseconds(100);
   WorkerMetrics(WorkerConstants constants,
@@ -115,9 +114,9 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
                                   const prometheus::Labels& labels = {});
   prometheus::Histogram& AddHistogram(const char* family, const char* help,
                                       const std::vector<double>& buckets);
-  // Exports one number of each cache sample as a metric family. A family whose
-  // name ends in `_total` becomes a counter, for which the sample must contain
-  // the total since the start. Any other family becomes a gauge.
+  // Exports a field of CacheSample as a metric family. If the name ends in
+  // `_total`, the family is a counter, and the field must be a total since the
+  // start. Otherwise the family is a gauge.
   template <typename Number>
   void Sample(Number CacheSample::*field, const char* family, const char* help,
               const prometheus::Labels& labels = {});

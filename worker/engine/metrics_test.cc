@@ -213,8 +213,7 @@ TEST_F(WorkerMetricsTest,
   }
 }
 
-// Tools for vLLM expect one series per metric name, so each exported family
-// must have exactly one.
+// Tools for vLLM expect one series per metric name.
 TEST_F(WorkerMetricsTest, EachVllmMetricHasOneSeriesWithTheModelsName) {
   metrics_.OnLoad({.running = 1, .total_pages = 10});
   const base::VllmMetrics vllm(metrics_.registry(), "tiny");

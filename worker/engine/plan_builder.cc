@@ -117,8 +117,8 @@ void PlanBuilder::Write(const PlannedSequence& planned, uint64_t step_id,
   cache->TakeDeltas(sequence.cache_id(), out,
                     int64_t{planned.start} - sequence.computed);
 
-  // The executor keeps a sampled token only for the next step. If a sequence
-  // was not in that step, for lack of pages, the plan must contain the token.
+  // The executor keeps a sampled token only for the next step. If the sequence
+  // missed a step because pages ran out, the plan must contain the token.
   const bool last_sampled =
       planned.ahead || (planned.decodes && sequence.sampled_step != 0 &&
                         sequence.sampled_step + 1 == step_id);

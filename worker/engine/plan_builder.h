@@ -14,10 +14,10 @@
 
 namespace kvasir::worker {
 
-// One sequence's part of a step: the tokens [start, start + num_tokens) are
-// run.
+// One sequence's part of a step, which runs its tokens [start, start +
+// num_tokens).
 struct PlannedSequence {
-  Sequence* sequence = nullptr;  // null if it has ended meanwhile
+  Sequence* sequence = nullptr;  // null: ended after the step was planned
   uint64_t sequence_id = 0;
   uint32_t start = 0;
   uint32_t num_tokens = 0;
@@ -26,8 +26,8 @@ struct PlannedSequence {
   bool prompt = false;
   bool samples = false;
   bool decodes = false;  // true if only the sequence's last token is run
-  // True if the step was planned while its input token was still being sampled.
-  // The token is then not yet in `sequence`.
+  // True if the sequence's input token was still being sampled when this step
+  // was planned. `sequence` does not have the token yet.
   bool ahead = false;
 };
 
@@ -40,15 +40,14 @@ struct PlannedStep {
 // Threads: only the scheduler's thread may use it.
 class PlanBuilder {
  public:
-  // Starts a new plan, which tells the executor to forget the sequences that
-  // were passed to Release since the last Build.
+  // Starts a new plan.
   void Begin();
   // Makes the next plan tell the executor to forget the sequence.
   void Release(uint64_t sequence_id) { released_.push_back(sequence_id); }
   void Add(const PlannedSequence& planned);
   bool empty() const { return prompts_.empty() && outputs_.empty(); }
 
-  // Writes the plan: prompt chunks before decodes, with the block table deltas,
+  // Writes the plan: prompt chunks before decodes, and the block table deltas,
   // page copies and evictions that the cache has collected. Sets
   // Sequence::plan_index. `masks` may be null.
   void Build(uint64_t step_id, cache::KvCache* cache, TokenMaskProvider* masks,

@@ -3,8 +3,8 @@
 namespace kvasir::worker {
 namespace {
 
-// With each new step, the weight of earlier steps is multiplied by this factor,
-// so that mainly the last twenty steps determine the rate.
+// Each new step multiplies the weight of all earlier steps by this factor. So
+// mainly the last twenty steps determine the rate.
 constexpr double kDecay = 0.95;
 
 }  // namespace

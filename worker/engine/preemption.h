@@ -1,7 +1,6 @@
 // Chooses how to preempt a running sequence: drop its pages and compute them
-// again later, or copy them to the host pool and back. The output is the same
-// either way, so the choice depends only on the predicted time. Pure functions
-// without a clock.
+// again later, or copy them to the host pool and back. Both give the same
+// output, so only the predicted time matters. Pure functions without a clock.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +9,7 @@
 
 namespace kvasir::worker {
 
-// Rates that are assumed until they are measured: the copy rate of one CPU
+// Rates that are assumed until rates are measured: the copy rate of one CPU
 // core, and the prefill rate of a small model.
 inline constexpr double kAssumedCopyBytesPerSecond = 4e9;
 inline constexpr double kAssumedPrefillTokensPerSecond = 1000;
@@ -20,8 +19,8 @@ enum class Preemption { kRecompute, kCopy };
 struct PreemptionCosts {
   int64_t image_bytes = 0;  // bytes to copy out, and later back in
   // Tokens to prefill again if the pages are dropped. Includes tokens whose
-  // slots were evicted, but not tokens that are expected to be in the prefix
-  // cache.
+  // slots were evicted; excludes those that the prefix cache probably still
+  // has.
   int64_t recompute_tokens = 0;
   double copy_bytes_per_second = kAssumedCopyBytesPerSecond;
   double prefill_tokens_per_second = kAssumedPrefillTokensPerSecond;

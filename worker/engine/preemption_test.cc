@@ -7,9 +7,8 @@ namespace {
 
 TEST(PreemptionTest,
      ASequenceIsCopiedIfCopyingOutAndBackTakesLessTimeThanAPrefill) {
-  // Copying 500 bytes out and back would take 2 * 500 / 1000 = 1 second,
-  // exactly as long as the prefill of 100 tokens. So 499 bytes are faster to
-  // copy.
+  // The prefill of 100 tokens takes 1 second. In this time, 500 bytes can be
+  // copied out and back (2 * 500 / 1000 = 1). So 499 bytes are faster to copy.
   PreemptionCosts costs = {.image_bytes = 499,
                            .recompute_tokens = 100,
                            .copy_bytes_per_second = 1000,

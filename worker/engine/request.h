@@ -25,9 +25,9 @@ struct Request {
   // Requests share cached prefixes only if their salts are equal.
   std::string cache_salt;
   proto::TokenBytes prompt;
-  // Output tokens that earlier attempts of this request have already delivered.
-  // They are used as input like the prompt, and not delivered again. Allowed
-  // only with n = 1.
+  // Output tokens that earlier attempts of this request have delivered. They
+  // are input, like the prompt, and are not delivered again. Allowed only with
+  // n = 1.
   proto::TokenBytes emitted;
   kvasir::v1::SamplingParams sampling = proto::NeutralSampling();
   // Replaces the eviction budget of the served plan. With a ratio of 1 nothing
@@ -61,15 +61,15 @@ struct RequestLimits {
 
 // Returns INVALID_ARGUMENT with the field, its value and the limit; or
 // UNIMPLEMENTED if the request has a token mask but the limits allow none.
-// Takes time proportional to the prompt's length. The caller (Admission) must
-// already have checked that the prompt fits the model.
+// Takes time proportional to the prompt's length. Does not check whether the
+// prompt fits the model, which Admission does first.
 absl::Status ValidateRequest(const Request& request,
                              const RequestLimits& limits);
 
 // Says why a request was not accepted, or why it ended early.
 struct Refusal {
   absl::Status status;
-  // REFUSAL_UNSPECIFIED if a retry cannot help: the request itself is invalid
+  // REFUSAL_UNSPECIFIED if a retry cannot help: the request is invalid
   // (INVALID_ARGUMENT), or its deadline has passed (DEADLINE_EXCEEDED).
   kvasir::v1::Refusal::Reason reason = kvasir::v1::Refusal::REFUSAL_UNSPECIFIED;
 

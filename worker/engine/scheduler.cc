@@ -97,10 +97,9 @@ Scheduler::~Scheduler() = default;
 // Planning a step
 // ---------------------------------------------------------------------------
 
-// Running sequences are planned in the order of service, and preempted from the
-// end of that order to free pages. So a preempted sequence is never one that is
-// already planned. A waiting request is planned before running sequences of
-// lower priority.
+// Plans running sequences in the order of service (RunsBefore). To free pages,
+// preempts the last sequence of that order, which is never one that is already
+// planned. Plans a waiting request before running sequences of lower priority.
 const StepPlan* Scheduler::Schedule() {
   KVASIR_CHECK(num_planned_ == 0);
   const absl::Cleanup forget_ended = [this] { ended_.clear(); };
@@ -126,8 +125,8 @@ const StepPlan* Scheduler::Schedule() {
     if (i == running_.size()) break;
     if (!PlanSequence(running_[i], i + 1)) pages_ran_out = true;
   }
-  // A step that preempts a sequence admits none: the preempted sequence would
-  // start again at once, only to be preempted again.
+  // A step that preempts a sequence admits none. Otherwise the preempted
+  // sequence could start at once and be preempted again.
   while (!waiting_.empty() && !pages_ran_out && stats_.preemptions == 0) {
     if (TryAdmit(running_.size(), now) == 0) break;
   }
@@ -153,14 +152,13 @@ const StepPlan* Scheduler::ScheduleAhead() {
   stats_ = StepStats();
   plan_.Begin();
   for (Sequence* sequence : running_) {
-    // The running step brings the sequence to its maximum length and so ends
-    // it.
+    // The running step ends this sequence, which then has its maximum length.
     if (sequence->tokens.size() + 1 >= sequence->request->max_total_tokens) {
       continue;
     }
     const PlannedSequence& runs = *LastPartOf(*sequence);
-    // If pages run out here, the slots that were reserved for other sequences
-    // stay reserved, because the next step needs them in any case.
+    // If pages run out here, other sequences keep their reserved slots, because
+    // the next step needs these slots in any case.
     if (!deps_.cache->Reserve(sequence->cache_id(),
                               int64_t{runs.num_tokens} + 1)) {
       return nullptr;
@@ -183,8 +181,8 @@ bool Scheduler::CanRunAhead() const {
   return std::all_of(
       running_.begin(), running_.end(), [this](const Sequence* sequence) {
         const PlannedSequence* const part = LastPartOf(*sequence);
-        // A sequence that is not in the running step was left out for lack of
-        // token budget or pages. It cannot be planned ahead.
+        // A sequence without a part in the running step lacked token budget or
+        // pages. It cannot be planned ahead.
         if (part == nullptr || !part->samples) return false;
         if (!sequence->request->request.sampling.token_mask().empty()) {
           return false;
@@ -206,9 +204,9 @@ bool Scheduler::MustWait(const Sequence& sequence) const {
   if (running_.empty() || running_.back()->priority() > sequence.priority()) {
     return false;
   }
-  // LackedPages only compares the number of free pages over all page groups.
-  // That number may fall while the one group that had too few pages gains some.
-  // So PagesSuffice checks each group.
+  // LackedPages compares only the sum of free pages over all page groups. This
+  // sum may fall although the group that had too few pages has gained some. So
+  // PagesSuffice checks each group.
   return seats_ + sequence.seats() > options_.max_num_seqs ||
          (!PagesSuffice(sequence, 0) && LackedPages(sequence));
 }
@@ -248,8 +246,8 @@ size_t Scheduler::TryAdmit(size_t victims_from, absl::Time now) {
   const auto lacks_seats = [&] {
     return seats_ + sequence->seats() > options_.max_num_seqs;
   };
-  // If the token budget is spent, the sequence can start only if it preempts a
-  // sequence that decodes: that frees one token of the budget.
+  // If the token budget is spent, the sequence can start only by preempting a
+  // sequence that decodes, which frees one token of the budget.
   if (prefill_budget_ == 0 &&
       !(lacks_seats() && can_preempt() && running_.back()->to_run() == 1)) {
     return 0;
@@ -276,22 +274,20 @@ bool Scheduler::HasRoomFor(const Sequence& sequence) {
   if (running_.empty() || PagesSuffice(sequence, 0)) {
     return true;
   }
-  // To look up the cached prefix, the whole prompt must be hashed. So after a
-  // failed look-up, it is repeated only if another sequence has become the
-  // first to wait, pages have become free, or a prefill has run.
+  // The look-up below hashes the whole prompt. So it is repeated only if
+  // another sequence has become the first to wait, pages have become free, or a
+  // prefill has run.
   if (LackedPages(sequence)) return false;
   prefix_grew_ = false;
   blocked_order_ = sequence.request->order;
   blocked_pages_ = Load().free_pages;
-  // A sequence that decodes right after the import of its image needs hardly
-  // more pages than the image has. With a sliding window that is less than
-  // PagesSuffice would require, so only Import checks whether the free pages
-  // suffice.
+  // If the sequence can decode as soon as its image is imported, it needs
+  // hardly more pages than the image. With a sliding window PagesSuffice would
+  // require more, so only Import checks the free pages.
   if (sequence.image.has_value() && sequence.to_run() == 1) return true;
-  // This check is optimistic: it assumes that running sequences hold all pages
-  // of the cached prefix, so that sharing them takes no free page. Whether that
-  // is true shows only when the sequence takes these pages, so Start checks
-  // again.
+  // This check assumes that running sequences hold all pages of the cached
+  // prefix, so that sharing these pages takes no free page. The assumption may
+  // be wrong, so Start checks again.
   const int64_t cached = deps_.cache->CachedPrefixTokens(
       sequence.tokens, StartOptionsOf(sequence));
   return cached > 0 && PagesSuffice(sequence, cached);
@@ -383,15 +379,15 @@ bool Scheduler::PlanSequence(Sequence* sequence, size_t victims_from) {
   if (sequence->computed < prompt) {
     want = std::min(want, prompt - sequence->computed);
   }
-  // Ends the step at the position `cut` if the step would pass it: there the
-  // cache copies the sequence's side pages, and needs the copy (a tail) to
-  // reuse the prefix for later prompts.
+  // A step must not pass the position `cut`. There the cache copies the
+  // sequence's side pages; later prompts can reuse the prefix only with this
+  // copy (a tail).
   const auto cut =
       static_cast<uint32_t>(deps_.cache->tail_cut(sequence->cache_id()));
   if (sequence->computed < cut) want = std::min(want, cut - sequence->computed);
   if (want == 0) return true;  // the token budget is spent
-  // A step must end where an eviction is due. The eviction itself is done here,
-  // when the next step is planned.
+  // A step must end where an eviction is due. The eviction runs before the next
+  // step, which is planned here.
   if (deps_.cache->eviction_due(sequence->cache_id())) {
     deps_.cache->Evict(sequence->cache_id());
   }
@@ -432,8 +428,8 @@ uint32_t Scheduler::Grow(const Sequence& sequence, uint32_t want,
       const cache::ReserveResult reserved =
           deps_.cache->Reserve(sequence.cache_id(), tokens);
       if (reserved) return static_cast<uint32_t>(tokens);
-      // Try again with fewer tokens. fits_tokens says how many fit the page
-      // group that was full, but another group may have room for even fewer.
+      // Try again with fewer tokens. fits_tokens is only for the page group
+      // that was full; another group may have room for even fewer.
       tokens = std::min(reserved.fits_tokens, tokens - 1);
     }
     if (running_.size() <= victims_from) return 0;
@@ -442,8 +438,8 @@ uint32_t Scheduler::Grow(const Sequence& sequence, uint32_t want,
 }
 
 void Scheduler::Preempt(Sequence* sequence) {
-  // Schedule reserved one token of the budget for this sequence to decode.
-  // Gives it back.
+  // Gives back the token of the budget that Schedule reserved for this
+  // sequence.
   if (sequence->to_run() == 1) ++prefill_budget_;
   if (ShouldCopy(*sequence)) {
     sequence->image = deps_.cache->Export(sequence->cache_id());
@@ -485,7 +481,7 @@ void Scheduler::ForkIfReady(Sequence* leader) {
     Sequence& child = state.samples[i];
     child.tokens = leader->tokens;
     if (!deps_.cache->can_fork(leader->cache_id())) {
-      // the child waits in the queue and starts like a request
+      // the sample waits in the queue and starts like a request
       Enqueue(&child);
       continue;
     }

@@ -1,16 +1,16 @@
 // Decides which tokens run in the next step: continuous batching with chunked
-// prefill, priorities, deadlines and preemption. Pure logic over an injected
-// clock and the cache's bookkeeping. Its output is a StepPlan, and its input is
-// the result of that plan.
+// prefill, priorities, deadlines and preemption. Pure logic that uses a given
+// clock and the cache's bookkeeping. It makes a StepPlan, and then handles the
+// plan's result.
 //
 //   scheduler->Add(request, sink);
 //   while (const StepPlan* plan = scheduler->Schedule()) {
 //     scheduler->Apply(*executor->Execute(*plan));   // calls the sinks
 //   }
 //
-// If the executor runs a step after Enqueue has returned, ScheduleAhead plans
-// the next step meanwhile. It relies on the fact that every sequence of the
-// running step gets a token; which token does not matter.
+// If the executor runs a step asynchronously, ScheduleAhead plans the next step
+// meanwhile. Every sequence of the running step will get a token, and the plan
+// does not depend on which token.
 #pragma once
 
 #include <array>
@@ -62,10 +62,10 @@ struct SequenceSnapshot {
 
 // Owns: every request, with its sequences, from Add until the last call to its
 //   sink.
-// Threads: one thread at a time may call methods. They call the sinks and the
-//   observer on that thread.
-// Errors: a request that cannot run gets a Refusal. If a result does not fit
-//   the plan, Apply returns an error, because the executor is at fault.
+// Threads: one thread at a time may call methods, which call sinks and observer
+//   on the same thread.
+// Errors: a request that cannot run gets a Refusal. Apply returns an error if a
+//   result does not fit the plan.
 class Scheduler {
  public:
   // INVALID_ARGUMENT if the options contradict each other, or if one sequence
@@ -76,20 +76,20 @@ class Scheduler {
 
   // Queues a validated request of at most max_num_seqs samples. Refuses it with
   // ALREADY_EXISTS if its id and attempt are live, or with RETRY_ELSEWHERE if
-  // the queue is full. Otherwise calls OnAccepted, and also OnFinished if the
-  // output that earlier attempts delivered is already complete.
+  // the queue is full. Otherwise calls OnAccepted. If earlier attempts have
+  // delivered the complete output, also calls OnFinished.
   Refusal Add(Request request, std::shared_ptr<EngineSink> sink);
 
   // Ends overdue requests, then returns the plan of the next step, or nullptr
   // if nothing can run. Every earlier step must have been applied (CHECK). The
   // plan is valid until Apply or FailAll, one of which must follow.
   const kvasir::v1::StepPlan* Schedule();
-  // Plans the step after the running one, which must be the only planned step
-  // that is not yet applied (CHECK). In the new step every running sequence
-  // decodes one more token. Returns nullptr if the running step's result is
-  // needed first: a request can be admitted, a prompt continues, an eviction is
-  // due, pages run out, or a token mask depends on the output. If the running
-  // step ends a sequence, that sequence's part of the new step is wasted.
+  // Plans the step after the running one, in which every sequence decodes one
+  // more token. The running step must be the only one that is not yet applied
+  // (CHECK). Returns nullptr if the running step's result is needed first: a
+  // request can be admitted, a prompt continues, an eviction is due, pages run
+  // out, or a token mask depends on the output. If the running step ends a
+  // sequence, the new step's token of this sequence is dropped.
   const kvasir::v1::StepPlan* ScheduleAhead();
 
   // Applies the result of the oldest planned step and delivers its tokens.
@@ -97,8 +97,8 @@ class Scheduler {
   // for a request, only that request fails.
   absl::Status Apply(const kvasir::v1::StepResult& result);
 
-  // Ends matching requests and returns how many there were. May be called while
-  // a step runs; the step's results for these requests are dropped.
+  // Ends matching requests and returns their number. May be called while a step
+  // runs; its results for these requests are dropped.
   int Abort(std::string_view request_id, std::optional<uint32_t> attempt);
   // Ends every request: calls OnFailed(why) of its sink.
   void RefuseAll(const Refusal& why);
@@ -120,9 +120,8 @@ class Scheduler {
   // Returns first the running sequences, then the waiting ones, both in the
   // order of service (RunsBefore).
   std::vector<SequenceSnapshot> Snapshot() const;
-  // Statistics of the last step that was applied or, if Schedule was called
-  // later, of the step that it planned. The durations are left for the caller
-  // to fill in.
+  // Statistics of the step that was last applied or, if Schedule was called
+  // after that, last planned. The caller must fill in the durations.
   const StepStats& last_step() const { return stats_; }
 
  private:
@@ -134,35 +133,34 @@ class Scheduler {
   };
   Step& StepOf(uint64_t step_id) { return steps_[step_id % kMostPlannedSteps]; }
 
-  // All methods from here to ForkIfReady are parts of Schedule and
+  // The methods from EndOverdue to ForkIfReady are parts of Schedule and
   // ScheduleAhead.
   void EndOverdue(absl::Time now);
   // Builds the next step's plan from plan_. Returns nullptr if plan_ is empty.
   const kvasir::v1::StepPlan* BuildStep(absl::Time now);
-  // Whether ScheduleAhead can plan the next step, in which every sequence of
-  // the running step decodes one token.
+  // Whether ScheduleAhead can plan a step in which every sequence of the
+  // running step decodes one token.
   bool CanRunAhead() const;
   // The sequence's part of the most recently planned step; null if it has none.
   const PlannedSequence* LastPartOf(const Sequence& sequence) const;
-  // Whether `sequence`, the first waiting one, cannot join the next step. Seats
-  // and pages that the running step will free are not counted; they can be used
-  // one step later.
+  // Whether the first waiting sequence, `sequence`, cannot join the next step.
+  // Ignores seats and pages that the running step will free.
   bool MustWait(const Sequence& sequence) const;
-  // Whether too few pages were free for the sequence at the last check, and
-  // nothing has changed since.
+  // Whether the last check found too few free pages for the sequence, and
+  // nothing has changed since then.
   bool LackedPages(const Sequence& sequence) const;
   // Moves the first waiting sequence, with its forks, into the batch if it can
   // run now. Returns how many sequences joined. May preempt running sequences
   // of strictly lower priority whose index is at least `victims_from`.
   size_t TryAdmit(size_t victims_from, absl::Time now);
   bool HasRoomFor(const Sequence& sequence);
-  // Describes how many pages of the group a sequence of this request holds,
-  // depending on its length.
+  // Describes how many pages of the group a sequence of this request needs at
+  // each length.
   cache::SequencePages PagesOf(const RequestState& state,
                                cache::PageGroupId group) const;
   // Whether enough pages are free for the sequence's tokens and one more.
-  // `found_tokens` is the length of its cached prefix. `is_started` means that
-  // the sequence already holds the pages of that prefix.
+  // `found_tokens` is the length of the sequence's cached prefix; if
+  // `is_started`, the sequence already holds the prefix's pages.
   bool PagesSuffice(const Sequence& sequence, int64_t found_tokens,
                     bool is_started = false) const;
   // Starts the sequence, from its image in the host pool if it has one. Returns
@@ -174,20 +172,20 @@ class Scheduler {
   // pages allow. Returns false if no page was free.
   bool PlanSequence(Sequence* sequence, size_t victims_from);
   // Reserves cache slots for up to `want` tokens and returns how many were
-  // reserved. If not even one fits, preempts running sequences, beginning with
-  // the last, but none with an index below `victims_from`.
+  // reserved. If no slot is free, preempts running sequences, from the last
+  // down to index `victims_from`.
   uint32_t Grow(const Sequence& sequence, uint32_t want, size_t victims_from);
-  // Moves the sequence from the batch to the queue. Its pages are copied to the
-  // host pool if they fit and if copying is predicted to be faster than
-  // computing them again; otherwise they are dropped.
+  // Moves the sequence from the batch to the queue. Copies its pages to the
+  // host pool if they fit and if copying should be faster than computing them
+  // again; otherwise drops them.
   void Preempt(Sequence* sequence);
   bool ShouldCopy(const Sequence& sequence) const;
   // If sample 0 (`leader`) has computed all of the prompt except the last
-  // token, starts the other samples: they share its cached prompt, and each
+  // token, starts the other samples. They share the cached prompt, and each
   // computes the last token itself.
   void ForkIfReady(Sequence* leader);
 
-  // The next three methods are parts of Apply.
+  // CheckResult and the methods up to Deliver are parts of Apply.
   absl::Status CheckResult(uint64_t step_id, const PlannedSequence& planned,
                            const kvasir::v1::SequenceResult* result) const;
   void ApplyToSequence(uint64_t step_id, const PlannedSequence& planned,
@@ -206,7 +204,7 @@ class Scheduler {
   void Leave(Sequence* sequence);
 
   // These methods end sequences and requests. The state of an ended request
-  // stays readable until the public method that ended it returns.
+  // exists until the public method that called them returns.
   bool EndIfComplete(Sequence* sequence, absl::Time now);
   void Finish(Sequence* sequence, kvasir::v1::FinishReason reason,
               std::optional<int32_t> matched, absl::Time now);
@@ -238,14 +236,13 @@ class Scheduler {
   uint64_t next_order_ = 1;
   uint64_t next_sequence_id_ = 1;
   uint64_t step_id_ = 0;
-  // A lower bound: no deadline or queue timeout of a live request ends before
-  // this time.
+  // No deadline or queue timeout of a live request ends before this time.
   absl::Time earliest_expiry_ = absl::InfiniteFuture();
-  // The RequestState::order of the last request that could not start for lack
-  // of pages, and the number of pages that were free then.
+  // The RequestState::order of the request that last lacked pages to start, and
+  // the number of free pages at that time.
   uint64_t blocked_order_ = 0;
   uint64_t blocked_pages_ = 0;
-  // whether a prefill has run since that request was blocked
+  // whether a prefill has run since then
   bool prefix_grew_ = false;
   uint32_t prefill_budget_ = 0;  // tokens that may still be added to the step
   PrefillRate prefill_rate_;
@@ -253,7 +250,7 @@ class Scheduler {
   StepStats stats_;  // statistics of the step being planned or applied
   std::vector<absl::Duration> time_to_first_token_;
   std::vector<absl::Duration> inter_token_;
-  // The message with the token that is being delivered. It is reused, so that
+  // The message that delivers tokens to a sink. It is reused, so that
   // deliveries allocate no memory.
   kvasir::v1::GenerateEvent::Tokens tokens_;
 };

@@ -213,8 +213,8 @@ TEST(SchedulerAheadTest, NoStepIsPlannedAheadIfPagesRunOut) {
   )");
 }
 
-// While no page becomes free, a waiting sequence cannot start anyway, so steps
-// are still planned ahead.
+// A waiting sequence cannot start while no page becomes free. So steps are
+// still planned ahead.
 TEST(SchedulerAheadTest,
      AWaitingSequenceThatCannotGetItsPagesDoesNotStopPlanningAhead) {
   Scenario scenario;
@@ -319,9 +319,9 @@ TEST(SchedulerAheadTest,
   )");
 }
 
-// Since request `c` was blocked, `a` has taken pages, so fewer pages are free
-// over both groups, even after `b` ends. But `b` frees enough pages of the
-// group that `c` lacked, so `c` must start.
+// Request `c` lacks pages of one page group. Then `a` takes pages of the other
+// group, and `b` ends and frees enough pages for `c`. So `c` must start,
+// although the sum of free pages has fallen.
 TEST(SchedulerAheadTest,
      AWaitingRequestStartsWhenOnePageGroupHasFreePagesAgainAndAnotherHasFewer) {
   Scenario scenario;

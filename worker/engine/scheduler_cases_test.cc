@@ -51,8 +51,8 @@ constexpr Case kEvictions[] = {
     expect output a
 )"},
     // Sequence b must not be preempted, because its eviction frees slots in its
-    // own last page. (A regression test: the scheduler once counted room in
-    // tokens instead of slots.)
+    // own last page. Regression test: the scheduler counted the free room in
+    // tokens instead of slots.
     {"FreeSlotsOfTheLastPageAreUsedFirst", R"(
     pool pages=4 keep=6 every=4
     options batch=64
@@ -199,9 +199,9 @@ constexpr Case kEvictions[] = {
 INSTANTIATE_TEST_SUITE_P(Evictions, SchedulerScenarioTest,
                          ::testing::ValuesIn(kEvictions), CaseName);
 
-// Cases with side pages, which hold the rows of a sequence's latest tokens. A
-// cached prefix can be reused only up to a position at which the cache has kept
-// a copy of these rows (a tail).
+// Cases with side pages, which hold rows of a sequence's latest tokens. A
+// cached prefix can be reused only up to a position where the cache has a copy
+// (tail) of these rows.
 constexpr Case kTails[] = {
     {"TheNextTurnOfAChatReusesTheLastBoundary", R"(
     pool pages=40 side=2

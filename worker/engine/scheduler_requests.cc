@@ -83,7 +83,7 @@ Refusal Scheduler::Add(Request request, std::shared_ptr<EngineSink> sink) {
       std::min({earliest_expiry_, state.request.deadline, state.start_by});
 
   state.sink->OnAccepted(state.prompt_tokens());
-  // The output that earlier attempts delivered may already be complete.
+  // Earlier attempts may already have delivered the complete output.
   if (state.output_tokens(state.samples[0]) == 0 ||
       !EndIfComplete(&state.samples[0], now)) {
     Enqueue(&state.samples[0]);

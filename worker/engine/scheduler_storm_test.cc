@@ -1,7 +1,6 @@
 // Stress test of the scheduler with random requests, aborts and clock jumps.
-// The fake executor checks every step, and the cache's invariants are checked
-// after it. Every output is compared with that of a fake model that does not
-// use pages.
+// The fake executor checks every step, and the test checks the cache after each
+// step. A fake model without pages computes the expected outputs.
 #include <random>
 
 #include "absl/strings/str_cat.h"
@@ -17,7 +16,8 @@ namespace {
 
 constexpr uint32_t kMaxLen = 64;
 constexpr uint32_t kMaxQueue = 20;
-constexpr int32_t kVocab = 50;  // so small that stop ids are often sampled
+// a small vocabulary, so stop ids are often sampled
+constexpr int32_t kVocab = 50;
 
 struct Storm {
   const char* name;
@@ -169,8 +169,8 @@ class StormTest : public ::testing::TestWithParam<Storm> {
         std::nullopt);
   }
 
-  // Runs one step like the engine: if the next step was planned ahead, enqueues
-  // it before applying the result of this step.
+  // Runs one step like the engine. If the next step was planned ahead, enqueues
+  // it before applying this step's result.
   void Step() {
     if (running_ == nullptr) {
       running_ = scheduler_->Schedule();
@@ -243,15 +243,15 @@ class StormTest : public ::testing::TestWithParam<Storm> {
   const kvasir::v1::StepPlan* running_ = nullptr;
   int ahead_ = 0;  // steps that were planned ahead
   int refused_ = 0;
-  int budgets_ = 0;  // requests with an eviction budget of their own
+  int budgets_ = 0;  // requests with their own eviction budget
 };
 
 TEST_P(StormTest, OutputsOfRandomRequestsAreExactAndAllTheirPagesAreFreed) {
   constexpr int kRequests = 500;
   int submitted = 0;
   while (submitted < kRequests) {
-    // When the queue is nearly full, a new request is submitted only now and
-    // then, so that the queue is full sometimes but not always.
+    // When the queue is nearly full, seldom submit a request, so that the queue
+    // is not always full.
     const bool full = scheduler_->num_queued() >= kMaxQueue - 2;
     uint32_t burst = full && Below(20) != 0 ? 0 : Below(4);
     for (; burst > 0 && submitted < kRequests; --burst) Submit(submitted++);
@@ -286,7 +286,8 @@ TEST_P(StormTest, OutputsOfRandomRequestsAreExactAndAllTheirPagesAreFreed) {
   EXPECT_EQ(stats.tails_published > 0, has_side_pages && !eviction_.evicts());
   EXPECT_EQ(ahead_ > kRequests / 10, !has_side_pages && !evicts_in_each_step)
       << ahead_;
-  // In the cases with a host pool the page pool is so small that it runs out.
+  // In cases with a host pool, the small page pool must run out, so that
+  // sequences are copied.
   EXPECT_EQ(stats.exports > 0, GetParam().groups[0].host_pages > 0);
   EXPECT_EQ(stats.imports > 0, GetParam().groups[0].host_pages > 0);
   for (const auto& group : stats.groups) EXPECT_EQ(group.host_used_pages, 0);
@@ -362,8 +363,8 @@ INSTANTIATE_TEST_SUITE_P(
               {{.num_pages = 20,
                 .host_pages = 40,
                 .eviction = {.budget_tokens = 9, .every_tokens = 6}}}},
-        // The pool has room for only one sequence: for the 9 slots that are
-        // kept and 6 new ones. Without eviction the longest sequence would need
+        // The pool has room for only one sequence: 9 slots that eviction keeps,
+        // and 6 new slots. Without eviction the longest sequence would need
         // four times as many pages.
         Storm{"EvictsInAPoolForOne",
               17,

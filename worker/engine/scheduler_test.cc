@@ -274,8 +274,8 @@ TEST(SchedulerTokenMaskTest,
   for (const char* want : {"json/0/0", "json/0/1", "json/0/2"}) {
     const kvasir::v1::StepPlan* plan = scheduler->Schedule();
     ASSERT_NE(plan, nullptr);
-    // Planning ahead is not possible: the next mask depends on the token that
-    // is being sampled.
+    // The next mask depends on the token that is being sampled, so no step can
+    // be planned ahead.
     EXPECT_EQ(scheduler->ScheduleAhead(), nullptr);
     ASSERT_EQ(plan->sequences_size(), 2);
     EXPECT_EQ(plan->sequences(0).sample().token_mask(), want);

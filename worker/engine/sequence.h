@@ -43,8 +43,8 @@ struct Sequence {
   RequestState* request = nullptr;
   uint32_t sample_index = 0;
   State state = State::kWaiting;
-  // The sequence's id in step plans. It gets a new one each time it starts,
-  // because an id that the executor has released must not be used again.
+  // The sequence's id in step plans. Each start assigns a new id, because an id
+  // that the executor has released must not be used again.
   uint64_t id = 0;
 
   std::vector<int32_t> tokens;
@@ -53,8 +53,8 @@ struct Sequence {
   // since the last start.
   uint64_t sampled_step = 0;
   bool known_to_executor = false;
-  // True if the executor was sent the sequence's tokens, from which it computes
-  // penalties.
+  // True if a plan has sent the sequence's tokens to the executor, which needs
+  // them for penalties.
   bool history_sent = false;
 
   // The copy of the sequence's pages in the host pool. Set while the sequence
@@ -63,8 +63,8 @@ struct Sequence {
   // This sequence's share of Scheduler::queued_tokens_.
   uint64_t queued_tokens = 0;
 
-  // The sequence's index in each plan that is not yet applied. Indexed by step
-  // id % kMostPlannedSteps; -1: not in that plan.
+  // The sequence's index in each plan that is not yet applied; -1: not in the
+  // plan. Element i is for the step whose id % kMostPlannedSteps is i.
   std::array<int32_t, kMostPlannedSteps> plan_index = {-1, -1};
 
   uint32_t preemptions = 0;
@@ -78,8 +78,8 @@ struct Sequence {
     return static_cast<uint32_t>(tokens.size()) - computed;
   }
   int32_t priority() const;
-  // How many of the max_num_seqs seats of a step this sequence takes: one for
-  // itself, and one for each sample that waits to be forked from it.
+  // How many of a step's max_num_seqs seats this sequence takes: one, and one
+  // more for each sample that will be forked from it.
   uint32_t seats() const;
 };
 
@@ -91,8 +91,8 @@ struct RequestState {
   uint64_t order = 0;  // the request's number in order of arrival
   std::vector<Sequence> samples;
 
-  // Number of samples that wait until sample 0 has prefilled the prompt. A seat
-  // is reserved for each.
+  // Number of samples that wait until sample 0 has prefilled the prompt. Each
+  // has a reserved seat.
   uint32_t pending_forks = 0;
   uint32_t unfinished = 0;
 
@@ -131,8 +131,8 @@ inline uint32_t Sequence::seats() const {
   return sample_index == 0 ? 1 + request->pending_forks : 1;
 }
 
-// The order of service: lower priority values, then earlier arrivals, then
-// lower sample indices. Preemption takes the last sequence first.
+// The order of service: first lower priority values, then earlier arrivals,
+// then lower sample indices. Preemption begins with the last sequence.
 struct RunsBefore {
   bool operator()(const Sequence* a, const Sequence* b) const {
     const RequestState& x = *a->request;

@@ -13,7 +13,7 @@
 
 namespace kvasir::worker {
 
-// Counts requests that ended since the start, without those of the warm-up.
+// Counts requests that have ended since the start, without warm-up requests.
 struct EngineTotals {
   uint64_t finished = 0;
   uint64_t aborted = 0;  // requests with at least one aborted sample
@@ -37,9 +37,9 @@ class ServedEngine {
 
   // Ends the live request with this id and attempt, or every live attempt with
   // this id if `attempt` is absent. The request's sink gets
-  // OnFinished(FINISH_ABORT) for each unfinished sample, and no token after
-  // that. Returns how many live requests matched; 0 is not an error. Costs one
-  // lock and one hash look-up.
+  // OnFinished(FINISH_ABORT) for each unfinished sample, and no further token.
+  // Returns how many live requests matched; 0 is not an error. Takes one lock
+  // and one hash look-up.
   virtual int Abort(std::string_view request_id,
                     std::optional<uint32_t> attempt) = 0;
   // Ends every request: calls OnFailed(why) of its sink.
@@ -51,8 +51,8 @@ class ServedEngine {
   // deadline.
   virtual bool WaitIdle(absl::Time deadline) = 0;
 
-  // From now on until it is destroyed, `listener` receives the load: once soon
-  // after this call, then after every step or event that changed it.
+  // Reports the load to `listener` until the listener is destroyed: once soon
+  // after this call, then after every step or event that changed the load.
   virtual void SubscribeLoad(std::weak_ptr<LoadListener> listener) = 0;
 
   virtual EngineTotals Totals() const = 0;

@@ -1,5 +1,5 @@
-// A hook for constrained output: before each token is sampled, it chooses the
-// mask of allowed tokens that the executor applies.
+// A hook for constrained output: it chooses the mask of allowed tokens before
+// each token is sampled.
 #pragma once
 
 #include <cstdint>

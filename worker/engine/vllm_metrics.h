@@ -10,9 +10,8 @@
 
 namespace kvasir::base {
 
-// Exports those metric families of `source` that have an equivalent in vLLM,
-// under vLLM's names and with vLLM's labels (model_name and engine). Leaves out
-// all other families.
+// Exports the metric families of `source` that vLLM has, too, with vLLM's names
+// and labels (model_name and engine). Leaves out all other families.
 class VllmMetrics final : public prometheus::Collectable {
  public:
   VllmMetrics(std::shared_ptr<prometheus::Collectable> source,

@@ -1,8 +1,8 @@
-// Tests the central promise of the engine: a request's tokens and log
-// probabilities have the same bits whatever other requests share its batch,
-// however its prompt is cut into chunks, with any number of threads, after a
-// preemption, with a prefix-cache hit, and when it is resumed on another
-// worker. Runs the scheduler and the real executor on a tiny model.
+// Tests the central promise of the engine: some conditions change no bit of a
+// request's tokens and log probabilities. These are other requests in the
+// batch, prompt chunks, the number of threads, preemptions, prefix-cache hits,
+// and a resumption on another worker. Runs the scheduler and the real executor
+// on a tiny model.
 #include <string>
 #include <vector>
 

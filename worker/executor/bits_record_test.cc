@@ -1,12 +1,13 @@
-// Compares the engine's output with a record, bit by bit: hashes of every
-// token, log probability and row of logits, for each plan, model family and
+// Compares hashes of the engine's output with recorded hashes: of every token,
+// log probability and row of logits, for each plan, model family and
 // checkpoint. Chunks, batches, page size, preemption, threads and instruction
-// set must not change a hash. A change of the code may change one only on
-// purpose, with a new record.
+// set must not change a hash. A change of the code that changes a hash needs a
+// new record.
 //
 // The record is tests/golden/bits/record.json. KVASIR_WRITE_BITS_RECORD=path
-// writes it anew. KVASIR_ALL_CONDITIONS=1 runs every case under all conditions
-// on all instruction sets; otherwise each case runs under a few of them.
+// writes a new record. KVASIR_ALL_CONDITIONS=1 runs every case under all
+// conditions on all instruction sets; otherwise each case runs under a few
+// conditions.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -105,7 +106,7 @@ struct BitsCase {
   std::string name;
   std::function<Worker(const Conditions&)> make;
   size_t num_requests = 8;
-  // whether the model is trained; if so, prompts are real text
+  // true: the model is trained, and prompts are real text
   bool trained = false;
 };
 
@@ -142,8 +143,8 @@ void AddDenseCases(std::vector<BitsCase>* cases) {
                     }});
 }
 
-// A worker with the model in `folder`. The cache's plan is the folder's own, if
-// it has one, else a full-rank plan with numbers of type `dtype`.
+// A worker with the model in `folder`. Uses the folder's KV plan, or else a
+// full-rank plan with numbers of type `dtype`.
 Worker CheckpointWorker(Conditions conditions, const std::string& folder,
                         kvasir::v1::DataType dtype) {
   const auto checkpoint = model::Checkpoint::Open(InSource(folder));
@@ -241,10 +242,9 @@ const Text& EvaluationText() {
   return *text;
 }
 
-// Returns the first `num_requests` requests of MixedRequests, but changed: they
-// ask for everything that can be reported, and they fit the length and
-// vocabulary of the worker's model. Prompts are pieces of `text`, unless it is
-// empty.
+// Returns the first `num_requests` requests of MixedRequests, changed to fit
+// the model's length and vocabulary, and to report log probabilities. If `text`
+// is not empty, the prompts are pieces of `text`.
 std::vector<Request> RequestsFor(Worker& worker, size_t num_requests,
                                  absl::Span<const int32_t> text) {
   const auto max_model_len =
@@ -308,9 +308,9 @@ std::vector<int64_t> Targets() {
   return targets;
 }
 
-// The recorded hashes, by name of the case, by kind, and by what was hashed.
-// The kind is "lifted" if the rank uses prompt lifts (prompt_lift.h), else
-// "exact".
+// The recorded hashes. The keys are the name of the case, the kind, and what
+// was hashed. The kind is "lifted" if the rank uses prompt lifts
+// (prompt_lift.h), else "exact".
 class Record : public ::testing::Environment {
  public:
   static Record& Get() {
@@ -356,8 +356,7 @@ class Record : public ::testing::Environment {
       seen_[name].insert(absl::StrCat(kind, " ", what));
     }
   }
-  // Checks that the record has no hash of this case besides those that the test
-  // computed.
+  // Checks that the test computed all hashes that the record has for this case.
   void ExpectNothingElse(const std::string& name) {
     std::set<std::string> want;
     for (const auto& [kind, hashes] : recorded_[name].items()) {
@@ -391,8 +390,9 @@ bool RunUnder(const BitsCase& each, Conditions conditions) {
       worker.Run(RequestsFor(worker, each.num_requests, text));
   Record::Get().Expect(each.name, lifts ? "lifted" : "exact",
                        HashesOf(samples, logits), TextOf(conditions));
-  // Checks that the small pool preempted requests. If every layer has a sliding
-  // window, requests free pages early, so that none may be preempted.
+  // Checks that requests were preempted in the small pool. With a sliding
+  // window in every layer, requests free pages early, so there may be no
+  // preemption.
   const auto& layers = worker.rank().spec().layers;
   if (conditions.pages < Conditions().pages &&
       std::all_of(layers.begin(), layers.end(), [](const auto& layer) {
@@ -437,8 +437,8 @@ TEST_P(BitsRecordTest, TokensLogprobsAndLogitsHaveTheRecordedBits) {
   const BitsCase& each = AllCases()[GetParam()];
   const std::vector<Conditions> all = AllConditions();
   const bool wide = std::getenv("KVASIR_ALL_CONDITIONS") != nullptr;
-  // Cases start with different conditions, so that together they cover all
-  // conditions.
+  // Each case runs under a few conditions. The first one differs between cases,
+  // so that all cases together cover all conditions.
   size_t next = GetParam();
   const auto run = [&](bool deterministic) {
     bool lifts = false;
@@ -487,8 +487,8 @@ TEST(BitsRecordCasesTest, EveryCaseInTheRecordIsTested) {
   }
 }
 
-// Skips, visibly in the output, if this machine lacks an instruction set that
-// the record covers.
+// Shows in the output that this machine could not test an instruction set of
+// the record.
 TEST(BitsRecordCasesTest, TheTestIsSkippedIfThisMachineLacksAvx2OrAvx512) {
   const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
   const auto has = [&](auto is) {

@@ -1,5 +1,5 @@
-// Collecting, the third part of a step: reads the step's results back from the
-// device and reports them in the plan's order.
+// The last of the three parts of a step (stager.h, launcher.h): reads the
+// results back from the device and reports them in the plan's order.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +29,8 @@ namespace kvasir::worker {
 // Errors: those of ops that the step enqueued.
 class Collector {
  public:
-  // Stream, arenas, decoder, state and totals outlive the collector; weights
-  // and plan are read only by the constructor.
+  // All pointers must outlive the collector. The constructor's `weights` and
+  // `plan` need not.
   struct Parts {
     kernels::Stream* stream = nullptr;
     const KvArenas* arenas = nullptr;
@@ -51,8 +51,8 @@ class Collector {
   absl::StatusOr<kvasir::v1::StepResult> Collect(const StagedStep& step);
 
  private:
-  // A set of `count` layers that do the same work on the same slots. `first` is
-  // the lowest index of a layer among them.
+  // `count` layers that do the same work on the same slots. `first` is the
+  // lowest index of these layers.
   struct LikeLayers {
     int64_t first = 0;
     int64_t count = 1;

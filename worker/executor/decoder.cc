@@ -16,8 +16,8 @@ namespace {
 using kernels::Stream;
 using kernels::Workspace;
 
-// For up to this many ranks, a list over ranks needs no heap memory. Groups are
-// rarely larger.
+// Lists with one element per rank need no heap memory in groups of up to this
+// size. Larger groups are rare.
 constexpr size_t kInlineRanks = 32;
 
 struct DenseRows {
@@ -52,7 +52,7 @@ kernels::ActivationKind ActivationOf(model::MlpKind kind) {
     case model::MlpKind::kGeluTanh:
       return kernels::ActivationKind::kGeluTanh;
     case model::MlpKind::kRelu:
-    case model::MlpKind::kGatedSilu:  // not a plain activation
+    case model::MlpKind::kGatedSilu:  // has its own kernel
       break;
   }
   return kernels::ActivationKind::kRelu;
@@ -267,8 +267,8 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
           Mlp(stream, batch, layer, normed, out->delta, workspace));
     }
   }
-  // Each rank marks the tokens whose latents on this rank are not finite. Sums
-  // the marks over ranks, so that all ranks fail the same sequences.
+  // Each rank has marked tokens with latents that are not finite. Sum the marks
+  // over ranks, so that all ranks fail the same sequences.
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
   return parts_.collective->AllReduceSum(stream, batch.not_finite, t,
                                          kernels::DType::kF32, workspace);

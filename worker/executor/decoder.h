@@ -34,23 +34,23 @@ struct TokenBatch {
   kernels::DevicePtr<const int32_t> ids;  // [T]
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
   absl::Span<const AttentionBatch> groups;
-  // For each ring (KvArenas::Ring), where each token's exact (uncompressed) row
-  // is stored. [T] each.
+  // For each KvArenas::Ring, where it stores each token's exact (uncompressed)
+  // row. [T] each.
   absl::Span<const kernels::DevicePtr<const int64_t>> ring_slots;
   // For each token, the number of ranks on which a latent of the token was not
   // finite. The caller sets zeros before Run. [T]
   kernels::DevicePtr<float> not_finite;
 };
 
-// The residual stream after the last layer, which is x + delta. Both are [T,
-// M], in the device's type of activations.
+// The residual stream after the last layer: x + delta. Both are [T, M], in the
+// device's type of activations.
 struct HiddenStates {
   kernels::DevicePtr<float> x;
   kernels::DevicePtr<float> delta;
 };
 
-// Owns: the RoPE table, and what is prepared for each layer's attention. Spec,
-//   weights, arenas and collective must outlive it.
+// Owns: the RoPE table, and the prepared attention of each layer. Spec,
+//   weights, arenas and collective must outlive the decoder.
 // Threads: one at a time.
 class Decoder {
  public:
@@ -73,15 +73,14 @@ class Decoder {
   static absl::StatusOr<Decoder> Create(const Parts& parts,
                                         kernels::Device* device);
 
-  // Plans how the next Run divides its attention into blocks. This is host
-  // arithmetic, done once for each page group and kind of launch. Returns the
-  // errors of kernels::DivideStep.
+  // Plans on the host how the next Run divides attention into blocks, once for
+  // each kind of launch. Returns the errors of kernels::DivideStep.
   absl::Status DivideSteps(absl::Span<const SequenceRows> rows,
                            absl::Span<const AttentionBatch> groups);
 
   // Runs all layers: writes the tokens' keys and values into the cache and
-  // computes attention over the cache. The memory of `out` is taken from the
-  // workspace and belongs to the caller's scope.
+  // computes attention over the cache. `out` points into the workspace, and is
+  // valid as long as the caller's scope of the workspace.
   absl::Status Run(kernels::Stream& stream, const TokenBatch& batch,
                    HiddenStates* out, kernels::Workspace& workspace) const;
 
@@ -106,17 +105,17 @@ class Decoder {
                          int64_t num_rows, kernels::DevicePtr<float> out,
                          kernels::Workspace& workspace) const;
 
-  // Computes logits [num_rows, ids.count] from rows after the final norm. The
-  // first of `ids` must be a multiple of plan::kIdsPerPanel. Every rank gets
-  // the logits of all `ids`.
+  // Computes the logits [num_rows, ids.count] of rows after the final norm.
+  // `ids` must begin at a multiple of plan::kIdsPerPanel. Every rank gets the
+  // logits of all `ids`.
   absl::Status Logits(kernels::Stream& stream,
                       kernels::DevicePtr<const float> normed, int64_t num_rows,
                       const plan::IdRange& ids,
                       kernels::DevicePtr<float> logits,
                       kernels::Workspace& workspace) const;
 
-  // The attention kernels that run on a GPU, and how many layers use each of
-  // them. Empty on a CPU.
+  // The attention kernels that a GPU uses, each with the number of its layers.
+  // Empty on a CPU.
   struct LayersKernels {
     kernels::AttentionKernels kernels;
     int64_t layers = 0;
@@ -129,8 +128,8 @@ class Decoder {
   StepProfile* profile() const { return parts_.profile; }
 
  private:
-  // A kind of attention launch. All launches of a kind divide their work into
-  // the same blocks (DivideSteps).
+  // Attention launches that divide their work into the same blocks, so that
+  // DivideSteps divides it only once.
   struct StepKind {
     size_t page_group = 0;
     const LayerAttention::Launch* launch = nullptr;  // one launch of this kind

@@ -1,6 +1,6 @@
-// Tests plans that evict slots, with scheduler, cache and executor: a request
-// gets the same bits as when it has the worker to itself, whatever the chunks,
-// batch, page size, threads and preemptions.
+// Tests plans that evict slots, with scheduler, cache and executor. Chunks,
+// batch, page size, threads and preemptions must change no bit of a request's
+// output.
 #include <cmath>
 #include <string>
 #include <utility>
@@ -56,9 +56,9 @@ TEST_P(EvictionInvarianceTest, ChunksThreadsPageSizeAndKernelsChangeNoBit) {
   }
 }
 
-// After a preemption the sequence must hold the same slots as before: its pages
-// are copied back from the host pool, or all its tokens run and are evicted
-// again.
+// After a preemption the sequence must hold the same slots as before. Either
+// its pages are copied back from the host pool, or all its tokens run again,
+// with the same evictions.
 TEST_P(EvictionInvarianceTest, PreemptionChangesNoBit) {
   for (const int64_t host_pages : {0, 64}) {
     int64_t preemptions = 0;
@@ -126,8 +126,8 @@ INSTANTIATE_TEST_SUITE_P(Plans, EvictionInvarianceTest,
                            return param_info.param.plan_case.name;
                          });
 
-// The pool holds a quarter of the prompt, which is enough because the sequence
-// never holds more slots than its budget.
+// The pool holds a quarter of the prompt. This is enough, because eviction
+// keeps fewer slots.
 TEST(EvictionTest, APromptFourTimesAsLongAsThePoolIsServed) {
   PlanCase plan_case = {"Codes", Full("POST_ROPE", TokenCodes("4")),
                         Full("NO_ROPE", TokenCodes("4"))};

@@ -35,8 +35,8 @@ inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
 // outlive the call of Enqueue.
 //
 // Threads: one at a time.
-// Errors: a failed step, in either half, leaves the executor unusable: the
-//   engine fails its requests and the process stops being ready.
+// Errors: after an error of Enqueue or Await the executor cannot be used. The
+//   engine then fails its requests, and the process is no longer ready.
 //   FAILED_PRECONDITION for calls in the wrong order.
 class Executor {
  public:
@@ -49,14 +49,14 @@ class Executor {
   // order.
   virtual absl::Status Enqueue(const kvasir::v1::StepPlan& plan) = 0;
 
-  // Whether Enqueue returns while the step still runs, as on a GPU. If so, the
-  // engine plans the next step and delivers the results of the previous step
-  // meanwhile. The answer never changes.
+  // Whether Enqueue returns while the step still runs, as on a GPU. Then the
+  // engine plans the next step and delivers the previous results meanwhile. The
+  // answer never changes.
   virtual bool is_asynchronous() const { return false; }
-  // Tells the executor the plan of the next Enqueue early, while a step is in
-  // flight; at most once per plan. An executor with ranks in other processes
-  // uses the time to send them the plan. The call is optional. An error means
-  // that the step in flight has failed.
+  // Tells the executor the plan of the next Enqueue while a step is still in
+  // flight. An executor with ranks in other processes sends them the plan
+  // early. The call is optional, and allowed once per plan. An error means that
+  // the step in flight has failed.
   virtual absl::Status Announce(const kvasir::v1::StepPlan&) {
     return absl::OkStatus();
   }
@@ -64,8 +64,7 @@ class Executor {
   // Waits for the step in flight and returns its result.
   virtual absl::StatusOr<kvasir::v1::StepResult> Await() = 0;
 
-  // Calls Enqueue, then Await. Meant for callers that have nothing to do in
-  // between.
+  // Calls Enqueue, then Await.
   absl::StatusOr<kvasir::v1::StepResult> Execute(
       const kvasir::v1::StepPlan& plan) {
     KVASIR_RETURN_IF_ERROR(Enqueue(plan));

@@ -1,5 +1,5 @@
-// Tests moving a sequence to another replica as an image of bytes: it continues
-// there with the same tokens and log probabilities, under every plan.
+// Tests that a sequence that is moved to another replica as an image (bytes)
+// continues there with the same tokens and log probabilities. Runs every plan.
 #include <algorithm>
 #include <memory>
 #include <string>

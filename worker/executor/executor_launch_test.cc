@@ -1,6 +1,5 @@
-// Tests what a step does besides its arithmetic, under every plan and model
-// family: copies to and from the device, allocations, and which ops it
-// launches.
+// Tests the copies to and from the device, the allocations and the launches of
+// steps, under every plan and model family.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -72,8 +71,8 @@ struct StepRecord {
   std::array<int64_t, kNumStepParts> heap = {};
   std::vector<kernels::OpLaunch> launches;
 
-  // Returns one line for each launch. It includes the number of rows if
-  // `with_rows` is true, as needed to compare steps of equal sizes.
+  // Returns one line for each launch, with its number of rows if `with_rows`.
+  // Steps of different sizes in one bucket differ in these numbers.
   std::string Text(bool with_rows) const {
     std::string lines;
     for (const kernels::OpLaunch& launch : launches) {
@@ -179,8 +178,8 @@ std::vector<int32_t> Ids(int32_t first, int count) {
   return ids;
 }
 
-// A request for a sample with every feature: log probabilities, penalties, a
-// mask, banned ids and biases.
+// A request for a sample with log probabilities, penalties, a mask, banned ids
+// and biases.
 SampleRequest DemandingSample(const std::vector<int32_t>& history) {
   SampleRequest sample = GreedySample();
   sample.set_temperature(0.7f);
@@ -223,9 +222,9 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     KVASIR_ASSERT_OK(runner_->Run(steps).status());
   }
 
-  // Adds page copies in every page group: some that copy page 0, then one that
-  // copies a page written by the others, so that there are two batches. No
-  // sequence uses these pages.
+  // Adds page copies in every page group. Some copy page 0; the last one copies
+  // a page that they write, so it needs a second batch. No sequence uses these
+  // pages.
   void AddPageCopies(int more) {
     for (uint32_t group = 0; group < rank_->pages().size(); ++group) {
       for (int32_t i = 0; i < 3 + more; ++i) {
@@ -237,8 +236,8 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
 
   // Runs one step of each kind: prompts with samples, decode, both in one step,
   // a chunk of a prompt without a sample, scored targets, and page copies with
-  // and without tokens. Sequence ids begin at `first`. `more` is the number of
-  // sequences and tokens to add; 1 does not change the padded sizes.
+  // and without tokens. Sequence ids begin at `first`. If `more` is 1, steps
+  // have more sequences and tokens, but the same padded sizes.
   void RunAll(uint64_t first, int more) {
     std::vector<std::vector<int32_t>> prompts;
     std::vector<DirectStep> prefill;
@@ -304,7 +303,7 @@ TEST_P(ExecutorLaunchTest,
     with_copies += copies > 0 ? 1 : 0;
     EXPECT_GT(static_cast<int64_t>(step.launches.size()) - copies,
               computes ? 10 : -1);
-    // a single rank sums nothing
+    // a single rank makes no collective calls
     EXPECT_EQ(step.NumLaunches("all_reduce_sum"), 0);
     EXPECT_EQ(step.NumLaunches("all_gather"), 0);
     for (size_t part = 0; part < kNumStepParts; ++part) {
@@ -358,9 +357,9 @@ INSTANTIATE_TEST_SUITE_P(Plans, ExecutorLaunchTest,
                            return parameter.param.plan_case.name;
                          });
 
-// Runs three sequences with each rule for choosing the slots to keep: those
-// with the best scores, or the latest. In some steps several sequences evict,
-// in others only one.
+// Runs three sequences with each eviction rule: keep the slots with the best
+// scores, or the latest slots. In some steps several sequences evict, in others
+// only one.
 TEST(ExecutorEvictionLaunchTest,
      EvictionsLaunchTwoOpsPerLayerAndAllocateNothing) {
   for (const char* others : {"", R"(,"others":"LATEST")"}) {
@@ -392,7 +391,7 @@ TEST(ExecutorEvictionLaunchTest,
         const auto at = static_cast<size_t>(done);
         DirectStep step = {.sequence_id = id, .sample = GreedySample()};
         if (turn < 3) {
-          // In the first three steps each prompt runs whole, one per step.
+          // Each of the first three steps runs one whole prompt.
           if (static_cast<uint64_t>(turn) + 1 != id) continue;
           step.token_ids = prompt;
         } else if (at >= prompt.size() && done > 9 &&
@@ -436,8 +435,9 @@ TEST(ExecutorEvictionLaunchTest,
   }
 }
 
-// Each layer sums over ranks after attention and after the MLP. Each step sums
-// embedding rows and not-finite marks, and gathers the logits.
+// Each layer calls AllReduceSum after attention and after the MLP. Each step
+// calls it for embedding rows and for marks of not-finite numbers, and calls
+// AllGather for the logits.
 TEST(ExecutorRanksTest,
      EachStepCallsAllReduceTwicePerLayerPlusTwiceAndAllGatherOnce) {
   const auto group = InProcessGroup::Create(2);
@@ -503,9 +503,8 @@ TEST(PadSizesTest, CountsArePaddedToPowersOfTwoWithinTheLimits) {
   EXPECT_EQ(PadSizes({.tokens = 65}, limits, 8).tokens, 100);
   EXPECT_EQ(samples(5, 16), 8);
   EXPECT_EQ(samples(9, 12), 12);
-  // Samples that need several chunks of logits are padded to whole chunks. So
-  // the padding adds no chunk, for which the head's weights would be read once
-  // more.
+  // If samples need several chunks of logits, padding fills only the last
+  // chunk. An additional chunk would read the head's weights once more.
   EXPECT_EQ(samples(13, 12), 24);
   EXPECT_EQ(samples(49, 12), 50);
   EXPECT_EQ(samples(3, 1), 3);

@@ -7,22 +7,21 @@ namespace kvasir::worker {
 
 // Counts for this rank, over all steps since the executor was created.
 struct ExecutorTotals {
-  // Floating-point operations that attention needs to compute keys and values
-  // from the latents that it reads: to lift and rotate keys, and to lift
-  // latents for prompts.
+  // Floating-point operations with which attention turns latents into keys and
+  // values: lifting and rotating keys, and lifting latents for prompts.
   double reconstruction_flops = 0;
   double prompt_lift_flops = 0;  // included in reconstruction_flops
-  // Codes written with the static range of their channel, and how many of these
-  // codes the range clamped.
+  // Codes that were written with a channel's static range, and how many of
+  // these codes the range clamped.
   int64_t static_codes = 0;
   int64_t clamped_codes = 0;
-  // Tokens whose attention weights were added to the scores of slots, by
-  // ScoringKind. A token counts once in each page group that evicts by scores.
+  // Tokens whose attention weights were added to the scores of slots, for each
+  // ScoringKind. Each page group that evicts by scores counts a token once.
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
   int64_t scored_without_room = 0;
-  // Time spent on evictions: choosing slots and moving them. Measured only on a
-  // CPU, where a launch returns after its work is done.
+  // Time for choosing and moving slots in evictions. Measured only on a CPU,
+  // where a launch returns when its work is done.
   double eviction_seconds = 0;
   // Steps that were captured as graphs, and steps that were enqueued by
   // replaying a graph.

@@ -42,8 +42,8 @@ class ExecutorTotalsTest : public ::testing::TestWithParam<PlanCase> {
   }
 };
 
-// The prompt's 40 tokens fit into one tile of queries, so each chunk reads
-// every cached slot once.
+// The prompt's 40 tokens fit into one tile of queries, so attention reads every
+// cached slot once for each chunk.
 TEST_P(ExecutorTotalsTest,
        ReconstructionFlopsAreCountedForEverySlotThatAStepReads) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank,
@@ -83,7 +83,7 @@ TEST_P(ExecutorTotalsTest,
   if (per_token == 0) {
     EXPECT_EQ(totals[0].clamped_codes, 0);
   }
-  // Only in the case "Channels" are the ranges so narrow that they clamp codes.
+  // Only the ranges of the case "Channels" are so narrow that they clamp codes.
   if (GetParam().name == "Channels") {
     EXPECT_GT(totals[0].clamped_codes, 0);
   }
@@ -108,9 +108,8 @@ TEST_P(ExecutorTotalsTest, TheWorkspaceIsAsLargeFor64KTokensOfContextAsFor1K) {
   EXPECT_EQ(bytes[0], bytes[1]);
 }
 
-// The first eviction follows the prompt, the second one comes after 42 tokens.
-// With an observation window of 3, only the prompt's last 3 queries add to
-// scores.
+// Evictions run after the prompt and after 42 tokens. With an observation
+// window of 3, only the prompt's last 3 queries add to scores.
 TEST(EvictionTotalsTest, ScoredTokensAreCountedByHowTheyWereScored) {
   struct Case {
     const char* rest;

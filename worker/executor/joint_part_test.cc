@@ -1,6 +1,6 @@
-// Tests joint parts: a latent that keys and values share gives the same bits as
-// two latents, one for keys and one for values, made from the same tensors; and
-// it takes half the bytes.
+// Tests joint parts, in which keys and values share a latent. The output has
+// the same bits as with two equal latents, one for keys and one for values, and
+// the cache takes half the bytes.
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,8 +20,8 @@ constexpr int64_t kTokens = kPromptTokens + 8;
 // The sliding window of FamilyCases.
 constexpr int64_t kWindow = 24;
 
-// Offers the tensors of a joint part under the names that separate key and
-// value parts have.
+// Offers the tensors of a joint part under the tensor names of separate key and
+// value parts.
 class ApartSource final : public WeightSource {
  public:
   explicit ApartSource(WeightSource* joint) : joint_(joint) {}
@@ -77,7 +77,8 @@ struct Outcome {
   int64_t static_codes = 0;
 };
 
-// Runs a prompt in four chunks, then the remaining tokens one by one as output.
+// Runs a text: the prompt in four chunks, then the remaining tokens one by one
+// as output.
 Outcome RunText(const FamilyCase& each, bool joint) {
   Outcome outcome;
   const auto spec = model::SpecOfShape(each.shape);

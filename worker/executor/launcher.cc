@@ -14,9 +14,8 @@ namespace {
 
 using kernels::Workspace;
 
-// Returns the parameters for gathering int32 numbers. This uses the op that
-// gathers float32 rows, with rows of one number, because that op copies bits
-// unchanged.
+// Returns parameters with which the op for float32 rows gathers int32 numbers:
+// it copies the bits of rows of one number unchanged.
 kernels::GatherRowsParams GatherNumbers(kernels::DevicePtr<const int32_t> from,
                                         kernels::DevicePtr<const int32_t> rows,
                                         kernels::DevicePtr<int32_t> to,
@@ -32,8 +31,8 @@ kernels::GatherRowsParams GatherNumbers(kernels::DevicePtr<const int32_t> from,
   return gather;
 }
 
-// A step profile or a logits tap rules graphs out, because both work between
-// the ops of a step.
+// A step profile and a logits tap work between a step's ops, so a graph cannot
+// replace the ops.
 bool CanUseGraphs(const Launcher::Parts& parts) {
   return parts.graphs && parts.decoder->profile() == nullptr &&
          !parts.logits_tap &&
@@ -127,8 +126,8 @@ absl::Status Launcher::Evict(const StagedStep& step, size_t index,
   return absl::OkStatus();
 }
 
-// Collects the step's token ids on the device: each is an id from the plan, or
-// an id that an earlier step sampled.
+// Gathers the step's token ids on the device. Each id comes from the plan, or
+// from an earlier step that sampled it.
 absl::Status Launcher::GatherIds(const StagedStep& step,
                                  kernels::DevicePtr<int32_t> ids,
                                  Workspace& workspace) {
@@ -182,8 +181,8 @@ absl::Status Launcher::RunTargets(const StagedStep& step,
   return output_.ScoreTargets(*parts_.stream, hidden, batch, workspace);
 }
 
-// Launches one row for each history of the bucket, including the padding, whose
-// rows count no tokens.
+// The launch has one row for each history of the bucket. Rows of padding count
+// no tokens.
 absl::Status Launcher::CountHistories(const StagedStep& step,
                                       Workspace& workspace) {
   const int64_t count = step.bucket.padded.histories;

@@ -1,5 +1,5 @@
-// Launching, the second part of a step: enqueues a staged step, from page
-// copies to sampled tokens.
+// The second of the three parts of a step (stager.h, collector.h): enqueues a
+// staged step, from page copies to sampled tokens.
 #pragma once
 
 #include <cstdint>
@@ -26,20 +26,21 @@ namespace kvasir::worker {
 // One row of logits that a step computed, on the host.
 struct LogitsRow {
   uint64_t sequence_id = 0;
-  int64_t position = 0;  // logical position of the token that the logits follow
+  // logical position of the token before the predicted one
+  int64_t position = 0;
   absl::Span<const float> logits;  // [V]
 };
 
 // Enqueues a step's page copies and evictions, then the layers (Decoder), then
-// head and sampler (StepOutput). It allocates nothing and reads nothing back.
-// Steps of one StepBucket launch the same ops at the same addresses, until a
-// step's blob outgrows its memory and moves. It waits for the device only for a
-// logits tap, and to capture a step in a group of several ranks.
+// head and sampler (StepOutput). Allocates nothing and reads nothing back.
+// Steps of one StepBucket launch the same ops at the same addresses, until the
+// StepBlob grows and moves. Waits for the device only for a logits tap, and to
+// capture a step in a group of several ranks.
 //
 // Owns: the workspace, and the captured graphs.
 // Threads: one at a time.
-// Errors: those of the ops and of the collective. After an error the step, and
-//   with it the cache, is undefined.
+// Errors: those of the ops and of the collective. After an error the results of
+//   the step and the cache are undefined.
 class Launcher {
  public:
   // All pointers outlive the launcher.
@@ -100,8 +101,8 @@ class Launcher {
 
   absl::Status Capture(const StagedStep& step, StepGraphs::Step* captured);
   // Sets *all to whether every rank has captured the step; `own` says whether
-  // this rank has. Waits for the device. After an error the step has failed,
-  // because the state of the other ranks is unknown.
+  // this rank has. Waits for the device. An error means that the step has
+  // failed.
   absl::Status AgreeOnCapture(bool own, bool* all);
 
   const Parts parts_;

@@ -15,8 +15,8 @@ using kernels::Workspace;
 
 namespace {
 
-// Whether each sequence has one row, which is output, and the step has no page
-// copies and no evictions.
+// Whether each sequence runs one output token, and the step has no page copies
+// and no evictions.
 bool OnlyDecodes(const StagedStep& step) {
   return step.sizes.tokens > 0 && step.sizes.tokens == step.sizes.sequences &&
          !step.batch->has_prompts() && step.bucket.copies.empty() &&
@@ -34,8 +34,8 @@ absl::Status Launcher::Launch(const StagedStep& step) {
   graphs_->UseBlob(step.blob_peaks);
   StepGraphs::Step* const graph =
       graphs_->Find(StepGraphs::KeyOf(step.sizes, step.bucket));
-  // The first step of a key runs op by op, because its launches load kernels
-  // and choose among them, which must not happen during a capture.
+  // The first step of a key runs op by op, because first launches load and
+  // choose kernels, which is not allowed during a capture.
   if (!std::exchange(graph->seen, true)) return launch();
   absl::Status status;
   if (graph->work == nullptr) {
@@ -56,8 +56,8 @@ absl::Status Launcher::Launch(const StagedStep& step) {
       ++parts_.totals->replayed_steps;
       return parts_.collective->Replayed(stream, graph->calls);
     }
-    // The other ranks replay the step. If this rank launched it op by op, its
-    // collective calls would not match theirs.
+    // The other ranks replay the step. If this rank launched it op by op, the
+    // ranks would make their collective calls in different orders.
     if (parts_.collective->shard().size > 1) return status;
   }
   base::LogWarning(
@@ -82,9 +82,10 @@ absl::Status Launcher::Capture(const StagedStep& step,
   return absl::OkStatus();
 }
 
-// Either all ranks must replay the step or none. So each rank that captured it
-// adds 1 to a sum over ranks, which must reach the number of ranks. The sum is
-// the step's first work on the stream, since capturing executes nothing.
+// Either all ranks or no rank must replay the step. So each rank that has
+// captured the step adds 1 to a sum, which must equal the number of ranks.
+// Capturing executes nothing, so this sum is the step's first work on the
+// stream.
 absl::Status Launcher::AgreeOnCapture(bool own, bool* all) {
   const int64_t size = parts_.collective->shard().size;
   *all = own;

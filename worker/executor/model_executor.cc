@@ -171,8 +171,8 @@ double ModelExecutor::kv_compression_ratio() const {
 }
 
 std::string ModelExecutor::numerics_id() const {
-  // Increase this number with every change that changes bits on the CPU. All
-  // CPU back ends give the same bits.
+  // Increase kCpuBits or kGpuBits when a change of the code changes results.
+  // All CPU back ends give the same bits.
   constexpr int kCpuBits = 2;
   constexpr int kGpuBits = 2;
   const kernels::Device& device = *parts_.device;

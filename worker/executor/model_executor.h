@@ -46,28 +46,28 @@ struct ModelExecutorOptions {
   // See PagedAttentionParams::prompts_as_rows. A Rank sets it from
   // RankOptions::deterministic.
   bool prompts_as_rows = false;
-  // The most bytes of logits that exist at a time (StepOutput), but at least
-  // what one sample takes.
+  // The most bytes of logits that exist at a time. One sample may take more
+  // (StepOutput).
   int64_t logits_bytes = int64_t{64} << 20;
   // Captures GPU steps as graphs and replays them: steps that only decode, copy
   // no pages and evict nothing. A step is captured when its sizes occur for the
   // second time; later steps of these sizes are one graph launch, with the same
-  // bits as op by op. If a capture or a replay fails, the executor logs it and
-  // uses no graphs any more. It also uses none if `profile` or `logits_tap` is
-  // set, or if the collective cannot be captured.
+  // bits as op by op. After a failed capture or replay, the executor logs this
+  // and uses no more graphs. It uses no graphs at all if `profile` or
+  // `logits_tap` is set, or if the collective cannot be captured.
   bool graphs = false;
-  // For tests and debugging: if set, Enqueue calls it with every token's
-  // logits. Enqueue then runs the head for every row and waits for the device.
+  // For tests and debugging: receives every token's logits. If set, Enqueue
+  // runs the head for every row and waits for the device.
   std::function<void(const LogitsRow&)> logits_tap;
-  // Measures the time of each part of a step. May be null; outlives the
-  // executor.
+  // Measures the time of each part of a step. May be null; otherwise it must
+  // outlive the executor.
   StepProfile* profile = nullptr;
 };
 
 // Runs step plans on one rank.
 //
 // Owns: weights, arenas, workspace, block tables, last sampled tokens. The
-//   caller owns what Parts points to; it outlives the executor.
+//   objects in Parts belong to the caller and must outlive the executor.
 // Threads: one at a time.
 // Errors: after a failed step every later step returns FAILED_PRECONDITION.
 //   Collective::Abort passes the error on to the other ranks.
@@ -91,8 +91,8 @@ class ModelExecutor final : public Executor {
       const Parts& parts, ModelWeights weights, ModelExecutorOptions options);
   ~ModelExecutor() override;
 
-  // Moves the weights out for another executor. Afterwards this executor cannot
-  // be used.
+  // Moves the weights out, for another executor. After that this executor
+  // cannot be used.
   ModelWeights TakeWeights() && { return std::move(weights_); }
 
   absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
@@ -101,17 +101,18 @@ class ModelExecutor final : public Executor {
     return parts_.device->kind() != kernels::DeviceKind::kCpu;
   }
 
-  // `allowed` has a bit for each id that may be sampled: bit id % 32 of word id
-  // / 32, [ceil(V / 32)]. Replaces a mask of the same name. FAILED_PRECONDITION
-  // while a step is in flight, because it may be reading the mask.
+  // `allowed` [ceil(V / 32)] has one bit for each token id: bit id % 32 of word
+  // id / 32 is set if the id may be sampled. Replaces a mask of the same name.
+  // FAILED_PRECONDITION while a step is in flight, because the step may be
+  // reading the mask.
   absl::Status RegisterTokenMask(std::string name,
                                  absl::Span<const uint32_t> allowed);
 
   const ModelExecutorOptions& options() const { return options_; }
   // Whether prompts lift latents in some layer (prompt_lift.h).
   bool lifts_prompts() const { return lifts_prompts_; }
-  // Whether attention gives a token the same bits in a prompt's chunk as in a
-  // step of its own.
+  // Whether attention gives a token the same bits in a prompt chunk as in a
+  // step with only this token.
   bool prompts_are_rows() const {
     return options_.prompts_as_rows ||
            parts_.device->kind() == kernels::DeviceKind::kCpu;
@@ -119,10 +120,10 @@ class ModelExecutor final : public Executor {
   std::vector<Decoder::LayersKernels> attention_kernels() const {
     return decoder_->attention_kernels();
   }
-  // Identifies the arithmetic of this executor. A request may move only between
-  // executors with equal ids.
+  // Identifies the executor's arithmetic: executors with equal ids compute the
+  // same bits. A request may move only between such executors.
   std::string numerics_id() const;
-  // Bytes of weights that one step reads, whatever its batch.
+  // Bytes of weights that each step reads, for any batch.
   int64_t matrix_bytes() const { return weights_.matrix_bytes; }
   int64_t rounded_bytes() const { return weights_.rounded_bytes; }
   // See KvArenas::bytes_per_token.
@@ -132,7 +133,7 @@ class ModelExecutor final : public Executor {
   const kernels::DeviceAllocator& allocator() const {
     return parts_.device->allocator();
   }
-  // Bytes that a dense bf16 cache takes per token, divided by
+  // The bytes per token of an uncompressed bf16 cache, divided by
   // kv_bytes_per_token().
   double kv_compression_ratio() const;
   // Calls KvArenas::ReadPositions. FAILED_PRECONDITION while a step is in
@@ -140,10 +141,10 @@ class ModelExecutor final : public Executor {
   absl::StatusOr<std::vector<uint32_t>> ReadPositions(
       int64_t layer, absl::Span<const int32_t> pages, int64_t num_slots) const;
   // ReadImage and WriteImage convert between the host pages of a sequence's
-  // image and the bytes that follow the image's header (page_image.h). Read an
-  // image after awaiting the step that copies its pages to the host pool. Write
-  // it before enqueuing the step that copies its pages back.
-  // FAILED_PRECONDITION while a step is in flight.
+  // image and bytes (the payload in page_image.h). Read an image after awaiting
+  // the step that copies pages to the host pool. Write an image before
+  // enqueuing the step that copies the pages back. FAILED_PRECONDITION while a
+  // step is in flight.
   absl::StatusOr<std::string> ReadImage(
       const cache::SequenceImage& image) const;
   // INVALID_ARGUMENT for a payload of the wrong size.
@@ -166,8 +167,8 @@ class ModelExecutor final : public Executor {
 
   absl::Status CreateDecoder();
   absl::Status CreateStepParts();
-  // Limits for RoomForMass. The pool bounds most_slots, because it may hold far
-  // fewer slots than max_model_len.
+  // Limits for RoomForMass. most_slots is at most the pool's size, which may be
+  // far below max_model_len.
   MassRoomLimits MassLimits() const;
   // Records the failure and aborts the collective with it.
   absl::Status Fail(const absl::Status& status);

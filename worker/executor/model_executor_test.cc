@@ -87,7 +87,8 @@ TEST(ModelExecutorTest, DecodeStepsUseTheLastSampledTokenIfThePlanPassesNone) {
   const std::vector<int32_t> prompt = Prompt(5, 20);
   const std::vector<int32_t> tokens =
       Generate(runner, 1, prompt, Random(3), 12);
-  // Repeats the run, but passes every sampled token's id back in the plan.
+  // Repeats the run, but each plan contains the id of the token that was
+  // sampled last.
   std::vector<int32_t> fed = prompt;
   for (size_t i = 0; i < tokens.size(); ++i) {
     SampleRequest sample = Random(3);
@@ -234,8 +235,8 @@ TEST(ModelExecutorTest, PenaltyCountsContinueAfterAPreemption) {
   auto rank = TinyRank();
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 10);
-  // Biases so large that they decide which token is sampled, until a penalty
-  // for having sampled it outweighs them.
+  // These large biases decide which token is sampled, until the penalty for a
+  // repeated token outweighs its bias.
   SampleRequest sample = GreedySample();
   for (const int32_t id : {prompt[3], 321, 322}) {
     auto* bias = sample.add_logit_bias();
@@ -254,7 +255,7 @@ TEST(ModelExecutorTest, PenaltyCountsContinueAfterAPreemption) {
   EXPECT_NE(tokens[1], 321);
   EXPECT_NE(tokens, free);
 
-  // Restarts after two tokens, as after a preemption.
+  // Restart as after a preemption: the first two output tokens are now input.
   runner.Release(2);
   std::vector<int32_t> again = prompt;
   again.insert(again.end(), tokens.begin(), tokens.begin() + 2);
@@ -397,9 +398,9 @@ TEST(ModelExecutorTest,
   EXPECT_EQ(result.sequences(0).logprob(), result.sequences(1).logprob());
 }
 
-// In one step, a sequence's pages are copied to the host pool, overwritten by
-// other copies, and copied back to other pages. This works only if copies
-// happen in the order of the list.
+// One step copies a sequence's pages to the host pool, overwrites them by other
+// copies, and copies them back to other pages. This works only if copies run in
+// the order of the list.
 TEST(ModelExecutorTest, APageCanBeCopiedToTheHostPoolAndBackInOneStep) {
   RankOptions options = TinyOptions();
   options.host_pages = {2};
@@ -458,7 +459,7 @@ TEST(ModelExecutorTest, APageCanBeCopiedToTheHostPoolAndBackInOneStep) {
   EXPECT_EQ(result.sequences(0).logprob(), result.sequences(1).logprob());
 }
 
-// If the distance were a power of two, a token's rows would compete for the
+// With a distance that is a power of two, a token's rows would compete for the
 // same sets of a CPU cache.
 TEST(LayerAttentionTest,
      TheDistanceOfLatentGroupsInTheBufferOfNewRowsIsNotAPowerOfTwo) {
@@ -651,8 +652,8 @@ std::unique_ptr<Rank> RankWithSidePages() {
   return rank;
 }
 
-// Checks that the plan case "ExactRowsInAnotherArena" really is what its name
-// says.
+// Checks that the plan case "ExactRowsInAnotherArena" has the property in its
+// name.
 TEST(SidePagesTest, ExactRowsMayLieInTheArenaOfAnotherLayer) {
   const std::unique_ptr<Rank> rank = RankOfCase("ExactRowsInAnotherArena");
   const cache::LayerLayout& few = rank->layout().layer(1);
@@ -710,7 +711,7 @@ TEST(SidePagesTest, APlanWithInvalidOrSharedSidePagesIsRefused) {
 }
 
 // Test fixture: sequence 1 has token page 4 and side pages 5 and 6. Then
-// sequence 2 starts, and may take side pages of sequence 1.
+// sequence 2 starts. In some tests its plan has side pages of sequence 1.
 class TakenSidePagesTest : public ::testing::Test {
  protected:
   void Start(const Pages& pages) {
@@ -873,8 +874,8 @@ class EvictionPlanTest : public ::testing::TestWithParam<BrokenPlan> {
 TEST_F(EvictionPlanTest,
        TheNextTokenNeedsANewPageAfterAnEvictionThatFreedAPage) {
   KVASIR_ASSERT_OK(rank_->executor().Execute(SoundEviction()));
-  // The step wrote the last slot of page 3. The eviction took page 8 away, so
-  // there is no slot for the next token.
+  // The eviction freed page 8, and the step wrote the last slot of page 3. So
+  // the next token has no slot.
   StepPlan next = SoundPlan();
   next.set_step_id(3);
   next.mutable_sequences(0)->set_logical_start(21);
@@ -895,9 +896,9 @@ TEST_P(EvictionPlanTest, AnInvalidEvictionIsRefused) {
 kvasir::v1::SlotEviction* Evicts(StepPlan* plan) {
   return plan->mutable_evictions(0);
 }
-// Replaces the plan's eviction by that of a sequence that the executor does not
-// know. A plan may contain this, because the pages may be copied elsewhere
-// after the eviction.
+// Changes the plan's eviction to one of a sequence that the executor does not
+// know. This is valid: the scheduler may evict slots of a sequence and then
+// copy its pages elsewhere.
 void SetSlots(StepPlan* plan, uint64_t slots, int num_pages) {
   Evicts(plan)->set_sequence_id(7);
   Evicts(plan)->set_logical_tokens(slots);
@@ -981,8 +982,8 @@ std::unique_ptr<Rank> RankOfTwoPageGroups(cache::PageCounts pages) {
   return *std::move(rank);
 }
 
-// A regression test: after a reset in one page group, the executor once
-// accepted any start position in the sequence's other groups.
+// Regression test: after a reset in one page group, the executor accepted any
+// start position in the other page groups.
 TEST(ResetTest, ASequenceResetInOnlySomePageGroupsIsRefused) {
   for (const uint32_t resets : {1, 2}) {
     const auto rank = RankOfTwoPageGroups({12, 12});
@@ -1047,8 +1048,8 @@ TEST(DirectRunnerTest, ASequenceThatIsRewoundReusesThePagesThatItHolds) {
   EXPECT_EQ(runner.free_pages(0), free);
 }
 
-// Once, a call that refused a step had already evicted slots in the runner's
-// tables, and the executor never learned of that eviction.
+// Regression test: a refused call of Run had already evicted slots in the
+// runner's tables. The executor never received this eviction.
 TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   const auto part = [&](size_t first, size_t count) {
@@ -1056,8 +1057,8 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
   };
   std::vector<float> numbers[2];
   for (const bool disturbed : {false, true}) {
-    // The group that evicts has 3 pages. Sequence 1 needs 2 for its 20 tokens;
-    // an eviction frees one of these.
+    // The group that evicts has 3 pages. Sequence 1 needs 2 pages for its 20
+    // tokens; an eviction frees one of them.
     const auto rank = RankOfTwoPageGroups({8, 3});
     DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
     runner.SetPrompt(1, 20);
@@ -1113,9 +1114,9 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
   EXPECT_EQ(numbers[0], numbers[1]);
 }
 
-// Test fixture: the values (V) of one token overflow in layer 0, although all
-// weights are finite. The huge weights belong to a channel of the residual
-// stream that only this token uses.
+// Test fixture: the values (V) of one token overflow in layer 0, because some
+// finite weights are huge. They belong to a channel of the residual stream that
+// only this token uses.
 class OverflowTest : public ::testing::Test {
  protected:
   static constexpr int32_t kToken = 5;
@@ -1220,7 +1221,7 @@ TEST_F(OverflowTest,
   std::vector<std::thread> threads;
   for (size_t r = 0; r < group.size(); ++r) {
     threads.emplace_back([&, r] {
-      // Only heads 2 and 3 overflow, which are on rank 1.
+      // Only heads 2 and 3, which rank 1 holds, overflow.
       results[r] = Step(*OverflowRank(FourBits(), 2, group[r].get()));
     });
   }

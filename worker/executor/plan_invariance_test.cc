@@ -1,6 +1,6 @@
-// Repeats the tests of batch_invariance_test.cc (other requests, chunks and
-// preemption change no bit of a request's output) for compressed caches: for
-// every compression method, every model family, and sliding windows.
+// Tests for compressed caches that other requests, chunks and preemption change
+// no bit of a request's output. Covers every compression method, every model
+// family, and sliding windows.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -20,15 +20,15 @@ namespace {
 // number of pages.
 constexpr int64_t kWindow = 24;
 
-// A page size, and sizes of pools so small that requests preempt each other.
+// A page size, and numbers of pages so small that requests preempt each other.
 // Some of the pages may be side pages.
 struct Pools {
   int64_t page_tokens;
   std::vector<int64_t> pages;
 };
 
-// Returns one of the page sizes, chosen by the case's name, or all of them with
-// KVASIR_ALL_CONDITIONS=1.
+// Returns all page sizes if KVASIR_ALL_CONDITIONS is set; otherwise one page
+// size, chosen by the case's name.
 std::vector<Pools> PoolsOf(const std::string& name) {
   const std::vector<Pools> all = {{16, {10}}, {32, {7, 8}}, {64, {6, 8}}};
   if (std::getenv("KVASIR_ALL_CONDITIONS") != nullptr) return all;
@@ -121,8 +121,8 @@ Request GreedyRequest(std::vector<int32_t> prompt, uint32_t max_tokens) {
   return request;
 }
 
-// The prompt of the second turn consists of the first prompt, the answer to it,
-// and some more tokens. The prefix cache has the pages of the first two.
+// The prompt of the second turn is the first prompt, its answer, and some more
+// tokens. The prefix cache has the pages of first prompt and answer.
 TEST_P(PlanInvarianceTest,
        TheNextTurnOfAChatReusesAllFullPagesOfThePreviousTurn) {
   constexpr uint32_t kAnswer = 30;

@@ -133,8 +133,8 @@ void SlotEvictions::PackTables(StepBlob* blob) {
       kernels::Eviction* out = work_[b].places[r].host;
       for (const Entry& entry : work_[b].entries) {
         *out = EvictionOf(entry, rules[r]);
-        // The op works in place. Kept slots only move towards the front, so it
-        // never reads a slot that it has already overwritten.
+        // The op works in place. Kept slots move only towards the front, so no
+        // slot is overwritten before the op reads it.
         out->block_table = pages + entry.first_page;
         out->to_table = pages + entry.first_page;
         ++out;
@@ -150,7 +150,7 @@ absl::Status SlotEvictions::Run(kernels::Stream& stream, const Decoder& decoder,
   const kernels::DevicePtr<int32_t> kept =
       workspace.Take<int32_t>(kept_capacity_);
   KVASIR_RETURN_IF_ERROR(workspace.status());
-  // Uses the largest counts, so that the workspace does not depend on the step.
+  // Use the largest counts, so that all steps need the same workspace.
   const kernels::EvictionStep step = {.most_slots = most_slots_,
                                       .kept_slots = kept_capacity_};
   for (const Group::Layer& layer : group(batch.page_group).layers) {

@@ -18,22 +18,22 @@
 
 namespace kvasir::worker {
 
-// The evictions of one step. One object serves step after step.
+// The evictions of one step. The object is reused for each step.
 //
 // Threads: one at a time.
 class SlotEvictions {
  public:
-  // `most_slots` is the most slots that a sequence may have. The references are
-  // used only by the constructor.
+  // `most_slots` is the most slots that a sequence may have. `plan` and
+  // `arenas` are used only by the constructor.
   SlotEvictions(const plan::ResolvedPlan& plan, const KvArenas& arenas,
                 int64_t most_slots);
 
   // Forgets the evictions of the last step.
   void Clear();
-  // Adds the plan's next eviction, to run after `copy_batches` batches of page
-  // copies. SequenceTable::Evict must have accepted it; CHECK-fails if it has
-  // more than `most_slots` slots. INVALID_ARGUMENT for slot counts that do not
-  // satisfy the rule of a layer of the page group.
+  // Adds the plan's next eviction, to run after the first `copy_batches`
+  // batches of page copies. SequenceTable::Evict must have accepted it. It must
+  // not have more than `most_slots` slots (CHECK). INVALID_ARGUMENT if a
+  // layer's rule does not allow its slot counts.
   absl::Status Add(const kvasir::v1::SlotEviction& eviction,
                    int64_t copy_batches);
 
@@ -41,14 +41,14 @@ class SlotEvictions {
   // The largest batch that a step may have, for each page group that evicts.
   std::vector<EvictionBatch> LargestBatches() const;
 
-  // Pack and PackTables add arrays to the blob. Pack adds the rows whose
-  // addresses the ops receive; their size depends only on batches().
-  // PackTables, which must be called after Pack, adds the block tables to which
-  // these rows point; their size may differ from step to step.
+  // Add arrays to the blob; call Pack first. Pack adds the arrays that ops
+  // receive by address, whose size depends only on batches(). PackTables adds
+  // the block tables to which these arrays point; their size differs from step
+  // to step.
   void Pack(StepBlob* blob);
   void PackTables(StepBlob* blob);
   // Enqueues `batch`, for all layers of its page group. `index` is its index in
-  // batches(), and is not used with a counting workspace.
+  // batches(); a counting workspace does not need it.
   absl::Status Run(kernels::Stream& stream, const Decoder& decoder,
                    const EvictionBatch& batch, size_t index,
                    kernels::Workspace& workspace) const;
@@ -85,15 +85,14 @@ class SlotEvictions {
   // One batch of evictions, on the host.
   struct Work {
     std::vector<Entry> entries;
-    // The sum of the lengths of all entries' lists of kept slots.
+    // the sum of Entry::kept * Group::most_units
     int64_t kept_numbers = 0;
     absl::flat_hash_set<int32_t> pages;
     std::vector<StepBlob::Place<kernels::Eviction>> places;  // by rule
   };
 
-  // Returns the batch to which this eviction is added: the page group's latest
-  // batch if it has room and shares no page with the eviction, else a new
-  // batch.
+  // Returns the batch for this eviction: the page group's latest batch, or a
+  // new batch if the latest one is full or has a page of the eviction.
   size_t BatchFor(const kvasir::v1::SlotEviction& eviction,
                   int64_t copy_batches, int64_t kept_numbers);
   kernels::Eviction EvictionOf(const Entry& entry, const Rule& rule) const;

@@ -56,8 +56,8 @@ StagedStep Stager::LargestStepToCount() const {
   largest.bucket.padded = largest.sizes;
   const std::vector<EvictionBatch> evictions = evictions_.LargestBatches();
   largest.bucket.evictions.assign(evictions.begin(), evictions.end());
-  // Page copies need no workspace. This step has a page copy anyway, so that
-  // preparing the step fails if the device lacks the copy kernel.
+  // Page copies need no workspace. The copy is here so that a device without
+  // the copy kernel fails now.
   largest.bucket.copies.emplace_back();
   return largest;
 }
@@ -218,10 +218,10 @@ StepBucket Stager::BucketOfBatch() const {
   return bucket;
 }
 
-// Packs the step into the blob. First come the arrays that launches receive by
-// address; the bucket fixes their sizes, so their addresses are the same for
-// all steps of a bucket. Then come arrays of any size, which elements of the
-// first ones point to.
+// Packs the step into the blob. The first arrays are those that launches
+// receive by address. Their sizes depend only on the bucket, so all steps of a
+// bucket have the same addresses. Then come arrays of any size, to which
+// elements of the first arrays point.
 void Stager::Pack() {
   const StepSizes& padded = staged_.bucket.padded;
   const auto add = [this](const auto& list, int64_t count, auto padding) {
@@ -326,8 +326,8 @@ void Stager::PackSamples(const StepBlob::Place<kernels::SampleRow>& rows,
   const std::vector<StepBatch::Sample>& samples = batch_.samples();
   if (blob_.counting() || samples.empty()) return;
   std::fill_n(rows.host, staged_.bucket.padded.samples, kernels::SampleRow());
-  // For each row of last_sampled(), the new value is the id that this step
-  // samples, or else the old value.
+  // The new value of each row of last_sampled() is the id that this step
+  // samples for the row, or else the old value.
   std::iota(carried.host, carried.host + parts_.limits.max_sequences, 0);
   const int64_t sampled_now = staged_.results.token_ids.device_address() -
                               parts_.state->last_sampled().device_address();

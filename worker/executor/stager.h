@@ -1,5 +1,5 @@
-// Staging, the first part of a step: checks a step plan and packs what the
-// device needs into one upload.
+// The first of the three parts of a step (launcher.h, collector.h): checks a
+// step plan and packs what the device needs into one upload.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,9 @@
 
 namespace kvasir::worker {
 
-// Applies the plan to the SequenceTable (block-table changes, checks), builds a
-// StepBatch (host arrays), packs that into the StepBlob, and uploads it at
-// once. Launches no op and reads nothing back.
+// Checks the plan and applies it to the SequenceTable, builds a StepBatch (host
+// arrays), packs it into the StepBlob, and uploads the blob at once. Launches
+// no op and reads nothing back.
 //
 // Owns: block tables, penalty counts, token masks, the blob, and the staged
 //   step.
@@ -59,12 +59,12 @@ class Stager {
   static absl::StatusOr<std::unique_ptr<Stager>> Create(const Parts& parts);
 
   // Returns a step of the largest sizes, without addresses, for measuring the
-  // workspace. Its launch includes every op that any step may launch.
+  // workspace. It launches every op that any step may launch.
   StagedStep LargestStepToCount() const;
-  // Reserves the blob for the largest bucket, with one page copy per sequence
-  // and page group, block tables of the greatest length, and one history of
-  // that length. A later step with more of these, or with lists of biases or
-  // banned ids, makes the blob grow. Returns the reserved bytes.
+  // Reserves memory for the blob of a large step: the largest bucket, one page
+  // copy per sequence and page group, block tables of the greatest length, and
+  // one history. A later step that needs more makes the blob grow. Returns the
+  // reserved bytes.
   absl::StatusOr<size_t> ReserveBlob();
 
   // Applies the plan to the tables and uploads the step. staged() is valid
@@ -79,8 +79,7 @@ class Stager {
 
  private:
   // Where the sequences of a page group lie in the blob. `output` is a second
-  // copy of the sequences that decode, used if they are launched apart from
-  // prompts.
+  // copy of the sequences that decode, for a launch without prompts.
   struct SequencePlaces {
     StepBlob::Place<kernels::AttentionSequence> all;
     StepBlob::Place<kernels::AttentionSequence> output;

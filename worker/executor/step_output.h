@@ -42,11 +42,11 @@ struct TargetBatch {
 // Threads: one at a time.
 class StepOutput {
  public:
-  // At most `logits_bytes` of logits exist at a time, or what one sample and
-  // `max_rows` targets need, if that is more. If the samples of a step need
-  // more than this limit, they are computed in chunks of rows, and each chunk
-  // reads the head's weights again. Targets are computed in chunks of the
-  // vocabulary, which together read the head's weights once.
+  // At most `logits_bytes` of logits exist at a time, but at least the logits
+  // of one sample and `max_rows` targets. If the samples of a step need more,
+  // they are computed in chunks of rows, each of which reads the head's weights
+  // again. Targets are computed in chunks of the vocabulary, which together
+  // read the head's weights once.
   StepOutput(const Decoder* decoder, int64_t max_rows, int64_t logits_bytes);
 
   absl::Status Sample(kernels::Stream& stream, const HiddenStates& hidden,
@@ -57,7 +57,7 @@ class StepOutput {
                             const TargetBatch& batch,
                             kernels::Workspace& workspace) const;
 
-  // Reads the logits of all rows [0, num_rows) back, in chunks of rows, and
+  // Reads back the logits of all rows [0, num_rows), in chunks of rows, and
   // passes them to `reader`. For tests and debugging. `token_rows` contains 0,
   // 1, 2, ... on the device.
   using RowsReader = absl::FunctionRef<absl::Status(
@@ -73,8 +73,8 @@ class StepOutput {
 
  private:
   const Decoder* const decoder_;
-  // The size of the logits buffer. It does not depend on the step, so that a
-  // small step never needs more memory than the largest one.
+  // The size of the logits buffer. It is the same for all steps, so that a
+  // small step never needs more memory than the largest step.
   int64_t logits_floats_ = 0;
 };
 

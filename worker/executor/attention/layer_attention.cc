@@ -221,8 +221,8 @@ absl::Status LayerAttention::Attend(Stream& stream, const AttentionInput& input,
   const StepPartScope part_of_step(parts_.profile, stream,
                                    StepPart::kAttention);
   const auto attend = [&](Launch* launch) -> absl::Status {
-    // A counting workspace only measures how much memory is needed. For that,
-    // each launch gets all sequences, the most that it can have.
+    // A counting workspace measures the memory for the largest launch, which
+    // has all sequences.
     const SequenceRange range = workspace.counting()
                                     ? SequenceRange{0, input.num_sequences}
                                     : SequencesOf(launch->rows, input.rows);

@@ -1,5 +1,5 @@
-// Runs the attention of one layer, as the layer's attention program says: the
-// fused projection, the ops on its columns, reads and writes of the cache, and
+// Runs the attention of one layer as its AttentionProgram says: a fused
+// projection, ops on the projected columns, reads and writes of the cache, and
 // the output projection.
 #pragma once
 
@@ -33,21 +33,21 @@
 namespace kvasir::worker {
 
 // The input of one layer's attention: the tokens of a step. Pointers are device
-// memory unless noted. T is the number of tokens, B of sequences, and M the
-// hidden size.
+// memory unless noted. T is the number of tokens, B the number of sequences,
+// and M the hidden size.
 struct AttentionInput {
   kernels::DevicePtr<const float> normed;  // [T, M]
   int64_t num_tokens = 0;                  // T in shapes
-  int64_t padded_tokens = 0;  // StepBucket::padded, for workspace sizes
+  int64_t padded_tokens = 0;  // number of tokens in StepBucket::padded
   int64_t num_sequences = 0;  // B in shapes
-  // The rows of each sequence, in the order of `group.sequences`. In this order
-  // `first_row` ascends among the prompts, and also among the sequences that
-  // decode. Host memory; not read if the workspace is counting(). [B]
+  // The rows of each sequence, in the order of `group.sequences`. `first_row`
+  // ascends among the prompts, and among the sequences that decode. Host
+  // memory; not read if the workspace is counting(). [B]
   absl::Span<const SequenceRows> rows;
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
   AttentionBatch group;                         // for the layer's page group
-  // Where each token's exact (uncompressed) row is stored, for a side (keys or
-  // values) that keeps exact rows. [T]
+  // Where the exact (uncompressed) key and value of each token are stored, if
+  // the layer keeps them. [T]
   kernels::DevicePtr<const int64_t> key_ring_slots;
   kernels::DevicePtr<const int64_t> value_ring_slots;
   kernels::DevicePtr<float> not_finite;  // KvAppendParams::not_finite
@@ -55,8 +55,8 @@ struct AttentionInput {
   absl::Span<const kernels::AttentionStep> steps;
 };
 
-// Memory for the exact (uncompressed) rows of the tokens that the step itself
-// adds. The layers take turns to use it.
+// Memory for exact (uncompressed) keys and values of the step's own tokens. All
+// layers use the same memory, one after the other.
 struct FreshRows {
   kernels::DevicePtr<char> memory;
   int64_t max_tokens = 0;
@@ -74,8 +74,8 @@ class LayerAttention {
     const LayerWeights* weights = nullptr;
     const KvArenas::Layer* arena = nullptr;
     const std::vector<KvArenas::Ring>* rings = nullptr;
-    // The steps of RoPE's angles [rotary_dim / 2], on the host and on the
-    // device.
+    // How much RoPE's angle of each pair grows per position. [rotary_dim / 2]
+    // on the host and on the device.
     absl::Span<const uint64_t> rope_steps;
     kernels::DevicePtr<const uint64_t> device_rope_steps;
     kernels::HadamardTables* hadamard = nullptr;
@@ -95,9 +95,9 @@ class LayerAttention {
     LaunchedRows rows = LaunchedRows::kAll;
     kernels::PreparedAttention attention;
     bool lifts_values = false;
-    // Floating-point operations that compute keys or values from the latents of
-    // one slot: by rebuilding keys, and by lifting for prompts. One number per
-    // KV head; empty if the launch does no such work.
+    // Floating-point operations for each slot that the launch reads: to rebuild
+    // keys from latents, and to lift latents for prompts. One number per KV
+    // head; empty if the launch does no such work.
     std::vector<double> rebuild_flops;
     std::vector<double> prompt_lift_flops;
     // Index in AttentionInput::steps. The Decoder sets it.
@@ -112,12 +112,12 @@ class LayerAttention {
   }
   LayerAttention(LayerAttention&&) = default;
 
-  // Bytes of FreshRows::memory that the layer needs.
+  // How many bytes of FreshRows::memory the layer needs.
   static int64_t FreshBytes(const KvArenas::Layer& arena, int64_t max_tokens);
 
-  // Writes the tokens' latents into the cache and computes their attention over
-  // the cache. `out` [T, M] is this rank's summand of the layer's output; the
-  // sum over ranks is the output.
+  // Writes the tokens' latents into the cache and computes the tokens'
+  // attention over the cache. The caller must sum `out` [T, M] over ranks to
+  // get the layer's output.
   absl::Status Run(kernels::Stream& stream, const AttentionInput& input,
                    kernels::DevicePtr<float> out,
                    kernels::Workspace& workspace) const;
@@ -129,14 +129,13 @@ class LayerAttention {
                      const kernels::EvictionStep& step,
                      kernels::Workspace& workspace) const;
 
-  // Returns one launch for all rows; or, if prompts lift latents
-  // (prompt_lift.h), one for prompts and one for sequences that decode. The
-  // pointers stay valid as long as this object.
+  // Returns one launch for all rows. If prompts lift latents (prompt_lift.h),
+  // returns one launch for prompts and one for sequences that decode. The
+  // pointers are valid as long as this object.
   std::vector<Launch*> launches() const;
 
-  // The floating-point operations with which a step computes keys and values
-  // from the latents of the slots that it reads (Launch::rebuild_flops,
-  // Launch::prompt_lift_flops).
+  // Sums of Launch::rebuild_flops and Launch::prompt_lift_flops over the slots
+  // that a step reads.
   struct SlotWork {
     double rebuild_flops = 0;
     double prompt_lift_flops = 0;
@@ -152,8 +151,8 @@ class LayerAttention {
     kernels::RopePairing pairing = kernels::RopePairing::kHalfSplit;
     std::vector<kernels::RopeHead> queries;
     std::vector<kernels::RopeHead> keys;
-    // Used instead of `queries` and `keys` if whole heads lie side by side and
-    // all their pairs rotate.
+    // Used instead of `queries` and `keys` if the heads are contiguous and all
+    // their pairs rotate.
     kernels::RopeTensor whole_queries;
     kernels::RopeTensor whole_keys;
     int64_t whole_query_column = 0;
@@ -177,7 +176,7 @@ class LayerAttention {
     std::optional<kernels::PreparedHadamard> query_hadamard;
   };
   // The exact (uncompressed) rows of a part. `fresh_groups` is empty if the
-  // part's side keeps no exact rows.
+  // part keeps no exact rows.
   struct Exact {
     std::vector<kernels::LatentGroup> fresh_groups;
     kernels::ExactRows rows;
@@ -207,8 +206,7 @@ class LayerAttention {
   void MakeRebuild(const KeyProgram& part, const PartWeights& weights,
                    Key* key);
   absl::Status MakeValue();
-  // Enqueues the product of activation rows with a weight matrix, in the
-  // device's type of activations.
+  // Enqueues a matrix product with activations of the type `activations_`.
   absl::Status Matmul(kernels::Stream& stream, kernels::MatmulParams params,
                       kernels::Workspace& workspace) const;
   absl::Status PrepareHadamard(
@@ -230,8 +228,8 @@ class LayerAttention {
                            const PartWeights& weights, const Rows& rows,
                            kernels::Workspace& workspace) const;
   // Calls `call` for each run of consecutive rows whose queries attend directly
-  // to the part's latents: all rows or, if prompts lift the part, only the rows
-  // of sequences that decode.
+  // to the part's latents. If prompts lift the part, these are only the rows of
+  // sequences that decode; otherwise all rows.
   absl::Status ForAbsorbedRows(
       const PartProgram& part, const AttentionInput& input,
       const kernels::Workspace& workspace,
@@ -248,8 +246,8 @@ class LayerAttention {
                       const std::optional<kernels::PreparedKvAppend>& append,
                       const kernels::KvAppendRows& rows,
                       kernels::Workspace& workspace) const;
-  // Number of parts in the cache: first those of the keys, then one for the
-  // values.
+  // The number of parts in the cache. The key parts come first; the value part
+  // is the last.
   size_t num_parts() const { return keys_.size() + 1; }
   bool is_key(size_t part) const { return part < keys_.size(); }
   // Returns the parameters with which KvAppend copies a part's latents from the
@@ -262,8 +260,8 @@ class LayerAttention {
     return is_key(part) ? parts_.arena->key[part].unit_of_group
                         : parts_.arena->value.front().unit_of_group;
   }
-  // The result of attention for each token: a weighted sum of latents and, if
-  // values are lifted before or after the sum, a weighted sum of values.
+  // The weighted sums that attention computes for each token: of latents and,
+  // if needed, of values lifted from latents.
   struct Sums {
     Rows latents;
     Rows values;  // null if the output projection reads `latents`
@@ -282,19 +280,18 @@ class LayerAttention {
   Parts parts_;
   kernels::Activations activations_;  // the device's type of activations
   kernels::RopePairing pairing_;      // the model's pairing
-  // Used while `turns_` are prepared: for each number of a head, the angle by
-  // which it rotates, in the form that the op takes.
+  // Tables for the RoPE op, needed only while `turns_` are prepared: which
+  // angle rotates each number of a head.
   std::vector<std::vector<int32_t>> pair_tables_;
-  // Views point into these vectors. They stay valid when this object moves,
-  // because a moved vector keeps its memory.
+  // Views point into these vectors. The views stay valid when this object
+  // moves, because a moved vector keeps its memory.
   std::vector<Rotate> turns_;
   std::vector<Key> keys_;
   Value value_;
   std::vector<Exact> exact_;  // [parts]
   std::optional<kernels::PreparedKvAppend> append_;
   std::optional<kernels::PreparedKvAppend> append_fresh_;
-  // Ops that copy rows into the side pages, from which later steps read them as
-  // exact rows.
+  // Ops that copy exact rows into the side pages, where later steps read them.
   std::optional<kernels::PreparedKvAppend> keep_keys_;
   std::optional<kernels::PreparedKvAppend> keep_values_;
   std::optional<kernels::PreparedEviction> eviction_;

@@ -32,8 +32,8 @@ kernels::LatentPart Latents(const KvArenas::Part& arena,
   return latents;
 }
 
-// Checks that the attention program and the page layout, which are computed
-// separately, give the latents the same columns.
+// Checks that the attention program and the page layout have the latents in the
+// same columns.
 void CheckAlike(const PartProgram& part, const KvArenas::Part& arena) {
   KVASIR_CHECK(part.latents.size() == arena.groups.size());
   for (size_t g = 0; g < arena.groups.size(); ++g) {
@@ -42,7 +42,7 @@ void CheckAlike(const PartProgram& part, const KvArenas::Part& arena) {
   }
 }
 
-// Whether all heads rotate every pair of the model by the pair's own angle.
+// Whether all heads rotate all of the model's pairs, each by its usual angle.
 bool IsWhole(const Rotation& rotation, int64_t rotary_pairs) {
   if (rotation.per_head() || rotation.num_pairs != rotary_pairs) return false;
   for (size_t i = 0; i < rotation.pairs.size(); ++i) {
@@ -68,13 +68,14 @@ std::vector<HadamardPlace> PlacesOfHeads(const HeadSpans& heads) {
 }
 
 constexpr int64_t kFreshAlignmentBytes = 64;
-// Space between the rows of two latent groups. Without it, rows of different
-// groups would compete for the same few sets of a CPU cache, because a step's
-// token limit and the bytes of a row are often powers of two.
+// Space between latent groups. The bytes of a group are often a power of two,
+// so without this space, rows of different groups would compete for the same
+// sets of a CPU cache.
 constexpr int64_t kFreshShiftBytes = 5 * kFreshAlignmentBytes;
 
-// Lays out the exact rows of a step's tokens in one page: one latent group
-// after the other, some cache lines apart. Returns the size in bytes.
+// Lays out the exact rows of a step's tokens in one page, one latent group
+// after the other, with kFreshShiftBytes between groups. Returns the page's
+// size in bytes.
 int64_t LayFresh(const std::vector<kernels::LatentGroup>& groups,
                  int64_t max_tokens, std::vector<kernels::LatentGroup>* fresh) {
   int64_t bytes = 0;
@@ -332,7 +333,7 @@ absl::Status LayerAttention::MakeValue() {
   CheckAlike(value, arena);
   value_.latents = Latents(arena, weights);
   if (value.hadamard) {
-    if (!program().joint) {  // for a joint part, the keys' transform suffices
+    if (!program().joint) {  // a joint part is transformed with the keys
       KVASIR_RETURN_IF_ERROR(
           PrepareHadamard(PlacesOfLatents(value), program().row_columns,
                           /*transposed=*/false, &value_.hadamard));
@@ -492,8 +493,8 @@ LayerAttention::MakeLaunch(LaunchedRows rows) const {
       key.rebuild = &keys_[p].rebuild;
       Add(RebuildFlops(part), &rebuild_flops);
     } else if (prompts && part.prompt_lift.has_value()) {
-      // A prompt lift turns latents into keys, so attention uses the queries as
-      // they were projected, not the lifted ones.
+      // A prompt lift turns latents into keys. So attention uses the projected
+      // queries, not the lifted ones.
       key.rebuild = &keys_[p].prompt_lift;
       key.query_column = part.projected.column.data();
       Add(LiftFlops(part, part.prompt_lift->dims), &prompt_lift_flops);

@@ -1,5 +1,5 @@
-// Decides how much memory the launches of a step get for attention mass: the
-// sums of attention weights that are the slots' scores for eviction.
+// Decides how much memory a step gets for attention mass: sums of attention
+// weights, by which eviction scores slots.
 #pragma once
 
 #include <cstdint>
@@ -27,17 +27,16 @@ struct MassRoomLimits {
   int64_t num_heads = 0;  // query heads of this rank
 };
 
-// Chooses the size of the memory for attention mass. It keeps the attention
-// weights of each sequence that decodes, if they fit. For a sequence whose
-// weights do not fit, the launch computes the scores from the keys again, which
-// takes nearly as long as its attention. So the memory has room for the weights
-// of all slots of the pool, in blocks of slots per sequence, but is limited to
-// 32 MiB or 1/32 of the pool, whichever is more.
+// Chooses the size of the memory that keeps the attention weights of sequences
+// that decode. If a sequence's weights do not fit, the scores are computed from
+// the keys again, which takes nearly as long as attention. So the memory has
+// room for the weights of all slots of the pool, but is limited to 32 MiB or
+// 1/32 of the pool, whichever is more.
 MassRoom RoomForMass(const MassRoomLimits& limits);
 
-// Returns `steps` with all fields set, for a pool of `pages`. The caller has
-// set the first three fields; most_slots is lowered if the pool holds fewer
-// slots. `layout` was made for `plan`.
+// Completes `steps`, in which the caller has set the first three fields, for a
+// pool of `pages`. Lowers most_slots if the pool has fewer slots. `layout` was
+// made for `plan`.
 MassRoomLimits LimitsInPool(MassRoomLimits steps,
                             const plan::ResolvedPlan& plan,
                             const cache::PageLayout& layout,
@@ -47,14 +46,14 @@ MassRoomLimits LimitsInPool(MassRoomLimits steps,
 int64_t KeptWeightBytes(const plan::ResolvedPlan& plan,
                         const MassRoomLimits& limits);
 
-// How a launch finds the attention weights that a sequence's rows give to
-// slots.
+// How a launch gets a sequence's attention weights, which are added to the
+// scores of slots.
 enum class ScoringKind : uint8_t {
-  kKept,  // the weights of its only row were kept
-  // computed from keys again: the sequence has several rows, or its only row
-  // does not add to scores
+  kKept,  // attention kept the weights of the sequence's only row
+  // the sequence has several rows, whose weights are computed from the keys
+  // again; or its only row does not add to scores
   kAgain,
-  kNoRoom,  // computed from keys again: the sequence's weights did not fit
+  kNoRoom,  // the weights did not fit: computed from the keys again
 };
 ScoringKind ScoringOf(const kernels::AttentionSequence& sequence);
 

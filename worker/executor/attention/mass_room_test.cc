@@ -67,8 +67,8 @@ TEST(MassRoomTest, KeptAttentionWeightsTakeAtMostOne32ndOfALargePool) {
   EXPECT_EQ(RoomForMass(large).most_weights, (int64_t{48} << 20) / 4);
 }
 
-// A regression test: prompts, and sequences that repeat tokens after a
-// preemption, were once counted as kNoRoom.
+// Regression test: prompts, and sequences that compute tokens again after a
+// preemption, were counted as kNoRoom.
 TEST(
     ScoringTest,
     TokensWithoutRoomForAttentionWeightsAreCountedApartFromThoseThatNeverKeepThem) {

@@ -40,9 +40,9 @@ TEST(StepGraphsTest, AllStepGraphsAreDroppedWhenTheBlobMayHaveMoved) {
   EXPECT_EQ(graphs.size(), 0u);
 }
 
-// Ranks once decided by the blob's address whether to drop their graphs. A rank
-// whose new blob happened to have the old address replayed a graph while the
-// others did not.
+// Regression test: ranks dropped their graphs when the blob's address changed.
+// A rank whose new blob had the old address replayed a graph although the other
+// ranks did not.
 TEST(StepGraphsTest, ABlobCountsAPeakWhenItsSizeGrowsWhateverItsAddressIs) {
   base::ThreadPool pool(1);
   kernels::CpuDevice device(&pool);
@@ -66,7 +66,8 @@ TEST(StepGraphsTest, ABlobCountsAPeakWhenItsSizeGrowsWhateverItsAddressIs) {
     EXPECT_TRUE(small.bytes() == held || small.peaks() > peaked) << count;
   }
   EXPECT_EQ(peaks, (std::vector<int64_t>{1, 2, 2, 3, 3, 4}));
-  // The first step of `large` was its largest, so no later step was a peak.
+  // The first step of `large` was its largest step, so no later step was a
+  // peak.
   EXPECT_EQ(large.peaks(), before);
 }
 

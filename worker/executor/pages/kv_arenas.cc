@@ -33,8 +33,8 @@ absl::StatusOr<kernels::DType> StoredType(kvasir::v1::DataType dtype) {
   }
 }
 
-// Returns the runs of consecutive channels of a latent that have the same code
-// width and, if ranges are stored per token, share a range.
+// Divides a latent's channels into runs with the same code width. If ranges are
+// stored per token, the channels of a run also share a range.
 std::vector<kernels::CodeRun> CodeRuns(const plan::ResolvedPart& part,
                                        const plan::ResolvedLatent& latent) {
   std::vector<kernels::CodeRun> runs;
@@ -67,8 +67,8 @@ void AddExactView(const cache::PartLayout& layout, int64_t row_bytes,
   part->exact.num_groups = part->latents.num_groups;
 }
 
-// The first arena that contains any of these exact rows. Offsets are counted
-// from it, so that they are never negative.
+// The first arena that contains any of these exact rows. Offsets are relative
+// to this arena, so that they are never negative.
 size_t FirstArena(const cache::ExactRing& rows) {
   return static_cast<size_t>(
       std::min_element(
@@ -84,8 +84,7 @@ kernels::TileRegion RegionView(const cache::Region& region,
           granule_bytes > 0 ? granule_bytes : region.slot_bytes, granule_bytes};
 }
 
-// Makes a part's view except for the location of its pages, which the caller
-// sets.
+// Makes a part's view. The caller must set where its pages are.
 absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
                                         const plan::ResolvedPart& resolved,
                                         const cache::PageLayout& pages) {
@@ -125,8 +124,8 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
   return part;
 }
 
-// Numbers the eviction units of a layer that have a head on this rank, and
-// finds the unit of each head of the model.
+// Numbers a layer's eviction units that have heads on this rank, and finds the
+// unit of a head.
 class RankUnits {
  public:
   RankUnits(const plan::ResolvedEviction& eviction, plan::HeadRange heads) {

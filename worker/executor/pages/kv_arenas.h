@@ -1,6 +1,5 @@
-// The memory of the cache's pages: one arena per layer, as the layout says. The
-// host pool, which holds images of preempted sequences, has another arena per
-// layer.
+// The memory of the cache's pages: one arena for each layer. The host pool, for
+// images of preempted sequences, has another arena for each layer.
 #pragma once
 
 #include <cstdint>
@@ -35,24 +34,23 @@ class KvArenas {
     Part(Part&&) = default;
     Part& operator=(Part&&) = default;
 
-    // Only for values: whether they share the pages and exact rows of the last
-    // key part.
+    // Only for values: true if they are stored in the last key part (a joint
+    // part).
     bool of_keys = false;
     kernels::LatentPart latents;
     std::vector<kernels::LatentGroup> groups;
     std::vector<std::vector<kernels::CodeRun>> runs;  // by latent group
-    // The layout of an exact (uncompressed) row, if the side keeps exact rows.
-    // Offsets are counted from `exact.arena`.
+    // The layout of an exact (uncompressed) row, if the part keeps exact rows.
+    // Offsets are relative to `exact.arena`.
     kernels::LatentPart exact;
     std::vector<kernels::LatentGroup> exact_groups;
     // If the layer evicts: for each latent group, its eviction unit in
     // Layer::metadata. [groups]
     std::vector<int32_t> unit_of_group;
   };
-  // A ring keeps the exact rows of a sequence's sinks and latest tokens in side
-  // pages. This struct is the layout of the rings of one or several layers of a
-  // page group. Addresses are relative to the first arena that holds any of the
-  // rows.
+  // Where the exact rows of a sequence's sinks and latest tokens lie in its
+  // side pages. Several layers of a page group may share one Ring. Addresses
+  // are relative to the first arena that holds any of the rows.
   struct Ring {
     int64_t page_group = 0;
     int64_t sinks = 0;
@@ -75,7 +73,7 @@ class KvArenas {
     std::vector<Part> value;
     int64_t key_ring = -1;  // index in rings(); below 0: none
     int64_t value_ring = -1;
-    // Has eviction units only if the layer evicts.
+    // without units if the layer evicts nothing
     kernels::SlotMetadata metadata;
     std::vector<int32_t> unit_of_head;  // [Hkv] of this rank
   };
@@ -83,15 +81,15 @@ class KvArenas {
   // `plan` is the plan that the layout was made for. `pages` and `host_pages`
   // count pages by page group; empty `host_pages` means no host pool. Create
   // touches all memory, so that the operating system really provides it. The
-  // caller adds the static ranges of codes to the views, because no page
-  // contains them. Returns the errors of layout and allocator.
+  // views have no static ranges of codes; the caller must add them. Returns the
+  // errors of layout and allocator.
   static absl::StatusOr<KvArenas> Create(
       const plan::ResolvedPlan& plan, const cache::PageLayout& layout,
       const cache::PageCounts& pages, kernels::DeviceAllocator* allocator,
       const cache::PageCounts& host_pages = {});
 
   const std::vector<Layer>& layers() const { return layers_; }
-  // The rings, each only once: layers with equal rings share one entry.
+  // All different rings: layers with equal rings share one element.
   const std::vector<Ring>& rings() const { return rings_; }
   const cache::PageCounts& num_pages() const { return pages_; }
   int64_t num_page_groups() const {
@@ -103,13 +101,13 @@ class KvArenas {
     return evicts_[static_cast<size_t>(group)];
   }
 
-  // Bytes that one token's slots take in all layers, including their share of
-  // the padding of pages.
+  // The bytes of one token in all layers, including its share of the pages'
+  // padding.
   double bytes_per_token() const { return bytes_per_token_; }
 
-  // Bytes that one page id of the group takes in all layers of the group. The
-  // memory under the tag "kv_cache" is exactly the sum of num_pages() *
-  // page_bytes() over all groups.
+  // The bytes of one page in all layers of the group together. The memory under
+  // the tag "kv_cache" is exactly the sum of num_pages() * page_bytes() over
+  // all groups.
   int64_t page_bytes(int64_t group) const {
     return page_bytes_[static_cast<size_t>(group)];
   }
@@ -118,9 +116,9 @@ class KvArenas {
   absl::Status CheckPage(uint32_t page_group, int32_t page) const;
   absl::Status CheckHostPage(uint32_t page_group, int32_t page) const;
 
-  // Copy host pages to `bytes` and back: page after page, and for each page one
-  // layer after the other. INVALID_ARGUMENT unless `bytes` has exactly the size
-  // of these pages. Also return the errors of CheckHostPage.
+  // Copy host pages to `bytes`, or `bytes` to host pages. The order is page by
+  // page, and in each page layer by layer. INVALID_ARGUMENT unless `bytes` has
+  // exactly the size of these pages; also the errors of CheckHostPage.
   absl::Status ReadHostPages(kernels::Stream& stream, int64_t group,
                              absl::Span<const int32_t> pages,
                              absl::Span<char> bytes) const;
@@ -128,8 +126,8 @@ class KvArenas {
                               absl::Span<const int32_t> pages,
                               absl::Span<const char> bytes) const;
 
-  // Returns the text positions of the tokens in a sequence's slots, for each
-  // eviction unit: [units, num_slots]. Only layers that evict store them.
+  // Returns [units, num_slots]: for each eviction unit, the text positions of
+  // the tokens in a sequence's slots. Only layers that evict store positions.
   // `pages` are the sequence's pages in order. INVALID_ARGUMENT for a layer
   // that does not evict and for slots beyond the pages; also the errors of
   // CheckPage.
@@ -137,10 +135,10 @@ class KvArenas {
       kernels::Stream& stream, int64_t layer, absl::Span<const int32_t> pages,
       int64_t num_slots) const;
 
-  // A step's page copies in batches that one launch may do in any order: within
-  // a batch no copy reads or writes a page that another copy writes. Each batch
-  // is padded to a power of two with pairs that copy nothing, so that few
-  // different lists of batches occur.
+  // A step's page copies, in batches. Within a batch no copy reads or writes a
+  // page that another copy writes, so one launch can do a batch. Each batch is
+  // padded to a power of two with pairs that copy nothing, so that few
+  // different sizes occur.
   enum class CopyKind : uint8_t { kWithin, kToHost, kFromHost };
   struct CopyBatch {
     int64_t page_group = 0;
@@ -159,9 +157,10 @@ class KvArenas {
       batches.clear();
     }
   };
-  // Appends batches to `list` that, done one after the other, have the same
-  // effect as `copies` in order. Host work only. INVALID_ARGUMENT for a copy
-  // within the host pool; also the errors of CheckPage.
+  // Divides `copies` into batches and appends these to `list`. Launched in
+  // order, they have the same effect as `copies` in order. Host work only.
+  // INVALID_ARGUMENT for a copy within the host pool; also the errors of
+  // CheckPage.
   absl::Status AddCopies(absl::Span<const kvasir::v1::PageCopy* const> copies,
                          CopyList* list) const;
 
@@ -179,8 +178,8 @@ class KvArenas {
   int64_t RingOf(const cache::PageLayout& layout, int64_t page_group,
                  const cache::ExactRing& rows);
   absl::Status CheckCopy(const kvasir::v1::PageCopy& copy) const;
-  // Calls visit(memory, offset in the caller's bytes, size) for each page and
-  // layer. `num_bytes` is the size of the caller's bytes.
+  // Calls visit(memory of the page, its offset in `bytes`, its size) for each
+  // page and layer. `num_bytes` is the size of `bytes`.
   template <typename Visit>
   absl::Status ForHostPages(int64_t group, absl::Span<const int32_t> pages,
                             size_t num_bytes, const Visit& visit) const;

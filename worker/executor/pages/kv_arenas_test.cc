@@ -13,7 +13,7 @@
 namespace kvasir::worker {
 namespace {
 
-// Plans of every method, and one whose layers form two page groups: one group
+// Plans of every method, and a plan with two page groups. One of its groups
 // evicts, and keeps different numbers of exact keys and values.
 std::vector<PlanCase> ArenaCases() {
   std::vector<PlanCase> cases = PlanCases();

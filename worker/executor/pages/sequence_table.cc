@@ -18,8 +18,8 @@ absl::Status Wrong(uint64_t sequence_id, const std::string& what) {
       absl::StrCat("step plan: sequence ", sequence_id, ": ", what));
 }
 
-// Returns the number of the slot, in the sequence's table of this page group,
-// that the step's first token gets.
+// Returns which slot of the sequence, in this page group, the step's first
+// token gets.
 uint64_t PhysicalStart(const SequenceStep& step, int group) {
   return step.physical_starts().empty() ? step.logical_start()
                                         : step.physical_starts(group);
@@ -102,8 +102,8 @@ absl::StatusOr<SequenceTable::Sequence*> SequenceTable::FindOrStart(
   return &sequences_.emplace(id, std::move(sequence)).first->second;
 }
 
-// Checks that a sequence starts anew in all page groups or in none. A reset
-// allows any start position, which another group's slots may contradict.
+// Checks that a sequence is reset in all page groups or in none. A reset allows
+// any start position, which would be wrong for groups that are not reset.
 absl::Status SequenceTable::CheckResets(const SequenceStep& step,
                                         const Sequence& sequence) const {
   const auto groups = static_cast<int64_t>(sequence.tables.size());
@@ -146,8 +146,8 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
         absl::StrCat("its page table in page group ", group, " has ", new_size,
                      " pages, the limit is ", max_pages_));
   }
-  // A sliding window may give up pages before any plan sends them. Their table
-  // entries, which are before `first_live`, then name no page.
+  // A sliding window may give up pages before any plan sends them. Table
+  // entries of such pages, before `first_live`, name no page.
   const int64_t first_live = delta.first_live_index();
   if (first_live < table.first_live || first_live > new_size) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -205,8 +205,8 @@ absl::Status SequenceTable::TakeSidePage(size_t group, int32_t page) {
   if (owner < 0) return absl::OkStatus();
   const auto row = static_cast<size_t>(owner);
   if (last_step_[row] == step_) return WrittenTwice(group, page);
-  // The page's former owner was preempted, and must start anew with other side
-  // pages.
+  // The page's previous owner was preempted, and must start again with other
+  // side pages.
   side.lost[row] = true;
   owner = -1;
   return absl::OkStatus();
@@ -231,9 +231,9 @@ absl::Status SequenceTable::CheckPositions(const SequenceStep& step,
   return CheckStarts(step, sequence);
 }
 
-// In a group that does not evict, a token's slot is its position, also after a
-// sliding window gave up pages. Evictions remove slots, so that later slots
-// have lower numbers than their tokens' positions.
+// Without evictions, a token's slot number is its position, even if a sliding
+// window has given up pages. Evictions remove slots, so the slot numbers of
+// later tokens are lower than their positions.
 absl::Status SequenceTable::CheckStarts(const SequenceStep& step,
                                         const Sequence& sequence) const {
   const uint64_t id = step.sequence_id();
@@ -289,8 +289,8 @@ absl::Status SequenceTable::Evict(const SlotEviction& eviction) {
   const uint64_t slots = eviction.num_slots();
   const uint64_t kept = eviction.kept_slots();
   const auto page_tokens = static_cast<uint64_t>(limits_.page_tokens);
-  // The most slots that the eviction may have. The bound also applies to
-  // sequences that this table does not know.
+  // The most slots that the evicted sequence can have, even a sequence that
+  // this table does not know.
   const uint64_t most = std::min(
       {eviction.logical_tokens(), static_cast<uint64_t>(limits_.max_model_len),
        static_cast<uint64_t>(arenas_->num_pages()[group]) * page_tokens});

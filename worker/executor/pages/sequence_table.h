@@ -1,6 +1,6 @@
-// The executor's record of each sequence: a copy of its block tables, updated
-// by the changes in step plans, and how many of its tokens are in the cache.
-// Host memory; each step uploads the tables of the sequences that it runs.
+// The executor's record of each sequence: its block tables, which step plans
+// change, and how many of its tokens are in the cache. Host memory; each step
+// uploads the tables of its sequences.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 namespace kvasir::worker {
 
 struct SequenceTableLimits {
-  int64_t max_sequences = 0;  // the most that live at the same time
+  int64_t max_sequences = 0;  // the most live sequences
   int64_t max_model_len = 0;  // the most tokens of one sequence
   int64_t page_tokens = 0;    // P in formulas
   // By page group: the most keys that a query sees; 0: all keys.
@@ -42,7 +42,7 @@ class SequenceTable {
  public:
   struct Table {
     std::vector<int32_t> pages;
-    // Slots in use: one per token, minus the evicted ones.
+    // The slots in use: one for each token that was not evicted.
     int64_t slots = 0;
     int64_t first_live = 0;
     std::vector<int32_t> side_pages;
@@ -50,8 +50,8 @@ class SequenceTable {
   struct Sequence {
     int32_t row = 0;     // unique among live sequences; below max_sequences
     int64_t length = 0;  // tokens written
-    // No step has run since the last reset, so the next may start at any
-    // position.
+    // true: no step has run since the last reset, so any start position is
+    // allowed
     bool is_fresh = true;
     bool has_sampled = false;
     std::vector<Table> tables;  // by page group
@@ -72,14 +72,14 @@ class SequenceTable {
     written_pages_.clear();
   }
 
-  // Checks an eviction. If the sequence is known, cuts its table to the kept
-  // slots.
+  // Checks an eviction. If the table has the sequence, cuts its block table to
+  // the kept slots.
   absl::Status Evict(const kvasir::v1::SlotEviction& eviction);
 
   // Applies the step's changes to the sequence's block tables. Checks that the
-  // step's tokens have slots, that the slots they see are live, and that they
-  // follow the tokens that were written before. The result is valid until the
-  // next call.
+  // step's tokens have slots, that their windows have only live slots, and that
+  // they continue the tokens in the cache. The result is valid until the next
+  // call.
   absl::StatusOr<Sequence*> Apply(const kvasir::v1::SequenceStep& step);
 
   // Index, in the page group's arenas, of slot number `slot` of a sequence:
@@ -100,8 +100,8 @@ class SequenceTable {
   absl::Status ApplySidePages(const kvasir::v1::BlockTableDelta& delta,
                               Sequence* sequence);
   void DropSidePages(const Sequence& sequence, size_t group);
-  // If a sequence has this page as a side page, takes the page away from it.
-  // Fails if that sequence is in this step.
+  // If the page is a side page of another sequence, takes it away. Fails if
+  // that sequence is in this step.
   absl::Status TakeSidePage(size_t group, int32_t page);
   absl::Status CheckPositions(const kvasir::v1::SequenceStep& step,
                               const Sequence& sequence) const;
@@ -119,9 +119,9 @@ class SequenceTable {
   absl::flat_hash_map<uint64_t, Sequence> sequences_;
   // The pages that this step writes, as (page group, page).
   absl::flat_hash_set<std::pair<int64_t, int32_t>> written_pages_;
-  // The owner of each side page. A plan sends a sequence's side pages only
-  // once, so this struct also records whether another sequence has taken one of
-  // them since.
+  // The owner of each side page, and whether a sequence has lost a side page to
+  // another sequence. Needed because plans send a sequence's side pages only
+  // once.
   struct SidePages {
     // by page: the row of the sequence that owns it; below 0: no owner
     std::vector<int32_t> owner;

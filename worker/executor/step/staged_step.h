@@ -1,5 +1,5 @@
-// A step that has been checked and uploaded: everything that is needed to
-// launch it and to collect its results. Plain data.
+// A checked and uploaded step, with all data for launching it and for
+// collecting its results. Plain data.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@ struct StepResults {
   kernels::DevicePtr<float> not_finite;       // [T], TokenBatch::not_finite
 };
 
-// Counts, device addresses in the uploaded blob, and the host arrays that the
-// blob was packed from. T is the number of tokens. The Stager owns one
-// StagedStep and reuses it for every step.
+// The step's counts, device addresses in the uploaded blob, and host arrays. T
+// is the number of tokens. The Stager owns one StagedStep and reuses it for
+// every step.
 struct StagedStep {
   uint64_t step_id = 0;
   StepSizes sizes;
@@ -45,8 +45,8 @@ struct StagedStep {
   std::vector<kernels::DevicePtr<const int64_t>> ring_slots;  // by ring
   kernels::DevicePtr<const int32_t> sample_rows;              // [samples]
   kernels::DevicePtr<const kernels::SampleRow> samples;       // [samples]
-  // For each row of StepState::last_sampled(), the location of its next value:
-  // an offset from the first row, in int32 elements. [max sequences]
+  // Where each row of StepState::last_sampled() gets its next value, as an
+  // offset from last_sampled() in int32 elements. [max sequences]
   kernels::DevicePtr<const int32_t> carried;
   kernels::DevicePtr<const int32_t> target_rows;              // [targets]
   kernels::DevicePtr<const int32_t> target_ids;               // [targets]

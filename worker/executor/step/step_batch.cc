@@ -33,8 +33,8 @@ absl::Status CheckIds(const SequenceStep& step, const char* field,
   return absl::OkStatus();
 }
 
-// Each check states which values are allowed, not which are wrong, so that NaN
-// is refused: comparisons with NaN are false.
+// Each check states the allowed values instead of the wrong ones. So NaN is
+// refused, because comparisons with NaN are false.
 absl::Status CheckNumbers(const SequenceStep& step) {
   const SampleRequest& sample = step.sample();
   struct Row {
@@ -277,9 +277,9 @@ void StepBatch::PlaceWeights(int64_t most_weights, int64_t page_tokens) {
   }
 }
 
-// A ring keeps the sinks and the tokens of the latest window. Tokens of this
-// step that lie between the sinks and the window get no place (-1), because
-// later tokens of the step would overwrite them.
+// A ring stores the rows of the sinks and of the latest `window` tokens. Other
+// tokens of this step get no place (-1), because later tokens of the step would
+// overwrite them.
 void StepBatch::AddRings(const SequenceTable::Sequence& sequence, int64_t start,
                          int64_t num_rows) {
   for (size_t r = 0; r < rings_.size(); ++r) {

@@ -1,5 +1,5 @@
-// Checks a step plan and turns it into the host arrays that ops take, in the
-// plan's order.
+// Checks a step plan and turns it into host arrays for the ops, in the plan's
+// order.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace kvasir::worker {
 inline constexpr int64_t kMaxBiases = 1024;
 inline constexpr int64_t kMaxBannedIds = 1024;
 
-// The arrays of one step. One object serves step after step.
+// The arrays of one step. The object is reused for each step.
 //
 // Threads: one at a time.
 // Errors: INVALID_ARGUMENT naming sequence, field, value and limit.
@@ -30,8 +30,8 @@ class StepBatch {
  public:
   struct Group {
     std::vector<int64_t> slots;  // [T]
-    // For each token, its slot counted within its sequence. Only in groups that
-    // evict. [T]
+    // Each token's slot number within its sequence. Only in groups that evict.
+    // [T]
     std::vector<int64_t> slot_positions;
     // The sequences, in the order of rows(). Their table pointers are null;
     // `tables` says where in StepBatch::tables() each sequence's tables begin.
@@ -43,8 +43,9 @@ class StepBatch {
     };
     std::vector<Tables> tables;
   };
-  // A row to sample from. Its pointers to biases and banned ids are null; the
-  // offsets say where in biases() and banned_ids() its entries begin.
+  // A row to sample from. `row` has no pointers to biases and banned ids;
+  // instead, `first_bias` and `first_banned` are indices in biases() and
+  // banned_ids().
   struct Sample {
     kernels::SampleRow row;
     int64_t first_bias = 0;
@@ -65,8 +66,8 @@ class StepBatch {
     int64_t first_target = 0;
     int64_t num_targets = 0;
   };
-  // Prepares a sample's penalty counts and token mask, which the plan does not
-  // contain, and sets the row's pointers to them.
+  // Prepares a sample's penalty counts and token mask, which are not in the
+  // plan, and sets the pointers in `row`.
   using PrepareSample = absl::FunctionRef<absl::Status(
       const kvasir::v1::SequenceStep& step, SequenceTable::Sequence* sequence,
       kernels::SampleRow* row)>;
@@ -95,9 +96,9 @@ class StepBatch {
 
   StepSizes sizes() const;
 
-  // Token t's id is ids()[t] if token_sources()[t] is t. Otherwise it is the
-  // last sampled id in row token_sources()[t] - max_batched_tokens of
-  // StepState::last_sampled().
+  // If token_sources()[t] is t, the id of token t is ids()[t]. Otherwise the id
+  // is in StepState::last_sampled(), in row token_sources()[t] -
+  // max_batched_tokens.
   const std::vector<int32_t>& ids() const { return ids_; }
   const std::vector<int32_t>& token_sources() const { return token_sources_; }
   const std::vector<int64_t>& positions() const { return positions_; }
@@ -109,8 +110,8 @@ class StepBatch {
   bool has_prompts() const { return !rows_.empty() && rows_.front().prompt; }
   // The number of runs of consecutive output rows.
   int64_t output_runs() const { return output_runs_; }
-  // By ring (KvArenas::rings): where each token's exact row is stored, in bytes
-  // from the start of the ring's arena. Below 0 if the row is not stored,
+  // For each of KvArenas::rings(): where the token's exact row is stored, in
+  // bytes from the start of the ring's arena. Below 0: the row is not stored,
   // because no later step reads it. [T] each.
   const std::vector<std::vector<int64_t>>& ring_slots() const {
     return ring_slots_;
@@ -126,7 +127,7 @@ class StepBatch {
   const std::vector<History>& histories() const { return histories_; }
   const std::vector<int32_t>& target_rows() const { return target_rows_; }
   const std::vector<int32_t>& target_ids() const { return target_ids_; }
-  // The outputs that each sequence needs, in the plan's order.
+  // The results that each sequence needs, in the plan's order.
   const std::vector<Output>& outputs() const { return outputs_; }
 
  private:

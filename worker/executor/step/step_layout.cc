@@ -76,8 +76,8 @@ absl::Status StepBlob::StartPacking() {
   }
   if (bytes > device_.bytes()) {
     size_t grown = std::max(bytes, 2 * device_.bytes());
-    // Frees the old memory. This is safe, because no step is in flight and this
-    // step is packed anew.
+    // The old memory can be freed: no step is in flight, and this step is not
+    // packed yet.
     device_ = kernels::DeviceBuffer();
     auto memory = allocator_->Allocate(grown, kernels::MemoryTag::kOther);
     if (!memory.ok()) {

@@ -1,6 +1,6 @@
-// The sizes of a step, and the layout of its arrays in the upload to the device
-// and in the results. Addresses depend only on the step's bucket, as long as
-// the blob's memory is large enough.
+// The sizes of a step, and the layout of the arrays that it uploads to the
+// device and reads back. Addresses depend only on the step's bucket
+// (StepBucket), unless the uploaded blob grows.
 #pragma once
 
 #include <algorithm>
@@ -36,8 +36,7 @@ struct StepSizes {
 };
 StepSizes LargestStep(const StepLimits& limits);
 
-// Evictions of one page group that run together: each layer's launches do all
-// of them at once.
+// Evictions of one page group that run together, in the same launches.
 struct EvictionBatch {
   int64_t page_group = 0;
   int64_t copy_batches = 0;  // how many batches of page copies run first
@@ -46,29 +45,28 @@ struct EvictionBatch {
   friend bool operator==(const EvictionBatch&, const EvictionBatch&) = default;
 };
 
-// Everything that a step's list of launches depends on. Steps of one bucket
+// Everything that determines a step's list of launches. Steps of one bucket
 // have the same layout of blob, results and workspace. They differ in the
-// uploaded numbers, and in how many rows are not padding. Each launch receives
-// that number, and the first of these rows if it is not row 0; a CPU computes
-// only these rows.
+// uploaded numbers, and in which rows are not padding. Each launch receives the
+// range of these rows, and a CPU computes only this range.
 struct StepBucket {
   StepSizes padded;
   // Page copies, launched for each layer of their page group. The launch
   // includes the padding, which copies nothing.
   absl::InlinedVector<KvArenas::CopyBatch, 4> copies;
   absl::InlinedVector<EvictionBatch, 2> evictions;
-  // Whether the step has prompts, and StepBatch::output_runs. Set only if
-  // prompts lift latents (prompt_lift.h), because prompts and output are then
-  // launched apart.
+  // StepBatch::has_prompts and StepBatch::output_runs. Set only if prompts lift
+  // latents (prompt_lift.h), because prompts and output then have different
+  // launches.
   bool has_prompts = false;
   int64_t output_runs = 0;
 
   friend bool operator==(const StepBucket&, const StepBucket&) = default;
 };
 
-// Rounds sizes up to powers of two within the limits. If there are more samples
-// than `logits_rows` (the most rows of logits that exist at a time), rounds
-// their number up to a multiple of `logits_rows`.
+// Rounds sizes up to powers of two within the limits. A number of samples above
+// `logits_rows` (the most rows of logits that exist at a time) is rounded up to
+// a multiple of `logits_rows` instead.
 StepSizes PadSizes(const StepSizes& sizes, const StepLimits& limits,
                    int64_t logits_rows);
 
@@ -78,8 +76,8 @@ struct ResultLayout {
   ResultLayout() = default;
   explicit ResultLayout(const StepSizes& padded);
 
-  int64_t clamped_codes = 0;  // one int64; counts up over all steps
-  // Only clamped_codes has the same offset in every step. The others follow it.
+  int64_t clamped_codes = 0;  // one int64, summed over all steps
+  // The offsets of the arrays below depend on the step's sizes.
   int64_t token_ids = sizeof(int64_t);  // [samples] int32
   int64_t logprobs = 0;                 // [samples] float32
   int64_t top_ids = 0;                  // [samples, top] int32
@@ -126,8 +124,8 @@ class StepBlob {
             (device_.as<const std::byte>() + offset).template as<const T>()};
   }
 
-  // Takes the next `count` elements and fills them with `values`, then with
-  // `padding`. Returns their address on the device.
+  // Takes the next `count` elements, writes `values`, and fills the rest with
+  // `padding`. Returns the device address of the first element.
   template <typename T>
   kernels::DevicePtr<const T> Add(absl::Span<const T> values, int64_t count,
                                   const T& padding) {
@@ -146,9 +144,9 @@ class StepBlob {
   bool counting() const { return counting_; }
   // Bytes of device memory that the blob holds.
   size_t bytes() const { return device_.bytes(); }
-  // The number of steps that needed more bytes than every step before them.
-  // Only such a step can move the blob. The count depends only on the plans, so
-  // it is the same on all ranks, unlike the blob's address.
+  // The number of steps that needed more bytes than every earlier step. Only
+  // such a step can move the blob. The number depends only on the plans, so all
+  // ranks have the same number.
   int64_t peaks() const { return peaks_; }
   absl::Status Upload(kernels::Stream& stream) const;
 

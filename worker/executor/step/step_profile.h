@@ -17,8 +17,8 @@ enum class StepPart : uint8_t {
   kProjections,  // from the normed residual stream to queries and latents
   kRotation,
   kAppend,
-  // Ops that only a compressed cache needs: lifts of queries and of sums of
-  // latents, and Hadamard transforms.
+  // only for compressed caches: lifts of queries and of attention's sums, and
+  // Hadamard transforms
   kLifts,
   kAttention,
   kEviction,  // evictions between steps; scoring counts as kAttention
@@ -37,8 +37,8 @@ const char* StepPartName(StepPart part);
 class StepProfile {
  public:
   virtual ~StepProfile() = default;
-  // Marks that ops enqueued from now on belong to `part`. Returns the part
-  // before this mark.
+  // Marks that ops enqueued from now on belong to `part`. Returns the previous
+  // part.
   virtual StepPart Enter(kernels::Stream& stream, StepPart part) = 0;
 };
 
@@ -62,8 +62,8 @@ class StepPartScope {
   StepPart before_ = StepPart::kRest;
 };
 
-// Measures wall-clock time. It suits only a stream whose work is done when the
-// enqueueing call returns (CpuStream).
+// Measures wall-clock time. Only for CpuStream, where an op is done when the
+// call that enqueues it returns.
 //
 // Threads: only the thread that uses the stream.
 class CpuStepProfile final : public StepProfile {

@@ -11,22 +11,22 @@
 namespace kvasir::worker {
 
 // Where the tokens of a step lie in one page group. T is the number of tokens,
-// B of sequences.
+// B the number of sequences.
 struct AttentionBatch {
   // For each token, the slot that it is written to: page * P + slot in the
   // page. [T]
   kernels::DevicePtr<const int64_t> slots;
-  // For each token, its slot counted within its sequence. Layers whose eviction
-  // renumbers positions (ResolvedEviction::rolling) use it as the position for
-  // RoPE. [T]
+  // Each token's slot number within its sequence. Layers whose eviction
+  // renumbers positions (ResolvedEviction::rolling) use this number as the
+  // position for RoPE. [T]
   kernels::DevicePtr<const int64_t> slot_positions;
   // The sequences, prompts first. [B] on the device and on the host. The host's
-  // copy is used to divide attention into blocks. It is not read if the
+  // copy is used to divide attention into blocks, and is not read if the
   // workspace is counting().
   kernels::DevicePtr<const kernels::AttentionSequence> sequences;
   absl::Span<const kernels::AttentionSequence> on_host;
   // A second copy of the sequences that decode, on the device. Set only if
-  // prompts are launched apart from them.
+  // prompts have a separate launch.
   kernels::DevicePtr<const kernels::AttentionSequence> output_sequences;
 };
 
@@ -37,7 +37,8 @@ struct SequenceRows {
   bool prompt = false;  // false: output
 };
 
-// The sequences of a step that one launch of attention covers.
+// The sequences of a step that one launch of attention covers: all, only
+// prompts, or only those that decode.
 enum class LaunchedRows : uint8_t { kAll, kPrompts, kOutput };
 
 }  // namespace kvasir::worker

@@ -16,12 +16,13 @@
 
 namespace kvasir::worker {
 
-// One buffer with three parts, the first two of int32:
-//   | ids of the step [max tokens] | last sampled ids [max sequences, by
-//   SequenceTable row] | results of the step (ResultLayout) |
+// One buffer with three parts:
+//   the token ids of the step: [max tokens] int32
+//   the last sampled ids: [max sequences] int32, by SequenceTable row
+//   the results of the step (ResultLayout)
 //
-// Owns: the buffer. Constant after Create; the addresses never change.
-// Errors: RESOURCE_EXHAUSTED with the numbers when memory does not suffice.
+// Owns: the buffer, whose address never changes.
+// Errors: RESOURCE_EXHAUSTED, with the sizes, if there is too little memory.
 class StepState {
  public:
   static absl::StatusOr<StepState> Create(const StepLimits& limits,
