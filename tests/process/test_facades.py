@@ -13,6 +13,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+import floods
 import triton
 from kvasir_process import KvasirProcess, altered_model, wait_until
 
@@ -392,3 +393,18 @@ def test_the_memory_of_six_hundred_prompts_of_a_megabyte_is_freed():
         assert max(most) - before < 512 * MIB, max(most) - before
         wait_until(lambda: server.resident_bytes() - before < 32 * MIB, "its memory is freed")
         triton.generate(server.grpc, model, "Once", max_tokens=2)
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain text", "TLS"])
+def test_the_memory_of_floods_is_freed_when_clients_are_silent(tls):
+    """Resets, PINGs, tokenizers and half TLS handshakes each used to leave about 100 MB in the server."""
+    # The floods take about 15 MiB with TLS and 150 MiB without.
+    counts, limit = ({"handshakes": 15}, 8) if tls else ({"resets": 10, "pings": 4, "connections": 4, "tokenizer": 50}, 32)
+    with floods.serving(tls) as server:
+        assert floods.fetch_tokenizer(server) == "OK"
+        before = server.resident_bytes()
+        for name, count in counts.items():
+            for _ in range(count):
+                floods.FLOODS[name](server)
+        wait_until(lambda: server.resident_bytes() - before < limit * MIB, "the memory is freed")
+        assert floods.fetch_tokenizer(server) == "OK"

@@ -10,9 +10,12 @@ import argparse
 import collections
 import contextlib
 import json
+import pathlib
 import socket
+import ssl
 import struct
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -21,6 +24,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from certificates import Authority
 from kvasir_process import KvasirProcess
 
 SETTLE_SECONDS = 15  # the server gives memory back after some seconds of silence
@@ -41,6 +45,14 @@ def infer(model, text, sampling):
     return message
 
 
+def channel_to(server):
+    """A channel over a connection of its own."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    if server.ca is None:
+        return grpc.insecure_channel(server.grpc, options)
+    return grpc.secure_channel(server.grpc, grpc.ssl_channel_credentials(server.ca.read_bytes()), options)
+
+
 def connect(target):
     host, port = target.rsplit(":", 1)
     return socket.create_connection((host, int(port)), timeout=5)
@@ -48,7 +60,7 @@ def connect(target):
 
 def call(server, message):
     """Sends a unary request over a new connection, and returns its status code."""
-    with grpc.insecure_channel(server.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+    with channel_to(server) as channel:
         try:
             service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=60)
             return "OK"
@@ -101,6 +113,28 @@ def hold(target, count, data=b""):
     return "connected"
 
 
+def half_handshakes(server):
+    """Begins many TLS handshakes, up to the server's certificate, and goes on with none of them."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            client = ssl.create_default_context(cafile=server.ca)
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            with contextlib.suppress(ssl.SSLWantReadError):
+                client.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1").do_handshake()
+            with contextlib.suppress(OSError):
+                connection = stack.enter_context(connect(server.grpc))
+                connection.sendall(outgoing.read())
+                connection.recv(1 << 12)
+    return "held"
+
+
+def fetch_tokenizer(server):
+    with channel_to(server) as channel:
+        for _ in range(20):
+            list(channel.unary_stream("/vllm.grpc.engine.VllmEngine/GetTokenizer")(b"", timeout=60))
+    return "OK"
+
+
 def many_keys(server):
     sampling = json.dumps({str(key): {} for key in range(26_500)}).encode()
     return call(server, infer(server.ready["model"], b"Once", sampling))
@@ -115,7 +149,23 @@ FLOODS = {
     "health": lambda server: hold(server.health, 200),
     "http": lambda server: hold(server.ready["metrics"], 200, b"GET /metrics HTTP/1.1\r\nHost: "),
     "resets": reset_streams,
+    "tokenizer": fetch_tokenizer,
+    "handshakes": half_handshakes,
 }
+OVER_TLS = {"handshakes"}
+
+
+@contextlib.contextmanager
+def serving(tls):
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        flags, ca = [], None
+        if tls:
+            authority = Authority(folder)
+            own = authority.sign("server", "IP:127.0.0.1")
+            flags, ca = ["--tls-cert", own, "--tls-key", own], pathlib.Path(authority.ca)
+        server = stack.enter_context(KvasirProcess("serve", *flags))
+        server.ca = ca
+        yield server
 
 
 class OtherClient(threading.Thread):
@@ -135,7 +185,7 @@ class OtherClient(threading.Thread):
 
     def run(self):
         message = infer(self.server.ready["model"], b"Once", b'{"max_tokens": 4, "temperature": 0}')
-        with grpc.insecure_channel(self.server.grpc) as channel:
+        with channel_to(self.server) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             while not self.ended.is_set():
                 begin = time.monotonic()
@@ -194,9 +244,12 @@ def main():
     if unknown := [name for name in options.names if name not in FLOODS]:
         parser.error(f"no flood '{unknown[0]}': want {', '.join(FLOODS)}")
     passed = True
-    with KvasirProcess("serve") as server:
-        for name in options.names or FLOODS:
-            passed &= run(name, server, options.seconds)
+    for tls in False, True:
+        names = [name for name in options.names or FLOODS if (name in OVER_TLS) == tls]
+        if names:
+            with serving(tls) as server:
+                for name in names:
+                    passed &= run(name, server, options.seconds)
     return 0 if passed else 1
 
 
