@@ -1,13 +1,14 @@
-// Atomics and fences, and which of them order which accesses.
+// Atomics and fences, and how they order accesses.
 //
-// ThreadSanitizer knows neither fences nor the scopes of atomics, so all
-// atomics are described to it as relaxed. This file reports what they order by
-// means of clocks (Tag). At a fence or release, a snapshot of everything that
-// the thread has done is stored under a fresh clock. The thread's later atomics
-// attach this clock to the address that they write. A thread that reads the
-// address acquires the clock at its own next fence or acquire, if the scopes of
-// both operations include the other thread. So a fence orders only its own
-// thread's atomics, as in PTX.
+// ThreadSanitizer knows neither fences nor the scopes of atomics, so it sees
+// all atomics as relaxed. This file reports their order to it by means of
+// clocks. A fence or release stores a snapshot of the thread under a fresh
+// clock (Tag). Later atomics of this thread attach the tag to the addresses
+// that they write.
+//
+// If another thread's atomic reads such an address, its next fence or acquire
+// acquires the clock, provided that the scope of each operation includes the
+// other thread. As in PTX, a fence orders only the atomics of its own thread.
 #include "kernels/emulation/runtime.h"
 
 namespace kvasir::kernels::emulation {
