@@ -50,11 +50,10 @@ struct LogSoftmaxParamsIn {
 using LogSoftmaxParams = LogSoftmaxParamsIn<DevicePtr>;
 using LogSoftmaxArgs = LogSoftmaxParamsIn<LaunchPtr>;
 
-// Functions that the back ends and the sampler share. AddLogitBlock adds a
-// block of at most kVocabBlock logits to the state. It computes 16 lanes of
-// maxima, then 16 lanes of sums of exp(logit - max), and merges both into the
-// state. It also adds 0 times each logit to the sums. This is 0 for a finite
-// logit and otherwise NaN, so that the sum becomes NaN.
+// AddLogitBlock adds a block of at most kVocabBlock logits to the state. It
+// computes 16 lanes of maxima, then 16 lanes of sums of exp(logit - max), and
+// merges both into the state. It also adds 0 times each logit, so that a logit
+// that is not finite makes the sum NaN.
 using LogitBlockFunction = void (*)(const float* logits, int64_t count,
                                     LogSoftmaxState* state);
 void AddLogitBlock(const float* logits, int64_t count, LogSoftmaxState* state);

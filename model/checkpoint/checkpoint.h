@@ -56,7 +56,7 @@ class TensorStream {
   // The tiles of the range, with indices as if the range were the whole tensor.
   // Complete when Next() has returned the end of the range.
   Tiles tiles() const { return hasher_.tiles(); }
-  // Bytes that were requested from the file so far.
+  // Bytes requested from the file so far.
   int64_t read_bytes() const { return read_bytes_; }
 
  private:
@@ -87,11 +87,12 @@ class Checkpoint {
   // CheckTensors.
   static absl::StatusOr<Checkpoint> Open(const std::string& folder);
 
-  // Checks that the checkpoint has the tensors that `plan` needs, each in its
-  // shape; `plan` was resolved for this model. A layer with compressed
-  // attention must have no attention projection that the plan does not use. If
-  // `with_ranges` is false, the tensors with the static ranges of codes may be
-  // missing. Also returns the errors of RequiredTensors.
+  // Checks that the checkpoint has the tensors that `plan` needs, in the right
+  // shapes. A layer with compressed attention must have no attention projection
+  // that the plan does not use. If `with_ranges` is false, the tensors of
+  // static ranges may be missing. Also returns the errors of RequiredTensors.
+  //
+  // `plan` must be resolved for this model.
   absl::Status CheckTensors(const plan::ResolvedPlan& plan,
                             bool with_ranges = true) const;
 
@@ -119,8 +120,8 @@ class Checkpoint {
 
   absl::Status CheckTensor(const RequiredTensor& want) const;
   absl::Status CheckPlainTensors(bool attention) const;
-  // Checks that compressed layers have no attention projections other than the
-  // wanted ones. `compressed` is indexed by layer.
+  // Checks that compressed layers have no attention projections except those in
+  // `wanted`. `compressed` is indexed by layer.
   absl::Status CheckNoOthers(const std::vector<RequiredTensor>& wanted,
                              const std::vector<bool>& compressed) const;
 

@@ -26,8 +26,8 @@ struct RandomTensor {
   RandomKind kind = RandomKind::kNormal;
   double deviation = 0.0;  // only for kNormal
   double value = 0.0;      // only for kConstant
-  // The name of the stored tensor from whose rows the numbers are taken. Empty:
-  // the tensor is stored under its own name.
+  // The stored tensor that contains this tensor as some of its rows. Empty: the
+  // tensor is stored under its own name.
   std::string stored_name;
   RowBlocks rows;
 
@@ -56,11 +56,10 @@ absl::StatusOr<std::vector<RandomTensor>> RandomTensorsOf(
     const ModelShape& shape, const DecoderSpec& spec,
     const plan::ResolvedPlan& plan);
 
-// Fills `out` with the elements [begin, begin + out.size()) of the tensor in
-// row-major order. They are a pure function of (seed, tensor name, element) and
-// equal on every machine: a normal number is approximated by the sum of four
-// uniform 16-bit numbers, so it is at most 3.46 deviations and no math
-// library's rounding changes it.
+// Fills `out` with the elements of the tensor from `begin` on, in row-major
+// order. An element depends only on the seed, the tensor name and its index,
+// and is equal on every machine. A normal number is approximated by the sum of
+// four uniform 16-bit numbers, so it is at most 3.46 standard deviations.
 void FillRandom(const RandomTensor& tensor, uint64_t seed, int64_t begin,
                 std::span<float> out);
 

@@ -18,8 +18,8 @@
 
 namespace kvasir::model {
 
-// Every type of the format. Weights are F32, F16 or BF16. Tensors of other
-// types are read only as headers.
+// Every type of the format. Weights are F32, F16 or BF16. The contents of other
+// tensors are never read.
 enum class TensorType {
   kF32,
   kF16,

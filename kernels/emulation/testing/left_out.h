@@ -32,7 +32,7 @@ Verdict Judge(absl::FunctionRef<bool()> is_right, int most_seconds = 60);
 
 struct Mutant {
   SyncSite site;
-  // Of the first seed whose verdict is not kRight.
+  // The first verdict, over the seeds, that is not kRight.
   Verdict verdict = Verdict::kRight;
 };
 
