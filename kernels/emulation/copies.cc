@@ -120,8 +120,8 @@ void CopyBulk(void* shared, const void* global, uint32_t bytes, void* barrier,
   auto* const to = static_cast<char*>(shared);
   const auto* const from = static_cast<const char*>(global);
   BeginCopy(to, from, bytes, 16);
-  // Tells ThreadSanitizer that a thread which has waited for this phase
-  // accesses memory after the copy.
+  // Tells ThreadSanitizer that the copy happens before everything that a thread
+  // does after it has waited for this phase.
   tsan::Read(barrier, sizeof(state));
   tsan::Release(&LocationOf(barrier).phases[state.parity]);
   current_launch->bulk.Push({to, from, bytes, static_cast<char*>(barrier)});

@@ -426,9 +426,8 @@ TEST(AttentionCudaTest, SupportsGroupsOfOneToSixteenHeadsAndMore) {
   }
 }
 
-// A row's result has the same bits if the row is computed by itself, in a
-// batch, in a prompt or in chunks of the prompt, and however its context is
-// split.
+// A row's result has the same bits whether the row is computed by itself, in a
+// batch or in a prompt, and however its context is split.
 TEST(AttentionCudaTest, TheBitsOfARowDoNotDependOnOtherRows) {
   LatentSpec sliding = kDense;
   sliding.window = 70;
@@ -511,10 +510,9 @@ bool ServesPrompts(const LatentSpec& spec) {
   return name != "codes_4_wide" && name != "parts";
 }
 
-// However a prompt is cut into chunks, the prefill kernel must give the same
-// bits; so must the decoding kernel, which runs if `prompts_as_rows` is set.
-// The prompt's rows lie on both sides of the boundary between two splits of the
-// context.
+// The prefill kernel must give the same bits however a prompt is cut into
+// chunks. The decoding kernel, which runs if `prompts_as_rows` is set, must
+// give these bits too. The rows of the prompt lie in two splits of the context.
 TEST_P(PromptAttentionTest,
        PromptsAreCorrectAndHaveTheSameBitsInChunksOfAnySize) {
   uint64_t seed = 0;
@@ -829,8 +827,8 @@ TEST(ExactAttentionTest, NonFiniteNumbersAffectOnlyRowsThatReadThem) {
             const auto at = static_cast<size_t>(c);
             others += SameBits({rows[0][at]}, {rows[1][at]}) ? 0 : 1;
           }
-          // Each of the three heads of the first group gets one non-finite
-          // result.
+          // If a row reads the spoilt number, each of the three heads of the
+          // first group gets one non-finite result.
           EXPECT_EQ(others, reads ? 3 : 0) << slot << " " << own;
         }
       }
@@ -1060,8 +1058,8 @@ TEST(PromptAttentionTest, NonFiniteNumbersAffectOnlyRowsThatSeeThem) {
   const auto seen = static_cast<int64_t>(rows[0].size()) / 28 * 16;
   EXPECT_TRUE(SameBits({rows[0].begin(), rows[0].begin() + seen},
                        {rows[1].begin(), rows[1].begin() + seen}));
-  // Each of the three heads of the first group gets one non-finite result, in
-  // each of 12 tokens.
+  // 12 tokens see the infinite value. In each of them, the three heads of the
+  // first group get one non-finite result.
   int64_t others = 0;
   for (size_t i = 0; i < rows[0].size(); ++i) {
     others += std::isfinite(rows[0][i]) && !std::isfinite(rows[1][i]);
@@ -1149,8 +1147,8 @@ TEST(PromptAttentionTest, GivesTheSameBitsOnEverySeed) {
   }
 }
 
-// In this case, the codes of a chunk of keys are converted to numbers in two
-// parts, and there are more work items than CTAs.
+// Here, the kernel converts the codes of a chunk of keys in two parts. There
+// are more work items than CTAs.
 TEST(PromptAttentionTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   LatentCache cache(OfHeads(18, 9, Codes({256}, {4}), Codes({64}, {4})), {523},
                     6);
@@ -1442,8 +1440,8 @@ TEST(AttentionCudaTest, PageTileAndGranuleSizesDoNotChangeTheBitsOfTheOutput) {
   }
 }
 
-// The tensor-core kernel stores the index of a slot's tile and the slot's index
-// in the tile in 16 bits each.
+// The tensor-core kernel stores the index of a tile, and the index of a slot in
+// its tile, in 16 bits each.
 TEST(AttentionCudaTest, PagesOfMoreThan65536SlotsAreReadCorrectly) {
   constexpr int64_t kPage = 65600;
   LatentSpec spec = OfHeads(1, 1, Codes({32}, {4}), Codes({32}, {4}));
@@ -1605,8 +1603,8 @@ TEST(AttentionCudaTest, NonFiniteNumbersAffectOnlyRowsThatSeeThem) {
         SpoilNumber(cache, 1, slot, kInfinity);
       });
       EXPECT_TRUE(SameBits(rows.before[0], rows.before[1]));
-      // Each of the four heads of the first group gets one non-finite result,
-      // in two or three tokens.
+      // Two or three tokens see the spoilt slot. In each of them, the four
+      // heads of the first group get one non-finite result.
       int64_t others = 0;
       for (size_t i = 0; i < rows.after[0].size(); ++i) {
         others += SameBits({rows.after[0][i]}, {rows.after[1][i]}) ? 0 : 1;

@@ -94,7 +94,7 @@ class EmulatedDevice::Allocator final : public DeviceAllocator {
                                 const AllocationOptions& options) override {
     void* const data = state_->memory.Acquire(
         bytes, std::max(options.alignment_bytes, kAlignment));
-    // Like on a GPU, fresh memory is not zero.
+    // As on a GPU, fresh memory is not zero.
     if (data != nullptr) {
       const OpenMemory open(&state_->memory);
       std::memset(data, 0xff, bytes);
@@ -251,8 +251,8 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   }
 
   const std::shared_ptr<State> state_;
-  // Guards against other threads: one that frees device memory runs the work of
-  // all streams.
+  // Needed because any thread that frees device memory runs the work of all
+  // streams.
   base::Mutex mutex_;
   std::deque<Work> work_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Captured> captured_;  // null if not capturing

@@ -217,7 +217,7 @@ TEST(NormCudaTest, RowsAreReadInWholeSectors) {
     }
   }
   EXPECT_EQ(weights, 4 * numbers);
-  EXPECT_EQ(loaded, 2 * 2 * numbers);  // x (once) and the residual
+  EXPECT_EQ(loaded, 2 * 2 * numbers);  // x and the residual, once each
   EXPECT_EQ(stored, 2 * 2 * numbers);  // x and out
 }
 

@@ -48,7 +48,7 @@ struct AccessCount {
   std::string file;
   int line = 0;
   std::string kind;      // for example "global load"
-  int64_t requests = 0;  // one per warp
+  int64_t requests = 0;  // each serves the lanes of a warp
   int64_t bytes = 0;     // bytes that the lanes requested
   int64_t sectors = 0;   // global memory: 32-byte sectors, over all requests
   int64_t least_sectors = 0;  // sectors if the lanes' bytes were adjacent

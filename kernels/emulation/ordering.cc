@@ -6,8 +6,8 @@
 // clock (Tag). Later atomics of this thread attach the tag to the addresses
 // that they write.
 //
-// If another thread's atomic reads such an address, its next fence or acquire
-// acquires the clock, provided that the scope of each operation includes the
+// A thread that reads such an address by an atomic acquires the clock at its
+// next fence or acquire. Both operations must have a scope that includes the
 // other thread. As in PTX, a fence orders only the atomics of its own thread.
 #include "kernels/emulation/runtime.h"
 
@@ -55,8 +55,8 @@ Tag NewTag(bool gpu) {
   return tag;
 }
 
-// Called when the current thread reads `location` by an atomic: the thread
-// collects the tags that are attached to it.
+// Called when the current thread reads `location` by an atomic. The thread
+// collects the tags of this location.
 void ReadTags(Location& location, bool acquires) {
   for (size_t i = 0; i < location.tags.size(); ++i) {
     const Tag& tag = location.tags[i];
@@ -276,7 +276,7 @@ uint32_t Atomic(AtomicKind kind, void* at, uint32_t value, uint32_t expected,
     Progress();
   } else if (kind == AtomicKind::kCas ||
              (kind == AtomicKind::kAdd && value == 0)) {
-    // The atomic changed nothing: the thread may be waiting by repeating it.
+    // The atomic changed nothing, so the thread may be polling with it.
     Poll(at, old);
   }
   return old;

@@ -79,7 +79,7 @@ struct alignas(64) Fiber {
   void* stack_pointer;
   Warp* warp;
   Cta* cta;
-  const Meet* waits_for;  // null: the thread is ready, runs or has ended
+  const Meet* waits_for;  // null if the thread does not wait
   const char* doing;      // the name of the current primitive
   Site site;
   uint32_t lane;
@@ -152,7 +152,7 @@ struct Cta {
   char* shared_map;         // includes a guard page on each side
   size_t shared_map_bytes;
   uint32_t shared_bytes;
-  uint64_t start_clock;  // its address identifies a clock
+  uint64_t start_clock;  // its address is the key of a ThreadSanitizer clock
 };
 
 // A 16-byte block of global memory, and which of its bytes a launch has stored
@@ -173,7 +173,7 @@ class FiberPool {
   RawArray<Cta> ctas;
   RawArray<Warp> warps;
   char* signal_stack;
-  char* clocks;  // addresses for fresh clocks
+  char* clocks;  // addresses that are keys of fresh clocks
   RawArray<Location*> location_chunks;
   RawArray<Location*> locations;  // hash table, at most half full
   RawArray<StoredBlock> stored;   // hash table, at most half full
@@ -194,8 +194,9 @@ struct Launch {
   const GuardedMemory::Range* ranges;
   size_t num_ranges;
   bool any_memory;
-  // Two caches, indexed by the source line (modulo kLines): the memory range
-  // that the line accessed last, and the line's site.
+  // Two caches, indexed by the source line modulo kLines. They hold the index
+  // of the memory range that the line accessed last, and the index of the
+  // line's site.
   static constexpr size_t kLines = 64;
   size_t range_of_line[kLines];
   int site_of_line[kLines];

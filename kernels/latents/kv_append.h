@@ -52,10 +52,9 @@ template <template <typename> class Ptr>
 struct KvAppendPartIn {
   int64_t column = 0;  // the column of a row at which the part's latents begin
   LatentPartIn<Ptr> part;
-  // A counter of codes that static ranges have clamped; the op adds to it. A
+  // The op adds the number of codes that were clamped to their static range. A
   // code is clamped if (x - minimum) / scale is below -1/2 or at least levels +
-  // 1/2, so that it does not round to the first or last code. Null: clamped
-  // codes are not counted. Parts may share a counter.
+  // 1/2. Null: clamped codes are not counted. Parts may share a counter.
   Ptr<int64_t> clamped = nullptr;
   // The unit (slot_metadata.h) of each group [G]. Null: the part's quantization
   // errors are not stored.
@@ -142,8 +141,9 @@ inline float* SquaredErrorsOf(const KvAppendArgs& params, int64_t token,
                               int64_t unit, float* scratch) {
   return scratch + (token * params.metadata.num_units + unit) * kErrorSides;
 }
-// StartSlotMetadata clears a token's sums of errors. WriteSlotMetadata writes
-// the score, position and errors of its slots after all parts are appended.
+// StartSlotMetadata clears a token's sums of errors, before any part is
+// appended. WriteSlotMetadata writes the token's score, position and errors,
+// after all parts are appended.
 void StartSlotMetadata(const KvAppendArgs& params, int64_t token,
                        float* scratch);
 void WriteSlotMetadata(const KvAppendArgs& params, int64_t token,

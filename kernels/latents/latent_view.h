@@ -36,14 +36,14 @@ inline constexpr int kMaxNormLevels = 16;
 // because most of a larger granule would be padding.
 inline constexpr int64_t kMostParamGranuleBytes = 4;
 
-// The place in a tile of one kind of data that each slot has, for example the
-// codes of a group. A tile has S slots. Byte b of slot s is at this offset in
-// the tile:
+// Where a tile stores one kind of data of its slots, for example the codes of a
+// group. A tile has S slots. Byte b of slot s is at this offset in the tile:
 //   offset_bytes + s * stride_bytes + b                             if g = 0
 //   offset_bytes + b / g * g * S + s * stride_bytes + b % g         otherwise
-// So if g is 0, slots follow one another. Otherwise stride_bytes is g, and the
-// data of each slot is cut into granules of g bytes: first come the first
-// granules of all S slots, then the second granules of all slots, and so on.
+// If granule_bytes (g) is 0, slots follow one another. Otherwise stride_bytes
+// is g, and the data of each slot is cut into granules of g bytes. First come
+// the first granules of all S slots, then the second granules of all slots, and
+// so on.
 struct TileRegion {
   int64_t offset_bytes = 0;
   int64_t stride_bytes = 0;
@@ -113,9 +113,9 @@ KVASIR_HOST_DEVICE inline char* SlotAddress(const LatentPartArgs& part,
          tile * part.tile_bytes + region.offset_bytes +
          (slot - tile * part.tile_slots) * region.stride_bytes;
 }
-// Visits the first `bytes` bytes that a slot has in a region. For each
-// contiguous piece, calls visit(address, index of the piece's first byte, bytes
-// of the piece).
+// Visits the first `bytes` bytes that a slot has in a region. Calls
+// visit(address, index of the first byte, number of bytes) for each contiguous
+// piece.
 template <typename Visit>
 void ForSlotBytes(const LatentPartArgs& part, const TileRegion& region,
                   int64_t page, int64_t slot, int64_t bytes,

@@ -26,10 +26,10 @@ enum class NormKind {
 // The order of additions in a sum depends only on M and dtype. A CPU adds in 16
 // lanes, and then adds the lanes in a fixed tree (scalar_math.h).
 //
-// On a GPU, 256 threads divide a row into packs: of 16 bytes if they fill the
-// row (all pointers must then be aligned to 16 bytes), else of one number.
-// Thread t adds the numbers of packs t, t + 256, ... in order. Then
-// simt::CtaSum adds the sums of the threads.
+// On a GPU, a row is divided into packs of 16 bytes if the length of a row is a
+// multiple of this (all pointers must then be aligned), else into single
+// numbers. Thread t of 256 adds the numbers of packs t, t + 256, ... in order.
+// Then simt::CtaSum adds the sums of the threads.
 template <template <typename> class Ptr>
 struct NormParamsIn {
   Ptr<float> x = nullptr;               // [T, M], written only with residual

@@ -19,7 +19,7 @@ enum class RopePairing : uint8_t {
 // exact, whereas a float32 angle is wrong by 0.008 rad at position 131072.
 uint64_t RopeStep(double radians_per_position);
 
-// A head in which each pair has an angle of its own choice. Examples: a head of
+// A head with its own list of angles, one for each pair. Examples: a head of
 // which pruning kept only some pairs (RAP), and complex channels, of which
 // several may use the same angle. The 2n numbers are laid out like a head of n
 // pairs.

@@ -1,6 +1,6 @@
-// rope on a GPU: each CTA computes a token's cosines and sines once, in shared
-// memory; then each warp rotates one head of either tensor. With many tokens
-// one CTA has all heads of a token; with few tokens a CTA has eight heads.
+// rope on a GPU. A CTA first computes the cosines and sines of a token, in
+// shared memory. Then its eight warps rotate one head of q or k at a time. With
+// many tokens, a CTA has all heads of a token; with few tokens it has eight.
 //
 // q and k have the type args.dtype, whatever their pointers' type. Angles,
 // products and sums are those of rope.h, in float32, rounded once when stored.

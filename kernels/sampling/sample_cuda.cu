@@ -55,11 +55,11 @@ struct SampleCall {
 constexpr int kTopK = 0, kTopP = 1, kMinP = 2, kDraw = 3;
 constexpr int kStages = kDraw + 1;
 
-// A prefix of the row's ids in descending order of logits (sample.h), and its
-// last id.
+// A prefix of the row's ids in descending order of logits (sample.h), and the
+// last id of this prefix.
 struct Found {
   Prefix prefix;
-  int32_t last;  // the last id of the prefix
+  int32_t last;
 };
 struct SampleShared {
   TopKey keys[kSortedIds];
@@ -149,8 +149,8 @@ KVASIR_DEVICE simt::Pack<int32_t, n> CountsOf(const int32_t* counts,
 }
 
 // Applies penalties, biases, bans and the mask to the row's logits, and writes
-// the results to scratch (`logits`). Adds 0 times each raw logit to *rest, so
-// that it becomes NaN if a raw logit is infinite or NaN.
+// the results to `logits` (scratch). Adds 0 times each raw logit to *rest, so
+// *rest becomes NaN if a raw logit is infinite or NaN.
 template <int n>
 KVASIR_DEVICE BestLogit Adjust(const SampleRowArgs& row, const float* raw,
                                int32_t vocab, float* logits, float* rest) {

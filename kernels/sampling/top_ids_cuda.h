@@ -37,7 +37,7 @@ KVASIR_DEVICE T ShuffleWide(T value, uint32_t lanes) {
 }
 
 // Maps floats to integers so that a larger float has a larger integer. -0 and 0
-// have the same integer, and NaN has a larger one than 0.
+// have the same integer.
 KVASIR_DEVICE uint32_t OrderOf(float x) {
   const auto bits = simt::BitsAs<uint32_t>(x + 0.0f);
   return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);

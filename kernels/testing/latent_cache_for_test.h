@@ -67,15 +67,14 @@ struct LatentSpec {
   // Maps the default position of slot i, first_position + i, to the position
   // that the slot has. Null: slots have their default positions.
   int64_t (*position_of)(int64_t) = nullptr;
-  // If true, only tables are made: no launch computes anything, so the lifts
-  // have no numbers.
+  // If true, no launch computes anything, so the lifts need no numbers.
   bool tables_only = false;
   // The number of slots in the exact windows of the keys and of the values.
   int64_t key_exact = 0;
   int64_t value_exact = 0;
   // Rows per page in the first arena of exact rows; the second has more.
   int64_t exact_page_rows = 3;
-  int64_t sinks = 0;  // sinks with exact rows, on both sides
+  int64_t sinks = 0;  // first tokens with exact rows of keys and values
   // The number of slots that were evicted from each sequence. Eviction moves
   // exact rows.
   int64_t evicted = 0;
@@ -86,7 +85,8 @@ struct LatentSpec {
   // If set, rebuilt keys are rotated by the positions in the slot metadata. In
   // unit u, these positions are 1000 u greater than those of the slots.
   bool stored_positions = false;
-  int64_t query_gap = 3;  // columns after a row that belong to no head
+  // columns at the end of a query row that belong to no head
+  int64_t query_gap = 3;
   // How many of the last tokens of a sequence have queries; 0: all tokens.
   int64_t asked_tokens = 0;
 };
@@ -100,8 +100,8 @@ struct LatentAsk {
   // How many pages at the beginning of the sequence's table were released.
   int64_t dead_pages = 0;
   int64_t first_counted_row = 0;
-  // Only read by Expected: for each unit [U], the slots that all rows see. If
-  // null, each row sees the slots up to its own.
+  // The slots of each unit [U] that all rows see. Null: each row sees the slots
+  // up to its own. Only Expected uses this.
   const std::vector<std::vector<int32_t>>* slots_of_unit = nullptr;
 };
 
@@ -125,8 +125,8 @@ class TestPart {
   std::vector<double> Read(int64_t kv_head, int64_t page, int64_t slot) const;
 
   // RingRowBytes returns the bytes of a row in a ring of exact rows. MakeRing
-  // allocates the memory of all rings, and MakeFresh that of a launch's own
-  // rows; neither contains rows at first.
+  // allocates memory for all rings. MakeFresh allocates memory for the exact
+  // rows of a launch's own tokens. At first, the memory contains no rows.
   int64_t RingRowBytes() const;
   void MakeRing(int64_t bytes);
   void MakeFresh(int64_t rows);

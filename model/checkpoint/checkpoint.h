@@ -45,15 +45,15 @@ class TensorStream {
     std::span<const std::byte> bytes;
   };
 
-  // `buffer` must hold one row; otherwise Next() is RESOURCE_EXHAUSTED. The
-  // range lies inside the tensor (CHECK).
+  // `buffer` must hold one row, otherwise Next() returns RESOURCE_EXHAUSTED.
+  // CHECKs that the range lies inside the tensor.
   TensorStream(const TensorStore::Entry& tensor, std::span<std::byte> buffer);
   TensorStream(const TensorStore::Entry& tensor, const TensorRange& range,
                std::span<std::byte> buffer);
 
   const TensorInfo& info() const { return *tensor_.info; }
   absl::StatusOr<Block> Next();
-  // The tiles of the range, with indices as if the range were the whole tensor.
+  // The tiles of the range; their indices count from the start of the range.
   // Complete when Next() has returned the end of the range.
   Tiles tiles() const { return hasher_.tiles(); }
   // Bytes requested from the file so far.
@@ -77,8 +77,8 @@ class TensorStream {
 // Owns: the open files.
 // Threads: const methods may be called from any thread.
 // Errors: NOT_FOUND for a missing tensor, INVALID_ARGUMENT for a wrong shape or
-//   type, each with file, tensor, wanted and found value. UNIMPLEMENTED for
-//   models that are not served.
+//   type, UNIMPLEMENTED for models that are not served. The text names the
+//   file, the tensor, and the wanted and found values.
 class Checkpoint {
  public:
   // Opens the folder and checks the tensors that do not depend on a compression

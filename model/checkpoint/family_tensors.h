@@ -17,7 +17,7 @@ namespace kvasir::model {
 struct StoredTensor {
   std::string name;
   RowBlocks rows;
-  int64_t num_rows = 0;  // unused if it has all rows
+  int64_t num_rows = 0;  // unused if `rows` selects all rows
 };
 
 // The stored tensor for a canonical name. It may be a part of a stored tensor:
@@ -33,9 +33,9 @@ StoredTensor StoredTensorOf(const DecoderSpec& spec, std::string_view name);
 std::vector<std::string> OurNamesOf(const DecoderSpec& spec,
                                     std::string_view stored);
 
-// Gives the tensors of a folder their canonical names. INVALID_ARGUMENT, with
-// file, tensor, wanted and found value, if a fused tensor does not have the
-// number of rows that the model needs, or if a folder has a tensor twice.
+// Gives the tensors of a folder their canonical names. INVALID_ARGUMENT if a
+// fused tensor does not have the number of rows that the model needs, or if the
+// folder has a tensor twice.
 absl::Status UseOurNames(const DecoderSpec& spec, TensorStore* store);
 
 }  // namespace kvasir::model

@@ -35,12 +35,11 @@ struct RandomTensor {
 };
 
 // Every tensor of the shape's checkpoint under the family's names, in file
-// order. The standard deviations are chosen so that activations stay near 1 at
-// any depth and attention scores and logits differ enough. So the model behaves
-// numerically like a trained one.
+// order. The standard deviations keep activations near 1 at any depth, and
+// spread attention scores and logits as in a trained model.
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape);
 
-// The number of weights of the shape, biases and norms included.
+// The number of weights of a model of this shape, including biases and norms.
 int64_t CountParameters(const ModelShape& shape);
 
 // Like the function above, but only the tensors that `spec` needs, under their
