@@ -113,7 +113,6 @@ struct Meet {
   // number `generation` uses element generation % 2.
   uint64_t clocks[2];
 };
-// A barrier of a CTA.
 struct CtaBarrier {
   Meet meet;
   // For each warp, the mask of the lanes that wait.
@@ -148,8 +147,8 @@ struct Cta {
   Fiber* fibers;
   Warp* warps;
   CtaBarrier barriers[16];  // SyncCta uses barrier 0
-  char* shared;             // shared memory of shared_bytes bytes
-  char* shared_map;         // includes a guard page on each side
+  char* shared;
+  char* shared_map;  // includes a guard page on each side
   size_t shared_map_bytes;
   uint32_t shared_bytes;
   uint64_t start_clock;  // its address is the key of a ThreadSanitizer clock

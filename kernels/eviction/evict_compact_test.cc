@@ -41,7 +41,6 @@ struct EvictParts {
 // The pages to which the kept slots are moved.
 enum class To { kSamePages, kOtherPages, kSomeOtherPages };
 
-// A sequence from which some slots were evicted.
 struct Evicted {
   LatentCache cache;
   std::vector<float> mass;                 // [unit, slot], before the eviction

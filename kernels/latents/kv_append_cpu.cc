@@ -310,7 +310,6 @@ int64_t AppendStaticRanges(const LatentPartArgs& part, const LatentGroup& group,
   return clamped;
 }
 
-// The sum of the squares of a latent's numbers.
 float SquareSum(const float* from, int64_t width) {
   Wide sums = MakeWide([](int) { return hn::Zero(kFloats); });
   int64_t c = 0;
@@ -329,7 +328,6 @@ float SquareSum(const float* from, int64_t width) {
   return TreeSum(lanes);
 }
 
-// Makes the level codes of `count` numbers.
 void MakeLevelCodes(const LatentPartArgs& part, const float* from,
                     int64_t count, float factor, uint8_t* codes) {
   float edges[kMaxNormLevels];

@@ -303,7 +303,6 @@ constexpr int32_t kChainWarpRows =
 // that read 16 bytes of neighbouring rows use every bank once.
 constexpr int32_t kChainStride = kChainDepth + 4;
 
-// Computes a tile of y, whose type is Y.
 template <typename Y>
 KVASIR_KERNEL(kChainThreads)
 ChainKernel(MatmulArgs args) {

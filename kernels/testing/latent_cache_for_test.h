@@ -139,7 +139,6 @@ class TestPart {
   std::vector<double> ReadExact(int64_t kv_head, uint32_t token) const;
 
   int64_t WidthOf(int64_t kv_head) const;
-  // Bytes of all latent pages.
   int64_t arena_bytes() const { return static_cast<int64_t>(memory_.size()); }
   int64_t ring_bytes() const {
     return static_cast<int64_t>(ring_memory_.size());

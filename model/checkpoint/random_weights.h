@@ -19,7 +19,6 @@ enum class RandomKind { kOnes, kNormal, kConstant };
 // FNV-1a: stable across machines and versions, unlike std::hash.
 uint64_t HashName(std::string_view name);
 
-// A tensor of a random-weight model.
 struct RandomTensor {
   std::string name;
   std::vector<int64_t> shape;  // [rows, columns], or [length]
