@@ -13,11 +13,10 @@ namespace kvasir::cli {
 // ~/.cache/kvasir if that variable is unset. Empty if HOME is unset as well.
 std::string CacheFolder();
 
-// The folder of the model that `text` names. An existing folder, a path and any
-// text that cannot be a name are returned unchanged; the name of a known model
-// gives its folder in the cache. NOT_FOUND for a known model that was not
-// downloaded and for an unknown name; the error says what to do and lists the
-// known names.
+// Returns the folder of a known model in the cache if `text` is its name. An
+// existing folder, a path, and text that cannot be a name are returned
+// unchanged. NOT_FOUND if the known model was not downloaded or the name is
+// unknown; the error says what to do and lists the known names.
 absl::StatusOr<std::string> FindModel(const std::string& text);
 
 // A CLI11 transform for a flag of `command`: replaces the name of a known model
@@ -36,7 +35,7 @@ CLI::Option* AddModelFlag(CLI::App* app, const std::string& name, T& value,
       ->type_name("DIR");
 }
 
-// A CLI11 check that refuses names of unknown shapes as wrong usage.
+// A CLI11 check that accepts only the names of known model shapes.
 CLI::Validator ShapeName();
 
 // The second half of the help of --model, after "folder of a checkpoint".

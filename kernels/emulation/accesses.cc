@@ -137,8 +137,8 @@ void FaultOutOfShared(const void* address) {
 size_t FindRange(const void* address, size_t bytes) {
   const Launch& launch = *current_launch;
   const auto* const begin = static_cast<const char*>(address);
-  size_t low = 0, high = launch.num_ranges;  // the first range that begins
-                                             // after `begin`
+  // Searches for the first range that begins after `begin`.
+  size_t low = 0, high = launch.num_ranges;
   while (low < high) {
     const size_t middle = (low + high) / 2;
     if (launch.ranges[middle].begin <= begin) {

@@ -108,8 +108,10 @@ struct ShapeCase {
   int64_t kv_heads = 0;
   PartSpec key;
   PartSpec value;
-  // The number of cached tokens of each sequence, which is used only if the
-  // test runs on a GPU. Each sequence has queries for its last `rows` tokens.
+  // The number of cached tokens of each sequence on a GPU. The emulator uses
+  // shorter contexts, see ForEmulator().
+  //
+  // Each sequence has queries for its last `rows` tokens.
   std::vector<int64_t> contexts;
   int64_t rows = 1;
 };
@@ -152,7 +154,8 @@ TEST_P(AttentionShapesTest,
   LatentCache cpu_cache(SpecOf(test, 0), test.contexts, 5);
   LatentCache gpu_cache(SpecOf(test, gpu.device().page_granule_bytes()),
                         test.contexts, 5);
-  // Filling the caches takes most of a test's time.
+  // Filling the caches takes most of the test's time, so all host threads are
+  // used.
   cpu_cache.UseThreads(HostThreads());
   gpu_cache.UseThreads(HostThreads());
   std::vector<LatentAsk> asks;

@@ -55,7 +55,7 @@ double Half(MmaKind kind, uint32_t pair, int high) {
 // order of k, so any instruction set gives the same bits.
 struct Product {
   using Part = double __attribute__((vector_size(4 * sizeof(double))));
-  static constexpr int kParts = 2;  // vectors in a row
+  static constexpr int kParts = 2;  // Parts per matrix row
   double a[16][16];
   Part b[16][kParts], d[16][kParts];
 };
@@ -171,8 +171,7 @@ uint32_t Shuffle(ShuffleKind kind, uint32_t mask, uint32_t value,
       from = operand % kLanes;
       break;
     case ShuffleKind::kUp:
-      // if operand > lane, the result wraps around to a number above 31, which
-      // is no lane
+      // If operand > lane, the difference wraps around to an invalid lane.
       from = lane - operand;
       break;
     case ShuffleKind::kDown:
@@ -268,8 +267,8 @@ uint32_t PickBytes(uint32_t a, uint32_t b, uint32_t selector) {
 namespace {
 
 // Returns a + b "rounded to odd": if float64 cannot hold the sum exactly, the
-// result is the neighbour whose last bit is 1. Rounding this result to a
-// narrower type gives the same as rounding the exact sum.
+// result is the neighbour whose last bit is 1. Rounding it to a narrower type
+// then equals rounding the exact sum.
 double OddSum(double a, double b) {
   const double sum = a + b;
   const double of_b = sum - a;

@@ -1,7 +1,7 @@
-// Asynchronous copies. When a copy is requested, its destination is filled with
-// poison, and both source and destination count as accessed. The data of an
-// ordinary copy arrives when the thread waits for it; the data of a bulk copy
-// arrives at a random time before a wait for it ends.
+// Emulates asynchronous copies. A requested copy first fills its destination
+// with poison. The data of an ordinary copy arrives when the thread waits for
+// it. The data of a bulk copy arrives at a random time before a wait for it
+// ends.
 #include "kernels/emulation/runtime.h"
 
 namespace kvasir::kernels::emulation {
@@ -102,8 +102,8 @@ void WaitPhase(void* barrier, uint32_t phase, Site site) {
   if (LeftOut()) return;
   BarrierState& state = StateOf(barrier);
   tsan::Read(barrier, sizeof(state));
-  // Each end of a phase flips the parity, so the phase has ended once the
-  // barrier has the other parity.
+  // The end of a phase flips the barrier's parity, so `phase` has ended once
+  // the parity differs from phase % 2.
   while (static_cast<const volatile BarrierState&>(state).parity == phase % 2) {
     Poll(barrier, state.parity);
   }
@@ -120,8 +120,8 @@ void CopyBulk(void* shared, const void* global, uint32_t bytes, void* barrier,
   auto* const to = static_cast<char*>(shared);
   const auto* const from = static_cast<const char*>(global);
   BeginCopy(to, from, bytes, 16);
-  // Makes this copy happen before everything that a thread does after it has
-  // waited for the phase.
+  // Tells ThreadSanitizer that the copy happens before everything that a thread
+  // does after it has waited for this phase.
   tsan::Read(barrier, sizeof(state));
   tsan::Release(&LocationOf(barrier).phases[state.parity]);
   current_launch->bulk.Push({to, from, bytes, static_cast<char*>(barrier)});

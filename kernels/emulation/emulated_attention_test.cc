@@ -37,8 +37,7 @@ const uint64_t kSeeds = Seeds();
 class DeviceLaunch {
  public:
   // `args` and `cache` are in host memory. Each sequence gets `slots_before`
-  // additional slots before those of the cache. They are in whole pages, which
-  // count as released.
+  // slots in front of those of the cache, in pages that are marked as released.
   DeviceLaunch(EmulatedTest& test, const LatentCache& cache,
                const PagedAttentionArgs& args,
                const std::vector<LatentAsk>& asks, DType dtype,
@@ -197,8 +196,8 @@ double NormError(const std::vector<double>& want,
 
 struct Outcome {
   std::vector<float> got;
-  // The relative error compared with float64: that of all numbers together, and
-  // the largest of any row of one head.
+  // Relative errors compared with float64: `error` is that of all numbers
+  // together, `row_error` the largest error of one head in one row.
   double error = 0.0;
   double row_error = 0.0;
   std::vector<SequenceItems> items;
@@ -212,8 +211,7 @@ struct Ask {
   DType dtype = DType::kF32;
   int64_t most_partials = 64;
   bool judged = true;  // false: the result is only returned, not compared
-  // Called before the launch, to overwrite exact rows. The rows are written
-  // anew for each launch.
+  // Called before the launch, to overwrite exact rows for this launch only.
   std::function<void(const PagedAttentionArgs&)> spoil = nullptr;
   bool prompts_as_rows = false;
   int64_t slots_before = 0;  // see DeviceLaunch
@@ -248,9 +246,9 @@ Outcome Attend(EmulatedTest& test, const Ask& ask) {
   return outcome;
 }
 
-// True if the errors are within the tolerances. A single row is allowed twice
-// the error of the whole, because a row whose values nearly cancel has a small
-// norm but the same rounding errors.
+// True if the errors are within the tolerances. A row is allowed twice the
+// relative error of the whole: if its values nearly cancel, its norm is small,
+// but its rounding errors are not.
 bool IsRight(const Outcome& outcome, DType dtype) {
   return outcome.error <= ToleranceOf(dtype) &&
          outcome.row_error <= 2.0 * ToleranceOf(dtype);
@@ -302,8 +300,8 @@ TEST_P(EmulatedAttentionTest,
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     LatentSpec spec = GetParam();
-    // Alternates between two layouts: tiles of eight slots in granules, and
-    // slots one after the other.
+    // Every second case stores slots in tiles of eight, the others store one
+    // slot after the other.
     if (++seed % 2 == 0) spec = InTiles(spec, 8);
     LatentCache cache(spec, {1, 65, 600}, 1);
     const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 62, 3}, {2, 599, 1}};
@@ -339,7 +337,7 @@ std::vector<LatentSpec> TensorCoreSpecs() {
   parts.values.push_back(Levels(Codes({32}, {4})));
   LatentSpec groups = OfHeads(8, 4, Groups(Numbers({96, 24}), {0, 0, 1, 1}),
                               Groups(Codes({64, 32}, {4}, 32), {0, 1, 1, 0}));
-  // The spec has one unit with four heads and one with two.
+  // The query heads form two units, one of four heads and one of two.
   LatentSpec unlike = OfHeads(6, 3, Groups(Codes({64}, {8}, 16), {0, 0, 1}),
                               Groups(Numbers({24, 136}), {1, 1, 0}));
   LatentSpec window = OfHeads(4, 2, Codes({64}, {4}), Codes({64}, {8}));
@@ -428,9 +426,8 @@ TEST(AttentionCudaTest, SupportsGroupsOfOneToSixteenHeadsAndMore) {
   }
 }
 
-// A row's result has the same bits if the row is computed by itself, in a
-// batch, in a prompt or in chunks of the prompt, and however its context is
-// split.
+// A row's result has the same bits whether the row is computed by itself, in a
+// batch or in a prompt, and however its context is split.
 TEST(AttentionCudaTest, TheBitsOfARowDoNotDependOnOtherRows) {
   LatentSpec sliding = kDense;
   sliding.window = 70;
@@ -513,10 +510,9 @@ bool ServesPrompts(const LatentSpec& spec) {
   return name != "codes_4_wide" && name != "parts";
 }
 
-// However a prompt is cut into chunks, the prefill kernel must give the same
-// bits; so must the decoding kernel, which runs if `prompts_as_rows` is set.
-// The prompt's rows lie on both sides of the boundary between two splits of the
-// context.
+// The prefill kernel must give the same bits however a prompt is cut into
+// chunks. The decoding kernel, which runs if `prompts_as_rows` is set, must
+// give these bits too. The rows of the prompt lie in two splits of the context.
 TEST_P(PromptAttentionTest,
        PromptsAreCorrectAndHaveTheSameBitsInChunksOfAnySize) {
   uint64_t seed = 0;
@@ -779,9 +775,8 @@ void SpoilRow(LatentCache& cache, size_t p, const PagedAttentionArgs& args,
   std::memcpy(at, &with, sizeof(with));
 }
 
-// A slot can have a latent (codes) and an exact row. A non-finite number in one
-// of them must affect only the query rows that read it, not those that read the
-// other one, nor those that do not see the slot.
+// A slot can have both a latent (codes) and an exact row. A non-finite number
+// in either must affect only the query rows that read it.
 TEST(ExactAttentionTest, NonFiniteNumbersAffectOnlyRowsThatReadThem) {
   constexpr uint16_t kInf = 0x7f80;
   constexpr int64_t kWindow = 6;
@@ -832,8 +827,8 @@ TEST(ExactAttentionTest, NonFiniteNumbersAffectOnlyRowsThatReadThem) {
             const auto at = static_cast<size_t>(c);
             others += SameBits({rows[0][at]}, {rows[1][at]}) ? 0 : 1;
           }
-          // Each of the three heads of the first group gets one non-finite
-          // result.
+          // If a row reads the spoilt number, each of the three heads of the
+          // first group gets one non-finite result.
           EXPECT_EQ(others, reads ? 3 : 0) << slot << " " << own;
         }
       }
@@ -869,8 +864,8 @@ TEST(ExactAttentionTest, NaNKeysAffectOnlyRowsThatReadThem) {
           row, row + width, [](float number) { return std::isnan(number); });
       const int64_t own = kFirst + r;
       const bool reads = kSlot <= own && kSlot > own - kWindow;
-      // NaN are expected in the columns that belong to no head, and in those of
-      // three heads if they read the key.
+      // The columns that belong to no head are always NaN. If this row reads
+      // the key, the columns of three heads are NaN too.
       EXPECT_EQ(nans, width - 6 * 64 + (reads ? 3 * 64 : 0)) << own;
     }
   }
@@ -932,9 +927,9 @@ TEST(ExactAttentionTest, EachLatentIsReadFromMemoryOnlyOnceForAllRows) {
         EXPECT_EQ(decoded, 2 * (4 + 28) * row_bytes);
         continue;
       }
-      // There are two work items, of 16 tokens and of one token. They read the
-      // codes of slots 4 to 482 and 4 to 483, which have 64 bytes each, and 4 +
-      // 43 and 4 + 28 exact rows.
+      // The first work item has 16 tokens: it reads the codes of slots 4 to 482
+      // and 4 + 43 exact rows. The second has one token: it reads the codes of
+      // slots 4 to 483 and 4 + 28 exact rows. A slot has 64 bytes of codes.
       EXPECT_THAT(loaded, Contains(2 * ((479 + 480) * 64 + 79 * row_bytes)));
     }
   }
@@ -960,8 +955,8 @@ TEST(PromptAttentionTest, OneLaunchSupportsSequencesOfDifferentLengths) {
     EmulatedTest test(1);
     const Outcome all = Attend(test, {cache, asks, DType::kBf16});
     ExpectRight(all, DType::kBf16);
-    // There are two units. A work item has up to 128 rows, which are 42 tokens
-    // of the one unit or 32 tokens of the other.
+    // The heads form two units of three or four heads. A work item has up to
+    // 128 rows: 42 tokens with three heads, or 32 tokens with four.
     EXPECT_EQ(all.prompt_items,
               2 * (spec.num_heads == 6 ? 1 + 1 + 1 : 2 + 1 + 1));
     std::vector<float> alone;
@@ -1063,8 +1058,8 @@ TEST(PromptAttentionTest, NonFiniteNumbersAffectOnlyRowsThatSeeThem) {
   const auto seen = static_cast<int64_t>(rows[0].size()) / 28 * 16;
   EXPECT_TRUE(SameBits({rows[0].begin(), rows[0].begin() + seen},
                        {rows[1].begin(), rows[1].begin() + seen}));
-  // Each of the three heads of the first group gets one non-finite result, in
-  // each of 12 tokens.
+  // 12 tokens see the infinite value. In each of them, the three heads of the
+  // first group get one non-finite result.
   int64_t others = 0;
   for (size_t i = 0; i < rows[0].size(); ++i) {
     others += std::isfinite(rows[0][i]) && !std::isfinite(rows[1][i]);
@@ -1093,9 +1088,9 @@ TEST(PromptAttentionTest,
   cache.Write(0, 0, 40);
   cache.RoundQueries(DType::kBf16);
   std::vector<float> first;
-  // There are two units. With decreasing shared memory, work items have 32
-  // tokens, then 16, and then the prefill kernel cannot run. It needs 25360 +
-  // 16384 + rows * (4 + 2 * 72) bytes.
+  // The prefill kernel needs 25360 + 16384 + rows * (4 + 2 * 72) bytes of
+  // shared memory. With less memory, the work items of the two units shrink
+  // from 32 to 16 tokens; below that, the kernel cannot run.
   for (const auto& [bytes, items] :
        {std::pair(60688, 4), std::pair(60687, 6), std::pair(51216, 6),
         std::pair(51215, 0)}) {
@@ -1152,8 +1147,8 @@ TEST(PromptAttentionTest, GivesTheSameBitsOnEverySeed) {
   }
 }
 
-// In this case, the codes of a chunk of keys are converted to numbers in two
-// parts, and there are more work items than CTAs.
+// Here, the kernel converts the codes of a chunk of keys in two parts. There
+// are more work items than CTAs.
 TEST(PromptAttentionTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   LatentCache cache(OfHeads(18, 9, Codes({256}, {4}), Codes({64}, {4})), {523},
                     6);
@@ -1199,9 +1194,8 @@ TEST(PromptAttentionTest, EachLatentIsReadOnceAndWithoutBankConflicts) {
     std::vector<int64_t> loaded;
     for (const AccessCount& count : counts) {
       if (count.kind == "global load") loaded.push_back(count.bytes);
-      if (count.requests < 200)
-        continue;  // the accesses of one row, in
-                   // several lines
+      // Source lines with few requests access one row only.
+      if (count.requests < 200) continue;
       if (count.kind.find("shared") == std::string::npos) continue;
       EXPECT_EQ(count.passes, count.least_passes)
           << count.kind << " at " << count.file << ":" << count.line;
@@ -1212,7 +1206,7 @@ TEST(PromptAttentionTest, EachLatentIsReadOnceAndWithoutBankConflicts) {
   }
 }
 
-// ---- random shapes, for cases that no list has
+// ---- random shapes
 
 class RandomShape {
  public:
@@ -1241,7 +1235,7 @@ class RandomShape {
   LatentSpec spec;
   DType dtype;
   int64_t tokens;
-  int64_t rows;  // number of query rows, for the last tokens
+  int64_t rows;  // the last `rows` tokens have queries
 
  private:
   int64_t UpTo(int64_t most) {
@@ -1361,7 +1355,7 @@ TEST(AttentionCudaTest, TheLongestContextsAreTheFirstToBeSplitAmongCtas) {
   for (const int64_t s : {0, 1, 2})
     cache.Write(s, 0, s == 0 ? 600 : s == 1 ? 2100 : 5);
   std::vector<float> first;
-  // The contexts have 2 and 5 splits.
+  // The first two contexts have 2 and 5 splits.
   for (const auto& [room, split] :
        std::vector<std::pair<int64_t, std::pair<bool, bool>>>{
            {0, {false, false}},
@@ -1446,8 +1440,8 @@ TEST(AttentionCudaTest, PageTileAndGranuleSizesDoNotChangeTheBitsOfTheOutput) {
   }
 }
 
-// The tensor-core kernel stores the index of a slot's tile and the slot's index
-// in the tile in 16 bits each.
+// The tensor-core kernel stores the index of a tile, and the index of a slot in
+// its tile, in 16 bits each.
 TEST(AttentionCudaTest, PagesOfMoreThan65536SlotsAreReadCorrectly) {
   constexpr int64_t kPage = 65600;
   LatentSpec spec = OfHeads(1, 1, Codes({32}, {4}), Codes({32}, {4}));
@@ -1571,10 +1565,10 @@ void SpoilNumber(LatentCache& cache, size_t p, int64_t slot, float with) {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// The results of five tokens, before and after the slot of the third token was
-// overwritten ("spoilt").
+// The results of five tokens. [0] is the result of the original cache; [1] that
+// of a cache in which the slot of the third token was overwritten ("spoilt").
 struct Spoilt {
-  // results of the tokens that do not see this slot: unspoilt, then spoilt
+  // the tokens before the spoilt slot, which do not see it
   std::vector<float> before[2];
   std::vector<float> after[2];
 };
@@ -1609,8 +1603,8 @@ TEST(AttentionCudaTest, NonFiniteNumbersAffectOnlyRowsThatSeeThem) {
         SpoilNumber(cache, 1, slot, kInfinity);
       });
       EXPECT_TRUE(SameBits(rows.before[0], rows.before[1]));
-      // Each of the four heads of the first group gets one non-finite result,
-      // in two or three tokens.
+      // Two or three tokens see the spoilt slot. In each of them, the four
+      // heads of the first group get one non-finite result.
       int64_t others = 0;
       for (size_t i = 0; i < rows.after[0].size(); ++i) {
         others += SameBits({rows.after[0][i]}, {rows.after[1][i]}) ? 0 : 1;
@@ -1630,14 +1624,14 @@ TEST(AttentionCudaTest, ValuesDecodedFromCodesStayFiniteForEveryScale) {
       LatentCache cache(spec, {515}, 8);
       for (const uint32_t minimum : {0x7bffu, 0xfbffu}) {
         const Spoilt rows = AttendSpoilt(cache, dtype, [&](int64_t slot) {
-          // The scale is the largest float16; the minimum is the largest or the
-          // most negative one.
+          // The scale is the largest float16. The minimum is the largest or the
+          // most negative float16.
           Spoil(cache, 1, slot, /*params=*/true, minimum << 16 | 0x7bffu);
         });
         EXPECT_TRUE(SameBits(rows.before[0], rows.before[1]));
         EXPECT_FALSE(SameBits(rows.after[0], rows.after[1]));
         for (size_t i = 0; i < rows.after[0].size(); ++i) {
-          // Columns that belong to no head are NaN in both.
+          // Columns that belong to no head are NaN in both results.
           EXPECT_EQ(std::isfinite(rows.after[1][i]),
                     std::isfinite(rows.after[0][i]));
         }
@@ -1698,8 +1692,8 @@ TEST(PromptAttentionTest, NonFiniteKeysAffectOnlyRowsThatSeeThem) {
         nans += spoilt;
         EXPECT_TRUE(i >= seen || SameBits({rows[0][i]}, {rows[1][i]})) << i;
       }
-      // If the query makes the score of an infinite key -inf, the key has no
-      // weight and the row stays finite.
+      // An infinite key leaves some rows finite: if its score is -inf, its
+      // weight is 0.
       const int64_t all = (kCount - (kSlot - kFirst)) * 16 * value.widths[0];
       EXPECT_EQ(nans == all, std::isnan(key));
       EXPECT_GT(nans, 0);
@@ -1745,8 +1739,8 @@ TEST(AttentionCudaTest, ValuesUpToTheLargestFloat16AreExact) {
     LatentCache cache(spec, {1}, 8);
     cache.Write(0, 0, 1);
     cache.RoundQueries(DType::kF16);
-    // The largest values are 15 * 4364 + 0 = 65460 and 255 * 256.5 = 65407.5,
-    // in the only slot.
+    // Spoils the only slot, so that its values are as large as possible: 15 *
+    // 4364 = 65460 with 4 bits, or 255 * 256.5 = 65407.5 with 8.
     Spoil(cache, 1, 0, /*params=*/true,
           uint32_t{ToF16(bits == 4 ? 4364.0f : 256.5f).bits});
     Spoil(cache, 1, 0, /*params=*/false, uint32_t{0xffffffff});
@@ -1785,7 +1779,7 @@ TEST(AttentionCudaTest, NonFiniteScoresMakeTheirRowNaNOrGetWeightZero) {
     EXPECT_LT(nans(rows), 16 * 24);
     EXPECT_EQ(nans(rows) % 24, 0);
     EXPECT_TRUE(SameBits(rows, attend(600, kInfinity, 7.0f)));
-    // There is no other slot, so even with score -inf the result is NaN.
+    // With one slot, the result is NaN even if the score is -inf.
     EXPECT_EQ(nans(attend(1, kInfinity, 1.0f)), 16 * 24);
   }
 }
@@ -1885,8 +1879,8 @@ TEST(AttentionCudaTest, SplittingAContextAmongCtasGivesTheResultOfOneCta) {
 }
 
 // With many splits and few CTAs, a work item computes several splits. Each
-// split has its own partial result, even if no row of the item sees its slots.
-// The last item has fewer splits than the others.
+// split has its own partial result, even if no row sees its slots. Here, the
+// last item has fewer splits than the others.
 TEST(AttentionCudaTest, SplitsThatShareAWorkItemAreComputedIndependently) {
   constexpr int64_t kSplits = 10;
   constexpr int64_t kTokens = kSplits * kAttentionSplitSlots + 3;
@@ -1919,7 +1913,7 @@ TEST(AttentionCudaTest, SplitsThatShareAWorkItemAreComputedIndependently) {
           continue;
         }
         EXPECT_GE(outcome.items[1].first_partial, 0);
-        // On a GPU there are more CTAs than in the emulator.
+        // A GPU has more CTAs, so its work items may have one split each.
         if (!OnGpu()) {
           EXPECT_GT(outcome.items[1].item_splits, 1);
           EXPECT_NE(outcome.items[1].num_splits % outcome.items[1].item_splits,
@@ -1947,8 +1941,8 @@ TEST(AttentionCudaTest,
       requests += count.requests;
     }
   }
-  // The requests for each of two blocks of 32 channels: kSplits for the partial
-  // sums, one for the maxima, one for the sums of weights, and one for the
+  // For each of two blocks of 32 channels there are kSplits requests for
+  // partial sums, and one each for the maxima, the sums of weights and the
   // results.
   EXPECT_EQ(requests, 2 * (kSplits + 3));
 }
@@ -2011,8 +2005,8 @@ TEST(AttentionCudaTest, LeavingOutEachSiteOfThePlainKernelIsDetected) {
   ExpectEachSiteIsMissed("attention_plain", DType::kF32, 5);
 }
 
-// If pages have granules, every load is of whole sectors, also loads of ranges
-// stored in slots, and shared memory has no bank conflicts.
+// If pages have granules, every global load reads whole sectors, and accesses
+// to shared memory have no bank conflicts.
 TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
   struct Case {
     LatentSpec spec;
@@ -2037,32 +2031,31 @@ TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
     Attend(test, {cache, {{0, 511, 1}}, DType::kBf16});
     int64_t loaded = 0;
     for (const AccessCount& count : test.emulator().Accesses("attention")) {
-      // Bank conflicts are allowed for levels, which are looked up at addresses
-      // that depend on the codes, and in code that runs only once per work
-      // item.
+      // Bank conflicts are allowed in two cases: lookups of levels, whose
+      // addresses depend on the codes, and code that runs once per work item.
       const bool shared = count.kind.find("shared") != std::string::npos;
       if (count.requests >= 64 && shared && !levels) {
         EXPECT_EQ(count.passes, count.least_passes)
             << count.kind << " at " << count.line;
       }
-      // Only loads must be whole sectors: stores are not, because the channels
-      // that a warp stores do not lie next to each other.
+      // Stores are not checked: a warp stores channels that are not contiguous,
+      // so they cannot fill whole sectors.
       if (count.kind == "global load") {
         EXPECT_LE(count.sectors, count.least_sectors) << " at " << count.line;
         loaded += count.bytes;
       }
     }
-    // In addition to latents, the kernel loads the block table entry of each
-    // page, and 8 rows of queries. With codes it loads the queries once more,
-    // to sum them over each run.
+    // The kernel loads the latents, 8 block table entries, and 8 rows of
+    // queries. For codes it loads the queries twice, because it also needs
+    // their sum over each run of codes.
     EXPECT_EQ(loaded,
               512 * latent_bytes + 8 * 4 + (codes ? 2 : 1) * 8 * 128 * 2);
   }
 }
 
 // The tensor-core kernel runs if a CTA can have enough shared memory for it,
-// otherwise the plain kernel. If there is too little for both, the error names
-// the bytes needed and the bytes available.
+// otherwise the plain kernel. If there is too little for either, the error
+// states the bytes needed and available.
 TEST(AttentionCudaTest, TheSizeOfSharedMemoryDecidesWhichKernelRuns) {
   if (OnGpu()) SkipWithoutEmulator();  // a GPU's shared memory is fixed
   const auto attend = [](const LatentSpec& spec, int64_t shared_bytes) {
@@ -2074,8 +2067,7 @@ TEST(AttentionCudaTest, TheSizeOfSharedMemoryDecidesWhichKernelRuns) {
     ExpectRight(outcome, DType::kBf16);
     return outcome.tensor_cores;
   };
-  // The tensor-core kernel needs 4 * 4 * 1280 bytes for its stages and 4112 + 8
-  // * (2064 + 2 * 96 + 16 + 4 + 4 * 64) other bytes: 44848.
+  // 44848 bytes is exactly what the tensor-core kernel needs for this spec.
   EXPECT_TRUE(attend(kFour, 44848));
   const auto prepare = [](const LatentSpec& spec, int64_t shared_bytes) {
     LatentCache cache(spec, {1}, 1);
@@ -2090,23 +2082,22 @@ TEST(AttentionCudaTest, TheSizeOfSharedMemoryDecidesWhichKernelRuns) {
           HasSubstr("paged_attention: the GPU kernels do not support values of "
                     "64 numbers per head: they need 58112 bytes of shared "
                     "memory, but a CTA of device emulated has only 44847")));
-  // For 16 rows with long keys the tensor-core kernel needs 4 * 4 * 2048 + 4112
-  // + 16 * (2064 + 2 * 1032 + 16 + 4 * 64) bytes, and the plain kernel only
-  // 54016 + 64 * 64.
+  // For 16 rows with long keys, the tensor-core kernel needs 107280 bytes, and
+  // the plain kernel only 58112.
   const LatentSpec long_keys = OfHeads(16, 1, Numbers({1024}), Numbers({64}));
   EXPECT_TRUE(attend(long_keys, 107280));
   EXPECT_FALSE(attend(long_keys, 107279));
   EXPECT_FALSE(attend(long_keys, 58112));
-  // The largest heads that are supported also fit on sm_80.
+  // The tensor-core kernel supports the largest heads even with the 163 KiB of
+  // an A100.
   const LatentSpec largest = OfHeads(2, 1, Numbers({1024}), Numbers({1024}));
   EXPECT_TRUE(attend(largest, 163 << 10));
 }
 
-// Shared memory is reserved for the runs of codes that a unit's keys really
-// have, not for the largest possible number of runs.
+// Shared memory is reserved for the actual number of runs of codes in a key,
+// not for the largest possible number.
 TEST(AttentionCudaTest, SharedMemoryIsSizedForTheActualNumberOfCodeRuns) {
-  // With ten runs of keys, the kernel needs 4 * 4 * 1280 + 4112 + 16 * (2064 +
-  // 2 * 208 + 16 + 4 * 10 + 4 * 160) = 75408 bytes.
+  // A key has ten runs of codes, for which the kernel needs 75408 bytes.
   const LatentSpec runs =
       OfHeads(16, 1, Codes({160}, {8}, 16), Codes({160}, {8}, 80));
   LatentCache cache(runs, {600}, 3);
@@ -2214,8 +2205,8 @@ TEST(AttentionCudaTest,
   expect_plain(of(Numbers({1032}), Numbers({64})),
                "keys: 1040 channels in 0 runs, but at most 1024 channels in 64 "
                "runs are supported");
-  // The tensor-core kernel stores a slot's index in its tile in 16 bits, so it
-  // does not support these pages.
+  // The tensor-core kernel stores the index of a slot in its tile in 16 bits,
+  // which is too few for 65537 slots.
   LatentSpec long_pages = OfHeads(1, 1, Codes({32}, {4}), Codes({32}, {4}));
   long_pages.page_tokens = 65537;
   expect_plain(long_pages,

@@ -23,8 +23,8 @@ constexpr size_t kAlignment = 256;
 
 }  // namespace
 
-// State that the device, its allocator and its streams share; it lives as long
-// as any of them.
+// State that the device shares with its allocator and its streams. It lives
+// until all of them are destroyed.
 class EmulatedDevice::State {
  public:
   explicit State(const EmulatorOptions& options)
@@ -39,13 +39,13 @@ class EmulatedDevice::State {
     base::MutexLock lock(&mutex_);
     std::erase(streams_, stream);
   }
-  // Runs all enqueued work, which may use the memory that is about to be freed.
+  // Runs the enqueued work of all streams. Called before memory is freed,
+  // because this work may use it.
   void SynchronizeAll();
 
   // Writes bytes to device memory before any other work runs. Takes ownership
-  // of `host`, which comes from malloc. Writes are batched, because making all
-  // device memory accessible and inaccessible again for each matrix would take
-  // longer than the copy.
+  // of `host`, which comes from malloc. Writes are batched, because each batch
+  // must make all device memory accessible, and then inaccessible again.
   void Write(void* to, void* host, size_t bytes) {
     base::MutexLock lock(&writes_mutex_);
     writes_.push_back({to, {static_cast<char*>(host), &std::free}, bytes});
@@ -94,7 +94,8 @@ class EmulatedDevice::Allocator final : public DeviceAllocator {
                                 const AllocationOptions& options) override {
     void* const data = state_->memory.Acquire(
         bytes, std::max(options.alignment_bytes, kAlignment));
-    if (data != nullptr) {  // a GPU does not clear memory either
+    // As on a GPU, fresh memory is not zero.
+    if (data != nullptr) {
       const OpenMemory open(&state_->memory);
       std::memset(data, 0xff, bytes);
     }
@@ -222,8 +223,8 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   };
   struct Mark final : StreamMark {
     absl::StatusOr<bool> passed() const override { return ahead->load() == 0; }
-    // How many Record calls of this mark the streams have not reached yet.
-    // Shared, because the streams' work may outlive the mark.
+    // The number of Record calls that streams have not executed yet. Shared
+    // with the streams, whose work may outlive the mark.
     const std::shared_ptr<std::atomic<int64_t>> ahead =
         std::make_shared<std::atomic<int64_t>>(0);
   };
@@ -250,11 +251,11 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   }
 
   const std::shared_ptr<State> state_;
-  // Needed because a thread that frees device memory runs the work of all
+  // Needed because any thread that frees device memory runs the work of all
   // streams.
   base::Mutex mutex_;
   std::deque<Work> work_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<Captured> captured_;  // only while capturing
+  std::unique_ptr<Captured> captured_;  // null if not capturing
 };
 
 void EmulatedDevice::State::SynchronizeAll() {

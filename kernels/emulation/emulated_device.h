@@ -15,17 +15,18 @@ namespace kvasir::kernels::emulation {
 
 struct EmulatedDeviceOptions {
   EmulatorOptions emulator;
-  int64_t memory_limit_bytes = 0;  // 0: limited only by the reserved addresses
+  int64_t memory_limit_bytes = 0;  // 0: only kReservedBytes limits it
   DType activations = DType::kBf16;
 };
 
 // To ops, this device is a GPU (DeviceKind::kCuda): weights are in rows, pages
-// in granules of 16 bytes. To find faults, fresh memory is filled with 0xff,
-// memory is inaccessible (PROT_NONE) except while work runs on the device, and
-// a guard page follows each allocation. Enqueued work runs in the stream's
-// order, but not before a stream is synchronized or destroyed or memory is
-// freed. The host buffer that BeginWrite returns is never the device's own
-// memory. Streams can capture (LaunchStream).
+// in granules of 16 bytes. To find faults, fresh memory is filled with 0xff, a
+// guard page follows each allocation, and the host can access memory only while
+// work runs on the device.
+//
+// Enqueued work waits until a stream is synchronized or destroyed, or memory is
+// freed. BeginWrite returns host memory, never the device's own. Streams can
+// capture (LaunchStream).
 //
 // Threads: all methods may be called from any thread. Kernels run one at a
 // time, each on the thread that synchronizes.

@@ -60,8 +60,8 @@ TEST(EmulatedDeviceTest, MarksAndLibraryCallsTakeEffectInTheOrderOfTheStream) {
   KVASIR_ASSERT_OK(stream.Record(mark.get()));
   KVASIR_ASSERT_OK_AND_ASSIGN(void* const handle, stream.LibraryHandle());
   auto* const work = static_cast<HostWork*>(handle);
-  // The host function below may access device memory, because it runs as work
-  // of the stream.
+  // The host function may access device memory, because it runs as work of the
+  // stream.
   work->enqueue(
       work, [](void* to) { static_cast<float*>(to)[1] += 1.0f; },
       in.data().device_address(), nullptr);
@@ -77,7 +77,7 @@ TEST(EmulatedDeviceTest, CapturedWorkRunsOnlyWhenItIsReplayed) {
   auto& stream = static_cast<LaunchStream&>(test.stream());
   const DeviceBuffer in = test.Put(std::vector<float>{100.0f, 5.0f});
   const DeviceBuffer out = test.Put(std::vector<float>{0.0f});
-  // The kernel is loaded before the capture begins.
+  // Loads the kernel before the capture begins.
   KVASIR_ASSERT_OK(Multiply(stream, in, out));
   KVASIR_ASSERT_OK(stream.Synchronize());
   KVASIR_ASSERT_OK(test.device().Write(out.data(), "\0\0\0\0", 4));

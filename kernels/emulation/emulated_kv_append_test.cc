@@ -27,10 +27,10 @@ constexpr int64_t kGranule = 16;  // the device's page granule
 
 // Everything that kv_append writes.
 struct Memory {
-  std::vector<std::vector<char>> pages;  // one element per part
-  std::vector<int64_t> clamped;          // one element per part
+  std::vector<std::vector<char>> pages;  // by part
+  std::vector<int64_t> clamped;          // codes clamped, by part
   std::vector<float> not_finite;         // one element per token
-  std::vector<char> planes;              // the layer's metadata
+  std::vector<char> planes;              // slot metadata
   friend bool operator==(const Memory&, const Memory&) = default;
 };
 
@@ -41,11 +41,10 @@ struct Append {
   int64_t pages = 3;
   bool without_slots = false;
   bool slots_are_bytes = false;
-  bool reports = true;  // reports clamped codes, and tokens with numbers that
-                        // are not finite
-  DType dtype = DType::kF32;  // type of activations
-  // For each part, the unit of each of its groups; empty if there is no
-  // metadata.
+  // Whether clamped codes and tokens with non-finite numbers are reported.
+  bool reports = true;
+  DType dtype = DType::kF32;  // of the activations
+  // units[p][g] is the unit of group g of part p. Empty without metadata.
   std::vector<std::vector<int32_t>> units;
   SlotMetadataArgs metadata;
   std::vector<int64_t> positions;
@@ -174,8 +173,8 @@ struct PartShape {
   Tiles tiles = {};
 };
 
-// Makes parts of these shapes, and rows of random numbers in which the parts'
-// latents follow one another.
+// Makes parts of these shapes, and rows of random numbers. A row has the
+// latents of all parts, one after another.
 Append AppendOf(const std::vector<PartShape>& shapes,
                 int64_t page_tokens = 16) {
   Append append;
@@ -191,9 +190,8 @@ Append AppendOf(const std::vector<PartShape>& shapes,
   return append;
 }
 
-// Calls `visit` for every contiguous piece of a part's slots in `memory`, with
-// the piece's address and size, its slot and group, the index of its first byte
-// in the slot's data, and whether it has ranges (params).
+// Calls `visit` for every contiguous piece of part p's slots in `memory`. A
+// piece has either codes or ranges (params).
 template <typename Visit>
 void ForAllSlots(const Append& append, size_t p, std::vector<char>* memory,
                  const Visit& visit) {
@@ -236,8 +234,8 @@ void MakeNansAlike(const Append& append, Memory* memory) {
   }
 }
 
-// Describes the first byte of a part's memory that differs from the expected
-// memory: its place and both values.
+// Describes the first byte of part p in which `got` differs from `want`: its
+// place and both values.
 std::string FirstDifference(const Append& append, size_t p,
                             std::vector<char> want, std::vector<char> got) {
   const int64_t at =
@@ -299,8 +297,7 @@ void ExpectTheReferencesBytes(const Append& append) {
   EXPECT_TRUE(want.planes == got.planes);
 }
 
-// Two layouts of pages: slots one after the other, and tiles of four slots in
-// the device's granules.
+// Two layouts of pages: slots one after the other, and tiles of four slots.
 const Tiles kTiles[] = {{}, {.slots = 4, .granule_bytes = kGranule}};
 
 TEST(KvAppendCudaTest, NumbersOfEveryTypeAreStoredExactlyAsByTheReference) {
@@ -401,8 +398,8 @@ TEST(KvAppendCudaTest, NonFiniteNumbersAffectOnlyTheirOwnTokens) {
                                 {{Coded({{21, 4}, {20, 0}})}, dtype, true},
                                 {{Coded({{41, 3}})}, dtype, false, 8}});
       for (size_t token = 0; token < 4; ++token) {
-        // Puts the non-finite numbers of token t into part t only. The token
-        // must be reported whichever part has them.
+        // Puts the numbers of `kind` into one part of each token: those of
+        // token t into part t.
         const size_t begin = token * static_cast<size_t>(append.rows.stride) +
                              static_cast<size_t>(append.columns[token]);
         const auto width = RowWidth(append.parts[token].view);
@@ -441,8 +438,8 @@ TEST(KvAppendCudaTest, WithoutAListOfSlotsTokensAreStoredInConsecutiveSlots) {
   ExpectTheReferencesBytes(append);
 }
 
-// The stored rows begin at any byte, so the kernel must write them as words,
-// pairs of bytes or single bytes.
+// A stored row may begin at any byte, so the kernel must write in words, pairs
+// of bytes or single bytes.
 TEST(KvAppendCudaTest, SlotsGivenAsByteOffsetsMayBeginAtAnyByte) {
   for (const DType dtype : kDTypes) {
     Append append = AppendOf({{{{6, {}}, {5, {}}}, dtype}}, 1);
@@ -496,8 +493,8 @@ TEST(KvAppendCudaTest, AllPartsAddTheirClampedNumbersToTheSameCounter) {
             5 + want.clamped[0] - 7 + want.clamped[1] - 7);
 }
 
-// Makes parts of every codec, whose quantization errors are added to two units,
-// and the planes of slot metadata.
+// Makes parts of every codec, and the planes of slot metadata. The quantization
+// errors of the parts are added up for two units.
 Append WithMetadata(int64_t groups, Tiles tiles) {
   const auto of = [&](const GroupShape& shape) {
     return std::vector<GroupShape>(static_cast<size_t>(groups), shape);
@@ -548,9 +545,9 @@ TEST(KvAppendCudaTest, GivesTheSameBytesOnEverySeed) {
 }
 
 TEST(KvAppendCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
-  // There are more groups than a CTA has warps, so a warp appends several
-  // latents. Without reports of clamped codes and non-finite numbers, its lanes
-  // do not wait for each other between two latents, so both cases are tested.
+  // There are more groups than warps in a CTA, so a warp appends several
+  // latents. The case without reports is tested too, because the lanes then do
+  // not wait for each other between two latents.
   const Append with = WithMetadata(9, {});
   Append without = WithMetadata(9, {});
   without.reports = false;
@@ -572,8 +569,8 @@ TEST(KvAppendCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
 }
 
 TEST(KvAppendCudaTest, SlotsThatAreAlignedAreWrittenInWholeWords) {
-  // The codes of 128 channels with 4 bits take 64 bytes in granules, which must
-  // be written as words, in whole sectors.
+  // The codes of 128 channels take 64 bytes. They must be written as words, in
+  // whole sectors.
   Append append = AppendOf({{{Coded({{128, 4}})},
                              DType::kF16,
                              true,

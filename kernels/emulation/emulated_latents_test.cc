@@ -74,8 +74,8 @@ std::vector<float> HadamardByKernel(EmulatedTest& test, const HadamardCase& c,
   return test.GetNumbers(result, c.dtype);
 }
 
-// True if the numbers are equal, where a NaN counts as equal to a NaN: memory
-// that no op writes is filled with NaN.
+// Compares numbers; NaNs are equal to each other, because memory that no op
+// writes is filled with NaN.
 bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -86,9 +86,8 @@ bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
   return true;
 }
 
-// Covers widths that are powers of two, products of the order of a Paley I or
-// II matrix and a power of two (small or large), widths for which the matrix
-// has several blocks, and blocks that need a whole CTA.
+// Covers powers of two, multiples of the orders of Paley I and Paley II
+// matrices, widths that need several blocks, and blocks that need a whole CTA.
 TEST(HadamardCudaTest, GivesTheSameBitsAsTheReference) {
   uint64_t seed = 0;
   for (const int64_t width :
@@ -127,8 +126,8 @@ TEST(HadamardCudaTest, NothingIsWrittenIfThereAreNoRowsOrNoLatents) {
 }
 
 TEST(HadamardCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
-  // Both widths consist of several blocks. A warp computes the first one, a
-  // whole CTA the second one.
+  // Both widths have several blocks. The kernel computes a block of width 50 in
+  // one warp, and one of width 1300 in a whole CTA.
   const HadamardCase warp = {{{50, 0}}, 50};
   const HadamardCase cta = {{{1300, 0}}, 1300, DType::kF32, false, false, 1};
   ASSERT_GT(base::HadamardBlocks(50).size(), 1u);
@@ -173,18 +172,18 @@ struct LiftCase {
   int64_t rows;
   int64_t queries;  // query heads per KV head
   DType matrix;
-  // input and output width of each KV head's matrix
+  // widths of the input and output of each KV head's matrix
   std::vector<std::pair<int64_t, int64_t>> in_out;
   DType dtype = DType::kF32;
   int64_t first_row = 0;
-  int64_t gap = 1;  // numbers between heads of x
+  int64_t gap = 1;  // numbers between the heads in a row of x
 };
 
-// Random matrices and rows, and the columns where heads begin.
+// Random inputs of a case, and the columns where heads begin.
 struct LiftData {
   explicit LiftData(const LiftCase& c) {
     for (const auto& [in, out] : c.in_out) {
-      // Row n holds column n of the matrix.
+      // The matrix is stored transposed.
       matrices.push_back(Rounded(
           RandomFloats(in * out, static_cast<uint32_t>(matrices.size())),
           c.matrix));
@@ -287,8 +286,7 @@ TEST(LiftCudaTest, GivesTheSameBitsAsTheReference) {
   }
 }
 
-// Returns the name of the kernel that ran: the tensor-core kernel for many rows
-// or the one for few rows, or the plain kernel.
+// Returns the name of the kernel that ran.
 std::string KernelOf(EmulatedTest& test) {
   for (const char* name : {"lift", "lift_few_rows", "lift_many_rows"}) {
     if (!test.emulator().SyncSites(name).empty()) return name;
@@ -296,9 +294,8 @@ std::string KernelOf(EmulatedTest& test) {
   return "none";
 }
 
-// Covers depths and widths that are not multiples of the size of a tile, of a
-// chunk or of a pair; heads that begin at any column; and matrices of different
-// sizes.
+// Covers matrices of different sizes that do not fill whole tiles or chunks,
+// and heads that begin at any column.
 TEST(LiftCudaTest, TensorCoresGiveTheDefinedResultIfAllNumbersHaveOneType) {
   uint64_t seed = 0;
   const DType f16 = DType::kF16, bf16 = DType::kBf16;
@@ -414,8 +411,8 @@ TEST(ComplexLiftCudaTest, GivesTheSameBitsAsTheReference) {
   constexpr int64_t kPairs = 32;
   constexpr int64_t kRows = 4;
   uint64_t seed = 0;
-  // How many complex channels each of the two KV heads has. Each KV head has
-  // two query heads.
+  // The number of complex channels of each KV head. A KV head has two query
+  // heads.
   const std::vector<int64_t> counts = {37, 70};
   std::vector<std::vector<int32_t>> pairs(2);
   std::vector<int64_t> columns_in, columns_out;
@@ -464,7 +461,7 @@ TEST(ComplexLiftCudaTest, GivesTheSameBitsAsTheReference) {
           const auto on_cpu =
               Prepare(cpu.device(), shape, channels, {columns_in, columns_out});
           KVASIR_ASSERT_OK(on_cpu.status());
-          // The first row is not lifted.
+          // Skips the first row.
           KVASIR_EXPECT_OK(ComplexLift(
               cpu.stream(), *on_cpu,
               {OnDevice(x.data()), OnDevice(want.data()), 1, kRows - 1}, none));
@@ -519,9 +516,9 @@ std::vector<char> CopiedPages(std::vector<char> from,
   return result;
 }
 
-// Covers copies in units of 16 bytes, 4 bytes and 1 byte; pages smaller and
-// larger than what a CTA copies at a time; padding pairs; copies within an
-// arena and to another arena.
+// Covers copies in units of 16, 4 and 1 bytes, pages of a part of a CTA's step
+// and of several steps, padding pairs, and copies within one arena and between
+// two.
 TEST(CopyPagesCudaTest, CopiesWholePagesAndWritesNothingElse) {
   constexpr int32_t kFar = 1 << 30;
   const std::vector<PagePair> pairs = {{0, 3}, {-1, kFar}, {4, 1}, {-kFar, 0}};

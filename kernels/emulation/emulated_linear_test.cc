@@ -30,7 +30,7 @@ struct Case {
   int64_t k;
   int64_t n;
   bool bias = true;
-  int64_t x_gap = 0;  // how many numbers (all NaN) are between two rows
+  int64_t x_gap = 0;  // numbers between two rows of x, all NaN
   int64_t y_gap = 0;
 };
 
@@ -50,10 +50,10 @@ struct Data {
                   x.begin() + t * (c.k + c.x_gap));
     }
   }
-  std::vector<float> x, w, bias;  // w: [N, K]
+  std::vector<float> x, w, bias;  // w is [n, k]
 };
 
-// Returns y [T, N] with the gaps between its rows.
+// Returns y [rows, n], including the gaps between rows.
 std::vector<float> ByKernel(EmulatedTest& test, const Case& c,
                             const Data& data) {
   PackedMatrix weight = {nullptr, c.k, c.n, c.w, WeightLayout::kRows};
@@ -99,7 +99,8 @@ std::vector<double> RowOf(const Case& c, const Data& data, int64_t row) {
   return y;
 }
 
-// Half the distance from `stored` to the next larger number of its type.
+// Half the distance from `stored` to the next larger number of type `dtype`:
+// the largest error of rounding.
 double HalfUnit(DType dtype, float stored) {
   const int digits = dtype == DType::kF32 ? 24 : dtype == DType::kF16 ? 11 : 8;
   const int least = dtype == DType::kF16 ? -14 : -126;
@@ -107,9 +108,8 @@ double HalfUnit(DType dtype, float stored) {
   return std::ldexp(1.0, std::max(exponent, least) - digits);
 }
 
-// The relative error of a row of results, and the part of it that the rounding
-// to the type of y cannot explain. That part is a lower bound for the error of
-// the sums before they were rounded.
+// Relative errors of a row of y. of_sums counts only what exceeds the error of
+// rounding to the type of y, so it is at most the error of the unrounded sums.
 struct RowError {
   double of_numbers;
   double of_sums;
@@ -128,12 +128,10 @@ RowError ErrorOf(const std::vector<double>& want, const float* got,
   return {std::sqrt(numbers / norm), std::sqrt(sums / norm)};
 }
 
-// The tolerance for the relative error of a row's sums, for any type. An mma
-// adds 16 products to the accumulator. The emulator rounds the sum of these 17
-// terms once, to float32. A Hopper tensor core truncates each term 25 bits
-// below the largest one, and then their sum to float32, always towards 0. On an
-// H100, the error after 1000 products is 1.3e-6. It changes a 16-bit result
-// only if the sum lies very near the middle between two 16-bit numbers.
+// The tolerance for RowError::of_sums, for any type. The emulator rounds each
+// sum of an mma to float32. A Hopper tensor core instead truncates each term 25
+// bits below the largest term, and then truncates their sum. On an H100, the
+// error after 1000 products is 1.3e-6.
 double SumTolerance() { return OnGpu() ? 4e-6 : 1e-6; }
 
 void ExpectProduct(const Case& c, uint64_t seed, int multiprocessors = 4) {
@@ -171,9 +169,8 @@ TEST(MatmulCudaTest, TheProductIsCorrectWithinTheToleranceOfEachNumberType) {
   }
 }
 
-// Covers, for each tile size: ring buffers that wrap around, depths k that are
-// and are not multiples of a copy, incomplete tiles, and strides that are and
-// are not multiples of 16 bytes.
+// Covers for each tile size: ring buffers that wrap around, incomplete tiles,
+// and depths k and strides that are and are not multiples of 16 bytes.
 TEST(MatmulCudaTest, TheProductIsCorrectInEveryOutputTile) {
   uint64_t seed = 0;
   for (const DType dtype : {DType::kF16, DType::kBf16}) {
@@ -193,7 +190,7 @@ TEST(MatmulCudaTest, TheProductIsCorrectInEveryOutputTile) {
   }
 }
 
-// The cases have more tiles of rows than a group of tiles has (tile_order.h).
+// Each case has more tiles of rows than one group holds (TileOrder::kTogether).
 TEST(MatmulCudaTest, TheProductIsCorrectForManyTilesOfRows) {
   for (const auto& [multiprocessors, n, kernel] :
        std::vector<std::tuple<int, int64_t, std::string>>{
@@ -300,8 +297,7 @@ TEST(MatmulCudaTest, NonFiniteNumbersInARowDoNotAffectOtherRows) {
   }
 }
 
-// One product for each kernel, which runs on a device with four
-// multiprocessors.
+// One product for each kernel, for a device with four multiprocessors.
 struct KernelCase {
   const char* kernel;
   Case c;
@@ -371,7 +367,8 @@ TEST(MatmulCudaTest, ReadsWithoutBankConflictsAndInWholeSectors) {
     }
     EXPECT_GT(shared, 0) << k.kernel;
     if (std::string(k.kernel) == "matmul_few_rows") {
-      // W is loaded once, and x for every 32 columns.
+      // W (64 rows) is loaded once, and x (16 rows) once for every 32 columns
+      // of y.
       EXPECT_EQ(loads, (64 + 64 / 32 * 16) * 640 * 2);
     }
   }

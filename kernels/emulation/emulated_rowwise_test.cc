@@ -149,9 +149,9 @@ TEST(NormCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   }
 }
 
-// The order of additions, and so the bits of the result, depends on how wide
-// the kernel's reads are. If the width depended on addresses, results could
-// differ between runs, so unaligned rows are refused instead.
+// The bits of a result depend on the width of the kernel's reads, which
+// determines the order of additions. If this width depended on addresses,
+// results could differ between runs. Therefore unaligned rows are refused.
 TEST(NormCudaTest, RowsThatAreReadIn16BytePacksMustBeAligned) {
   EmulatedTest test;
   const DeviceBuffer memory = test.Memory(256);
@@ -217,7 +217,7 @@ TEST(NormCudaTest, RowsAreReadInWholeSectors) {
     }
   }
   EXPECT_EQ(weights, 4 * numbers);
-  EXPECT_EQ(loaded, 2 * 2 * numbers);  // x (once) and the residual
+  EXPECT_EQ(loaded, 2 * 2 * numbers);  // x and the residual, once each
   EXPECT_EQ(stored, 2 * 2 * numbers);  // x and out
 }
 
@@ -275,7 +275,7 @@ std::vector<float> GateByReference(int64_t rows, int64_t features,
   return out;
 }
 
-// The last shape has more rows than CTAs that are resident together.
+// The last shape has more rows than there are resident CTAs.
 constexpr std::pair<int64_t, int64_t> kShapes[] = {
     {0, 3}, {1, 1}, {1, 256}, {5, 77}, {3, 2056}, {18, 1000}};
 
@@ -357,8 +357,8 @@ TEST(ActivationCudaTest,
     for (const DType dtype : kDTypes) {
       EmulatedTest test(++seed, /*multiprocessors=*/1);
       for (const auto& [rows, columns] : kShapes) {
-        // x has numbers so large and so small that the function reaches both of
-        // its limits.
+        // x has numbers so large and so small that the activation function
+        // reaches both of its limits.
         const auto x = Rounded(RandomFloats(rows * columns, 1, 4.0f), dtype);
         const auto want = ActivateByReference(kind, rows, columns, x);
         for (const int64_t ahead : AheadOf(dtype)) {
@@ -589,7 +589,7 @@ TEST(GatherRowsCudaTest, CopiesRowsOfEveryNumberTypeBitByBit) {
 
 struct EmbeddingCase {
   DType dtype;        // type of activations
-  DType table_dtype;  // type of the table and the positions
+  DType table_dtype;  // of the table and the positions
   std::vector<int32_t> ids;
   int64_t hidden;
   bool positions = false;
@@ -643,7 +643,8 @@ void ExpectEmbedding(EmulatedTest& test, const EmbeddingCase& c) {
       Rounded(RandomFloats(kPlaces * c.hidden, 2), c.table_dtype);
   std::vector<int64_t> positions;
   for (size_t t = 0; t < c.ids.size(); ++t) {
-    positions.push_back(static_cast<int64_t>(3 * t) - 1);  // -1, 2, kPlaces
+    // only 2 is in the table
+    positions.push_back(static_cast<int64_t>(3 * t) - 1);
   }
   std::vector<float> want(c.ids.size() * static_cast<size_t>(c.hidden));
   EmbeddingArgs args;
@@ -793,7 +794,8 @@ TEST(RopeCudaTest, RopeEqualsTheReferenceWithinTheToleranceOfTheNumberType) {
   }
 }
 
-// Every CTA reads the table of angle steps: 35 entries of 8 bytes.
+// Every CTA reads the table of angle steps (35 entries of 8 bytes), so the
+// bytes read tell how many CTAs share a token.
 TEST(RopeCudaTest, SeveralCtasShareATokenOnlyIfTokensAreFew) {
   for (const int64_t tokens : {1, 20}) {
     const RopeCase c = {

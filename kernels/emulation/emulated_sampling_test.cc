@@ -27,8 +27,8 @@ using ::testing::HasSubstr;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 const uint64_t kSeeds = Seeds();
 
-// Rows of `vocab` logits for log_softmax, which receives them in chunks of
-// `chunk` ids.
+// Rows of `vocab` logits for log_softmax. Each call passes the next `chunk` ids
+// of the rows.
 struct Scored {
   std::vector<float> logits;
   std::vector<int32_t> targets;
@@ -150,10 +150,10 @@ TEST(LogSoftmaxCudaTest, LogitsAreReadInWholeSectors) {
     EXPECT_EQ(count.sectors, count.least_sectors) << count.line;
     bytes += count.bytes;
   }
-  EXPECT_EQ(bytes, 2 * 2 * 4096 * 4);  // every logit is read twice
+  EXPECT_EQ(bytes, 2 * 2 * 4096 * 4);  // two rows; each logit is read twice
 }
 
-// A row's parameters, with its tables in host memory.
+// The parameters of a row, with tables in host memory.
 struct Row {
   SampleRowArgs row;
   std::vector<int32_t> prompt, output, bias_ids, banned;
@@ -355,8 +355,8 @@ TEST(SampleCudaTest,
   ExpectSame({{}, {}, 3, 0});
 }
 
-// Draws many ids with each filter. With scale 2, few of the logits are large;
-// with scale 0.05, all are nearly equal, and filters keep more ids than shared
+// Draws many ids with each filter. With scale 2, few logits are large. With
+// scale 0.05, all logits are nearly equal, so filters keep more ids than shared
 // memory can hold.
 TEST(SampleCudaTest, TheDrawnTokenIdsEqualThoseDrawnOnTheCpu) {
   struct Shape {
@@ -454,8 +454,8 @@ TEST(SampleCudaTest, ATokenIsDrawnDespiteInfinitePenaltiesAndBiases) {
 }
 
 // Returns a position for which the random generator gives a uniform number
-// above `least`. With it, a draw from nearly equal logits without filters takes
-// one of the last ids.
+// above `least`. A number near 1 draws one of the last ids, if logits are
+// nearly equal and there is no filter.
 uint64_t PositionNearOne(uint64_t seed, double least) {
   uint64_t position = 0;
   for (;; ++position) {
@@ -521,9 +521,9 @@ TEST(SampleCudaTest, RowsWith128KLikelyTokensGiveTheSameIdsAsTheCpu) {
   ExpectSame(c);
 }
 
-// The weights range from 1 to the smallest float above 0. If more than 2048 ids
-// precede the drawn id, the rounding of a sum could decide between this id and
-// the next one; no draw here is that close.
+// The weights range from 1 to the smallest float above 0. Sums of more than
+// 2048 weights may be rounded, but here no draw is so close to the border of an
+// id that rounding would matter.
 TEST(SampleCudaTest, LogitsWithLongTailsGiveTheSameIdsAsTheCpu) {
   constexpr int64_t kVocab = 20000;
   Batch c = {RandomFloats(kVocab, 13, 1.0f), RowsOfManyIds(), kVocab, 0, true};
@@ -537,8 +537,8 @@ TEST(SampleCudaTest, LogitsWithLongTailsGiveTheSameIdsAsTheCpu) {
   ExpectSame(c, 2);
 }
 
-// Returns a row whose seed, position and sample index make the random generator
-// return its largest uniform number, 1 - 2^-53. They were found by inverting
+// Returns a row for which the random generator returns its largest uniform
+// number, 1 - 2^-53. The position and sample index were found by inverting
 // Philox.
 Row AtTheLargestNumber() {
   Row row;
@@ -556,9 +556,8 @@ TEST(SampleCudaTest, TheSeedUsedByTheTestsGivesTheLargestUniformNumber) {
   EXPECT_EQ(word >> 11, (uint64_t{1} << 53) - 1);
 }
 
-// Makes rows for which the generator returns its largest number
-// (AtTheLargestNumber). If all logits are equal, most of their filters keep all
-// or nearly all ids.
+// Makes rows for which the random generator returns its largest number. If all
+// logits are equal, most of these rows keep all or nearly all ids.
 std::vector<Row> RowsAtTheLargestNumber(int64_t vocab) {
   std::vector<Row> rows(7, AtTheLargestNumber());
   rows[1].row.top_k = static_cast<int32_t>(std::max<int64_t>(vocab - 1, 1));
@@ -592,10 +591,10 @@ TEST(SampleCudaTest,
   }
 }
 
-// One id has a weight of 1, the others of about 2^-31 or less, so the sum of
-// the weights depends on the order of addition. A draw takes the first id at
-// which the running sum reaches a given number. Due to rounding, the sum over
-// all ids may stay below this number; an id must be drawn nevertheless.
+// A draw takes the first id at which the running sum of weights reaches a given
+// number. Here one weight is 1 and the others are tiny. Due to rounding, the
+// sum over all ids may stay below this number; an id must be drawn
+// nevertheless.
 TEST(SampleCudaTest, ATokenIsDrawnEvenIfRoundedSumsOfProbabilitiesAreTooSmall) {
   uint64_t seed = 0;
   for (const int64_t vocab : {2051, 5003, 9001, 20001}) {
@@ -603,10 +602,10 @@ TEST(SampleCudaTest, ATokenIsDrawnEvenIfRoundedSumsOfProbabilitiesAreTooSmall) {
       SCOPED_TRACE(absl::StrCat(vocab, " ", distance));
       Batch c = {std::vector<float>(static_cast<size_t>(vocab), -distance),
                  RowsAtTheLargestNumber(vocab), vocab, 0, true};
-      // One logit is much larger than all others, which are equal.
+      // One logit is much larger than the others, which are equal.
       c.logits[static_cast<size_t>(vocab / 3)] = 0.0f;
       ExpectIdsOfTheCpu(c, ++seed);
-      // The other weights differ from each other.
+      // Now the other logits differ from each other.
       for (int64_t id = 0; id < vocab; ++id) {
         if (id != vocab / 3) {
           c.logits[static_cast<size_t>(id)] -=
@@ -618,8 +617,8 @@ TEST(SampleCudaTest, ATokenIsDrawnEvenIfRoundedSumsOfProbabilitiesAreTooSmall) {
   }
 }
 
-// Nearly all ids have nearly equal weights, but the keys that order their
-// logits span 2^31 values.
+// Due to the high temperature, nearly all weights are nearly equal. But the
+// sort keys of the logits span 2^31 values.
 TEST(SampleCudaTest, LogitsOfVeryDifferentSizesAreOrderedAsOnTheCpu) {
   constexpr int64_t kVocab = 5003;
   std::vector<float> logits(kVocab);
@@ -640,17 +639,17 @@ TEST(SampleCudaTest, LogitsOfVeryDifferentSizesAreOrderedAsOnTheCpu) {
   ExpectSame(c);
 }
 
-// The kernel narrows down an interval of keys by splitting it repeatedly. After
-// each split, this test goes on with the part that has the most keys, which is
-// the worst case, or with a random part in which ids can be.
+// The kernel searches by splitting an interval of keys repeatedly. After each
+// split, this test continues in the part with the most keys (the worst case),
+// or in a random part that may contain ids.
 TEST(SampleCudaTest, TheSearchForTheTopIdsNeverNeedsMoreStepsThanItsLimit) {
   using emulated::TopKey;
   const TopKey end_of_row = emulated::BehindLogit(-kInf);
   std::mt19937 engine(3);
   int most = 0;
   for (const int32_t vocab : {3, 5003, 131072, 1 << 20}) {
-    // An upper bound for the number of ids that precede a key. No id has the
-    // key of -0, because -0 counts as 0.
+    // An upper bound for the number of (logit, id) keys below `key`. No key has
+    // the logit -0, because -0 counts as 0.
     const auto ids_before = [&](TopKey key) {
       key = std::min(key, end_of_row);
       constexpr TopKey kMinusZero = TopKey{0x80000000} << 32;
@@ -695,8 +694,8 @@ TEST(SampleCudaTest, TheSearchForTheTopIdsNeverNeedsMoreStepsThanItsLimit) {
   EXPECT_GT(most, 25);
 }
 
-// The parameters of a kernel in which one CTA collects all ids of a row: more
-// than the array can hold.
+// Arguments of a kernel in which one CTA collects the keys of all ids of a row
+// in `keys`. This array holds at most `most` keys.
 struct TakeArgs {
   const float* logits;
   int32_t vocab;
@@ -774,8 +773,8 @@ TEST(SampleCudaTest, TheLogitsOfAGreedyRowAreReadOnceAndOfOtherRowsAFewTimes) {
   EXPECT_EQ(LoadedBytes(c), 3 * 4 * kVocab);
   c.rows[0].row.min_p = 0.05f;
   EXPECT_EQ(LoadedBytes(c), 4 * 4 * kVocab);
-  // A row of nearly equal logits without filters needs two more passes, and a
-  // row of exactly equal logits some more.
+  // Without filters, nearly equal logits are read up to six times, and equal
+  // logits up to eight times.
   c.rows = {Row()};
   c.rows[0].row.position = PositionNearOne(0, 0.999);
   c.logits = RandomFloats(kVocab, 15, 0.05f);
@@ -801,9 +800,9 @@ TEST(SampleCudaTest, GivesTheSameResultOnEverySeed) {
 }
 
 TEST(SampleCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
-  // The four rows have a top list, a filter, a filter that keeps more ids than
-  // are sorted together, and equal logits for all ids that are not banned. The
-  // logits are divided between two warps.
+  // Row 0 asks for the top tokens, row 1 has a filter, the filter of row 2
+  // keeps more ids than are sorted together, and in row 3 all ids that are not
+  // banned have equal logits.
   constexpr int32_t kVocab = 9000;
   Batch c = {RandomFloats(kVocab, 10, 2.0f), {}, kVocab, 5, true};
   c.rows.resize(4);
@@ -817,8 +816,8 @@ TEST(SampleCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   c.rows[2].row.top_p = 0.9f;
   c.rows[3].biases.assign(kVocab, -kInf);
   for (int32_t id = 0; id < kVocab; ++id) c.rows[3].bias_ids.push_back(id);
-  // The first ids are banned, so the remaining ones begin in another warp's
-  // block.
+  // The first 300 ids are banned, so the first allowed id is in the block of
+  // another warp.
   for (int32_t id = 0; id < 300; ++id) c.rows[3].banned.push_back(id);
   const Sampled want = ByReference(c);
   const auto mutants = LeaveOutEach("sample", kSeeds, [&](EmulatedTest& test) {
@@ -851,8 +850,9 @@ TEST(SampleCudaTest, AVocabularyAboveTheLimitOfTheGpuKernelsIsRefused) {
                      HasSubstr("log_softmax: a GPU supports a vocabulary")));
 }
 
-// The count tables after count_tokens ran on three histories: one that clears
-// its table first, one that does not, and a padding entry without a table.
+// The count tables after one launch of count_tokens on three histories. The
+// first clears its table before it counts, the second adds to its table, and
+// the third is padding without a table.
 struct Counted {
   std::vector<int32_t> cleared, kept;
 };

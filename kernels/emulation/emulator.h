@@ -17,9 +17,9 @@ namespace kvasir::kernels::emulation {
 
 struct EmulatorOptions {
   // Determines the order in which threads run and in which asynchronous copies
-  // arrive. With an odd seed, each next thread is chosen at random among those
-  // that can run. With an even seed, it is mostly a thread of the same warp, so
-  // that one warp runs far ahead of the others.
+  // arrive. An odd seed chooses the next thread at random among those that can
+  // run. An even seed mostly chooses a thread of the same warp, so that one
+  // warp runs far ahead of the others.
   uint64_t seed = 1;
   // Number of CTAs that are resident at the same time.
   int multiprocessors = 4;
@@ -37,18 +37,18 @@ struct SyncSite {
   std::string file;  // without folders
   int line = 0;
   std::string kind;  // for example "SyncCta"
-  // how often threads passed it, also while it was left out
+  // how often threads passed the site, even if it was left out
   int64_t passes = 0;
 };
 
-// The cost of a source line that loads or stores through a primitive. After
-// every barrier, the lanes of a warp count their accesses at the line anew; the
-// accesses with the same number form one memory request.
+// The cost of a source line that loads or stores through a primitive. The n-th
+// accesses of all lanes of a warp since the last barrier form one memory
+// request.
 struct AccessCount {
   std::string file;
   int line = 0;
   std::string kind;      // for example "global load"
-  int64_t requests = 0;  // counted per warp
+  int64_t requests = 0;  // each serves the lanes of a warp
   int64_t bytes = 0;     // bytes that the lanes requested
   int64_t sectors = 0;   // global memory: 32-byte sectors, over all requests
   int64_t least_sectors = 0;  // sectors if the lanes' bytes were adjacent
@@ -56,10 +56,10 @@ struct AccessCount {
   int64_t least_passes = 0;   // passes if there were no bank conflicts
 };
 
-// Frees the stacks that a destroyed emulator has left for the next one. A test
-// calls this before it forks: ThreadSanitizer counts the fibers on these stacks
-// as threads, and it reports no races in a child process that was forked from a
-// process with several threads.
+// Frees the stacks that a destroyed emulator has left for the next one. Tests
+// call this before they fork: ThreadSanitizer counts the fibers on these stacks
+// as threads, and after a fork with several threads it reports no races in the
+// child.
 void FreeIdleStacks();
 
 class FiberPool;

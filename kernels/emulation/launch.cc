@@ -21,8 +21,8 @@ size_t AlignUp(size_t bytes, size_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
-// Maps pages with an mmap that ThreadSanitizer sees, so it forgets earlier
-// accesses to these addresses.
+// Maps pages with mmap(), which ThreadSanitizer intercepts, so that
+// ThreadSanitizer forgets earlier accesses to these addresses.
 char* Map(void* at, size_t bytes, int protection) {
   void* const data = ::mmap(
       at, bytes, protection,
@@ -251,8 +251,8 @@ void FreeFiberPool(FiberPool* pool) {
   UnmapPages(pool, sizeof(FiberPool));
 }
 
-// The pool that was given to GiveFiberPool last, or null if TakeFiberPool has
-// taken it.
+// The pool of the last call of GiveFiberPool. Null if TakeFiberPool has taken
+// it.
 constinit std::atomic<FiberPool*> idle_pool = nullptr;
 
 template <typename T>

@@ -1,13 +1,14 @@
-// Atomics and fences, and which of them order which accesses.
+// Atomics and fences, and how they order accesses.
 //
-// ThreadSanitizer knows neither fences nor the scopes of atomics, so all
-// atomics are described to it as relaxed. This file reports what they order by
-// means of clocks (Tag). At a fence or release, a snapshot of everything that
-// the thread has done is stored under a fresh clock. The thread's later atomics
-// attach this clock to the address that they write. A thread that reads the
-// address acquires the clock at its own next fence or acquire, if the scopes of
-// both operations include the other thread. So a fence orders only its own
-// thread's atomics, as in PTX.
+// ThreadSanitizer knows neither fences nor the scopes of atomics, so it sees
+// all atomics as relaxed. This file reports their order to it by means of
+// clocks. A fence or release stores a snapshot of the thread under a fresh
+// clock (Tag). Later atomics of this thread attach the tag to the addresses
+// that they write.
+//
+// A thread that reads such an address by an atomic acquires the clock at its
+// next fence or acquire. Both operations must have a scope that includes the
+// other thread. As in PTX, a fence orders only the atomics of its own thread.
 #include "kernels/emulation/runtime.h"
 
 namespace kvasir::kernels::emulation {
@@ -54,8 +55,8 @@ Tag NewTag(bool gpu) {
   return tag;
 }
 
-// Called when the current thread reads `location` by an atomic: the thread
-// collects the tags that are attached to it.
+// Called when the current thread reads `location` by an atomic. The thread
+// collects the tags of this location.
 void ReadTags(Location& location, bool acquires) {
   for (size_t i = 0; i < location.tags.size(); ++i) {
     const Tag& tag = location.tags[i];
@@ -275,7 +276,7 @@ uint32_t Atomic(AtomicKind kind, void* at, uint32_t value, uint32_t expected,
     Progress();
   } else if (kind == AtomicKind::kCas ||
              (kind == AtomicKind::kAdd && value == 0)) {
-    // The atomic changed nothing: the thread may be waiting by repeating it.
+    // The atomic changed nothing, so the thread may be polling with it.
     Poll(at, old);
   }
   return old;

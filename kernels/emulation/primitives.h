@@ -67,8 +67,8 @@ void LoadMatrices(uint32_t* words, int count, bool transposed, const void* row,
 // caller is about to make, and count it.
 void CheckGlobal(const void* address, size_t bytes, bool stores, Site site);
 void CheckShared(const void* address, size_t bytes, bool stores, Site site);
-// Like CheckGlobal, for LoadOnce: also checks that the launch has not stored to
-// these bytes.
+// Like CheckGlobal, but for LoadOnce: also checks that the launch has not
+// stored to these bytes.
 void CheckOnce(const void* address, size_t bytes, Site site);
 
 // Atomic accesses of 32 or 64 bits. An access that acquires or releases is a

@@ -171,7 +171,7 @@ TEST(PrimitivesTest, BulkCopiesHaveArrivedWhenTheirBarriersPhaseEnds) {
   }
 }
 
-// Checks LaunchMma: each element must be the product in float64, plus one,
+// Checks LaunchMma: each element must be A B + 1, computed in float64 and
 // rounded to float32.
 template <typename T>
 void ExpectProduct(bool bf16) {
@@ -225,7 +225,7 @@ TEST(PrimitivesTest, TheMmaCeilingKernelComputesAllItsProducts) {
   ASSERT_EQ(one.size(), three.size());
   std::set<float> seen;
   for (size_t i = 0; i < one.size(); ++i) {
-    // The inputs are multiples of 1/16, so sums are exact.
+    // The random numbers are multiples of 1/16, so sums are exact.
     EXPECT_EQ(three[i], 3 * one[i]);
     seen.insert(one[i]);
   }
@@ -278,7 +278,7 @@ class MmaOfZerosTest : public ::testing::Test {
     return chain;
   }
 
-  // Returns the bits of the sums, [16, 8].
+  // Returns the bits of the sums of all products, [16, 8].
   static Words Run(const Chain& chain) {
     Words in;
     for (const Operands& operands : chain) {
@@ -312,7 +312,7 @@ TYPED_TEST(MmaOfZerosTest, AMatrixProductWithZerosDoesNotChangeTheSums) {
   const auto chain = this->RandomChain(6);
   const Words want = this->Run(chain);
   for (int turn = 0; turn < 12; ++turn) {
-    // The places with zeros: only in A, only in B, or in both.
+    // Depending on `turn`, A is zero, B is zero, or both are.
     typename TestFixture::Operands zeros;
     for (TypeParam& number : zeros.a) {
       if (turn % 3 == 1) number = this->AnyFinite();
@@ -332,7 +332,7 @@ TYPED_TEST(MmaOfZerosTest, AMatrixProductWithZerosDoesNotChangeTheSums) {
 TYPED_TEST(MmaOfZerosTest, AFactorThatIsMultipliedByZeroDoesNotChangeTheSums) {
   for (int turn = 0; turn < 4; ++turn) {
     auto chain = this->RandomChain(5);
-    std::vector<std::vector<bool>> is_zero;  // for each product: [column, k]
+    std::vector<std::vector<bool>> is_zero;  // [product][column, k]
     for (auto& operands : chain) {
       is_zero.emplace_back(kMmaColumns * kMmaDepth);
       for (size_t i = 0; i < kMmaColumns * kMmaDepth; ++i) {
@@ -346,8 +346,8 @@ TYPED_TEST(MmaOfZerosTest, AFactorThatIsMultipliedByZeroDoesNotChangeTheSums) {
       }
     }
     for (size_t column = 0; column < kMmaColumns; ++column) {
-      // Replaces the factors in A that are multiplied by this column's zeros,
-      // either by zeros or by any numbers. The sums must stay the same.
+      // Replaces the numbers of A that are multiplied by a zero of this column
+      // of B, by zeros or by any numbers. The column's sums must stay the same.
       const auto beside = [&](bool zeros) {
         auto other = chain;
         for (size_t i = 0; i < other.size(); ++i) {
@@ -390,8 +390,8 @@ TYPED_TEST(MmaOfZerosTest, AProductAmongZerosGivesTheSameSumAtEveryIndex) {
   }
 }
 
-// The sums of a row must not depend on the row's index in a tile, which changes
-// if a prompt is cut into other chunks.
+// The index of a row in its tile depends on how a prompt is cut into chunks, so
+// the row's sums must not depend on this index.
 TYPED_TEST(MmaOfZerosTest, ARowHasTheSameSumsAtEveryIndexInATile) {
   const auto chain = this->RandomChain(4);
   const Words want = this->Run(chain);
@@ -472,8 +472,7 @@ template <typename T>
 T Part(uint32_t pair, int i) {
   return {static_cast<uint16_t>(pair >> (16 * i))};
 }
-// True if `got` is the 16-bit number nearest to the exact a b + c, with ties to
-// even. Compares it with all numbers nearby.
+// True if `got` is the 16-bit number nearest to a b + c, with ties to even.
 template <typename T>
 bool IsNearest(T got, double a, double b, double c) {
   const auto distance = [&](T number) {
@@ -490,9 +489,8 @@ bool IsNearest(T got, double a, double b, double c) {
   return true;
 }
 
-// Makes operands for FmaPair: pairs of finite numbers of similar size, because
-// with very different sizes a sum would only copy one operand. In every third
-// triple, the third operand is small.
+// Checks operations on pairs with finite operands of similar size. If sizes
+// differed much, a sum would only copy one operand.
 template <typename T>
 void ExpectPairs(int at) {
   constexpr uint32_t kCount = 300;
@@ -598,8 +596,7 @@ TEST(PrimitivesTest, ConversionsFunctionsAndPickBytesMatchTheirDefinitions) {
   }
 }
 
-// Runs the kernel of LaunchGridSum, which copies its input by a pipeline and
-// sums it over the grid, and checks the sum.
+// Runs the kernel of LaunchGridSum and checks the sum.
 struct GridSum {
   static constexpr uint32_t kCtas = 4;
   static constexpr uint32_t kCount = 64 * 3;

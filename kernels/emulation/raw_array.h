@@ -72,8 +72,8 @@ class RawArray {
     if (least > bytes_) Grow(least);
     size_ = size;
   }
-  // Frees the memory. There is no destructor, so that structs of arrays stay
-  // trivial.
+  // Frees the memory. There is no destructor, so that structs with such arrays
+  // stay trivial.
   void Free() {
     UnmapPages(data_, bytes_);
     data_ = nullptr;
@@ -90,7 +90,8 @@ class RawArray {
       const long at =
           ::syscall(SYS_mremap, data_, bytes_, bytes, MREMAP_MAYMOVE);
       if (at == -1) std::abort();
-      data_ = reinterpret_cast<T*>(at);  // NOLINT: as above
+      data_ =
+          reinterpret_cast<T*>(at);  // NOLINT: the system returns an address
     }
     bytes_ = bytes;
   }

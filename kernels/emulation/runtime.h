@@ -38,16 +38,18 @@ struct Tag {
   const Fiber* by;
 };
 
-// An address that atomics access, with the clocks that its readers may acquire.
+// An address that atomics access, with the clocks that atomic reads may
+// acquire.
 struct Location {
   void* address;
-  size_t bytes;     // size of its last access
-  uint64_t cta;     // shared memory: the CTA that owns it; global memory: the
-                    // first CTA that accessed it
-  bool cta_scoped;  // an atomic in the CTA's scope accessed it
+  size_t bytes;  // size of the last access
+  // The CTA that owns the shared memory. For global memory: the first CTA that
+  // accessed the address.
+  uint64_t cta;
+  bool cta_scoped;  // whether an atomic of CTA scope accessed the address
   RawArray<Tag> tags;
-  // Only for a copy barrier: the addresses of these elements serve as the keys
-  // of two clocks in ThreadSanitizer.
+  // Only for a copy barrier: the addresses of these elements are keys of
+  // ThreadSanitizer clocks, one for each parity of a phase.
   uint64_t phases[2];
 };
 
@@ -77,7 +79,7 @@ struct alignas(64) Fiber {
   void* stack_pointer;
   Warp* warp;
   Cta* cta;
-  const Meet* waits_for;  // null: the thread is ready, runs or has ended
+  const Meet* waits_for;  // null if the thread does not wait
   const char* doing;      // the name of the current primitive
   Site site;
   uint32_t lane;
@@ -86,7 +88,7 @@ struct alignas(64) Fiber {
   uint32_t given[8];  // operands of a collective
   uint32_t got[4];
   static constexpr uint32_t kLooks = 4;
-  Look looks[kLooks];  // the last polls that differ from each other
+  Look looks[kLooks];  // the last distinct polls
   uint32_t num_looks;
   char* stack;  // lowest address, just above a guard page
   void* tsan;
@@ -94,12 +96,12 @@ struct alignas(64) Fiber {
   size_t landed;                 // number of copies whose bytes have arrived
   int groups;                    // number of committed groups
   Tag released;                  // snapshot of its last fence
-  RawArray<Tag> read;  // snapshots that its atomics have read since that fence
+  RawArray<Tag> read;  // snapshots that its atomics read since this fence
 };
 
 // A point at which threads wait for each other.
 struct Meet {
-  uint32_t mask;   // lanes of a warp; unused by a CTA's barriers
+  uint32_t mask;   // lanes that meet; unused by a CTA's barriers
   uint32_t lanes;  // number of lanes in the mask
   uint32_t arrived;
   uint32_t expected;
@@ -107,11 +109,10 @@ struct Meet {
   uint32_t waiting;  // mask of the warp's lanes that wait
   const char* doing;
   Site site;
-  // the addresses of these two elements serve as keys of clocks in
-  // ThreadSanitizer; meetings use them in turn (generation % 2)
+  // The addresses of these elements are keys of ThreadSanitizer clocks. Meeting
+  // number `generation` uses element generation % 2.
   uint64_t clocks[2];
 };
-// A barrier of a CTA.
 struct CtaBarrier {
   Meet meet;
   // For each warp, the mask of the lanes that wait.
@@ -145,12 +146,12 @@ struct Cta {
   uint32_t live;
   Fiber* fibers;
   Warp* warps;
-  CtaBarrier barriers[16];  // barrier 0 is SyncCta's
-  char* shared;             // shared memory of shared_bytes bytes
-  char* shared_map;         // includes a guard page on each side
+  CtaBarrier barriers[16];  // SyncCta uses barrier 0
+  char* shared;
+  char* shared_map;  // includes a guard page on each side
   size_t shared_map_bytes;
   uint32_t shared_bytes;
-  uint64_t start_clock;  // its address identifies a clock
+  uint64_t start_clock;  // its address is the key of a ThreadSanitizer clock
 };
 
 // A 16-byte block of global memory, and which of its bytes a launch has stored
@@ -158,8 +159,8 @@ struct Cta {
 struct StoredBlock {
   static constexpr uint64_t kBytes = 16;
   uint64_t block;  // its address / kBytes
-  // The number of the launch that stored. If it is not the present launch
-  // (FiberPool::launches), the entry counts as free.
+  // The number of the launch that stored. If it is not the current launch
+  // (FiberPool::launches), the entry is free.
   uint32_t launch;
   uint32_t stored;  // one bit for each byte that was stored
 };
@@ -171,7 +172,7 @@ class FiberPool {
   RawArray<Cta> ctas;
   RawArray<Warp> warps;
   char* signal_stack;
-  char* clocks;  // addresses for fresh clocks
+  char* clocks;  // addresses that are keys of fresh clocks
   RawArray<Location*> location_chunks;
   RawArray<Location*> locations;  // hash table, at most half full
   RawArray<StoredBlock> stored;   // hash table, at most half full
@@ -192,8 +193,9 @@ struct Launch {
   const GuardedMemory::Range* ranges;
   size_t num_ranges;
   bool any_memory;
-  // Two caches, indexed by the source line (modulo kLines): the memory range
-  // that the line accessed last, and the line's site.
+  // Two caches, indexed by the source line modulo kLines. They hold the index
+  // of the memory range that the line accessed last, and the index of the
+  // line's site.
   static constexpr size_t kLines = 64;
   size_t range_of_line[kLines];
   int site_of_line[kLines];
@@ -271,14 +273,14 @@ struct Arrival {
 };
 void Arrive(Meet& meet, const Arrival& arrival);
 void LandBulk();
-// Gives the warps of a new CTA random ranks (the order in which warps run). The
-// CTA's fibers must exist, but none may be ready yet.
+// Gives the warps of a new CTA random ranks, which determine the order in which
+// warps run. The CTA's fibers must exist, but none may be ready.
 void PlaceWarps(Cta& cta);
 // Makes `lanes` of the warp ready.
 void MakeReady(Warp& warp, uint32_t lanes);
 // Prepares a fiber to run the kernel from its beginning.
 void StartFiber(Fiber& fiber, size_t stack_bytes);
-// Runs on the launch's own host thread until a CTA ends (Launch::ended_cta).
+// Runs fibers until a CTA ends (Launch::ended_cta).
 void RunUntilACtaEnds();
 const char* BaseName(const char* path);
 
@@ -288,16 +290,17 @@ Location& LocationOf(const void* address);
 bool InShared(const void* address);
 
 // --- accesses.cc
+
 // Adds the cost of a warp's open requests to the counts, and starts new
 // requests.
 void FlushRequests(Cta& cta, uint32_t warp);
-// Writes to `text` what lies at an address whose access raised a signal, and
-// returns `text`.
+// Describes the memory at an address whose access raised a signal. Writes the
+// description to `text`, and returns `text`.
 const char* DescribeAddress(const void* address, char* text, size_t bytes);
 [[noreturn]] void FaultMisaligned(const void* address, size_t bytes);
 [[noreturn]] void FaultOutOfShared(const void* address);
-// Returns the index of the allocation that holds the bytes; reports a fault if
-// there is none.
+// Returns the index (in Launch::ranges) of the allocation that holds these
+// bytes. Reports a fault if there is none.
 size_t FindRange(const void* address, size_t bytes);
 void CountIn(AccessTable& table, const void* address, size_t bytes, bool shared,
              bool stores);

@@ -48,8 +48,7 @@ KVASIR_EMULATION_TLS const Place* current_place = nullptr;
 namespace {
 
 // If no thread makes progress during this many polls per ready thread, the
-// launch counts as deadlocked: by then each of these threads has polled
-// thousands of times.
+// launch counts as deadlocked.
 constexpr int64_t kMostPolls = 4096;
 constexpr int kReportedGroups = 16;
 
@@ -119,7 +118,7 @@ void ReportThreads() {
 
 constexpr char kAllWait[] = "deadlock: all threads wait, or have ended";
 
-// how many bits a word of ready_ranks has, one for each rank
+// ranks (bits) in each word of ready_ranks
 constexpr uint32_t kRanks = 64;
 
 void SetRankReady(Launch& launch, const Warp& warp) {
@@ -152,8 +151,8 @@ Warp& FirstReadyWarp(Launch& launch) {
   return *launch.by_rank[word * kRanks + bit];
 }
 
-// Returns the first ready lane of the warp from lane `first` on, then from lane
-// 0 on, and makes it not ready.
+// Takes the first ready lane at or after `first`; if there is none, the first
+// ready lane. The lane is then no longer ready.
 Fiber* TakeLane(Launch& launch, Warp& warp, uint32_t first) {
   const uint32_t turned =
       warp.ready >> first | warp.ready << ((kLanes - first) % kLanes);
@@ -324,8 +323,7 @@ void Poll(const void* at, uint64_t value) {
       launch.polls > kMostPolls * static_cast<int64_t>(CountReady() + 1)) {
     Stuck("deadlock: threads poll for changes that no thread will make");
   }
-  // Another thread should run next, because this one waits for something that
-  // others do.
+  // Lets another warp run next, because this thread waits for others.
   if (launch.order != ThreadOrder::kAny) {
     SwapRanks(launch, *self.warp,
               *launch.by_rank[RandomBelow(launch.num_warps)]);
@@ -453,8 +451,8 @@ void FiberMain() {
   Cta& cta = *self.cta;
   tsan::Acquire(&cta.start_clock);
   launch.kernel->call(launch.kernel->function, launch.kernel->args);
-  tsan::Release(&launch.ended_cta);  // synchronizes with the host at the end of
-                                     // the launch
+  // For ThreadSanitizer: the host reads results after this thread has ended.
+  tsan::Release(&launch.ended_cta);
   if (self.landed < self.copies.size()) {
     const Site& site = self.copies[self.landed].site;
     Fault(

@@ -22,9 +22,9 @@ struct SiteTable {
   };
   Entry entries[kMost];
   int count;
-  // The site that is left out. out_file is its file's name without folders, or
-  // null if no site is left out; out_index is its index in `entries`, or -1 as
-  // long as no thread has reached it.
+  // The site that is left out. out_file is a name without folders, or null if
+  // no site is left out. out_index is the site's index in `entries`, or -1
+  // until a thread reaches it.
   const char* out_file;
   int out_line;
   const char* out_kind;
@@ -43,9 +43,10 @@ struct AccessTable {
 
 // How the next thread is chosen when several are ready.
 enum class ThreadOrder : uint8_t {
-  kAny,     // any of them, at random
-  kByWarp,  // mostly a thread of the ready warp with the lowest rank, so that
-            // one warp runs far ahead
+  kAny,  // at random
+  // Mostly a thread of the ready warp with the lowest rank, so that this warp
+  // runs far ahead of the others.
+  kByWarp,
 };
 
 struct LaunchRequest {
@@ -62,9 +63,9 @@ struct LaunchRequest {
   uint32_t shared_bytes;  // the largest shared memory of a CTA
 };
 
-// Stacks and fibers, which launches reuse. GiveFiberPool keeps the given pool
-// for the next TakeFiberPool and frees the pool that it kept before. With null,
-// it only frees that pool.
+// Stacks and fibers, which launches reuse. One idle pool is kept: GiveFiberPool
+// replaces it by the given pool (or null) and frees the previous one.
+// TakeFiberPool takes it.
 class FiberPool;
 FiberPool* TakeFiberPool();
 void GiveFiberPool(FiberPool* pool);

@@ -1,7 +1,7 @@
 // Functions that describe an emulated launch to ThreadSanitizer, so that it
 // finds races of kernels. Each CUDA thread is a fiber; a switch between fibers
-// does not order their accesses. The emulator's own code is not instrumented,
-// so it reports the kernels' accesses through these functions. Without
+// does not order their accesses. The emulator is not instrumented, so it
+// reports each access of a kernel through these functions. Without
 // -fsanitize=thread, the functions for atomics are plain accesses and the
 // others do nothing.
 #pragma once

@@ -133,9 +133,8 @@ void EvictCompactReference(const EvictCompactArgs& params, CpuStream&) {
 }
 
 void EvictCompactCpu(const EvictCompactArgs& params, CpuStream& stream) {
-  // How many numbers of work ForRows assumes for a region. So it wakes other
-  // threads for four regions or more, which pays off if a few hundred slots or
-  // more move.
+  // The work of one region, as ForRows counts it. With this number, ForRows
+  // wakes other threads for four regions or more.
   constexpr int64_t kNumbersPerRegion = 4096;
   ForRows(stream, params.num_evictions * params.num_regions, kNumbersPerRegion,
           [&](int64_t begin, int64_t end, int /*thread*/) {

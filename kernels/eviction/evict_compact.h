@@ -9,9 +9,9 @@
 
 namespace kvasir::kernels {
 
-// The data of one kind that is stored in every slot for one unit (a set of KV
-// heads that evict together): the codes of a group, or the entries of a
-// metadata plane.
+// One kind of data that every slot stores for one unit (a set of KV heads that
+// evict the same tokens): the codes of a group, or the entry in a metadata
+// plane.
 template <template <typename> class Ptr>
 struct EvictRegionIn {
   Ptr<void> arena = nullptr;  // [N, page_bytes]
@@ -25,10 +25,10 @@ struct EvictRegionIn {
 using EvictRegion = EvictRegionIn<DevicePtr>;
 using EvictRegionArgs = EvictRegionIn<LaunchPtr>;
 
-// For every eviction and region: slot i of to_table becomes a copy of slot
-// kept_slots[unit, i] of block_table, for i from 0 to k - 1 in this order.
-// kept_slots is in ascending order, so no slot is overwritten before it is
-// read, even if both tables name the same pages. Slots from k on are unchanged.
+// For every eviction and region, copies slot kept_slots[unit, i] of block_table
+// to slot i of to_table, for i = 0, 1, ..., k - 1. kept_slots is in ascending
+// order, so no slot is overwritten before it is read, even if both tables have
+// the same pages. Slots from k on are unchanged.
 template <template <typename> class Ptr>
 struct EvictCompactParamsIn {
   Ptr<const EvictRegionIn<Ptr>> regions = nullptr;
@@ -36,7 +36,7 @@ struct EvictCompactParamsIn {
   int64_t page_tokens = 0;  // P
   Ptr<const Eviction> evictions = nullptr;
   int64_t num_evictions = 0;
-  Ptr<const int32_t> kept_slots = nullptr;  // [U, k] for each eviction
+  Ptr<const int32_t> kept_slots = nullptr;  // [units, k] by eviction
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

@@ -41,10 +41,9 @@ struct EvictParts {
 // The pages to which the kept slots are moved.
 enum class To { kSamePages, kOtherPages, kSomeOtherPages };
 
-// A sequence from which some slots were evicted.
 struct Evicted {
   LatentCache cache;
-  std::vector<float> mass;                 // before the eviction [U, slots]
+  std::vector<float> mass;                 // [unit, slot], before the eviction
   std::vector<std::vector<int32_t>> kept;  // [U]
   std::vector<double> expected;
 
@@ -83,8 +82,7 @@ struct Evicted {
       kept.emplace_back(list.begin() + u * kKept,
                         list.begin() + (u + 1) * kKept);
     }
-    // Computes, before any slot is moved, the output that attention should give
-    // afterwards.
+    // Computes the output that attention should give after the move.
     LatentAsk ask = Last();
     ask.slots_of_unit = &kept;
     expected = cache.Expected(ask);

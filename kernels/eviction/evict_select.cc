@@ -33,7 +33,7 @@ class Candidates {
 
   int64_t begin() const { return eviction_.sinks; }
   int64_t end() const { return eviction_.num_slots - eviction_.recent; }
-  // The number of candidates that are kept.
+  // The number of candidates to keep.
   int64_t places() const {
     return eviction_.kept - eviction_.sinks - eviction_.recent;
   }
@@ -108,9 +108,9 @@ void Decay(const Eviction& eviction, const Candidates& candidates) {
   }
 }
 
-// Returns a sort key by which slots of greater worth come first and, if the
-// worth is equal, lower slots come first. Worth is never below 0, so its bits,
-// as an integer, have the same order as its values.
+// Returns a sort key: slots of greater worth have smaller keys, and of slots of
+// equal worth, the lower one has. Worth is never negative, so its bits have the
+// same order as its values.
 uint64_t KeyOf(float worth, int64_t slot) {
   return uint64_t{~std::bit_cast<uint32_t>(worth)} << 32 |
          static_cast<uint32_t>(slot);

@@ -19,7 +19,8 @@ struct EvictPart {
   const int32_t* unit_of_group = nullptr;
 };
 
-// The parameters of a layer's two eviction ops that do not change after load.
+// The parameters of evict_select and evict_compact for one layer. They do not
+// change after load.
 struct PreparedEviction {
   explicit PreparedEviction(Device* device) : tables(device) {}
   SlotMetadata metadata;
@@ -37,8 +38,8 @@ absl::StatusOr<PreparedEviction> Prepare(Device& device,
 // The sizes of all evictions of a step in one page group, which are the same
 // for all layers of the group.
 struct EvictionStep {
-  int64_t most_slots = 0;  // the most slots of any sequence before its eviction
-  // The length of the list kept_slots for `num_units` units.
+  int64_t most_slots = 0;  // of any sequence before its eviction
+  // The length of EvictSelectParams::kept_slots.
   int64_t kept_slots = 0;
 };
 // Checks the counts and weights in a step's evictions; does not read the

@@ -11,8 +11,8 @@ namespace kvasir::kernels {
 
 // Where a slot stores the codes of a run. The lowest `low_bits` bits of code i
 // begin at bit low_bit + i * low_bits of the slot. Codes of 3, 5 or 6 bits have
-// their other bits in another plane, at bit high_bit + i * high_bits. The bits
-// that a code has in one plane are always in one byte.
+// their other bits in a second plane, from bit high_bit + i * high_bits on. No
+// plane splits the bits of a code between two bytes.
 struct CodePlace {
   int64_t low_bit = 0;
   int low_bits = 0;  // 0: nothing is stored
@@ -91,8 +91,8 @@ KVASIR_HOST_DEVICE inline void WriteCode(uint8_t* slot, const CodePlace& place,
          code >> place.low_bits);
 }
 
-// PackCodes converts one byte per channel [R'] to the slot's bytes. UnpackCodes
-// is its inverse.
+// PackCodes packs codes, given as one byte per channel, into the bytes of a
+// slot. UnpackCodes does the inverse.
 inline void PackCodes(const LatentGroup& group, const uint8_t* codes,
                       uint8_t* slot) {
   CodeCursor cursor(group);
@@ -118,8 +118,8 @@ inline void UnpackCodes(const LatentGroup& group, const uint8_t* slot,
   }
 }
 
-// Takes the codes of eight channels, one per byte with the first channel in the
-// lowest byte. Returns the lowest kBits bits of each, packed side by side.
+// Returns the lowest kBits bits of each of eight codes, packed side by side.
+// `eight` has one code per byte, the first in the lowest byte.
 template <int kBits>
 KVASIR_HOST_DEVICE uint64_t Squeeze(uint64_t eight) {
   static_assert(kBits == 1 || kBits == 2 || kBits == 4);

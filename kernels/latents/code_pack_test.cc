@@ -57,8 +57,8 @@ TEST(CodePackTest, BitPlanesAreStoredInSequenceAndFillBytesFromTheLowestBit) {
   for (const Group& group : Groups()) {
     const std::vector<uint8_t> codes = RandomCodes(group);
     std::vector<bool> stream;
-    // Appends `count` bits of every code whose width (in bits) is a key of
-    // `first` to the expected stream. first[width] is the first of these bits.
+    // Appends bits of all codes of b bits to the expected stream, if b is a key
+    // of `first`: bits first[b] to first[b] + count - 1 of each code.
     const auto append = [&](const std::map<int, int>& first, int count) {
       for (const CodeRun& run : group.runs) {
         const auto from = first.find(run.bits);

@@ -23,9 +23,8 @@ KVASIR_HOST_DEVICE inline uint16_t BitsOfOrder(int32_t order) {
   return static_cast<uint16_t>(order < 0 ? 0x8000 | -order : order);
 }
 
-// Rounds x to a 16-bit type T: down, to the greatest T that is not above x; or
-// up if kUp is set, to the least T that is not below x. The result is always
-// finite and never -0.
+// Rounds x to the type T: up if kUp is set, otherwise down. The result is
+// always finite and never -0.
 template <typename T, bool kUp>
 KVASIR_HOST_DEVICE T RoundToSide(float x) {
   constexpr int32_t kGreatest =
@@ -47,7 +46,7 @@ KVASIR_HOST_DEVICE inline float RoundToSide<float, false>(float x) {
   return x + 0.0f;
 }
 
-// A run's scale and minimum, in the layout in which a slot stores them.
+// The scale and minimum of a run, laid out as in a slot.
 template <typename T>
 struct StoredRange {
   T scale;
@@ -60,8 +59,8 @@ KVASIR_HOST_DEVICE StoredRange<T> RangeOf(float low, float high, int bits) {
   StoredRange<T> range;
   range.minimum = RoundToSide<T, false>(low);
   const float levels = static_cast<float>((1 << bits) - 1);
-  // `width` is below 0 only if `high` is below the least finite T, to which the
-  // minimum is limited.
+  // The minimum is at least the least finite T. So `width` is negative if
+  // `high` is less than that.
   const float width = high - ToFloat(range.minimum);
   range.scale = RoundToSide<T, true>((width > 0.0f ? width : 0.0f) / levels);
   return range;
@@ -78,8 +77,8 @@ KVASIR_HOST_DEVICE inline float CountedAs(float x) {
 KVASIR_HOST_DEVICE inline float ExactCode(float x, float minimum, float scale) {
   return (x - minimum) / scale;
 }
-// Whether a code is clamped, because `exact` is too low to round to the first
-// code or too high to round to the last one.
+// Whether a code must be clamped, because `exact` rounds to a number below 0 or
+// above `levels`.
 KVASIR_HOST_DEVICE inline bool IsClamped(float exact, float levels) {
   return exact < -0.5f || exact >= levels + 0.5f;
 }
@@ -106,9 +105,8 @@ KVASIR_HOST_DEVICE inline float UnitFactor(float square_sum, int64_t width) {
       std::sqrt(static_cast<float>(width)) / std::sqrt(square_sum);
   return std::isfinite(factor) ? factor : 0.0f;
 }
-// Returns the scale to store with level codes, by which the decoded row has the
-// same length (norm) as the original row. It is rounded to the nearest finite
-// T.
+// Returns the scale with which a row that is decoded from levels has the same
+// L2 norm as the original row. It is rounded to the nearest finite T.
 template <typename T>
 KVASIR_HOST_DEVICE T LengthScale(float square_sum, float level_square_sum) {
   const float scale = std::sqrt(square_sum) / std::sqrt(level_square_sum);

@@ -1,5 +1,5 @@
-// copy_pages: copies whole pages from one id to another, within an arena
-// (copy-on-write) or between a device arena and that of the host pool. C++17.
+// copy_pages: copies whole pages within an arena (for copy-on-write), or
+// between an arena of the device and one of the host pool. C++17.
 #pragma once
 
 #include <cstdint>

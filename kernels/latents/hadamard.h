@@ -26,7 +26,7 @@ struct HadamardBlock {
 // The latent of a group. Its channels begin at `column` of a row of x and y.
 struct HadamardLatent {
   int64_t column = 0;
-  const HadamardBlock* blocks = nullptr;  // orders add up to the width
+  const HadamardBlock* blocks = nullptr;  // their orders add up to the width
   int64_t num_blocks = 0;
 };
 
@@ -62,8 +62,8 @@ struct HadamardParamsIn {
 using HadamardParams = HadamardParamsIn<DevicePtr>;
 using HadamardArgs = HadamardParamsIn<LaunchPtr>;
 
-// The largest order of a block (scratch_floats / 2) that the GPU kernel
-// accepts, because it keeps the block in shared memory.
+// The largest order of a block for the GPU kernel, which keeps the block in
+// shared memory.
 inline constexpr int64_t kCudaHadamardFloats = int64_t{12} << 10;
 
 // The arguments that change with every step.

@@ -24,8 +24,7 @@ HWY_INLINE void Butterfly(float* first, float* second) {
   hn::StoreU(hn::Sub(u, v), kFloats, second);
 }
 
-// The butterfly step with distance s inside a vector, which combines lanes i
-// and i + s.
+// The butterfly of lanes i and i + s inside one vector.
 HWY_INLINE Vec ButterflyLanes(Vec z, int s) {
   const hn::RebindToSigned<Floats> d32;
   const auto lane = hn::Iota(d32, 0);
@@ -78,9 +77,9 @@ void Scale(const float* from, int64_t count, float scale, float* to) {
 }
 
 // Multiplies kLines lines of z [m, stride] by the matrix K of the block
-// (hadamard.h). Computes only kVecs SIMD vectors of each resulting line,
-// beginning at element a. MultiplyLines calls this so that eight sums are
-// independent, which hides the latency of additions.
+// (hadamard.h). Computes only kVecs SIMD vectors of each result, from element a
+// on. With kLines * kVecs = 8, eight independent sums hide the latency of
+// additions.
 template <int kLines, int kVecs>
 HWY_INLINE void MultiplyTile(const HadamardBlock& block, const float* signs,
                              const float* z, float scale, int64_t a,
@@ -119,9 +118,9 @@ void MultiplyLines(const HadamardBlock& block, const float* signs,
   }
 }
 
-// Multiplies x by a block with k > 1. x is transposed first: line p (0 to m -
-// 1) has the k numbers (0, p) to (k - 1, p) next to each other. So both factors
-// of the block can be computed with whole vectors, however small m is.
+// Multiplies x by a block with k > 1. x [k, m] is transposed first, so that
+// both factors of the block can be computed with whole SIMD vectors, however
+// small m is.
 void MultiplyKernel(const HadamardBlock& block, const float* signs,
                     const float* x, float scale, float* scratch, float* y) {
   const int64_t k = block.kernel_order;

@@ -3,17 +3,16 @@
 // memory while it is transformed.
 //
 // x and y have the type args.dtype, whatever the type of their pointers. The
-// computation is hadamard.h's, in the same order, so float32 activations give
-// the CPU's bits. Entries of K are +1 or -1, so a fused multiply-add with an
-// entry rounds like an addition or a subtraction.
+// order of operations is that of hadamard.h, so float32 activations give the
+// same bits as on a CPU. A multiply-add with an entry of K (+1 or -1) rounds
+// like an addition or subtraction.
 //
 // Layout: rows of latents, row strides apart. Neighbouring threads access
 // neighbouring numbers.
 //
-// Bytes per latent: its numbers are read once and written once. Operations per
-// block of order k m: k m log2(m) additions, and k^2 m more if k > 1. Lower
-// bound of the time: the bytes divided by the bandwidth of the memory. The
-// bytes are few compared with the weights that a step reads.
+// Each number is read once and written once. A block of order k m takes k m
+// log2(m) additions, and k^2 m more if k > 1. Lower bound of the time: the
+// bytes divided by the bandwidth of the memory.
 #include <cmath>
 
 #include "kernels/latents/hadamard.h"
@@ -33,8 +32,8 @@ struct HadamardLaunch {
   int64_t block_floats = 0;  // floats of shared memory per team
 };
 
-// A barrier for a team: the threads that transform a block together, which are
-// a warp or the whole CTA.
+// A barrier for a team. A team is a warp or a whole CTA that transforms a block
+// together.
 template <uint32_t team>
 KVASIR_DEVICE void SyncTeam(simt::Site site = simt::Site::Here()) {
   if constexpr (team == simt::kWarp) {
@@ -44,8 +43,8 @@ KVASIR_DEVICE void SyncTeam(simt::Site site = simt::Site::Here()) {
   }
 }
 
-// Transforms a block: the work of one thread of the team. `z` is shared memory
-// of the whole team.
+// The work of one thread of a team that transforms a block. `z` is shared
+// memory of the team.
 template <typename T, uint32_t team>
 KVASIR_DEVICE void TransformBlock(const HadamardBlock& block, bool transposed,
                                   const T* x, float* z, T* y) {

@@ -95,9 +95,9 @@ TEST_P(HadamardTest,
   }
 }
 
-// The widths cover powers of two (some smaller than a SIMD vector), products of
-// the order of a Paley I or II matrix and a power of two (small or large), and
-// widths for which the matrix has several blocks.
+// The widths cover powers of two (some smaller than a SIMD vector), multiples
+// of the orders of Paley I and Paley II matrices, and widths that need several
+// blocks.
 INSTANTIATE_TEST_SUITE_P(Widths, HadamardTest,
                          ::testing::Values(1, 2, 7, 8, 16, 24, 64, 72, 96, 128,
                                            160, 288, 300, 512, 50, 52));

@@ -59,8 +59,8 @@ absl::Status CheckWidest(const Device& device, int64_t most_codes) {
                    kCudaAppendCodes));
 }
 
-// How many floats of scratch memory the op needs: on a CPU, for the sums of
-// squared errors of each unit; on a GPU, for the error of each latent.
+// The number of floats of scratch memory that the op needs. They hold squared
+// errors: of each unit and side on a CPU, of each latent on a GPU.
 int64_t ScratchOf(const Stream& stream, const KvAppendParams& params,
                   int64_t num_tokens) {
   const int64_t num_units = params.metadata.num_units;

@@ -9,15 +9,17 @@
 
 namespace kvasir::kernels {
 
-// Token t is written to slot slots[t] % P of page slots[t] / P; if `slots` is
-// null, to slot t % P of page t / P. If slots_are_bytes (KvAppendShape) is set,
-// each page has one slot, and slots[t] is the byte offset at which the token's
-// page begins, which may be any number. If slots[t] is negative, token t is
+// Token t is written to slot slots[t] % P of page slots[t] / P, or to slot t %
+// P of page t / P if `slots` is null. A token with a negative slots[t] is
 // skipped. No two tokens of a launch may have the same slot.
+//
+// If slots_are_bytes (KvAppendShape) is set, a page has one slot, and slots[t]
+// is the byte offset of the token's page. Any offset is allowed.
 //
 // Parts without codes store numbers, rounded to the part's dtype (to nearest,
 // ties to even). Codes of b bits are computed in float32 with IEEE division
-// (docs/artifact.md, Codes), in one of three ways; levels = 2^b - 1:
+// (docs/artifact.md, Codes), in one of three ways. Let levels = 2^b - 1.
+//
 //   ranges in slots, per run: minimum = the least number rounded down to
 //     param_dtype; scale = max(greatest - minimum, 0) / levels rounded up to
 //     it; code = 0 if scale is 0, else round-half-even(clamp((x - minimum) /
@@ -28,45 +30,46 @@ namespace kvasir::kernels {
 //     of edges (levels[i - 1] + levels[i]) / 2 below u; scale = sqrt(sum of
 //     x^2) / sqrt(sum of levels[code]^2) rounded to param_dtype. Sums are FMA
 //     chains in 16 lanes, number c in lane c % 16, then TreeSum
-// Codes are always valid and ranges always finite, so that a number that is not
-// finite, or a range that is too large for param_dtype, affects only its own
-// token: a number that is not finite is coded like 0 and reported in
-// `not_finite`, and ranges are limited to the greatest finite number. Numbers
-// that are stored without codes may be infinite or NaN (the bits of a NaN may
+//
+// Codes are always valid and ranges always finite, so a bad number affects only
+// its own token. A number that is not finite is coded like 0 and reported in
+// `not_finite`. Ranges are limited to the greatest finite number. Numbers that
+// are stored without codes may be infinite or NaN (the bits of a NaN may
 // change). Scales and minima are never -0.
 //
-// If the layer has slot metadata, then for every unit the token's score is set
-// to 0 and its position is written. For each side (keys, values) that has a
-// plane of errors, the op also writes
+// If the layer has slot metadata, the op sets the token's score to 0 and writes
+// its position, for every unit. For each side (keys, values) that has a plane
+// of errors, it also writes
 //   EncodeError(sqrt(sum of (x - x')^2))
 // over all numbers x of the unit's latents that are stored as codes. x' is the
 // decoded number: fma(code, scale, minimum), or levels[code] * scale, or the
-// minimum of a channel of 0 bits. The sum of a latent is an FMA chain in 16
-// lanes over all runs, with number i of a run in lane i % 16, then TreeSum. The
-// sums of a unit's latents are added in the order of parts, and of groups in a
-// part. Parts without codes add nothing.
+// minimum of a channel of 0 bits.
+//
+// The sum of a latent is an FMA chain in 16 lanes over all runs, with number i
+// of a run in lane i % 16, then TreeSum. The sums of a unit's latents are added
+// in the order of parts, and of groups in a part.
 template <template <typename> class Ptr>
 struct KvAppendPartIn {
   int64_t column = 0;  // the column of a row at which the part's latents begin
   LatentPartIn<Ptr> part;
-  // A counter of codes that static ranges have clamped; the op adds to it. A
+  // The op adds the number of codes that were clamped to their static range. A
   // code is clamped if (x - minimum) / scale is below -1/2 or at least levels +
-  // 1/2, so that it does not round to the first or last code. Null: clamped
-  // codes are not counted. Parts may share a counter.
+  // 1/2. Null: clamped codes are not counted. Parts may share a counter.
   Ptr<int64_t> clamped = nullptr;
-  // The unit (slot_metadata.h) of each group [G], in the same memory (host or
-  // device) as part.groups. If null, the part's compression errors are not
-  // stored. Otherwise they are added to the stored errors of each side i (0:
-  // keys, 1: values) for which errors_of[i] is true; for a joint part both are.
+  // The unit (slot_metadata.h) of each group [G]. Null: the part's quantization
+  // errors are not stored.
+  //
+  // errors_of[side] tells whether the errors are added to those of keys (side
+  // 0) and of values (side 1). For a joint part both are true.
   const int32_t* unit_of_group = nullptr;
   bool errors_of[kErrorSides] = {false, false};
 };
 using KvAppendPart = KvAppendPartIn<DevicePtr>;
 using KvAppendPartArgs = KvAppendPartIn<LaunchPtr>;
 
-// A latent that is stored as codes and whose errors are added to a unit: the
-// index of its group among the groups of all parts, and the sides to which it
-// belongs, one bit for each.
+// A coded latent whose errors are added to a unit. `index` is the index of its
+// group among the groups of all parts. Bit s of `sides` tells whether it
+// belongs to side s.
 struct alignas(8) UnitLatent {
   int32_t index;
   uint32_t sides;
@@ -85,8 +88,7 @@ struct KvAppendParamsIn {
   int64_t most_codes = 0;
   // Only for a GPU, and only if there is metadata. unit_latents has the latents
   // of all units, one unit after another, in the order in which their errors
-  // are added. unit_ends [U] has the index at which the latents of each unit
-  // end.
+  // are added. unit_ends[u] is the end of the latents of unit u.
   Ptr<const UnitLatent> unit_latents = nullptr;
   Ptr<const int32_t> unit_ends = nullptr;
   int64_t row_stride = 0;   // in elements
@@ -98,10 +100,9 @@ struct KvAppendParamsIn {
   // % P.
   Ptr<const int64_t> slots = nullptr;
   int64_t num_tokens = 0;  // T
-  // [T]: 1 is written for a token if a number that is to be coded is not
-  // finite; for other tokens nothing is written. Null: such numbers are not
-  // reported. The type is float32 because an all-reduce adds the values of all
-  // ranks.
+  // [T]: receives 1 for a token if a number that must be coded is not finite,
+  // otherwise it is unchanged. Null: such numbers are not reported. The type is
+  // float32 because an all-reduce adds the values of all ranks.
   Ptr<float> not_finite = nullptr;
   // [T]: positions of the tokens, stored in 32 bits; null without metadata.
   Ptr<const int64_t> positions = nullptr;
@@ -116,8 +117,8 @@ struct KvAppendParamsIn {
 using KvAppendParams = KvAppendParamsIn<DevicePtr>;
 using KvAppendArgs = KvAppendParamsIn<LaunchPtr>;
 
-// The most channels that a latent stored as codes may have for the GPU kernel,
-// which needs a byte of shared memory for each.
+// The most channels of a coded latent that the GPU kernel supports. It needs a
+// byte of shared memory for each channel.
 inline constexpr int64_t kCudaAppendCodes = int64_t{48} << 10;
 
 // The arguments that change with every step.
@@ -134,14 +135,15 @@ KVASIR_HOST_DEVICE inline int64_t SlotOfToken(const KvAppendArgs& params,
   return params.slots != nullptr ? params.slots[token] : token;
 }
 
-// The CPU's sums of squared errors, in scratch memory [T, U, 2]; only used if
-// there is metadata. Returns those of one token and unit.
+// Returns the two sums of squared errors (keys and values) of one token and
+// unit. Only the CPU uses these sums, and only if there is metadata.
 inline float* SquaredErrorsOf(const KvAppendArgs& params, int64_t token,
                               int64_t unit, float* scratch) {
   return scratch + (token * params.metadata.num_units + unit) * kErrorSides;
 }
-// StartSlotMetadata clears a token's sums of errors. WriteSlotMetadata writes
-// the score, position and errors of its slots after all parts are appended.
+// StartSlotMetadata clears a token's sums of errors, before any part is
+// appended. WriteSlotMetadata writes the token's score, position and errors,
+// after all parts are appended.
 void StartSlotMetadata(const KvAppendArgs& params, int64_t token,
                        float* scratch);
 void WriteSlotMetadata(const KvAppendArgs& params, int64_t token,

@@ -33,8 +33,8 @@ struct SlotAddresses {
   float* errors;
 };
 
-// CodeRange is the range that all channels of a run share. StaticRanges has a
-// range for each channel.
+// CodeRange is one range for all channels of a run. StaticRanges has a range
+// for each channel.
 struct CodeRange {
   float minimum;
   float scale;
@@ -119,9 +119,9 @@ HWY_INLINE void StoreBytes(Vec rounded, uint8_t* to) {
   hn::StoreU(hn::DemoteTo(d8, bits), d8, to);
 }
 
-// Does the same as RoundCode, for a SIMD vector. The result has each code in
-// the lowest byte of its lane: adding a number of 2^23 or more rounds to an
-// integer, because a float32 of that size has no fraction.
+// Does the same as RoundCode, for a SIMD vector. Adding 2^23 rounds to an
+// integer, because a float32 of this size has no fraction. The code is then the
+// lowest byte of its lane.
 HWY_INLINE Vec RoundCodes(Vec exact, Vec levels) {
   const Vec below = hn::IfThenElse(hn::Lt(exact, levels), exact, levels);
   const Vec inside =
@@ -310,7 +310,6 @@ int64_t AppendStaticRanges(const LatentPartArgs& part, const LatentGroup& group,
   return clamped;
 }
 
-// The sum of the squares of a latent's numbers.
 float SquareSum(const float* from, int64_t width) {
   Wide sums = MakeWide([](int) { return hn::Zero(kFloats); });
   int64_t c = 0;
@@ -329,7 +328,6 @@ float SquareSum(const float* from, int64_t width) {
   return TreeSum(lanes);
 }
 
-// Makes the level codes of `count` numbers.
 void MakeLevelCodes(const LatentPartArgs& part, const float* from,
                     int64_t count, float factor, uint8_t* codes) {
   float edges[kMaxNormLevels];
@@ -353,7 +351,8 @@ void MakeLevelCodes(const LatentPartArgs& part, const float* from,
   }
 }
 
-// Writes the codes and the scale of a latent with levels, which is one run.
+// Writes the codes and the scale of a latent with levels. Such a latent has a
+// single run.
 void AppendLevels(const LatentPartArgs& part, const LatentGroup& group,
                   const float* from, CodeCursor cursor,
                   const SlotAddresses& slot) {

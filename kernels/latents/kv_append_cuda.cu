@@ -13,13 +13,13 @@
 // multiples of 4, and granules are multiples of 4, whole words are written;
 // otherwise pairs of bytes or single bytes.
 //
-// Bytes per latent of R' channels, with B bytes per activation: R' B bytes are
-// read, and the latent's codes (or numbers) and ranges are written. Some modes
-// read a latent again (ranges that are stored in slots, codes of levels, errors
-// that are measured); it then comes from the first-level cache. Operations per
-// code: about 25, because its division is correctly rounded; with levels, 2 per
-// level. Lower bound of the time: the bytes divided by the bandwidth of the
-// memory.
+// Each latent is read from memory once. Later reads, for ranges, levels and
+// errors, come from the first-level cache. The codes (or numbers) and ranges
+// are written once.
+//
+// Operations per code: about 25, because its division is correctly rounded;
+// with levels, 2 per level. Lower bound of the time: the bytes divided by the
+// bandwidth of the memory.
 #include <cmath>
 
 #include "kernels/latents/code_range.h"
@@ -377,8 +377,7 @@ KVASIR_DEVICE uint32_t PackWord(const LatentGroup& group,
       if ((run.bits & bits) == 0) continue;
       const int32_t run_end =
           run_begin + static_cast<int32_t>(run.width) * bits;
-      // The lower bits of a code are in planes with more bits, so they are
-      // skipped here.
+      // Skips the lower bits of the code, which are in other planes.
       const int shift = run.bits & ~(2 * bits - 1);
       // No code is cut at `begin`, because codes begin at multiples of their
       // bits and `begin` is a multiple of 32.
@@ -485,9 +484,9 @@ AppendKernel(AppendLaunch launch) {
   }
 }
 
-// Writes the metadata of the tokens, after the other kernel has stored the
-// errors of all latents. One thread handles one unit of a token, and adds the
-// errors of the unit's latents in the order of its list.
+// Writes the metadata of the tokens, after another kernel has stored the errors
+// of all latents. A thread handles one unit of a token, and adds the errors of
+// the unit's latents in the order of unit_latents.
 KVASIR_KERNEL(kMetadataThreads)
 MetadataKernel(AppendLaunch launch) {
   const KvAppendArgs& args = launch.args;

@@ -46,7 +46,6 @@ int64_t Append(TestStream& test, const Rows& rows, LatentPartArgs part,
   return clamped;
 }
 
-// The result of an append.
 struct Written {
   std::vector<char> memory;
   int64_t clamped = 0;

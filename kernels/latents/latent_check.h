@@ -10,13 +10,11 @@
 
 namespace kvasir::kernels {
 
-// Checks that a part obeys latent_view.h: runs cover their latent; static
-// ranges have both scales and minima, and only parts with codes have them;
-// slots do not overlap and are inside their tile; a page of `page_tokens` slots
-// consists of whole tiles. Checks also that a region's granule is 0 or the
-// device's granule (for ranges, at most kMostParamGranuleBytes). Reads only the
-// tables, not the pages. Errors: INVALID_ARGUMENT; the text names the op, the
-// group, the value and the limit.
+// Checks that a part obeys latent_view.h: its runs, static ranges, slots, tiles
+// and granules. Reads only the tables, not the pages.
+//
+// Errors: INVALID_ARGUMENT; the text names the op, the group, the value and the
+// limit.
 absl::Status CheckLatentPart(const char* op, const LatentPart& part,
                              int64_t page_tokens, int64_t device_granule);
 

@@ -1,9 +1,10 @@
 // The layout of the KV cache's pages as kernels see it. A LatentPart describes
 // one part of one side (keys or values) of one layer. C++17.
 //
-// The cache holds one latent for each token and group of KV heads: a vector of
-// numbers, stored as numbers of one type or as codes of few bits. In a dense
-// cache each KV head is a group, and its latent is the key or value itself.
+// The cache holds a latent for each token and group of KV heads. A latent is a
+// vector that is stored as numbers of one type or as codes of few bits. In a
+// dense cache each KV head is a group, and its latent is the key or value
+// itself.
 #pragma once
 
 #include <cstdint>
@@ -30,19 +31,19 @@ struct CodeRun {
 // levels have at most 4 bits.
 inline constexpr int kMaxNormLevels = 16;
 
-// The largest granule, in bytes, for the region that holds the codes' scales
-// and minima: one 16-bit scale and one 16-bit minimum. It does not grow with
-// the device's granule, because most of a larger granule would be padding.
+// The largest granule of the region that holds scales and minima: one 16-bit
+// scale and one 16-bit minimum. It does not grow with the device's granule,
+// because most of a larger granule would be padding.
 inline constexpr int64_t kMostParamGranuleBytes = 4;
 
-// The place in a tile of one kind of data that each slot has, for example the
-// codes of a group. A tile has S slots. Byte b of slot s is at this offset in
-// the tile:
+// Where a tile stores one kind of data of its slots, for example the codes of a
+// group. A tile has S slots. Byte b of slot s is at this offset in the tile:
 //   offset_bytes + s * stride_bytes + b                             if g = 0
 //   offset_bytes + b / g * g * S + s * stride_bytes + b % g         otherwise
-// So if g is 0, slots follow one another. Otherwise stride_bytes is g, and the
-// data of each slot is cut into granules of g bytes: first come the first
-// granules of all S slots, then the second granules of all slots, and so on.
+// If granule_bytes (g) is 0, slots follow one another. Otherwise stride_bytes
+// is g, and the data of each slot is cut into granules of g bytes. First come
+// the first granules of all S slots, then the second granules of all slots, and
+// so on.
 struct TileRegion {
   int64_t offset_bytes = 0;
   int64_t stride_bytes = 0;
@@ -54,7 +55,7 @@ struct TileRegion {
 struct LatentGroup {
   int64_t width = 0;  // number of channels of the latent, R'
   // The column at which this latent begins in a row that has all latents of the
-  // part [sum of R'].
+  // part.
   int64_t column = 0;
   TileRegion codes;  // the codes, or the numbers
   // Ranges that are stored per token: scale and minimum of run 0, scale and
@@ -84,14 +85,14 @@ struct LatentPartIn {
   Ptr<void> arena = nullptr;  // [N, page_bytes]
   int64_t page_bytes = 0;     // the tiles are at the start of the page
   int64_t tile_bytes = 0;
-  int64_t tile_slots = 0;  // S: slot s of a page is in tile s / S of the page
+  int64_t tile_slots = 0;  // S; slot s of a page is in tile s / S
   // [num_groups]: in device memory for a kernel, in host memory for Prepare.
   const LatentGroup* groups = nullptr;
   int64_t num_groups = 0;           // G
   DType dtype = DType::kBf16;       // type of stored numbers
   DType param_dtype = DType::kF16;  // type of ranges that are stored in slots
-  // Static ranges: those of each channel [sum of R'], the same for all tokens.
-  // Null: ranges are stored in slots.
+  // Static ranges, one for each channel of the part and the same for all
+  // tokens. Null: ranges are stored in slots.
   Ptr<const float> static_scale = nullptr;
   Ptr<const float> static_minimum = nullptr;
   // If num_levels is above 0, code c decodes to levels[c] times the slot's
@@ -106,16 +107,15 @@ using LatentPartArgs = LatentPartIn<LaunchPtr>;
 KVASIR_HOST_DEVICE inline char* SlotAddress(const LatentPartArgs& part,
                                             const TileRegion& region,
                                             int64_t page, int64_t slot) {
-  // Avoids the division, which is slow, for the usual case of one tile per
-  // page.
+  // Avoids the slow division if a page has one tile, which is usual.
   const int64_t tile = slot < part.tile_slots ? 0 : slot / part.tile_slots;
   return static_cast<char*>(part.arena) + page * part.page_bytes +
          tile * part.tile_bytes + region.offset_bytes +
          (slot - tile * part.tile_slots) * region.stride_bytes;
 }
-// Visits the first `bytes` bytes that a slot has in a region. For each
-// contiguous piece, calls visit(address, index of the piece's first byte, bytes
-// of the piece).
+// Visits the first `bytes` bytes that a slot has in a region. Calls
+// visit(address, index of the first byte, number of bytes) for each contiguous
+// piece.
 template <typename Visit>
 void ForSlotBytes(const LatentPartArgs& part, const TileRegion& region,
                   int64_t page, int64_t slot, int64_t bytes,
@@ -137,8 +137,8 @@ KVASIR_HOST_DEVICE int64_t RowWidth(const LatentPartIn<Ptr>& part) {
   return width;
 }
 
-// Where the planes of a slot's codes begin, in bits, and the bits of all codes
-// together. The planes 0 to 3 have 8, 4, 2 and 1 bits per code.
+// Plane 0, 1, 2 or 3 of a slot's codes has 8, 4, 2 or 1 bits per code.
+// CodePlanes tells at which bit of the slot each plane begins.
 KVASIR_HOST_DEVICE constexpr int PlaneBits(int plane) { return 8 >> plane; }
 struct CodePlanes {
   int64_t begin_bits[4] = {0, 0, 0, 0};

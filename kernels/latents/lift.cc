@@ -15,8 +15,8 @@ constexpr OpKernels<LiftParams, DevicePtr<float>> kLift = {
 constexpr OpKernels<ComplexLiftParams> kComplexLift = {
     "complex_lift", &ComplexLiftReference, &ComplexLiftSimd};
 
-// Checks a head's `width` numbers that begin at column `begin` of rows `stride`
-// apart.
+// Checks that a head of `width` numbers, from column `begin` on, fits into a
+// row of `stride` numbers.
 absl::Status CheckColumns(const char* op, const char* what, int64_t begin,
                           int64_t width, int64_t stride) {
   if (begin < 0) return Refuse(op, "column", 0, begin);
@@ -52,8 +52,8 @@ absl::Status CheckChannels(int64_t num_pairs,
   return absl::OkStatus();
 }
 
-// Copies the lists of input and output columns, which must have one element per
-// query head, to the device.
+// Copies the input and output columns to the device. Both lists must have one
+// element per query head.
 absl::Status AddColumns(const LiftColumns& columns, DeviceTables* tables,
                         DevicePtr<const int64_t>* in,
                         DevicePtr<const int64_t>* out) {

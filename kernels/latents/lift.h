@@ -1,6 +1,6 @@
-// lift and complex_lift. A lift is the matrix that maps a key or value to its
-// latent or back. These ops do not apply it to the cached latents, but to the
-// queries before attention and to the output after it. C++17.
+// lift and complex_lift. A lift is the matrix between a key or value and its
+// latent. These ops do not apply it to the cached latents, but to queries
+// before attention and to the results of attention. C++17.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,15 @@
 namespace kvasir::kernels {
 
 // Query head h uses the matrix A_j, [in, out], of its KV head j = h / (Hq /
-// Hkv). With in = D and out = R' the op applies a key's lift to the query;
-// PackAsTheyLie packs such matrices from a checkpoint. With in = R' and out = D
-// it applies a value's lift; PackRows packs these. Groups of different ranks
-// have matrices of different sizes.
+// Hkv). To apply the lift of keys to a query, `in` is the head size and `out`
+// the width of the latent; PackAsTheyLie packs such matrices. For the lift of
+// values it is the other way round; PackRows packs these. KV heads may have
+// latents of different widths.
+//
 //   y[t, column_out[h] + n] = chain(t, h, n), where chain is
 //   acc = 0; for k = 0 .. in - 1:
 //     acc = fma(x[t, column_in[h] + k], A_j[k, n], acc)
-// in float32. The bits of y do not depend on the number of rows, heads or
+// in float32. So the bits of y do not depend on the number of rows, heads or
 // threads. A GPU computes the same chain, unless x and all matrices have the
 // same 16-bit type: then 16 products at a time are added to acc, in the order
 // of k (lift_cuda.cu).
@@ -53,14 +54,14 @@ struct LiftParamsIn {
 using LiftParams = LiftParamsIn<DevicePtr>;
 using LiftArgs = LiftParamsIn<LaunchPtr>;
 
-// The complex channels of a KV head. Channel c of the output is pair pairs[c]
-// of the query, taken as a complex number, times the conjugate of u_c = up[0,
-// c] + i up[1, c].
+// The complex channels of a KV head. Channel c of the output is a complex
+// number: pair pairs[c] of the query, times the conjugate of up[0, c] + i up[1,
+// c].
 template <template <typename> class Ptr>
 struct ComplexChannelsIn {
   int64_t num_channels = 0;        // C
   const int32_t* pairs = nullptr;  // [C], below num_pairs
-  Ptr<const float> up = nullptr;   // [2, C]; null: u = 1, so the pair is copied
+  Ptr<const float> up = nullptr;   // [2, C]; null: pairs are copied
 };
 using ComplexChannels = ComplexChannelsIn<DevicePtr>;
 using ComplexChannelsArgs = ComplexChannelsIn<LaunchPtr>;

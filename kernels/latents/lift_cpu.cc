@@ -16,12 +16,11 @@
 #define KVASIR_KERNELS_LIFT_CPU_ONCE_
 namespace kvasir::kernels {
 
-// A thread computes at most kLiftRows rows (a row is one query head of one
-// token) times kLiftPanels panels of one KV head's matrix at a time. If there
-// are few rows, threads divide the matrix by panels, because reading it from
-// memory takes most of the time. If there are many rows, a thread reads its
-// panels again and again. At the usual depth, kLiftPanels panels stay in the
-// second-level cache.
+// At a time, a thread computes at most kLiftRows rows (query heads of tokens)
+// by kLiftPanels panels of a KV head's matrix. If rows are few, threads divide
+// the panels, because reading the matrix takes most of the time. If rows are
+// many, a thread reads its panels repeatedly; they stay in the second-level
+// cache.
 inline constexpr int64_t kLiftRows = 48;
 inline constexpr int64_t kLiftPanels = 8;
 // The largest depth k of one pass. If a matrix is not deeper, the rows of a
@@ -30,13 +29,12 @@ inline constexpr int64_t kLiftBlockK = 512;
 inline constexpr int64_t kLiftTileRows = 12;
 inline constexpr int64_t kLiftScratchFloats =
     kLiftTileRows * (kLiftBlockK + kPanelColumns);
-// With fewer multiply-adds than this, the work takes only microseconds, less
-// than waking other threads.
+// With fewer multiply-adds than this, waking other threads would take longer
+// than the work.
 inline constexpr int64_t kLiftWorthWaking = 100000;
 
-// A part of the work for one KV head. Its rows are the query heads of all
-// tokens: row r is query head r % queries (among those of the KV head) of token
-// r / queries.
+// A part of the work for one KV head, which has `queries` query heads. Row r is
+// query head r % queries of token r / queries.
 struct LiftPart {
   int64_t kv_head;
   int64_t queries;

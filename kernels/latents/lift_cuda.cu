@@ -26,14 +26,15 @@
 // Chunks of 16 bytes are permuted within their row, so that ldmatrix has no
 // bank conflicts.
 //
-// Bytes, by tensor cores with 2 bytes per number: x is read once per 32 or 64
-// columns, and y is written once; each matrix is read once per 16 or 128 rows,
-// except for the first time from the second-level cache. With other types, each
-// matrix is read once per 16 rows of each of its query heads. Operations: in *
-// out fused multiply-adds per head and row. Lower bound of the time: for few
-// rows, the matrices' bytes divided by the bandwidth of the memory; for many
-// rows, the operations divided by the rate of the tensor cores (or of float32
-// arithmetic). complex_lift is limited by the bytes that it reads and writes.
+// Bytes: each tile of columns reads x once, and each tile of rows reads the
+// matrix once. Only the first read of a matrix comes from memory, the others
+// from the second-level cache. y is written once. Operations: in * out fused
+// multiply-adds per head and row.
+//
+// Lower bound of the time: for few rows, the bytes of the matrices divided by
+// the bandwidth of the memory; for many rows, the operations divided by the
+// rate of the tensor cores (or of float32 arithmetic). complex_lift is limited
+// by the bytes that it reads and writes.
 #include "kernels/latents/lift.h"
 #include "kernels/simt/copy.h"
 #include "kernels/simt/launch.h"
@@ -53,9 +54,9 @@ constexpr int32_t kTileDepth = 32;
 // CTA has four such sets of threads, each with other rows.
 constexpr int32_t kColumnThreads = kTileColumns / kColumnsOfThread;
 static_assert(kTileRows / kRowsOfThread * kColumnThreads == kThreads);
-// The stride of rows in shared memory. It is four floats more than the depth,
-// so that when eight threads each read a pack of four floats, these are in
-// different banks.
+// The stride of rows in shared memory, in floats. With 4 more than the depth,
+// eight threads that each read four floats of different rows use different
+// banks.
 constexpr int32_t kTileStride = kTileDepth + 4;
 constexpr uint32_t kSharedBytes =
     (kTileRows + kTileColumns) * kTileStride * sizeof(float);
@@ -103,8 +104,8 @@ struct Sums {
         }
       }
     }
-    // The rest of the depth is added number by number: numbers beyond the depth
-    // must not be added, not even as 0.
+    // The rest is added number by number, because nothing beyond the depth may
+    // be added, not even 0.
     for (; k < depth; ++k) {
       KVASIR_UNROLL
       for (int32_t i = 0; i < kRowsOfThread; ++i) {
@@ -193,9 +194,9 @@ LiftKernel(LiftArgs args) {
 constexpr int32_t kStep = 16;
 constexpr int32_t kChunk = 8;
 
-// The tile of a CTA has kRows x kColumns outputs, computed by kWarpsDown x
-// kWarpsAcross warps. Operands are loaded with a depth of kDepth at a time into
-// a ring of kStages stages, which takes at most 48 KiB.
+// A CTA computes a tile of kRows x kColumns outputs with kWarpsDown x
+// kWarpsAcross warps. Operands are loaded into a ring of kStages stages in
+// shared memory; a stage has kDepth numbers of k.
 struct FewRows {
   static constexpr const char* kName = "lift_few_rows";
   static constexpr int32_t kRows = 16, kColumns = 32, kDepth = 128;
@@ -226,8 +227,8 @@ struct Sizes {
   static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024,
                 "more than a kernel has");
 
-  // Where a chunk begins in a stage. Chunks are permuted so that those with the
-  // same index in eight consecutive rows are in different banks.
+  // Where a chunk begins in a stage. Chunks are permuted: in eight consecutive
+  // rows, chunks with the same index are in different banks.
   static KVASIR_DEVICE int32_t PlaceOf(int32_t row, int32_t chunk) {
     constexpr int32_t kTurns = kChunks < 8 ? kChunks : 8;
     return kChunk * (row * kChunks + (chunk ^ (row * kTurns / 8 % kTurns)));
@@ -375,8 +376,8 @@ class LiftTile {
     }
   }
 
-  // Adds the products of a stage, but only those of its first `steps` steps (of
-  // 16 numbers of k each) if it has more.
+  // Adds the products of a stage, for at most `steps` steps of 16 numbers of k
+  // each.
   KVASIR_DEVICE void Multiply(const T* x, const T* weights, int32_t steps) {
     const auto lane = static_cast<int32_t>(simt::Lane());
     const int32_t x_row = FirstRow() + lane % 16;
@@ -522,8 +523,8 @@ KernelLaunch GridOf(const LiftArgs& args) {
   return launch;
 }
 
-// The tile of 16 x 32 is used up to this number of rows; with more, at least
-// half of a large tile's rows are used.
+// Up to this number of rows, tiles of 16 x 32 are used. More rows fill at least
+// half of a tile of 128 x 64.
 constexpr int64_t kMostOfFewRows = 64;
 
 template <typename T>

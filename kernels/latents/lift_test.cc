@@ -24,8 +24,7 @@ struct Case {
   std::vector<std::pair<int64_t, int64_t>> in_out;
 };
 
-// Random matrices, rows of x with gaps between the heads, and the columns at
-// which the results of heads begin in y.
+// Random matrices, and random rows of x with gaps between the heads.
 class Heads {
  public:
   explicit Heads(const Case& c) : case_(c) {

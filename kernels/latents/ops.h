@@ -21,8 +21,7 @@ using PreparedComplexLift = Prepared<ComplexLiftParams>;
 using PreparedHadamard = Prepared<HadamardParams>;
 using PreparedKvAppend = Prepared<KvAppendParams>;
 
-// For each query head [Hq], the column at which its input begins, and the
-// column at which its output begins.
+// The columns at which the input and the output of each query head begin.
 struct LiftColumns {
   absl::Span<const int64_t> in;
   absl::Span<const int64_t> out;
@@ -49,7 +48,7 @@ struct HadamardPlace {
   int64_t column = 0;
 };
 // Prepares hadamard for latents at these places. `shape` has the strides and
-// the direction. `shared` must outlive the result.
+// `transposed`. `shared` must outlive the result.
 absl::StatusOr<PreparedHadamard> Prepare(Device& device,
                                          const HadamardParams& shape,
                                          absl::Span<const HadamardPlace> places,
@@ -62,10 +61,9 @@ struct KvAppendShape {
   int64_t page_tokens = 0;     // P
   DType dtype = DType::kF32;   // type of activations
   SlotMetadata metadata = {};  // metadata of the layer, if the layer may evict
-  // If set, the entries of `slots` are byte offsets from the start of the
-  // parts' arenas, and a page of one slot begins at each of these offsets. So
-  // rows may be stored at any address. page_tokens must be 1, and there must be
-  // no metadata.
+  // If set, each entry of `slots` is the byte offset of a page in the parts'
+  // arenas, so a token may be stored at any address. page_tokens must be 1, and
+  // there must be no metadata.
   bool slots_are_bytes = false;
 };
 // Prepares kv_append for these parts. Their groups, runs and units are in host

@@ -2,9 +2,9 @@
 // latents: the attention mass that the slot has received (its score), its
 // position, and the quantization errors of its key and value. C++17.
 //
-// A unit is a set of KV heads that evict the same tokens. Each kind of data is
-// in a plane [units][slots of the page], in which the data of many slots is
-// contiguous. In a layer's pages, the planes come after the tiles.
+// A unit is a set of KV heads that evict the same tokens. Each page has a plane
+// [units][slots] for each kind of data, after its tiles. So the data of many
+// slots is contiguous.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace kvasir::kernels {
 
-// Sides (keys, values) that may have a plane of errors.
+// Keys and values: the two sides that may have a plane of errors.
 inline constexpr int kErrorSides = 2;
 enum ErrorSide : int { kKeyError = 0, kValueError = 1 };
 

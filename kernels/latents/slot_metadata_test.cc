@@ -18,8 +18,8 @@ constexpr int64_t kPageTokens = 32;
 constexpr int64_t kPages = 3;
 constexpr int64_t kHeads = 4;
 constexpr int64_t kUnits = 2;
-// KV heads 0 and 1 form the first unit, and all other heads the second. So both
-// heads of a group of two belong to the same unit.
+// KV heads 0 and 1 form the first unit, and the others the second. So a group
+// of two heads belongs to one unit.
 int32_t UnitOfHead(int64_t head) { return head < 2 ? 0 : 1; }
 
 // Returns planes of metadata with a gap before each plane and after the last

@@ -14,10 +14,10 @@ namespace kvasir::kernels {
 // two AVX-512 vectors of float32.
 inline constexpr int64_t kPanelColumns = 32;
 
-// View of a weight W, [K, N] as used (that is, the Hugging Face matrix [N, K]
-// transposed), in the dtype that it was stored in. In panels (kPanels32)
-// element (k, n) is at ((n / 32) * K + k) * 32 + n % 32, and columns from n up
-// to a multiple of 32 are zero; in rows (kRows) it is at n * K + k.
+// A view of a weight W [K, N], the transpose of the matrix in a checkpoint, in
+// the dtype of the checkpoint. In the layout kPanels32, element (k, n) is at
+// index ((n / 32) * K + k) * 32 + n % 32; zeros fill the last panel. In the
+// layout kRows, it is at index n * K + k.
 template <template <typename> class Ptr>
 struct PackedMatrixIn {
   // [ceil(n / 32), k, 32] or [n, k], 64-byte aligned.
@@ -48,12 +48,14 @@ using PackedMatrixArgs = PackedMatrixIn<LaunchPtr>;
 
 // y[t, n] = chain(t, n) + bias[n], with the chain acc = 0; for k = 0 .. K-1:
 // acc = fma(x[t, k], W[k, n], acc) in float32. It gives the same bits for any
-// number of rows, threads or SIMD lanes. A GPU computes the same chain unless x
-// and W have the same 16-bit type. Then 16 products at a time are added to acc,
-// in the order of k (matmul_cuda.cu). If the launcher has a library for
-// products (device/gemm.h) and rows of x, W and y begin at multiples of 16
-// bytes, that library adds in an order of its own, and the bias is rounded to
-// y's type before it is added.
+// number of rows, threads or SIMD lanes.
+//
+// A GPU computes the same chain unless x and W have the same 16-bit type. Then
+// 16 products at a time are added to acc, in the order of k (matmul_cuda.cu).
+//
+// If the launcher has a library for products (device/gemm.h) and rows of x, W
+// and y begin at multiples of 16 bytes, the library computes the product. It
+// adds in its own order, and the bias is first rounded to y's type.
 template <template <typename> class Ptr>
 struct MatmulParamsIn {
   Ptr<const float> x = nullptr;  // [T, K], rows x_row_stride apart
@@ -64,7 +66,7 @@ struct MatmulParamsIn {
   Ptr<float> y = nullptr;           // [T, N], rows y_row_stride apart
   int64_t y_row_stride = 0;         // in elements
   DType dtype = DType::kF32;        // the type of x
-  DType y_dtype = DType::kF32;      // the type of y: float32 or that of x
+  DType y_dtype = DType::kF32;      // the type of y: float32 or x's type
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -74,9 +76,9 @@ struct MatmulParamsIn {
 using MatmulParams = MatmulParamsIn<DevicePtr>;
 using MatmulArgs = MatmulParamsIn<LaunchPtr>;
 
-// Returns how many bytes of a GPU's scratch the bias takes: a copy in y's type,
-// or 0 if y is float32. After it, aligned to kGemmWorkspaceAlignment, comes the
-// library's workspace. Only products by the library need scratch.
+// Returns the bytes of scratch for a copy of the bias in y's type; 0 if y is
+// float32. The library's workspace follows in the scratch. Only products that
+// the library computes need scratch on a GPU.
 constexpr int64_t GemmBiasBytes(int64_t n, DType y_dtype) {
   return y_dtype == DType::kF32 ? 0
                                 : (n * DTypeBytes(y_dtype) + 255) / 256 * 256;

@@ -33,17 +33,18 @@ inline constexpr int64_t kScratchFloats =
     kBlockK * (kBlockPanels * kPanelColumns + kMaxTileRows) +
     kMaxTileRows * kPanelColumns;
 
-// The most rows for the loop for few rows. Up to here, converting a panel again
-// for each tile of rows costs less than waiting for a converted block.
+// The loop for few rows is used for at most this many rows. It converts a panel
+// again for each tile of rows; with few tiles this costs less than converting a
+// block first.
 inline constexpr int64_t kFewRows = 36;
-// If several tiles use a panel, the loop for few rows takes this many k at a
-// time, so that they read the same 32 KiB of the panel (16-bit weights) from
-// the cache.
+// If there are several tiles, the loop for few rows computes this many k of a
+// panel for all tiles before the next k. So the tiles read the same 32 KiB (of
+// 16-bit weights) from the cache.
 inline constexpr int64_t kFewRowsBlockK = 512;
 
-// The work of a thread is divided into parts. With few rows, small parts keep
-// the wait for the last part short. With many rows, the panels of a part share
-// one copy of the rows.
+// The work is divided into several parts per thread. With few rows, small parts
+// keep the wait for the last part short. With many rows, the panels of a part
+// share one copy of the rows.
 inline constexpr int64_t kFewRowsPartsPerThread = 16;
 inline constexpr int64_t kManyRowsPartsPerThread = 4;
 // With fewer multiply-adds than this, waking the other threads takes longer
@@ -95,9 +96,9 @@ struct TilePlace {
   bool last;  // true for the last block of k, after which the bias is added
 };
 
-// A function that computes one tile. RunTileInto calls it for a tile of y; if
-// the last panel is narrower than 32 columns, it passes a dense copy (`edge`)
-// of that part of y.
+// A function that computes one tile. RunTileInto calls it for a tile of y. If
+// the last panel has fewer than 32 columns, RunTileInto passes a dense copy
+// (`edge`) of this part of y.
 using TileFunction = void (*)(int rows, const TileArgs& args);
 
 void RunTileInto(TileFunction tile, const MatmulArgs& params,

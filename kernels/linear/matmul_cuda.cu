@@ -1,6 +1,6 @@
-// matmul on a GPU: one CTA per tile of y. Every tile computes an element of y
-// by the same operations in the same order, so a row has the same bits whatever
-// the number of rows.
+// matmul on a GPU: one CTA per tile of y. All tile sizes compute an element of
+// y by the same operations in the same order. So a row has the same bits
+// whatever the number of rows.
 //
 // If x and W have one 16-bit type: a chain of ceil(K / 16) mma.m16n8k16 in the
 // order of k, with rows of x as A and rows of W as B, summed in float32. Both
@@ -24,12 +24,15 @@
 // otherwise a thread gathers 16 bytes of single numbers. In shared memory,
 // chunks of 16 bytes are swizzled within their row so that ldmatrix has no bank
 // conflicts.
-// Bytes, with B bytes per number: W (N K B bytes) is read once for every 16, 64
-// or 128 rows, the first time from memory and then from the second-level cache.
-// x (M K B bytes) is read once for every 32 or 128 columns and stays in that
-// cache. The M N numbers of y are written once. Operations: 2 M N K.
+//
+// Bytes, with B bytes per number: each tile of 16, 64 or 128 rows reads W (N K
+// B bytes), the first from memory, the others from the second-level cache. Each
+// tile of 32 or 128 columns reads x (M K B bytes), which stays in this cache.
+// The M N numbers of y are written once. Operations: 2 M N K.
+//
 // Shortest possible time: for few rows, N K B divided by the memory's
 // bandwidth; for many rows, the operations divided by the tensor cores' rate.
+//
 // Instructions of a warp for 16 rows, 8 columns and 16 k (256 bytes of W): 1
 // mma, 1.5 ldmatrix and 0.75 cp.async. With all other instructions, a lane
 // executes 3.3 instructions per byte of W (counted in PTX).
@@ -51,9 +54,9 @@ namespace {
 constexpr int32_t kStep = 16;
 constexpr int32_t kChunk = 8;
 
-// A CTA computes [kRows, kColumns] with kWarpsDown x kWarpsAcross warps, kDepth
-// of k at a time, from a ring of kStages tiles in 48 KiB of shared memory, the
-// most that a kernel has by default.
+// A CTA computes a tile of kRows x kColumns with kWarpsDown x kWarpsAcross
+// warps. A ring of kStages stages in shared memory, each with kDepth numbers of
+// k, takes at most 48 KiB, the most that a kernel has by default.
 struct FewRows {
   static constexpr const char* kName = "matmul_few_rows";
   static constexpr int32_t kRows = 16, kColumns = 32, kDepth = 128;
@@ -92,8 +95,8 @@ struct Sizes {
   static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024, "of a kernel");
 };
 
-// Returns where a chunk begins in a tile whose rows have `depth` numbers. The
-// chunks with the same index in eight rows lie in different banks.
+// Returns where a chunk begins in a tile whose rows have `depth` numbers. In
+// eight consecutive rows, chunks with the same index are in different banks.
 template <int32_t depth>
 KVASIR_DEVICE int32_t PlaceOf(int32_t row, int32_t chunk) {
   constexpr int32_t kChunks = depth / kChunk;
@@ -145,8 +148,8 @@ KVASIR_DEVICE void FetchTile(const Source<T>& source, int64_t k, T* to) {
 template <typename Tile>
 using Sums = float[Sizes<Tile>::kDown][Sizes<Tile>::kAcross][4];
 
-// Adds the products of one stage to the warp's sums: for all steps of k if
-// `whole`, else for the first `steps`.
+// Adds the products of one stage to the warp's sums: those of all steps of k if
+// `whole`, else only those of the first `steps` steps.
 template <typename T, typename Tile, bool whole>
 KVASIR_DEVICE void MultiplyTile(const T* x, const T* w, int32_t steps,
                                 Sums<Tile>& sums) {
@@ -296,11 +299,10 @@ constexpr int32_t kChainColumns = 32;
 constexpr int32_t kChainDepth = 32;
 constexpr int32_t kChainWarpRows =
     kChainRows / (kChainThreads / int32_t{simt::kWarp});
-// The row stride of W's tile in shared memory. With it, neighbouring lanes read
-// 16 bytes of neighbouring rows, and eight lanes use every bank once.
+// The row stride of W's tile in shared memory. With this stride, eight lanes
+// that read 16 bytes of neighbouring rows use every bank once.
 constexpr int32_t kChainStride = kChainDepth + 4;
 
-// Computes a tile of y, whose type is Y.
 template <typename Y>
 KVASIR_KERNEL(kChainThreads)
 ChainKernel(MatmulArgs args) {

@@ -230,8 +230,8 @@ TEST(PackTest, SlicingOrConcatenatingPackedMatricesKeepsTheirColumns) {
   shape.n = 60;
   shape.dtype = DType::kBf16;
   std::vector<uint16_t> memory(static_cast<size_t>(shape.bytes() / 2), 0xffff);
-  // Packs a slice of the first matrix, the second half along K, in two blocks
-  // that come out of order. Then packs the whole second matrix.
+  // Packs the second half (along K) of the first matrix, in two blocks out of
+  // order. Then packs the whole second matrix.
   auto* slice = static_cast<Bf16*>(first.data()) + 50;
   KVASIR_ASSERT_OK(
       PackRows(shape, {slice + 23 * 100, 17, 100}, 23, memory.data()));

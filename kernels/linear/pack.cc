@@ -17,9 +17,8 @@
 #define KVASIR_KERNELS_PACK_ONCE_
 namespace kvasir::kernels {
 
-// Columns are packed this many numbers of k at a time, so that the cache lines
-// that all columns of a panel read stay in the first-level cache until they are
-// used.
+// Packs this many numbers of k of all columns of a panel at a time. Their cache
+// lines then stay in the first-level cache until they are used.
 inline constexpr int64_t kPackBlockK = 64;
 
 // Returns a mask of the exponent bits. A number in which all of them are set is
@@ -83,8 +82,8 @@ void TransposeSquare(const T* from, T* to) {
 }
 #endif
 
-// Writes line i of a panel's columns [0, count) from staged[column][i], for i
-// below depth.
+// Writes `depth` lines of a panel. Line i receives staged[c][i] for each column
+// c below `count`.
 template <typename T>
 void TransposeStaged(const T* staged, int64_t count, int64_t depth, T* to) {
   constexpr int64_t kSide = kSquare<T>;

@@ -20,13 +20,15 @@ struct RowBlock {
 
 // Writes W's columns [first_column, first_column + block.num_rows) into
 // `memory`, which has shape.bytes() bytes. `shape` gives k, n, dtype and
-// layout; its data is not used. Blocks may come in any order, and from several
-// matrices: q, k and v are stored side by side, each from its own first_column
-// on. For a slice along N, pass only some of the rows; for a slice along K, let
-// `data` point to the slice's first element. Several threads may pack blocks at
-// the same time if no two blocks share a panel (in the layout kRows: a column).
-// Blocks of a multiple of 32 rows, at multiples of 32, are fastest. Returns
-// OUT_OF_RANGE if the block does not fit.
+// layout; its data is not used. Returns OUT_OF_RANGE if the block does not fit.
+//
+// Blocks may come in any order, and from several matrices: for example, W may
+// have the columns of the q, k and v matrices side by side. For a slice along
+// K, let `data` point to the slice's first element.
+//
+// Several threads may pack blocks at the same time if no two blocks share a
+// panel (in the layout kRows: a column). Blocks of a multiple of 32 rows, at
+// multiples of 32, are fastest.
 absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
                       int64_t first_column, void* memory);
 

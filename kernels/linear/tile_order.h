@@ -8,12 +8,11 @@
 
 namespace kvasir::kernels {
 
-// CTAs start in the order of x, then y. CTAs that run at the same time should
-// read the same columns of W and the same rows of x. So kTogether tiles of rows
-// are computed for all columns before the next tiles of rows begin: x is read
-// from memory once, and W once for every kTogether tiles of rows. If instead
-// all tiles of rows came first, an x that is larger than the second-level cache
-// would be read again for every few columns.
+// CTAs start in the order of their index x, then y. CTAs that run at the same
+// time should read the same columns of W and the same rows of the input. So
+// kTogether tiles of rows are computed for all columns before the next
+// kTogether tiles begin. The input is then read from memory once, and W once
+// per kTogether tiles.
 struct TileOrder {
   static constexpr int32_t kTogether = 16;
 

@@ -39,9 +39,8 @@ TEST(TileOrderTest, EveryOutputTileIsComputedExactlyOnce) {
   }
 }
 
-// A product of 8192 rows in tiles of 128, and 28672 columns. Any 264 CTAs that
-// run at the same time read few rows of x, and finish with these before others
-// are read.
+// The product has 8192 rows and 28672 columns, in tiles of 128 x 128. 264 CTAs
+// run at the same time.
 TEST(TileOrderTest, CtasThatRunAtTheSameTimeShareRowsAndColumns) {
   const TileOrder order = {64, 224};
   const auto tiles = TilesOf(order);

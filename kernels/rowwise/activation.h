@@ -10,7 +10,7 @@
 namespace kvasir::kernels {
 
 enum class ActivationKind {
-  // x times the normal distribution function of x, computed exactly by erf
+  // x times the normal distribution function at x
   kGelu,
   kGeluTanh,  // kGelu approximated by tanh
   kRelu,      // max(x, 0)

@@ -2,13 +2,17 @@
 // (simt::LaunchOnRows).
 //
 // Activations (x, out) have the type args.dtype, whatever their pointers' type.
+//
 // Layout: rows of N numbers without gaps, read 16 bytes at a time if N and the
 // pointers allow it, else one number.
+//
 // Bytes: each number is read and written once, 2 N B for a row with B bytes per
 // number.
-// Operations per number, in float32: about 30 for gelu (one exponential, one
-// reciprocal), about 20 for gelu_tanh, 2 for relu. With 16-bit numbers gelu has
-// about 8 operations per byte, as many as a GPU can do while it moves a byte.
+//
+// Operations per number, in float32: about 30 for gelu, about 20 for gelu_tanh,
+// 2 for relu. With 16-bit numbers, gelu has about 8 operations per byte, as
+// many as a GPU can do while it moves a byte.
+//
 // Shortest possible time: the bytes divided by the memory's bandwidth.
 #include "kernels/rowwise/activation.h"
 #include "kernels/simd/scalar_math.h"
@@ -17,7 +21,7 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// NormalTail, computed with the device's exponential.
+// NormalTail (scalar_math.h), with the device's exponential.
 KVASIR_DEVICE float TailOf(float a) {
   namespace c = normal_constants;
   if (a > c::kFarthest) a = c::kFarthest;

@@ -10,13 +10,16 @@
 
 namespace kvasir::kernels {
 
-// out[t, :] = float32(table[ids[t] - first_id, :]). The table is either
-// row-major or, if the output head uses the same weights (a tied head), the
-// packed head itself, so that one copy serves both. An id outside [first_id,
-// first_id + vocab) gives a row of zeros: if the table is split over ranks, the
-// sum of all ranks' rows is the right row. With learned positions: out[t, :] +=
-// float32(position_table[positions[t], :]); a position outside of the table
-// adds nothing.
+// out[t, :] = float32(table[ids[t] - first_id, :]). If the output head uses the
+// same weights (a tied head), the packed weights of the head serve as the
+// table.
+//
+// An id outside [first_id, first_id + vocab) gives a row of zeros. So if the
+// table is split over ranks, the sum of the rows of all ranks is the row of the
+// whole table.
+//
+// With learned positions, out[t, :] += float32(position_table[positions[t],
+// :]). A position outside the table adds nothing.
 template <template <typename> class Ptr>
 struct EmbeddingParamsIn {
   Ptr<const int32_t> ids = nullptr;  // [T]

@@ -2,13 +2,14 @@
 //
 // The output has the type args.dtype, whatever its pointer's type; sums are
 // float32.
+//
 // Layout: rows of M numbers without gaps in the table, in a tied head
 // (WeightLayout::kRows) and in learned positions.
-// Bytes per token: M numbers of the table, M of the output and, with learned
-// positions, M of these. Operations: conversions and M additions.
-// Shortest possible time: the bytes divided by the memory's bandwidth. A step
-// has few of these bytes compared with its weights, so numbers are moved one at
-// a time.
+//
+// Bytes per token: M numbers of the table, M of the output and M of the learned
+// positions, if there are any. These are few compared with the weights that a
+// step reads, so numbers are moved one at a time. Shortest possible time: the
+// bytes divided by the memory's bandwidth.
 #include "kernels/rowwise/embedding.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/rows.h"

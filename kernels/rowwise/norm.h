@@ -14,19 +14,22 @@ enum class NormKind {
   kLayer,  // subtracts each row's mean and divides by its standard deviation
 };
 
-// With `residual`: x[t, :] += residual[t, :] first; the sum is stored.
-// With `out`, kRms: out[t, i] = (x[t, i] * inv) * weight[i], with inv = 1 /
-// sqrt(sum_i x[t, i]^2 / M + eps).
-// With `out`, kLayer, mean = sum_i x[t, i] / M and d[i] = x[t, i] - mean:
-// out[t, i] = fma(d[i] * inv, weight[i], bias[i]), with inv = 1 / sqrt(sum_i
-// d[i]^2 / M + eps).
+// If there is a residual, it is first added to x: x[t, :] += residual[t, :].
+//
+// kRms: out[t, i] = (x[t, i] * inv) * weight[i], with
+//   inv = 1 / sqrt(sum_i x[t, i]^2 / M + eps)
+//
+// kLayer: out[t, i] = fma(d[i] * inv, weight[i], bias[i]), with
+//   mean = sum_i x[t, i] / M, d[i] = x[t, i] - mean and
+//   inv = 1 / sqrt(sum_i d[i]^2 / M + eps)
+//
 // The order of additions in a sum depends only on M and dtype. A CPU adds in 16
-// lanes, and then the lanes in a fixed tree (scalar_math.h). On a GPU, 256
-// threads divide a row into packs: 16 bytes if the length of a row is a
-// multiple of that (all pointers must then be aligned to 16 bytes), else one
-// number. Thread t adds the numbers of packs t, t + 256, ... in order. Then the
-// lanes of each warp that are 16, 8, 4, 2 and 1 apart are added, and at last
-// the sums of the 8 warps, in order.
+// lanes, and then adds the lanes in a fixed tree (scalar_math.h).
+//
+// On a GPU, a row is divided into packs of 16 bytes if the length of a row is a
+// multiple of this (all pointers must then be aligned), else into single
+// numbers. Thread t of 256 adds the numbers of packs t, t + 256, ... in order.
+// Then simt::CtaSum adds the sums of the threads.
 template <template <typename> class Ptr>
 struct NormParamsIn {
   Ptr<float> x = nullptr;               // [T, M], written only with residual

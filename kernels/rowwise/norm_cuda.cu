@@ -2,19 +2,21 @@
 //
 // Activations (x, residual, out) have the type args.dtype, whatever their
 // pointers' type; weight and bias are float32. Sums are float32.
+//
 // Layout: rows of M numbers without gaps, read 16 bytes at a time if that
 // divides a row (then all pointers are aligned), else one number.
 // Order of sums (norm.h): a thread's packs in order, then simt::CtaSum.
-// Bytes of a row with B bytes per number: x is read (M B); a residual is read
-// and x is written (2 M B); out is written (M B). Weight and bias stay in the
-// caches; for 16-bit rows a thread reads 8 of them by two accesses, so each
-// sector is requested twice.
-// The threads hold 16 KiB of a row in registers, so a single row, as in decode,
-// waits for memory once. Later passes over a longer row find the rest in the
+//
+// Bytes of a row with B bytes per number: x is read and out is written (2 M B).
+// With a residual, the residual is read and x is written (2 M B more). Weight
+// and bias stay in the caches.
+//
+// The threads hold the first 16 KiB of a row in registers, so a shorter row is
+// read from memory once. Later passes over a longer row find the rest in the
 // caches.
-// Operations: 2 M fused multiply-adds for kRms and 4 M for kLayer, and
-// conversions: a row is bound by its bytes.
-// Shortest possible time: the bytes divided by the memory's bandwidth.
+//
+// Operations: 2 M fused multiply-adds for kRms, 4 M for kLayer. Shortest
+// possible time: the bytes divided by the memory's bandwidth.
 #include "kernels/rowwise/norm.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/rows.h"

@@ -98,7 +98,7 @@ TEST_P(NormTest, TheNormMatchesItsDefinitionAndIsEqualOnEveryBackEnd) {
   TestStream reference(1, CpuBackend::kReference);
   const Data given(kind, c);
   const Data truth = Normed(reference, given);
-  // The mean is near 30, where one ulp is 2e-6.
+  // For kLayer, the inputs are near 30, where one ulp is 2e-6.
   const double tolerance = kind == NormKind::kRms ? 1e-6 : 1e-5;
   for (int64_t t = 0; t < c.rows; ++t) {
     const std::vector<double> want = Definition(given, t);

@@ -20,8 +20,8 @@ absl::Status WrongPairs(const char* what, int64_t most, int64_t have) {
       kKernels.op, ": ", what, ": must be from 0 to ", most, ", is ", have));
 }
 
-// Checks one head. `known` is a list of pairs that was already checked, so it
-// is not checked again.
+// Checks one head. The list `known` was checked already, so it is not checked
+// again if the head uses it.
 absl::Status CheckHead(const RopeHead& head, const int32_t* known,
                        const RopeTensor& tensor, int64_t angles) {
   if (head.num_pairs < 0) {
@@ -74,7 +74,8 @@ absl::Status CheckTensor(const RopeTensor& tensor,
 absl::Status AddHeads(absl::Span<const RopeHead> heads, DeviceTables* tables,
                       RopeTensor* tensor) {
   if (heads.empty()) return absl::OkStatus();
-  std::map<const int32_t*, int64_t> lists;  // list -> offset
+  // For each list: first its length, then its offset in `pairs`.
+  std::map<const int32_t*, int64_t> lists;
   for (const RopeHead& head : heads) {
     if (head.pairs == nullptr) continue;
     int64_t& length = lists[head.pairs];

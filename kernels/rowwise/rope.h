@@ -14,17 +14,15 @@ enum class RopePairing : uint8_t {
   kInterleaved,  // pair f is (2f, 2f + 1)
 };
 
-// Returns how far an angle turns per position, as a fixed-point fraction of a
-// full turn: round(radians / (2 pi) * 2^64), modulo 2^64. Integer
-// multiplication by a position is then exact, whereas float32 angles are wrong
-// by 0.008 rad at position 131072.
+// Converts the angle per position to a fixed-point fraction of a full turn:
+// round(radians / (2 pi) * 2^64), modulo 2^64. Its product with a position is
+// exact, whereas a float32 angle is wrong by 0.008 rad at position 131072.
 uint64_t RopeStep(double radians_per_position);
 
-// A head with its own list of angles, one for each of its pairs. Examples: a
-// head of which pruning kept only some pairs (RAP), and complex channels, of
-// which several may use the same angle. The head's 2n numbers have the layout
-// of a head of n pairs. Channels that are stored as n real parts and then n
-// imaginary parts use kHalfSplit.
+// A head with its own list of angles, one for each pair. Examples: a head of
+// which pruning kept only some pairs (RAP), and complex channels, of which
+// several may use the same angle. The 2n numbers are laid out like a head of n
+// pairs.
 struct RopeHead {
   int64_t begin = 0;      // offset of the head's numbers in a row
   int64_t num_pairs = 0;  // n
@@ -45,12 +43,12 @@ struct RopeTensorIn {
   Ptr<const RopeHead> heads = nullptr;
 };
 
-// For each token t and angle f, computes once for all heads of both tensors:
-// angle = steps[f] * positions[t] (mod 2^64), c = factor * cos(angle), s =
-// factor * sin(angle). Then pair i = (a, b) of each head becomes (a c - b s, b
-// c + a s), with the angle f = pairs[i], or f = i if `pairs` is null. In each
-// of these sums, the second product is rounded, and the first is added to it by
-// a fused multiply-add.
+// For each token t and angle f:
+//   angle = steps[f] * positions[t] (mod 2^64)
+//   c = attention_factor * cos(angle), s = attention_factor * sin(angle)
+// Then pair i = (a, b) of each head becomes (a c - b s, b c + a s), with the
+// angle f = pairs[i], or f = i if `pairs` is null. The second product of each
+// sum is rounded; a fused multiply-add then adds the first product.
 template <template <typename> class Ptr>
 struct RopeParamsIn {
   RopeTensorIn<Ptr> q;

@@ -1,15 +1,16 @@
-// rope on a GPU: each CTA computes a token's cosines and sines once, in shared
-// memory; then each warp rotates one head of either tensor. With many tokens
-// one CTA has all heads of a token; with few tokens a CTA has eight heads.
+// rope on a GPU. A CTA first computes the cosines and sines of a token, in
+// shared memory. Then its eight warps rotate one head of q or k at a time. With
+// many tokens, a CTA has all heads of a token; with few tokens it has eight.
 //
 // q and k have the type args.dtype, whatever their pointers' type. Angles,
 // products and sums are those of rope.h, in float32, rounded once when stored.
+//
 // Layout: rows of heads, row_stride apart. The lanes of a warp take
 // neighbouring pairs, so with kHalfSplit each access is a run of 32 numbers.
-// Bytes of a token: its rotated numbers, read and written. Operations: 6 per
-// pair and head, about 40 per angle.
-// Shortest possible time: the bytes divided by the memory's bandwidth, if
-// several heads share an angle.
+//
+// The rotated numbers of a token are read and written once. Operations: 6 per
+// pair of each head, and about 40 per angle. If several heads share an angle,
+// the shortest possible time is the bytes divided by the memory's bandwidth.
 #include <algorithm>
 
 #include "kernels/rowwise/rope.h"
@@ -90,8 +91,8 @@ RopeKernel(RopeArgs args) {
     simt::StoreShared(sines + f, sine * args.attention_factor);
   }
   simt::SyncCta();
-  // The heads of q and then those of k form one sequence, which is divided
-  // among the warps.
+  // Warps take the heads of k in reverse order, so that warps with fewer heads
+  // of q get more heads of k.
   const uint32_t warps = kWarps * simt::CtasY();
   const uint32_t warp = kWarps * simt::CtaY() + simt::Warp();
   RotateHeads<T>(args.q, args, cosines, sines, warp, warps);

@@ -206,10 +206,10 @@ void ExpectTurned(const std::vector<float>& before,
   EXPECT_TRUE(SameBits(expected, after));
 }
 
-// KeptPairs returns lists like those of a pruned model, in which each head
-// keeps 19 of 64 pairs. ComplexChannels returns lists like those of complex
-// channels (RopeHead): two heads of unequal size, in which several channels may
-// use one pair's angle.
+// Both functions return a list of pairs for each head. KeptPairs imitates a
+// pruned model: each head keeps 19 of 64 pairs. ComplexChannels imitates
+// complex channels: two heads of unequal size, in which several channels may
+// use one angle.
 std::vector<std::vector<int32_t>> KeptPairs() {
   std::vector<std::vector<int32_t>> lists(4);
   for (int32_t h = 0; h < 4; ++h) {
@@ -230,7 +230,7 @@ std::vector<std::vector<int32_t>> ComplexChannels() {
 
 struct HeadsCase {
   RopePairing pairing;
-  int repeats;  // how often the list of positions is repeated
+  int repeats;  // how often kPositions is repeated
 };
 
 class RopeHeadsTest : public ::testing::TestWithParam<HeadsCase> {};
@@ -287,8 +287,8 @@ INSTANTIATE_TEST_SUITE_P(
                       HeadsCase{RopePairing::kHalfSplit, 5}));
 
 TEST(RopeStepTest, TheStepEqualsTheFractionOfATurnPerPosition) {
-  // A multiple of pi has a relative error of 2^-53 in double, which is 2^11
-  // units of a step.
+  // M_PI has a relative error of about 2^-53, so a step near 2^63 may be wrong
+  // by 2^11.
   const auto distance = [](uint64_t a, uint64_t b) {
     return std::min(a - b, b - a);
   };

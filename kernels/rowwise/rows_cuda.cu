@@ -4,11 +4,14 @@
 // Activations (x, y, out) have the type args.dtype, whatever their pointers'
 // type, except for the one row that add_rows may add to all rows: it is
 // float32.
+//
 // Layout: rows of N neighbouring numbers, strides apart, read 16 bytes at a
 // time if N, strides and pointers allow it, else one number.
+//
 // Bytes of a row with B bytes per number: add_rows reads 2 N B and writes N B
 // (a row that is added to all comes from the caches); sum_rows reads T N B and
 // writes N B; gather_rows reads and writes N B.
+//
 // Operations: conversions, and N additions in add_rows, T N in sum_rows.
 // Shortest possible time: the bytes divided by the memory's bandwidth.
 #include "kernels/rowwise/rows.h"

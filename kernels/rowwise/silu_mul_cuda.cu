@@ -3,10 +3,13 @@
 //
 // Activations (gate_up, out) have the type args.dtype, whatever their pointers'
 // type.
+//
 // Layout: rows of 2 F and F numbers without gaps, read 16 bytes at a time if F
 // and the pointers allow it, else one number.
+//
 // Bytes: gate and up are read and out is written once, 3 F B for a row with B
 // bytes per number.
+//
 // Operations: about 20 in float32 per number of the output, with one
 // exponential and one division. At 16 bits these are 3.3 per byte, so the
 // kernel is bound by its bytes.

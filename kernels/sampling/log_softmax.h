@@ -16,9 +16,9 @@ struct LogSoftmaxState {
   float target_logit;  // set by the chunk that has the target
 };
 
-// The chunks of a vocabulary must come in order. Each one must start at a
-// multiple of this number of ids and, except for the last, end at one. Then the
-// result's bits do not depend on the sizes of the chunks.
+// The chunks of a vocabulary must come in order. Each chunk but the last must
+// have a multiple of this number of ids. Then the bits of the result do not
+// depend on the sizes of the chunks.
 inline constexpr int64_t kVocabBlock = 1024;
 
 // The most logits in a row on a GPU, where a CTA keeps the maximum and sum of
@@ -50,11 +50,10 @@ struct LogSoftmaxParamsIn {
 using LogSoftmaxParams = LogSoftmaxParamsIn<DevicePtr>;
 using LogSoftmaxArgs = LogSoftmaxParamsIn<LaunchPtr>;
 
-// Functions that the back ends and the sampler share. AddLogitBlock adds a
-// block of at most kVocabBlock logits to the state. It computes 16 lanes of
-// maxima, then 16 lanes of sums of exp(logit - max), and merges both into the
-// state. It also adds 0 times each logit to the sums. This is 0 for a finite
-// logit and otherwise NaN, so that the sum becomes NaN.
+// AddLogitBlock adds a block of at most kVocabBlock logits to the state. It
+// computes 16 lanes of maxima, then 16 lanes of sums of exp(logit - max), and
+// merges both into the state. It also adds 0 times each logit, so that a logit
+// that is not finite makes the sum NaN.
 using LogitBlockFunction = void (*)(const float* logits, int64_t count,
                                     LogSoftmaxState* state);
 void AddLogitBlock(const float* logits, int64_t count, LogSoftmaxState* state);

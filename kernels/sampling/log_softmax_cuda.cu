@@ -1,16 +1,18 @@
-// log_softmax on a GPU: one CTA per row, with the same bits as on a CPU. Four
-// threads together compute a block of 1024 logits, in the 16 lanes and the
-// order of log_softmax.h. With 128K ids, each such group of threads has one
-// block.
+// log_softmax on a GPU: one CTA per row, with the same bits as on a CPU. A
+// group of four threads computes a block of 1024 logits, in the 16 lanes and
+// the order of log_softmax.h. With 128K ids, each group has one block.
 //
-// Layout: float32 logits, rows row_stride apart. If rows are aligned and whole
-// packs of 16 bytes, a warp reads eight runs of 64 bytes at a time; otherwise
-// 16 threads read a block, two runs per warp. Eight reads are in flight.
+// Layout: float32 logits, rows row_stride apart. If rows consist of whole,
+// aligned packs of 16 bytes, a warp reads eight runs of 64 bytes at a time.
+// Otherwise 16 threads read a block, so a warp reads two runs at a time. Each
+// thread has eight reads in flight.
+//
 // Bytes of a row: 4 V from memory, and once more from the caches. Operations:
 // about 20 per logit for its exponential.
-// Shortest possible time: the bytes divided by the memory's bandwidth if there
-// are as many rows as multiprocessors; a single row is as fast as one
-// multiprocessor reads.
+//
+// Shortest possible time: if there are as many rows as multiprocessors, the
+// bytes divided by the memory's bandwidth. A single row takes as long as one
+// multiprocessor needs to read it.
 #include "kernels/sampling/log_softmax.h"
 #include "kernels/sampling/logits_cuda.h"
 #include "kernels/simt/launch.h"

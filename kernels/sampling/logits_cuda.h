@@ -32,8 +32,8 @@ inline uint32_t LogitBlocksBytes(int64_t vocab) {
          static_cast<uint32_t>(sizeof(LogitBlock));
 }
 
-// Returns whether rows can be read in packs of n = 4 logits: they must consist
-// of whole packs and be aligned to 16 bytes. Otherwise n is 1. Pack i belongs
+// Returns whether rows consist of whole packs of 4 logits, aligned to 16 bytes.
+// If so, kernels read packs of n = 4 logits, otherwise n is 1. Pack i belongs
 // to thread i % kLogitThreads.
 template <typename Args>
 bool HasWideRows(const Args& args, int64_t columns) {
@@ -161,10 +161,10 @@ KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
       simt::StoreShared(&blocks[block].sum, found.sum);
     }
   }
-  // Blocks must be added to the state one after the other, so the work for each
-  // is kept short. One thread computes the running maxima. Then all threads
-  // compute the two factors of each block's sum. Only one fused multiply-add
-  // per block remains to be done in order.
+  // Blocks must be added to the state one after the other, so little is done in
+  // order. One thread computes the running maxima. Then all threads compute the
+  // two factors for each block's sum. This leaves one fused multiply-add per
+  // block to do in order.
   simt::SyncCta();
   if (thread == 0) {
     float max = state->max;
@@ -191,8 +191,8 @@ KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
   }
 }
 
-// Like LogProbability on a CPU. The result's bits may differ if the float64
-// logarithms of the GPU and the CPU differ, which they may by 1 ulp.
+// Like LogProbability on a CPU, except that the float64 logarithms of a GPU and
+// a CPU may differ by 1 ulp.
 KVASIR_DEVICE float LogProbabilityOf(float logit,
                                      const LogSoftmaxState& state) {
   return static_cast<float>(

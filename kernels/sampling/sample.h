@@ -51,14 +51,15 @@ inline constexpr int32_t kNoTokenAllowed = -1;
 inline constexpr int32_t kLogitNotFinite = -2;
 
 // First, penalties, biases, bans and the mask change the logits. Then
-// temperature 0 takes the largest logit. Any other temperature draws: logits /
-// temperature -> softmax -> top-k -> top-p (the shortest prefix of the
+// temperature 0 takes the largest logit. Any other temperature draws an id:
+// logits / temperature -> softmax -> top-k -> top-p (the shortest prefix of the
 // descending order whose sum reaches top_p) -> min-p (relative to the most
 // likely id) -> inverse CDF over the remaining ids, in descending order. Equal
-// logits are ordered by id, lower first. If every id is banned, the result is
-// kNoTokenAllowed. Penalties and biases may make logits infinite: an id with
-// +infinity is always taken, and if no logit is above -infinity, the lowest id
-// that is not banned is taken.
+// logits are ordered by id, lower first.
+//
+// If every id is banned, the result is kNoTokenAllowed. Penalties and biases
+// may make logits infinite. An id with a logit of infinity is always taken. If
+// all logits are -infinity, the lowest id that is not banned is taken.
 //
 // No token is drawn from a row with a raw logit that is infinite or NaN. The
 // row's result is kLogitNotFinite, which the host sees when it reads the ids.

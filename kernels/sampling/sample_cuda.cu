@@ -2,36 +2,36 @@
 //
 // A pack is 1 or 4 neighbouring ids. It belongs to the same thread in every
 // pass, so penalties, biases, bans and the mask need no barrier. For a greedy
-// row the id with the largest adjusted logit is the result. In other rows,
-// top-k, top-p, min-p and the draw are stages that use the ids in descending
-// order of logits. Each stage finds the shortest prefix of this order that has
-// the required count or share of the weights (top_ids_cuda.h), within the
-// prefix of the stage before. The list of the most likely ids is found in the
-// same way.
+// row the id with the largest adjusted logit is the result.
 //
-// The result equals the CPU's: greedy choices, ties, filters, log probabilities
-// and lists have the same bits. Only two float64 sums are added in another
-// order: the sum of all weights, which top-p and the draw use if top-k is off,
-// and the sum of the weights before an id that has more than 2048 ids before
-// it. So a random number within 1e-13 of the border between two ids may select
-// the other id, and the border of top-p may also move. If no weight is below
-// 2^-12, these sums are exact and the result is the same. See also
-// LogProbabilityOf.
+// In other rows, top-k, top-p, min-p and the draw are successive stages. Each
+// stage finds the shortest prefix of the ids, in descending order of logits,
+// that has the required count or share of the weights (top_ids_cuda.h). It
+// searches within the prefix of the previous stage.
+//
+// Greedy choices, ties, filters, log probabilities and lists have the same bits
+// as on a CPU (but see LogProbabilityOf). Only two float64 sums are added in
+// another order: the sum of all weights, and the sum of the weights before an
+// id that has more than 2048 ids before it. If no weight is below 2^-12, these
+// sums are exact. Otherwise a random number within 1e-13 of the border between
+// two ids may draw the other id, and the border of top-p may move.
 //
 // Layout: float32 logits, rows row_stride apart, read 16 bytes at a time if
 // rows are aligned and consist of whole packs. Scratch of a row: V adjusted
 // logits and, for a list of more than 2048 top ids, a key of 8 bytes per entry.
-// Bytes read or written for a row of V logits: 4 V if it is greedy; 8 V more
-// with penalties, biases, bans or a mask (12 V with biases or bans); 8 V more
-// with a draw, 8 V with log probabilities, 8 V with a list. All except the
-// first 4 V are in the second-level cache. If more than 2048 ids are needed,
-// because many are about equally likely (a flat row), 4 V are read two to four
-// times more. In the worst case they are read kMostSplits times.
+//
+// Bytes of a greedy row of V logits: 4 V. Penalties or a mask add 8 V, biases
+// or bans 12 V, a draw 8 V, log probabilities 8 V, and a list 8 V; these are in
+// the second-level cache. If more than 2048 ids are needed because many are
+// about equally likely, the row is read two to four times more (at most
+// kMostSplits times).
+//
 // Operations: about 60 per logit with a draw, and 100 per logit of an interval
 // that is split.
-// Shortest possible time: as long as one multiprocessor takes to read and
-// compute a row. 128K ids are 0.5 MB, or 8 thousand clocks at 64 bytes per
-// clock. A flat row with a draw takes about 300 thousand clocks, by estimate.
+//
+// Shortest possible time: that of one multiprocessor for one row. It reads 128K
+// logits (0.5 MB) in 8 thousand clocks at 64 bytes per clock. A draw from about
+// equally likely ids takes about 300 thousand clocks, by estimate.
 #include "kernels/sampling/logits_cuda.h"
 #include "kernels/sampling/sample.h"
 #include "kernels/sampling/top_ids_cuda.h"
@@ -46,8 +46,8 @@ static_assert(int64_t{kSortedIds} == kMostSharedTop, "scratch has the others");
 struct SampleCall {
   SampleArgs args;
   char* scratch;
-  // Bytes of scratch per row, and how many of these are for adjusted logits,
-  // which are at the end.
+  // Bytes of scratch per row. The last logits_bytes of them hold the adjusted
+  // logits.
   int64_t row_bytes, logits_bytes;
 };
 
@@ -55,11 +55,11 @@ struct SampleCall {
 constexpr int kTopK = 0, kTopP = 1, kMinP = 2, kDraw = 3;
 constexpr int kStages = kDraw + 1;
 
-// A prefix of the row's ids in descending order of logits (sample.h), and its
-// last id.
+// A prefix of the row's ids in descending order of logits (sample.h), and the
+// last id of this prefix.
 struct Found {
   Prefix prefix;
-  int32_t last;  // the last id of the prefix
+  int32_t last;
 };
 struct SampleShared {
   TopKey keys[kSortedIds];
@@ -101,8 +101,8 @@ KVASIR_DEVICE bool IsAllowed(const uint32_t* mask, int32_t id) {
          (simt::LoadGlobal(mask + id / 32) >> (id % 32) & 1u) != 0;
 }
 
-// Sets the logits of those banned ids that belong to this thread to -infinity.
-// `logits` is in scratch.
+// Sets logits of banned ids to -infinity. Each thread does this for the ids
+// that belong to it.
 template <int n>
 KVASIR_DEVICE void ApplyBans(const SampleRowArgs& row, int64_t vocab,
                              float* logits) {
@@ -149,8 +149,8 @@ KVASIR_DEVICE simt::Pack<int32_t, n> CountsOf(const int32_t* counts,
 }
 
 // Applies penalties, biases, bans and the mask to the row's logits, and writes
-// the results to scratch (`logits`). Adds 0 times each raw logit to *rest, so
-// that it becomes NaN if a raw logit is infinite or NaN.
+// the results to `logits` (scratch). Adds 0 times each raw logit to *rest, so
+// *rest becomes NaN if a raw logit is infinite or NaN.
 template <int n>
 KVASIR_DEVICE BestLogit Adjust(const SampleRowArgs& row, const float* raw,
                                int32_t vocab, float* logits, float* rest) {
@@ -164,8 +164,8 @@ KVASIR_DEVICE BestLogit Adjust(const SampleRowArgs& row, const float* raw,
                                                output_counts != nullptr);
   const bool output =
       output_counts != nullptr && (present != 0.0f || frequent != 0.0f);
-  // Biases and bans are applied after the loop, id by id, and then the mask.
-  // Without them, the loop applies the mask.
+  // With biases or bans, these are applied id by id after the loop, and then
+  // the mask. Otherwise the loop applies the mask.
   const bool single = row.num_biases > 0 || row.num_banned > 0;
   using Logits = simt::Pack<float, n>;
   constexpr int kAhead = 2;
@@ -251,10 +251,9 @@ struct SortedIds {
   TopKey end;
 };
 
-// Returns the shortest prefix that meets `goal` and has at least one id, or all
-// ids up to the end of `to` if no prefix meets it. Adds the weights in the
-// CPU's order. Runs on one thread. `keys` and `weights` have the sorted ids
-// that follow the prefix `from`.
+// Returns the shortest prefix, of at least one id, that meets `goal`. If none
+// does, returns the prefix `to`. `keys` and `weights` have the sorted ids after
+// the prefix `from`. Runs on one thread and adds weights in the order of a CPU.
 KVASIR_DEVICE Found Walk(const Goal& goal, const Prefix& from, const Prefix& to,
                          const TopKey* keys, const float* weights) {
   constexpr uint32_t kTogether = 8;
@@ -263,8 +262,7 @@ KVASIR_DEVICE Found Walk(const Goal& goal, const Prefix& from, const Prefix& to,
   if (from.count > 0 && keys[0] >= goal.end) return {from, -1};
   double mass = from.mass;
   uint32_t i = 0;
-  // Adds the weights of eight ids at a time, until these eight would reach the
-  // goal.
+  // Adds eight weights at a time, as long as they do not reach the goal.
   KVASIR_NO_UNROLL
   for (; i + kTogether < count; i += kTogether) {
     double next = mass;
@@ -295,8 +293,8 @@ KVASIR_DEVICE Found Find(const TopOrder& order, const Goal& goal,
                          SampleShared* shared) {
   TopInterval interval = Narrow<n>(order, goal, limit, kSortedIds,
                                    /*whole=*/false, &shared->drawn);
-  // If all ids from the top of the row to `to` fit into shared memory, walks
-  // from the top, because then the sums have the CPU's bits.
+  // If the whole prefix interval.to fits into shared memory, walks it from the
+  // top of the row. Then the sums have the same bits as on a CPU.
   if (interval.to.count <= kSortedIds) interval.from = {order.begin(), 0.0, 0};
   if (interval.from.end < sorted->from.end || interval.to.end > sorted->end) {
     *sorted = {interval.from, interval.to.end};
@@ -461,7 +459,7 @@ SampleKernel(SampleCall call) {
         row.frequency_penalty != 0.0f)) ||
       row.num_biases > 0 || row.num_banned > 0 || row.allow_mask != nullptr;
   BestLogit best;
-  float rest = 0.0f;  // NaN as soon as a raw logit is not finite
+  float rest = 0.0f;  // becomes NaN if a raw logit is not finite
   if (adjusts) {
     best = Adjust<n>(row, raw, vocab, adjusted, &rest);
   } else {

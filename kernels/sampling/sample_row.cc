@@ -67,8 +67,7 @@ class Descending {
     std::pop_heap(ids_, ids_ + left_, Later{keys_});
     return ids_[--left_];
   }
-  // Returns the id that the call of Next with index i returned (the first call
-  // has index 0).
+  // Returns the id that call number i of Next (from 0) returned.
   int32_t Taken(int64_t i) const { return ids_[count_ - 1 - i]; }
 
  private:
@@ -163,8 +162,8 @@ int32_t Draw(const SampleRowArgs& row, int64_t vocab,
     sum += weight_of(i);
     if (sum > target) return order.Taken(i);
   }
-  // reached only because of rounding: the sum of the weights may be less than
-  // the total that was computed before
+  // Reached only because of rounding: the sum of the weights may be less than
+  // the total computed above.
   return order.Taken(limit - 1);
 }
 

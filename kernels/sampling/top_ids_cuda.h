@@ -2,14 +2,16 @@
 // ids, in the order of sample.h, that has a given number of ids or a given
 // share of the sum of weights. C++17, device code.
 //
-// No thread reads a whole row by itself, and at most kSortedIds ids are sorted
-// together. A first pass counts and weighs the ids above five cuts at fixed
-// distances from the largest logit. The searched border lies between two
-// neighbouring cuts: the last whose prefix is too small, and the first whose
-// prefix is enough. As long as there are too many ids between them, another
-// pass splits this interval by five cuts, alternately at equal distances by
-// value and by order (bits of the logits, then ids). The remaining ids are
-// sorted in shared memory, and one thread walks them.
+// A first pass counts and weighs the ids above five cuts at fixed distances
+// from the largest logit. The end of the searched prefix (the border) lies
+// between two neighbouring cuts: the last whose prefix is too small, and the
+// first whose prefix is enough.
+//
+// If more than kSortedIds ids are between these two cuts, another pass splits
+// this interval by five cuts, alternately at equal distances by value and by
+// order (bits of the logits, then ids). Finally, the remaining ids are sorted
+// in shared memory, and one thread walks them.
+//
 // Each pass reads the row (4 V bytes for V ids) and computes exponentials only
 // within its interval. A typical row of 128K ids takes two or three passes, a
 // row of equal logits about ten, and no row more than kMostSplits.
@@ -35,7 +37,7 @@ KVASIR_DEVICE T ShuffleWide(T value, uint32_t lanes) {
 }
 
 // Maps floats to integers so that a larger float has a larger integer. -0 and 0
-// have the same integer, and NaN has a larger one than 0.
+// have the same integer.
 KVASIR_DEVICE uint32_t OrderOf(float x) {
   const auto bits = simt::BitsAs<uint32_t>(x + 0.0f);
   return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
@@ -159,8 +161,8 @@ struct TopOrder {
   }
 };
 
-// The keys (cuts) at which an interval is divided, in ascending order. The last
-// one is the interval's end. More cuts would not fit into registers.
+// The keys (cuts) that divide an interval, in ascending order. The last cut is
+// the interval's end. More cuts would not fit into registers.
 inline constexpr int kCuts = 6;
 struct TopCuts {
   TopKey key[kCuts];
@@ -271,17 +273,16 @@ KVASIR_DEVICE void Split(const TopOrder& order, const Prefix& from,
   simt::SyncCta();
 }
 
-// The end of the searched prefix (the border) lies between these two prefixes.
-// `from` is too small, and `to` meets the goal, unless no prefix does.
+// The border, which is the end of the searched prefix, lies between these two
+// prefixes. `from` is too small. `to` meets the goal, unless no prefix does.
 struct TopInterval {
   Prefix from, to;
 };
 
 // Returns the part of `interval` in which the border lies: between two
 // neighbouring marks, or between a mark and an end of the interval. The result
-// always has at least one id. Therefore a mark with all ids of the interval
-// also ends the result, even if rounding has left the sum of its weights just
-// below the goal.
+// has at least one id. So a mark whose prefix has all ids of the interval ends
+// the result, even if rounding leaves its weights just below the goal.
 KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
                                   TopInterval interval) {
   for (int i = 0; i < kCuts; ++i) {
@@ -313,7 +314,7 @@ inline constexpr int kMostSplits = 64;
 
 struct TopMemory {
   SplitMemory split;
-  TopMarks row;     // marks at CutsOfRow
+  TopMarks row;     // marks of the first pass
   TopMarks within;  // marks of the latest Split
   uint32_t next;    // the index at which the next key is stored
 };

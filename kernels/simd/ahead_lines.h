@@ -6,9 +6,9 @@
 
 namespace kvasir::kernels {
 
-// True if lines are prefetched into the level-1 cache, false if only into level
-// 2. An Intel core can fetch only a few lines into level 1 at a time, so
-// prefetches into level 1 would delay ordinary reads. On an AMD Zen 5,
+// True if lines are prefetched into the level-1 cache, false if only into the
+// level-2 cache. An Intel core can fetch only a few lines into level 1 at a
+// time, so prefetches into level 1 would delay ordinary reads. On an AMD Zen 5,
 // prefetching into level 1 is faster for data in memory, but costs 1 to 2 % for
 // data that is already in a cache (measured).
 #if defined(__GNUC__) && defined(__x86_64__)
@@ -20,10 +20,9 @@ inline const bool kAsksForFirstLevel = [] {
 inline constexpr bool kAsksForFirstLevel = false;
 #endif
 
-// Prefetches the line at `address` at least into the level-2 cache. Functions
-// that do nothing else than call this one must be inlined too, because g++
-// considers a function that only prefetches to have no effect and removes calls
-// to it.
+// Prefetches the line at `address` at least into the level-2 cache. Always
+// inlined, because g++ removes calls to functions that only prefetch. Functions
+// that only call this one must be inlined too.
 #if defined(__GNUC__)
 __attribute__((always_inline)) inline void AskForLine(const char* address) {
   if (kAsksForFirstLevel) {
@@ -36,23 +35,22 @@ __attribute__((always_inline)) inline void AskForLine(const char* address) {
 inline void AskForLine(const char*) {}
 #endif
 
-// A queue of pieces of memory in the order in which they will be read. While
-// the reader computes, it calls Ask now and then to prefetch a few lines, up to
-// kLead lines ahead of its reads. (The core would have to wait if many lines
-// were prefetched at once.) If the queue is full, further pieces are dropped:
-// they are read without prefetching.
+// A queue of pieces of memory in the order in which they will be read. The
+// reader calls Ask now and then while it computes, because a core must wait if
+// many lines are prefetched at once. Pieces that are added to a full queue are
+// read without prefetching.
+//
 // Threads: each object is used by one thread only.
 class AheadLines {
  public:
   static constexpr int64_t kLineBytes = 64;
-  // Lines are prefetched at most this many lines before they are read. This is
-  // enough to hide the latency of memory, and the lines still fit into the
-  // level-1 cache. With half as many, decoding with dense KV caches is 4 to 12
-  // % slower.
+  // How far prefetches may be ahead of the reads, in lines. This is enough to
+  // hide the latency of memory, and the lines still fit into the level-1 cache.
+  // With half as many, decoding with dense KV caches is slower by 4 to 12 %.
   static constexpr int64_t kLead = 256;
 
-  // Appends a piece. If it begins in memory where the last one ends, the two
-  // are joined.
+  // Appends a piece. If it begins where the last piece ends, the two are
+  // joined.
   void Add(const char* begin, int64_t bytes) {
     if (bytes <= 0) return;
     Piece& last = pieces_[(added_ - 1) % kMostPieces];
@@ -66,10 +64,9 @@ class AheadLines {
     }
   }
 
-  // Begins to read the next block, which consists of the pieces that were added
-  // since the previous call. Earlier pieces now count as read, so any of their
-  // lines that were not prefetched are skipped. In the first block, kLead lines
-  // may be prefetched at once.
+  // Begins to read the next block: the pieces that were added since the
+  // previous call. Lines of earlier pieces that were not prefetched are
+  // skipped. In the first block, kLead lines may be prefetched at once.
   void NextBlock() {
     read_ = block_end_;
     block_end_ = lines_;
@@ -77,10 +74,10 @@ class AheadLines {
     while (asked_ < read_ && FindPiece()) Pass(read_ - asked_);
     allowed_ = std::max(allowed_, asked_);
   }
-  // The reader must call this before it reads the next `bytes` bytes. First
-  // prefetches all lines that earlier calls allowed and that are not prefetched
-  // yet. Then allows prefetches of about `bytes` more bytes. So pieces that
-  // were added late are not prefetched all at once.
+  // The reader must call this before it reads the next `bytes` bytes.
+  // Prefetches the rest of the lines that earlier calls allowed. Then allows to
+  // prefetch about `bytes` more bytes, so that pieces that are added late are
+  // not prefetched all at once.
   void Read(int64_t bytes) {
     AskFor(allowed_ - asked_);
     const int64_t lines = LinesOf(bytes);
@@ -89,12 +86,11 @@ class AheadLines {
                                             read_ + kLead, lines_}));
   }
 
-  // Prefetches the next `lines` lines, or fewer if the others are too far ahead
-  // of the reads.
+  // Prefetches the next `lines` lines, or as many of them as are allowed.
   void Ask(int64_t lines = 1) { AskFor(std::min(lines, allowed_ - asked_)); }
-  // Returns the address of the next `bytes` bytes, which the caller must
-  // prefetch itself. Returns null if they are too far ahead of the reads or not
-  // contiguous.
+  // Returns the address of the next `bytes` bytes of the queue, which the
+  // caller must prefetch itself. Returns null if they are not contiguous, or if
+  // prefetching them is not allowed yet.
   const char* Take(int64_t bytes) {
     const int64_t lines = LinesOf(bytes);
     if (lines > allowed_ - asked_ || !FindPiece() ||

@@ -13,7 +13,6 @@ constexpr int64_t kLead = AheadLines::kLead;
 
 class AheadLinesTest : public ::testing::Test {
  protected:
-  // The address of a line of memory_.
   const char* At(int64_t line) const { return memory_.data() + line * kLine; }
   // Takes the next line that may be prefetched and returns its index in
   // memory_; -1 if there is none.

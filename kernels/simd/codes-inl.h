@@ -22,8 +22,8 @@ HWY_INLINE Vec LoadFloats(const uint8_t* from) {
   return hn::ConvertTo(kFloats, hn::PromoteTo(d32, hn::LoadU(d8, from)));
 }
 
-// Looks up the levels that codes of up to 4 bits stand for. The table is in
-// registers if these have at least 8 lanes.
+// Looks up the levels that codes of up to 4 bits stand for. If vectors have at
+// least 8 lanes, the table is in registers.
 class LevelTable {
  public:
   // `levels` has 16 numbers.

@@ -75,9 +75,9 @@ inline float Silu(float x) {
 }
 
 // NormalTail(a) is 1 minus the normal distribution function at a >= 0, with a
-// relative error of at most 4e-7. It is exp(-a^2/2), corrected for the rounding
-// of a^2, times t times a degree-9 polynomial in t = 1/(1 + 0.3 a). Above
-// kFarthest it is 0 (no subnormals).
+// relative error of at most 4e-7. It is computed as exp(-a^2/2) * t * p(t) with
+// t = 1/(1 + 0.3 a) and a degree-9 polynomial p. Above kFarthest it is 0 (no
+// subnormals).
 namespace normal_constants {
 inline constexpr float kFarthest = 14.0f;
 inline constexpr float kSlope = 0.3f;

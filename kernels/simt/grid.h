@@ -90,11 +90,11 @@ KVASIR_DEVICE void SyncWarp(uint32_t mask = kWholeWarp,
 #endif
 }
 
-// A fence of the given scope. Everything that this thread did before the fence
-// is ordered before its later atomic, relaxed and volatile accesses. Its
-// earlier accesses of these kinds are ordered before everything that it does
-// after the fence. Threads in the scope see this order if they also use fences,
-// or acquire and release.
+// A fence of the given scope. It orders everything that this thread did before
+// the fence before its later atomic, relaxed and volatile accesses. It also
+// orders earlier accesses of these kinds before everything that the thread does
+// later. Threads in the scope see this order if they also use fences, or
+// acquire and release.
 template <Scope scope>
 KVASIR_DEVICE void Fence(Site site = Site::Here()) {
 #ifdef __CUDACC__

@@ -187,8 +187,9 @@ KVASIR_DEVICE uint32_t AndOr(uint32_t word, uint32_t mask, uint32_t other) {
 }
 
 // Returns four of eight bytes: bytes 0 to 3 are those of a, bytes 4 to 7 those
-// of b. Byte i of the result is the byte whose index is in nibble i of
-// `selector`. Bit 3 of the nibble fills the byte with that byte's sign instead.
+// of b. The lower three bits of nibble i of `selector` are the index of byte i
+// of the result. If bit 3 of the nibble is set, the sign bit of the chosen byte
+// fills byte i instead.
 KVASIR_DEVICE uint32_t PickBytes(uint32_t a, uint32_t b, uint32_t selector) {
 #ifdef __CUDACC__
   uint32_t bytes;

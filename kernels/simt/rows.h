@@ -21,9 +21,8 @@ struct alignas(sizeof(T) * n) Pack {
 template <typename T>
 inline constexpr int kWidePack = 16 / static_cast<int>(sizeof(T));
 
-// Whether rows can be accessed in packs of 16 bytes. All pointers must be
-// aligned to 16 bytes (null pointers are ignored), and `columns` numbers, which
-// are a row or the distance between two rows, must fill whole packs.
+// Whether rows can be accessed in packs of 16 bytes: all pointers must be null
+// or aligned to 16 bytes, and `columns` numbers must fill whole packs.
 template <typename T, typename... Pointers>
 bool WideRows(int64_t columns, const Pointers*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ... &&

@@ -42,7 +42,7 @@ TestPart::TestPart(const PartSpec& from, int64_t num_kv_heads,
     std::copy(levels.begin(), levels.end(), part.levels);
   }
   const float none = 0.0f;
-  // ParamsBytes only checks that the pointer is not null, so any will do.
+  // ParamsBytes only checks that the pointer is not null.
   if (spec.fixed_ranges) part.static_scale = &none;
   for (int64_t g = 0; g <= last; ++g) {
     LatentGroup group;
@@ -333,7 +333,7 @@ TestRebuild::TestRebuild(const TestPart& part, int64_t num_kv_heads,
     bias = RandomFloats(num_kv_heads * spec.dims, seed + 100, 0.3f);
     rebuild.bias = bias.data();
   }
-  // Choose random pairs of numbers; some numbers are in no pair.
+  // Chooses random pairs of numbers. Some numbers are in no pair.
   std::vector<int32_t> order(static_cast<size_t>(spec.dims));
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), std::mt19937(seed + 101));
@@ -702,9 +702,10 @@ int64_t LatentCache::PageOf(int64_t sequence, int64_t token) const {
                 [static_cast<size_t>(token / spec_.page_tokens)];
 }
 
-// Divides the exact rows into three segments if there are enough rows: the rest
-// of a page whose beginning others use, whole pages of the same arena, and
-// longer pages of another arena.
+// Divides the exact rows into three segments, if there are enough rows. The
+// first begins inside a page whose first rows are used otherwise, the second
+// has whole pages of the same arena, and the third has longer pages of another
+// arena.
 LatentCache::ExactSide LatentCache::MakeExactSide(bool is_key,
                                                   int64_t first_page) const {
   ExactSide side;
@@ -856,7 +857,7 @@ std::vector<double> LatentCache::KeyOf(size_t p, size_t rebuild_index,
   }
   for (int64_t f = 0; f < spec.num_pairs; ++f) {
     const int64_t step = (spec.steps_by_head ? kv_head * spec.num_pairs : 0);
-    // From 2^30 radians on, the error of an angle in double is 1e-7.
+    // A double has an error of 1e-7 for angles from 2^30 radians on.
     const long double radians = from.radians[static_cast<size_t>(step + f)];
     const long double angle =
         radians * static_cast<long double>(PositionOf(position));
@@ -997,10 +998,10 @@ double WorstError(const PagedAttentionArgs& params,
       errors.push_back(error);
       norms.push_back(norm);
     }
-    // If values have one channel, their sum may cancel although its terms are
-    // not small; then the error is compared with the part's average. Wider rows
-    // are compared only with themselves, because sums over many slots are
-    // smaller than those over few.
+    // In a row of one channel, the sum of the values may cancel although its
+    // terms are large. Its error is therefore relative to the average of the
+    // part if this is larger. The error of a wider row is always relative to
+    // the row itself.
     const double usual =
         widest > 1 ? 0.0
                    : std::accumulate(norms.begin(), norms.end(), 0.0) /

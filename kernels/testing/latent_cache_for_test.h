@@ -64,28 +64,29 @@ struct LatentSpec {
   bool causal = true;
   // The position of slot 0; if it is above 0, launches pass positions.
   int64_t first_position = 0;
-  // Maps the position first_position + i, which slot i would have by default,
-  // to the actual position of the slot. Null: slots have the default positions.
+  // Maps the default position of slot i, first_position + i, to the position
+  // that the slot has. Null: slots have their default positions.
   int64_t (*position_of)(int64_t) = nullptr;
-  // If true, only tables are made: no launch computes anything, so the lifts
-  // have no numbers.
+  // If true, no launch computes anything, so the lifts need no numbers.
   bool tables_only = false;
   // The number of slots in the exact windows of the keys and of the values.
   int64_t key_exact = 0;
   int64_t value_exact = 0;
   // Rows per page in the first arena of exact rows; the second has more.
   int64_t exact_page_rows = 3;
-  int64_t sinks = 0;  // sinks with exact rows, on both sides
-  // The number of evicted slots of every sequence; eviction moves exact rows.
+  int64_t sinks = 0;  // first tokens with exact rows of keys and values
+  // The number of slots that were evicted from each sequence. Eviction moves
+  // exact rows.
   int64_t evicted = 0;
   // Eviction units [Hkv]; empty: no slot metadata.
   std::vector<int32_t> unit_of_head = {};
   bool adds_mass = false;
   int64_t kept_weights = 0;  // memory for attention weights, in floats
-  // If set, rebuilt keys are rotated by the positions in the metadata. In unit
-  // u these are 1000 u greater than the slots' own positions.
+  // If set, rebuilt keys are rotated by the positions in the slot metadata. In
+  // unit u, these positions are 1000 u greater than those of the slots.
   bool stored_positions = false;
-  int64_t query_gap = 3;  // columns after a row that belong to no head
+  // columns at the end of a query row that belong to no head
+  int64_t query_gap = 3;
   // How many of the last tokens of a sequence have queries; 0: all tokens.
   int64_t asked_tokens = 0;
 };
@@ -99,8 +100,8 @@ struct LatentAsk {
   // How many pages at the beginning of the sequence's table were released.
   int64_t dead_pages = 0;
   int64_t first_counted_row = 0;
-  // Only read by Expected: for each unit [U], the slots that all rows see. If
-  // null, each row sees the slots up to its own.
+  // The slots of each unit [U] that all rows see. Null: each row sees the slots
+  // up to its own. Only Expected uses this.
   const std::vector<std::vector<int32_t>>* slots_of_unit = nullptr;
 };
 
@@ -124,8 +125,8 @@ class TestPart {
   std::vector<double> Read(int64_t kv_head, int64_t page, int64_t slot) const;
 
   // RingRowBytes returns the bytes of a row in a ring of exact rows. MakeRing
-  // allocates the memory of all rings, and MakeFresh that of a launch's own
-  // rows; neither contains rows at first.
+  // allocates memory for all rings. MakeFresh allocates memory for the exact
+  // rows of a launch's own tokens. At first, the memory contains no rows.
   int64_t RingRowBytes() const;
   void MakeRing(int64_t bytes);
   void MakeFresh(int64_t rows);
@@ -138,7 +139,6 @@ class TestPart {
   std::vector<double> ReadExact(int64_t kv_head, uint32_t token) const;
 
   int64_t WidthOf(int64_t kv_head) const;
-  // Bytes of all pages.
   int64_t arena_bytes() const { return static_cast<int64_t>(memory_.size()); }
   int64_t ring_bytes() const {
     return static_cast<int64_t>(ring_memory_.size());
@@ -150,7 +150,8 @@ class TestPart {
   const PartSpec spec;
   LatentPartArgs part;
   std::vector<int32_t> group_of_head;
-  std::vector<int64_t> columns;  // of query heads, in q or out
+  // columns of the query heads in q (for keys) or in out
+  std::vector<int64_t> columns;
   ExactRowsArgs exact;
 
  private:
@@ -257,8 +258,8 @@ class LatentCache {
   // sets it to zeros.
   std::vector<float> Mass(int64_t sequence, int64_t tokens) const;
   void ClearMass();
-  // Returns the mass that the rows of a request from first_counted_row on add,
-  // in float64.
+  // Computes in float64 the mass that a request adds by its rows from
+  // first_counted_row on.
   std::vector<double> ExpectedMass(const LatentAsk& ask, int64_t tokens) const;
   int64_t num_units() const { return metadata_.num_units; }
   const SlotMetadataArgs& metadata() const { return metadata_; }
@@ -348,9 +349,8 @@ class LatentCache {
   base::ThreadPool* threads_ = nullptr;
 };
 
-// Returns the worst relative error of one head's numbers in a row: relative to
-// the expected numbers or, if those are smaller than usual, to the part's
-// average. Infinite if only one of the two has a number.
+// Returns the largest relative error of one head's numbers in one row. The
+// error is infinite if only one of `expected` and `got` has NaN at some place.
 double WorstError(const PagedAttentionArgs& params,
                   const std::vector<double>& expected,
                   const std::vector<float>& got);

@@ -455,9 +455,8 @@ inline std::vector<LatentSpec> ExactSpecs() {
 }
 
 // Layers with exact sinks (the first tokens of a sequence), with and without
-// exact windows. Covers fewer sinks than a block has slots, more than a block,
-// and more than the sequence has; sinks that end less than a block before the
-// exact window; and sinks before a sliding window.
+// exact windows or sliding windows. There are fewer sinks than a block of
+// slots, more than a block, or more than the sequence has.
 inline std::vector<LatentSpec> SinkSpecs() {
   std::vector<LatentSpec> specs;
   const std::vector<LatentSpec> exact = ExactSpecs();

@@ -40,8 +40,8 @@ class StoredArray {
   std::vector<char> bytes_;
 };
 
-// Both functions treat a test's host memory as memory of the CPU device. The
-// second converts all pointers in an op's parameters.
+// OnDevice treats a test's host memory as memory of the CPU device. Its second
+// form converts all pointers in the parameters of an op.
 template <typename T>
 DevicePtr<T> OnDevice(T* pointer) {
   return DevicePtr<T>(pointer);

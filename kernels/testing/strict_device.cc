@@ -7,7 +7,6 @@
 namespace kvasir::kernels {
 namespace {
 
-// Size of the reserved address range.
 constexpr size_t kReservedBytes = size_t{1} << 36;
 
 class StrictAllocator final : public DeviceAllocator {

@@ -9,10 +9,9 @@
 namespace kvasir::kernels {
 
 // Makes the device. Its memory is PROT_NONE except during launches, uploads and
-// read-backs and between BeginWrite and EndWrite, so a test that accesses it
-// from the host at another time dies by a signal. If the parameters of a launch
-// point to other memory, the process ends with a message. A launch costs two
-// system calls more than on a CpuDevice.
+// read-backs, and between BeginWrite and EndWrite. So a test dies by a signal
+// if it accesses this memory at another time. If the parameters of a launch
+// point to other memory, the process ends with a message.
 //
 // `pool` must outlive the device.
 std::unique_ptr<Device> MakeStrictDevice(base::ThreadPool* pool,

@@ -1,5 +1,5 @@
-// The number types in which a checkpoint's keys and values may be cached: the
-// types of its tensors.
+// Derives the number type of a KV cache from the types of a checkpoint's
+// tensors.
 #pragma once
 
 #include <optional>

@@ -36,8 +36,8 @@ constexpr std::string_view kUnsupportedParts[] = {
     ".post_feedforward_layernorm.",
 };
 
-// True if the side's keys or values are stored whole and not as codes. Then
-// their tensors are those of the base model.
+// True if the keys or values of this side are cached whole and not as codes.
+// Then their projections are those of the base model.
 bool IsPlain(const plan::ResolvedSide& side) {
   return side.parts.size() == 1 && side.parts[0].space == plan::Space::kFull &&
          side.parts[0].bits.empty() && !side.parts[0].has_basis();

@@ -45,18 +45,18 @@ class TensorStream {
     std::span<const std::byte> bytes;
   };
 
-  // `buffer` must hold one row; otherwise Next() is RESOURCE_EXHAUSTED. The
-  // range lies inside the tensor (CHECK).
+  // `buffer` must hold one row, otherwise Next() returns RESOURCE_EXHAUSTED.
+  // CHECKs that the range lies inside the tensor.
   TensorStream(const TensorStore::Entry& tensor, std::span<std::byte> buffer);
   TensorStream(const TensorStore::Entry& tensor, const TensorRange& range,
                std::span<std::byte> buffer);
 
   const TensorInfo& info() const { return *tensor_.info; }
   absl::StatusOr<Block> Next();
-  // The tiles of the range, with indices as if the range were the whole tensor.
+  // The tiles of the range; their indices count from the start of the range.
   // Complete when Next() has returned the end of the range.
   Tiles tiles() const { return hasher_.tiles(); }
-  // Bytes that were requested from the file so far.
+  // Bytes requested from the file so far.
   int64_t read_bytes() const { return read_bytes_; }
 
  private:
@@ -77,8 +77,8 @@ class TensorStream {
 // Owns: the open files.
 // Threads: const methods may be called from any thread.
 // Errors: NOT_FOUND for a missing tensor, INVALID_ARGUMENT for a wrong shape or
-//   type, each with file, tensor, wanted and found value. UNIMPLEMENTED for
-//   models that are not served.
+//   type, UNIMPLEMENTED for models that are not served. The text names the
+//   file, the tensor, and the wanted and found values.
 class Checkpoint {
  public:
   // Opens the folder and checks the tensors that do not depend on a compression
@@ -87,11 +87,12 @@ class Checkpoint {
   // CheckTensors.
   static absl::StatusOr<Checkpoint> Open(const std::string& folder);
 
-  // Checks that the checkpoint has the tensors that `plan` needs, each in its
-  // shape; `plan` was resolved for this model. A layer with compressed
-  // attention must have no attention projection that the plan does not use. If
-  // `with_ranges` is false, the tensors with the static ranges of codes may be
-  // missing. Also returns the errors of RequiredTensors.
+  // Checks that the checkpoint has the tensors that `plan` needs, in the right
+  // shapes. A layer with compressed attention must have no attention projection
+  // that the plan does not use. If `with_ranges` is false, the tensors of
+  // static ranges may be missing. Also returns the errors of RequiredTensors.
+  //
+  // `plan` must be resolved for this model.
   absl::Status CheckTensors(const plan::ResolvedPlan& plan,
                             bool with_ranges = true) const;
 
@@ -119,8 +120,8 @@ class Checkpoint {
 
   absl::Status CheckTensor(const RequiredTensor& want) const;
   absl::Status CheckPlainTensors(bool attention) const;
-  // Checks that compressed layers have no attention projections other than the
-  // wanted ones. `compressed` is indexed by layer.
+  // Checks that compressed layers have no attention projections except those in
+  // `wanted`. `compressed` is indexed by layer.
   absl::Status CheckNoOthers(const std::vector<RequiredTensor>& wanted,
                              const std::vector<bool>& compressed) const;
 

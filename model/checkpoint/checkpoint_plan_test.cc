@@ -50,7 +50,7 @@ KvPlan Plan() {
   return plan;
 }
 
-// The plan for that config, resolved as at a start.
+// Resolves the plan as a server does when it starts.
 plan::ResolvedPlan Resolved(const KvPlan& plan, const DecoderSpec& spec) {
   auto resolved = plan::ResolvePlan(plan, AttentionShapeOf(spec));
   EXPECT_TRUE(resolved.ok()) << resolved.status();

@@ -62,8 +62,7 @@ constexpr std::array<NameRow, 8> kOptLayer = {{
     {"fc1.", "mlp.up_proj."},
     {"fc2.", "mlp.down_proj."},
 }};
-// Files that were written from the model without its head lack the first
-// "model.".
+// Checkpoints of the model without its output head lack the first "model.".
 constexpr std::array<NameRow, 6> kOptOuter = {{
     {"model.decoder.embed_tokens.", "model.embed_tokens."},
     {"model.decoder.embed_positions.", "model.embed_positions.",

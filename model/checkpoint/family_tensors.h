@@ -1,6 +1,6 @@
-// Maps the tensor names of each model family, and fused tensors, to canonical
-// names, which are Llama's (plan_tensors.h). Only this code knows the names
-// that the other families use; engine and compressor use the canonical ones.
+// Maps the tensor names of each model family to canonical names, those of Llama
+// (plan_tensors.h). Splits fused tensors. Only this code knows the names of
+// other families; engine and compressor use canonical names.
 #pragma once
 
 #include <string>
@@ -17,25 +17,25 @@ namespace kvasir::model {
 struct StoredTensor {
   std::string name;
   RowBlocks rows;
-  int64_t num_rows = 0;  // unused if it has all rows
+  int64_t num_rows = 0;  // unused if `rows` selects all rows
 };
 
-// The stored tensor for a canonical name. In GPT-NeoX, it may be some rows of
-// the fused query_key_value, which has the rows of queries, keys and values for
-// each head in turn. In OPT, it may be the table of positions without its first
-// two rows, which no position uses. A name that is not in the family's table is
-// returned unchanged, and so are the names of an artifact's attention tensors,
-// which are canonical in every family.
+// The stored tensor for a canonical name. It may be a part of a stored tensor:
+// in GPT-NeoX some rows of the fused query_key_value, in OPT the table of
+// positions without its first two rows, which are unused.
+//
+// Returns a name unchanged if it is not in the family's table, or if it names
+// an attention tensor of an artifact.
 StoredTensor StoredTensorOf(const DecoderSpec& spec, std::string_view name);
 
-// The canonical names of a stored tensor: several for a fused one, and its
+// The canonical names of a stored tensor: several for a fused tensor, or the
 // stored name if it is not in the family's table.
 std::vector<std::string> OurNamesOf(const DecoderSpec& spec,
                                     std::string_view stored);
 
-// Gives the tensors of a folder their canonical names. INVALID_ARGUMENT, with
-// file, tensor, wanted and found value, if a fused tensor does not have the
-// number of rows that the model needs, or if a folder has a tensor twice.
+// Gives the tensors of a folder their canonical names. INVALID_ARGUMENT if a
+// fused tensor does not have the number of rows that the model needs, or if the
+// folder has a tensor twice.
 absl::Status UseOurNames(const DecoderSpec& spec, TensorStore* store);
 
 }  // namespace kvasir::model

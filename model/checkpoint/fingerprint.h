@@ -77,10 +77,10 @@ struct TensorTiles {
 // The keys are the tensor names that Checkpoint::Tensor uses.
 using TilesByName = std::map<std::string, TensorTiles, std::less<>>;
 
-// Returns a text with those fields of a spec that change the model's outputs.
+// Returns a text with the fields of `spec` that change the model's outputs.
 std::string OutputsText(const DecoderSpec& spec);
-// The weights_id, a hash of all tiles of `tensors` and of `outputs`, which is
-// an OutputsText. Every tile must be known.
+// The weights_id: a hash of all tiles of `tensors` and of `outputs`, the result
+// of OutputsText(). Every tile must be known.
 std::string WeightsIdOf(const TilesByName& tensors, std::string_view outputs);
 
 // Collects the tiles of a checkpoint's tensors and computes its weights_id. The
@@ -90,9 +90,9 @@ class WeightsIdBuilder {
  public:
   // Registers the tensor, so that Finish notices if its tiles are never added.
   void AddTensor(std::string_view name, const TensorInfo& info);
-  // Adds a rectangle of tiles. Its first tile has the given row and column,
-  // which count tiles. CHECKs that the tiles lie inside the tensor, and that a
-  // tile that is added twice has the same hash.
+  // Adds a rectangle of tiles. `first_row` and `first_column` are the place of
+  // its first tile, counted in tiles. CHECKs that the tiles lie inside the
+  // tensor, and that a tile that is added twice has the same hash.
   void Add(std::string_view name, const TensorInfo& info, const Tiles& tiles,
            int64_t first_row = 0, int64_t first_column = 0);
   const TilesByName& tensors() const { return tensors_; }

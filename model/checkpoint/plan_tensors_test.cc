@@ -116,7 +116,7 @@ TEST(PlanTensorsTest, ListsTensorsOfRebuiltLowRankKeysAndFoldedValues) {
       ElementsAre("q_proj.weight [32, 24]", "k_proj.down.weight [5, 24]",
                   "k_proj.up.0.weight [8, 3]", "k_proj.up.1.weight [8, 2]",
                   "v_proj.down.weight [5, 24]",
-                  // Query heads 0 and 1 read KV head 0, which has rank 2.
+                  // Query heads 0 and 1 use KV head 0, which has rank 2.
                   "o_proj.weight [24, 10]"));
 }
 

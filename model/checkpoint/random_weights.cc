@@ -35,8 +35,8 @@ double ResidualScale(const ModelShape& shape) {
 // minus this number to plus this number.
 constexpr double kRangeDeviations = 3.0;
 
-// The quantization step of each tensor that holds the scale of a static range.
-// The key is the tensor's name.
+// Quantization steps, by the names of the tensors that hold the scales of
+// static ranges.
 using RangeSteps = std::map<std::string, double>;
 
 void AddRangeSteps(int64_t layer, const plan::ResolvedSide& side,

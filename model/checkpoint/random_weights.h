@@ -19,15 +19,14 @@ enum class RandomKind { kOnes, kNormal, kConstant };
 // FNV-1a: stable across machines and versions, unlike std::hash.
 uint64_t HashName(std::string_view name);
 
-// A tensor of a random-weight model.
 struct RandomTensor {
   std::string name;
   std::vector<int64_t> shape;  // [rows, columns], or [length]
   RandomKind kind = RandomKind::kNormal;
   double deviation = 0.0;  // only for kNormal
   double value = 0.0;      // only for kConstant
-  // The name of the stored tensor from whose rows the numbers are taken. Empty:
-  // the tensor is stored under its own name.
+  // The stored tensor that contains this tensor as some of its rows. Empty: the
+  // tensor is stored under its own name.
   std::string stored_name;
   RowBlocks rows;
 
@@ -35,12 +34,11 @@ struct RandomTensor {
 };
 
 // Every tensor of the shape's checkpoint under the family's names, in file
-// order. The standard deviations are chosen so that activations stay near 1 at
-// any depth and attention scores and logits differ enough. So the model behaves
-// numerically like a trained one.
+// order. The standard deviations keep activations near 1 at any depth, and
+// spread attention scores and logits as in a trained model.
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape);
 
-// The number of weights of the shape, biases and norms included.
+// The number of weights of a model of this shape, including biases and norms.
 int64_t CountParameters(const ModelShape& shape);
 
 // Like the function above, but only the tensors that `spec` needs, under their
@@ -56,11 +54,10 @@ absl::StatusOr<std::vector<RandomTensor>> RandomTensorsOf(
     const ModelShape& shape, const DecoderSpec& spec,
     const plan::ResolvedPlan& plan);
 
-// Fills `out` with the elements [begin, begin + out.size()) of the tensor in
-// row-major order. They are a pure function of (seed, tensor name, element) and
-// equal on every machine: a normal number is approximated by the sum of four
-// uniform 16-bit numbers, so it is at most 3.46 deviations and no math
-// library's rounding changes it.
+// Fills `out` with the elements of the tensor from `begin` on, in row-major
+// order. An element depends only on the seed, the tensor name and its index,
+// and is equal on every machine. A normal number is approximated by the sum of
+// four uniform 16-bit numbers, so it is at most 3.46 standard deviations.
 void FillRandom(const RandomTensor& tensor, uint64_t seed, int64_t begin,
                 std::span<float> out);
 

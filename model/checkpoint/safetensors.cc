@@ -132,7 +132,7 @@ void SafetensorsFile::WillNeed(const TensorInfo& tensor, uint64_t offset_bytes,
                  file_.WillNeed(place, size);
                  return absl::OkStatus();
                })
-      .IgnoreError();  // only a hint
+      .IgnoreError();  // a hint to the page cache
 }
 
 void SafetensorsFile::Release(const TensorInfo& tensor, uint64_t offset_bytes,
@@ -142,7 +142,7 @@ void SafetensorsFile::Release(const TensorInfo& tensor, uint64_t offset_bytes,
                  file_.Release(place, size);
                  return absl::OkStatus();
                })
-      .IgnoreError();  // only a hint
+      .IgnoreError();  // a hint to the page cache
 }
 
 absl::StatusOr<std::string> SafetensorsFile::Fingerprint() const {

@@ -19,7 +19,7 @@
 namespace kvasir::model {
 
 // Every type of the format. Weights are F32, F16 or BF16. Tensors of other
-// types are read only as headers.
+// types are not loaded.
 enum class TensorType {
   kF32,
   kF16,
@@ -72,17 +72,17 @@ struct TensorInfo {
   // which are read as if they were contiguous.
   RowBlocks rows;
 
-  // The bytes of one row, which is the smallest unit that is read: the product
-  // of all entries of the shape but the first, times the element size. Only for
-  // weight types.
+  // The bytes of one row: the product of all entries of the shape but the
+  // first, times the element size. A row is the smallest unit that is read.
+  // Only for weight types.
   uint64_t row_bytes() const;
   // The first entry of the shape. 1 for a scalar.
   int64_t num_rows() const { return shape.empty() ? 1 : shape[0]; }
 };
 
-// Parses a header and checks it against the bytes that follow it: types must be
-// known, offsets in order without overlap or hole, and each size the product of
-// its shape. `where` names the file in errors. The result is sorted by offset.
+// Parses a header. Checks that types are known, that tensors cover `data_bytes`
+// bytes without overlap or hole, and that each size is the product of the
+// shape. `where` names the file in errors. The result is sorted by offset.
 absl::StatusOr<std::vector<TensorInfo>> ParseSafetensorsHeader(
     std::string_view json, uint64_t data_bytes, std::string_view where);
 
@@ -118,8 +118,8 @@ class SafetensorsFile {
         data_start_bytes_(data_start_bytes),
         tensors_(std::move(tensors)) {}
 
-  // Calls piece(place in the file, number of bytes, offset in the tensor's own
-  // bytes) for each contiguous piece, in order.
+  // Calls piece(place in the file, number of bytes, offset in the tensor) for
+  // each contiguous piece, in order.
   absl::Status ForEachPiece(
       const TensorInfo& tensor, uint64_t offset_bytes, uint64_t size_bytes,
       absl::FunctionRef<absl::Status(uint64_t, uint64_t, uint64_t)> piece)
@@ -138,11 +138,11 @@ struct TensorView {
   int64_t num_rows = 0;
 };
 
-// The tensors of a checkpoint folder, by name, in whatever file they are:
-// model.safetensors, or the shards that model.safetensors.index.json lists.
-// Threads: const methods may be called from any thread.
-// Errors: NOT_FOUND for a folder without either file. FAILED_PRECONDITION if a
-//   shard has another fingerprint than the index states (docs/artifact.md).
+// The tensors of a checkpoint folder, by name. They are in model.safetensors,
+// or in the shards that model.safetensors.index.json lists. Threads: const
+// methods may be called from any thread. Errors: NOT_FOUND for a folder without
+// either file. FAILED_PRECONDITION if the
+//   fingerprint of a shard differs from the index (docs/artifact.md).
 class TensorStore {
  public:
   struct Entry {

@@ -95,7 +95,7 @@ absl::Status CheckAlike(const WeightTiles& first, size_t rank,
       more ? "not on rank 0" : "missing, but rank 0 has it"));
 }
 
-// Combines the tiles of one tensor that all ranks have sent.
+// Combines the tiles that all ranks have sent for one tensor.
 class Combiner {
  public:
   explicit Combiner(const WeightTiles::Tensor& tensor) : tensor_(tensor) {}

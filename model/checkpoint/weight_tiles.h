@@ -13,9 +13,9 @@
 
 namespace kvasir::model {
 
-// A serialized kvasir.v1.WeightTiles: the name of each tensor, and about 16
-// bytes for each 128 KiB that were read. `tensors` must contain all tensors of
-// the weights, even those of which this rank has read nothing.
+// A serialized kvasir.v1.WeightTiles. It has the name of each tensor and about
+// 16 bytes for each 128 KiB that were read. `tensors` must contain all tensors
+// of the weights, also those of which this rank has read nothing.
 std::string WeightTilesText(const TilesByName& tensors,
                             const DecoderSpec& spec);
 // The serialized message for weights that are generated instead of read. It

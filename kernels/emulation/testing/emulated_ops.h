@@ -106,7 +106,8 @@ inline std::vector<float> Rounded(std::vector<float> numbers, DType dtype) {
   return numbers;
 }
 
-// The L2 norm of got - want, divided by that of want; 0 if both are equal.
+// The L2 norm of got - want, divided by the L2 norm of want. 0 if both are
+// equal.
 inline double RelativeNorm(const std::vector<float>& want,
                            const std::vector<float>& got) {
   if (want.size() != got.size()) return INFINITY;
@@ -120,16 +121,17 @@ inline double RelativeNorm(const std::vector<float>& want,
   return error == 0.0 ? 0.0 : std::sqrt(error / norm);
 }
 
-// The largest error of any row of `columns` numbers. A row's error is its
-// RelativeNorm, or its largest |got - want| / (|want| + root mean square of the
-// row) if that is larger.
+// The largest error of any row of `columns` numbers. A row's error is the
+// larger of two: the RelativeNorm of the row, and the largest error of one of
+// its numbers relative to the number's size plus the root mean square of the
+// row.
 inline double WorstError(const std::vector<float>& want,
                          const std::vector<float>& got, int64_t columns) {
   if (want.size() != got.size()) return INFINITY;
   const auto n = static_cast<size_t>(columns);
   double worst = 0.0;
   const auto take = [&](double error) {
-    // once it is NaN, it stays NaN
+    // An error of NaN counts as the worst.
     if (std::isnan(error) || error > worst) worst = error;
   };
   for (size_t row = 0; row < want.size(); row += n) {

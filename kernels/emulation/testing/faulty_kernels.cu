@@ -201,8 +201,6 @@ void Others(const FaultyArgs& args) {
       break;
     case Planted::kStrided:
       // Reads every fourth of 64 words.
-      // StridedAccessesAreCountedWithTheirBankConflictsAndSectors says
-      // which costs are expected.
       args.out[thread] = simt::LoadShared(words + thread % 16 * 4);
       args.out[thread] = simt::LoadGlobal(args.in + thread % 16 * 4);
       break;
@@ -241,7 +239,7 @@ void FaultyKernel(FaultyArgs args) {
   }
 }
 
-// The kernel of two CTAs with all fences.
+// HandOver with all its fences, if no fault is planted.
 void FencedKernel(FaultyArgs args) { HandOver(args); }
 
 bool BetweenCtas(Planted planted) {

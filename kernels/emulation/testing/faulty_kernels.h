@@ -22,8 +22,8 @@ enum class Planted : uint32_t {
   kFenceBeforeTheWrite,  // the fence precedes the write that it should order
   kDivergentBarrier,     // threads reach one barrier by two different calls
   kEndedThread,          // a thread ends before a barrier of all threads
-  // the barrier expects 32 threads, and half of the lanes of each of two warps
-  // arrive, but barriers count whole warps
+  // Half of the lanes of two warps arrive at a barrier of 32 threads. But
+  // barriers count whole warps.
   kHalfWarps,
   kTwiceAtABarrier,  // a warp arrives twice, the other not at all
   kDivergentShuffle,
@@ -46,7 +46,7 @@ enum class Planted : uint32_t {
   kOwnPartials,
   kManyLooks,
   kLoadOnceBesideStored,
-  kStrided,  // correct, but costly
+  kStrided,  // without a fault, but costly
 };
 
 struct FaultyArgs {
@@ -56,11 +56,11 @@ struct FaultyArgs {
   Planted planted = Planted::kNone;
 };
 
-// Launches one CTA of 64 threads, or two CTAs for faults between CTAs. Without
-// its fault, the kernel would copy `in` to `out`: each thread would copy a word
-// that a thread of another warp or CTA, or another lane, has passed on.
+// Launches one CTA of 64 threads, or two CTAs if the fault is between CTAs.
+// Without the fault, the kernel would copy `in` to `out`, with each word passed
+// from one thread to another.
 void LaunchFaulty(const FaultyArgs& args, Launcher& launcher);
-// Launches the kernel of two CTAs without a fault: it has all fences.
+// Launches the kernel of two CTAs with all its fences, without a fault.
 void LaunchFenced(const FaultyArgs& args, Launcher& launcher);
 
 }  // namespace kvasir::kernels::emulated

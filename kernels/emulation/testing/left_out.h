@@ -21,8 +21,8 @@ enum class Verdict {
 };
 const char* VerdictName(Verdict verdict);
 
-// With how many seeds a test runs its kernels: 8, or the number in the
-// environment variable KVASIR_EMULATION_SEEDS, which scripts/soak sets.
+// The number of seeds with which a test runs each kernel: 8, or the value of
+// the environment variable KVASIR_EMULATION_SEEDS.
 uint64_t Seeds();
 
 // Runs `is_right` in a child process, on one thread, for at most `most_seconds`
@@ -32,8 +32,8 @@ Verdict Judge(absl::FunctionRef<bool()> is_right, int most_seconds = 60);
 
 struct Mutant {
   SyncSite site;
-  Verdict verdict = Verdict::kRight;  // the first over the seeds that is not
-                                      // kRight
+  // The first verdict, over the seeds, that is not kRight.
+  Verdict verdict = Verdict::kRight;
 };
 
 // Runs a kernel unchanged with `seeds` seeds; the result must be right with all

@@ -16,10 +16,10 @@ struct MmaCeilingArgs {
   uint32_t steps = 0;    // number of steps of each warp
 };
 
-// Enqueues the kernel: in each step, a warp computes eight independent products
-// of bf16 matrices, 16 x 16 by 16 x 8, which stay in registers. `out` receives
-// each thread's sums. Returns the number of arithmetic operations; a
-// multiplication and an addition count as two.
+// Enqueues the kernel: in each step, a warp multiplies eight pairs of bf16
+// matrices (16 x 16 by 16 x 8) in registers. `out` receives the sums of each
+// thread. Returns the number of arithmetic operations; a multiply-add counts as
+// two.
 namespace emulated {
 double LaunchMmaCeiling(const MmaCeilingArgs& args, Launcher& launcher);
 }

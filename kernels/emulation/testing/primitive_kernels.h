@@ -28,14 +28,13 @@ struct PrimitiveArgs {
   uint32_t count = 0;
 };
 
-// out[CTA in the grid * threads + thread] =
-//   thread | CTA's x << 10 | CTA's y << 20 | CTAs in x << 26.
+// Each thread writes its indices to one word of `out`: thread | x << 10 | y <<
+// 20 | ctas_x << 26, in which x and y are the indices of its CTA.
 void LaunchIndices(const PrimitiveArgs& args, uint32_t ctas_x, uint32_t ctas_y,
                    uint32_t threads, Launcher& launcher);
 
-// Launches one warp. Each lane writes 16 words from out[16 * lane] on: in[lane]
-// shuffled by xor 5, from lane 7, up by 3, down by 4, and by xor 1 within half
-// a warp; ballot, any and all of odd numbers; sum and maximum of floats.
+// Launches one warp. Each lane writes the results of shuffles, votes, sums and
+// maxima to 16 words from out[16 * lane] on.
 void LaunchWarp(const PrimitiveArgs& args, Launcher& launcher);
 // Launches one warp. Each lane writes 2 words: the larger of the floats
 // in[lane] and in[lane ^ 1], and the maximum of all lanes.
@@ -61,26 +60,22 @@ void LaunchMmaChain(const PrimitiveArgs& args, bool bf16, Launcher& launcher);
 // LoadMatrices returns to each of the 32 lanes for 1, 2 and 4 matrices, then
 // those for 1, 2 and 4 transposed matrices.
 void LaunchMatrices(const PrimitiveArgs& args, Launcher& launcher);
-// Launches any number of CTAs. Each thread adds 1 to out[0], 0.5f to out[1], 1
-// to out[3] by compare-and-swap, and 2^31 + 1 to out[4..5] as one 64-bit
-// number. out[2] becomes the largest thread number in the grid. more[CTA]
-// becomes the number of the CTA's threads, counted in shared memory by atomics
-// in the CTA's scope.
+// Launches CTAs in which each thread adds 1 to out[0], 0.5f to out[1], 1 to
+// out[3] by compare-and-swap, and 2^31 + 1 to the 64-bit number at out[4].
+// out[2] becomes the largest thread number in the grid, and more[i] the number
+// of threads of CTA i.
 void LaunchAtomics(const PrimitiveArgs& args, uint32_t ctas,
                    Launcher& launcher);
 // Launches two CTAs. The first publishes in[0..63] by a release; the second
 // reads it after an acquire and copies it to `out`.
 void LaunchHandOver(const PrimitiveArgs& args, Launcher& launcher);
 // For each of `count` triples (a, b, c) of words in `in`, writes kNumberWords
-// words: FmaPair, AddPair, SubPair, MulPair of bf16, then of fp16; PickBytes(a,
-// b, c); the float a converted to bf16 and fp16 and back; Exp2, Sqrt and Fma of
-// floats; MinPair of a and b.
+// words: the results of the primitives that compute with numbers.
 inline constexpr uint32_t kNumberWords = 15;
 void LaunchNumbers(const PrimitiveArgs& args, Launcher& launcher);
-// Launches CTAs that each add up `count` numbers, which are copied tile by tile
-// to two buffers in turn. The CTA that ends last adds up the sums of all CTAs
-// and stores the total in out[0]. `more` has a counter that must be 0 at the
-// start, and space for one number of each CTA.
+// Launches CTAs that each add up `count` numbers. The CTA that ends last adds
+// up the sums of all CTAs and stores the total in out[0]. `more` has a counter,
+// which must be 0 at the start, and space for one number per CTA.
 void LaunchGridSum(const PrimitiveArgs& args, uint32_t ctas,
                    Launcher& launcher);
 

@@ -12,7 +12,7 @@ namespace kvasir::kernels::emulation {
 
 struct TestGpu {
   std::unique_ptr<Device> (*make)() = nullptr;
-  bool has_bulk_copies = false;  // true only for sm_90
+  bool has_bulk_copies = false;  // GPUs of sm_90 have them
 };
 
 // Makes all tests run on this GPU. Must be called before the first test.
