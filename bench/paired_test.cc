@@ -34,8 +34,9 @@ TEST(PairedTest, ADifferenceIsUndecidedIfItsMedianChangesDuringTheRun) {
   EXPECT_DOUBLE_EQ(DifferenceOf(a, b).median, 1.0);
   EXPECT_DOUBLE_EQ(DifferenceOf(a, b).spread, 0.0);
   EXPECT_FALSE(DifferenceOf(a, b).undecided());
-  // The differences in the second half of the run are three times as large, so
-  // the result is undecided.
+  // The differences in the second half of the run are three times those of the
+  // first half, so the difference is undecided. The ratio of the two sides
+  // hardly changes.
   for (size_t i = 105; i < a.size(); ++i) a[i] += 2.0;
   EXPECT_FALSE(RatioOf(a, b).undecided());
   EXPECT_TRUE(DifferenceOf(a, b).undecided());

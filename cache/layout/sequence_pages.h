@@ -36,9 +36,9 @@ struct SequencePages {
   // instead of that page.
   int64_t Held(int64_t length_tokens, int64_t chunk_tokens) const;
 
-  // How many of the pages that Held counts a sequence still needs if it starts
-  // with a cached prefix of `found_tokens` tokens (whole pages). It then holds
-  // the found pages inside the window, but no side page.
+  // The number of pages that a sequence must still get, out of Held(), if it
+  // starts with a cached prefix of `found_tokens` tokens (whole pages). At its
+  // start it already holds the found pages inside the window, but no side page.
   int64_t Missing(int64_t length_tokens, int64_t chunk_tokens,
                   int64_t found_tokens) const;
 };

@@ -19,8 +19,8 @@ struct CalibrationCost {
   // the other for the output head), plus freed memory that the allocator does
   // not return.
   int64_t workspace_bytes = 0;
-  // If there is a backward pass: the inputs of all layers for one batch.
-  // Otherwise: the hidden states of all tokens.
+  // The activations that are kept at once: with a backward pass, the inputs of
+  // all layers for one batch; without one, the hidden states of all tokens.
   int64_t micro_batch_bytes = 0;
   int64_t sum_bytes = 0;  // Gram matrices and squared sums of all layers
   double forward_operations = 0;  // float32 operations of the forward pass

@@ -110,7 +110,8 @@ absl::StatusOr<at::Tensor> DampedCholesky(const at::Tensor& moment) {
   const double mean_energy = moment.diagonal().mean().item<double>();
   if (!(mean_energy > 0)) {
     return absl::InvalidArgumentError(
-        "calibration: the layer's inputs are all zero (or equal)");
+        "calibration: the layer's inputs have no variance: they are all zero, "
+        "or the same for every token");
   }
   for (double damping = InputMoments::kRelativeDamping;
        damping <= kMaxRelativeDamping; damping *= 10) {

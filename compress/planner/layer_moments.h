@@ -25,9 +25,10 @@ inline constexpr int64_t kRangePositions = 8192;
 // Moments of a layer's rows, float64. A row holds a token's key before its
 // rotation, followed by its value; each has n = Hkv * D numbers.
 struct LayerMoments {
-  at::Tensor mean;         // [2n]
-  at::Tensor covariance;   // [2n, 2n]
-  at::Tensor information;  // [2n, 2n], shrunk; zero between key and value
+  at::Tensor mean;        // [2n]
+  at::Tensor covariance;  // [2n, 2n]
+  // [2n, 2n], with shrinkage; zero for pairs of a key and a value
+  at::Tensor information;
 };
 
 // Computes the moments of one layer. FAILED_PRECONDITION for a calibration

@@ -161,10 +161,10 @@ KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
       simt::StoreShared(&blocks[block].sum, found.sum);
     }
   }
-  // Blocks must be added to the state one after the other, so little is done in
-  // order. One thread computes the running maxima. Then all threads compute the
-  // two factors for each block's sum. This leaves one fused multiply-add per
-  // block to do in order.
+  // Blocks must be added to the state one after the other, so the serial work
+  // is kept small. One thread computes the running maxima. Then all threads
+  // compute the two factors for each block's sum. This leaves one fused
+  // multiply-add per block to do serially.
   simt::SyncCta();
   if (thread == 0) {
     float max = state->max;

@@ -90,11 +90,11 @@ KVASIR_DEVICE void SyncWarp(uint32_t mask = kWholeWarp,
 #endif
 }
 
-// A fence of the given scope. It orders everything that this thread did before
-// the fence before its later atomic, relaxed and volatile accesses. It also
-// orders earlier accesses of these kinds before everything that the thread does
-// later. Threads in the scope see this order if they also use fences, or
-// acquire and release.
+// An acquire and release fence of the given scope. All accesses of this thread
+// before the fence happen before its later atomic, relaxed and volatile
+// accesses. Its earlier atomic, relaxed and volatile accesses happen before all
+// its later accesses. Another thread in the scope sees this order if it also
+// uses a fence, or an acquire or release access.
 template <Scope scope>
 KVASIR_DEVICE void Fence(Site site = Site::Here()) {
 #ifdef __CUDACC__

@@ -74,8 +74,8 @@ class PreTokenizer {
     bool invert = false;
     // Replaces each space before the text is split.
     std::string replacement;
-    // Before the split, it is put in front of each piece that does not start
-    // with it.
+    // Put in front of each piece of the previous step that does not start with
+    // it. Then that piece is split.
     std::string prefix;
     bool prefix_only_at_start = false;
     // After splitting, bytes are written in the byte-level alphabet.

@@ -101,7 +101,9 @@ absl::Status RequestFlow::TakeRepeated(absl::Span<const int32_t> ids,
       proto::kBytesPerTokenId;
   if (sample->emitted.compare(at, repeated.size(), repeated) != 0) {
     return absl::InternalError(
-        "the worker generated other tokens than an equal worker before it");
+        "the request was repeated on another worker of the same model and "
+        "plan, "
+        "which generated other tokens");
   }
   sample->to_repeat -= ids.size();
   return absl::OkStatus();

@@ -48,8 +48,7 @@ absl::StatusOr<int> WorkerConfig::Run(const CLI::App& command,
     operators->Fail(why);
   };
   if (!model.model.empty()) {
-    KVASIR_ASSIGN_OR_RETURN(const auto tokenizer, LoadTokenizer(model.model));
-    if (tokenizer != nullptr) options.tokenizer_hash = tokenizer->hash();
+    KVASIR_ASSIGN_OR_RETURN(options.tokenizer, LoadTokenizer(model.model));
   }
   KVASIR_ASSIGN_OR_RETURN(const auto worker,
                           WorkerRuntime::Create(std::move(options)));

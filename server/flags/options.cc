@@ -115,6 +115,12 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options) {
       }))
       ->type_name("BUDGET|plan")
       ->group("Eviction");
+  AddFlag(app, "--plan-check", options->plan_check,
+          "at the start, compare the predictions with the plan's cache and "
+          "with a dense cache on a built-in text; refuse: do not serve a plan "
+          "that changes them much; warn: serve it with a warning; off: do not "
+          "compare")
+      ->check(CLI::IsMember({"refuse", "warn", "off"}));
   app->add_flag("--prefix-caching,!--no-prefix-caching",
                 options->prefix_caching,
                 "reuse cached pages of prompts that begin with the same "

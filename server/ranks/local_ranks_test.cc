@@ -199,7 +199,7 @@ TEST_F(LocalRanksTest, NoChildProcessOutlivesTheLocalRanksObject) {
 }
 
 TEST_F(LocalRanksTest,
-       AChildProcessEndsIfItsParentGivesUpBeforeItSendsJoinData) {
+       AChildProcessEndsIfItsParentGivesUpBeforeSendingJoinData) {
   const std::string path = folder_.File("untold");
   KVASIR_ASSERT_OK_AND_ASSIGN(auto ranks,
                               LocalRanks::Start({ChildThat({"sleep", path})}));

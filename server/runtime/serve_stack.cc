@@ -61,7 +61,7 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
     address.unix_path = absl::StrCat(stack->socket_folder_, kWorkerSocket);
     return address;
   };
-  worker.tokenizer_hash = tokenizer != nullptr ? tokenizer->hash() : "";
+  worker.tokenizer = tokenizer;
   worker.on_fatal = std::move(options.on_fatal);
   worker.progress = std::move(options.progress);
   KVASIR_ASSIGN_OR_RETURN(stack->worker_,

@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "cache/prefix/prefix_hash.h"
 #include "kernels/device/stream.h"
+#include "server/runtime/plan_check.h"
 #include "summary/plan_summary.h"
 #include "summary/rank_summary.h"
 #include "worker/program/prompt_lift.h"
@@ -132,6 +133,8 @@ worker::WorkerConstants ConstantsOf(LoadedModel& model) {
       .kv_fixed_bytes_per_sequence =
           static_cast<double>(model.layout().fixed_bytes_per_sequence()),
       .kv_compression_ratio = model.kv_compression_ratio()};
+  const worker::PlanCheck& check = model.rank().plan_check();
+  if (check.is_dense || check.tokens > 0) constants.plan_check_kl = check.kl;
   for (const LayerSideSummary& side :
        SummarizePlan(*model.source().plan, model.layout())) {
     constants.layers.push_back(
@@ -263,7 +266,9 @@ kvasir::v1::WorkerInfo WorkerRuntime::Info(
   info.set_numerics_id(NumericsId());
   info.set_lifts_prompts(executor.lifts_prompts());
   info.set_device(model_->rank().device().name());
-  info.set_tokenizer_hash(options.tokenizer_hash);
+  if (options.tokenizer != nullptr) {
+    info.set_tokenizer_hash(options.tokenizer->hash());
+  }
   info.set_page_tokens(static_cast<uint32_t>(model_->layout().page_tokens()));
   info.set_prefix_hash_version(cache::kPrefixHashVersion);
   info.set_model_name(model_->source().name);
@@ -299,7 +304,9 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
     return worker::CheckEvictionLimits(EvictionLimitsOf(flags, source));
   };
   request.progress = options.progress;
-  KVASIR_ASSIGN_OR_RETURN(runtime->model_, LoadedModel::Load(request));
+  KVASIR_ASSIGN_OR_RETURN(
+      runtime->model_,
+      LoadWithPlanCheck(options.tokenizer.get(), flags.plan_check, &request));
   LoadedModel& model = *runtime->model_;
   runtime->metrics_ = std::make_shared<worker::WorkerMetrics>(
       ConstantsOf(model),

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/net/grpc_server.h"
+#include "model/tokenizer/tokenizer.h"
 #include "prometheus/collectable.h"
 #include "server/flags/options.h"
 #include "server/ranks/rank_group.h"
@@ -43,7 +44,7 @@ struct WorkerRuntimeOptions {
   // leave this folder on the disk.
   std::function<absl::StatusOr<base::ListenAddress>()> listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
-  std::string tokenizer_hash;  // empty: the model has no tokenizer
+  std::shared_ptr<const model::Tokenizer> tokenizer;     // may be null
   // Called from a thread of the engine if the engine has failed permanently,
   // and by Drain if the group could not be drained. The process should then
   // exit with a failure.

@@ -286,6 +286,10 @@ void WorkerMetrics::AddConstants(const WorkerConstants& constants) {
   AddGauge("kvasir_kv_cache_compression_ratio",
            "Bytes of a dense bf16 cache / ours, per token")
       .Set(constants.kv_compression_ratio);
+  AddGauge("kvasir_kv_plan_check_kl",
+           "Divergence of the plan's predictions from those with a dense "
+           "cache, in nats a token; NaN if they were not compared")
+      .Set(constants.plan_check_kl);
   for (const WorkerConstants::LayerSide& side : constants.layers) {
     AddGauge("kvasir_kv_layer_info",
              "Always 1; how each layer's keys and values are cached",

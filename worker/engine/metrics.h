@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -73,6 +74,8 @@ struct WorkerConstants {
   double kv_bytes_per_token = 0;
   double kv_fixed_bytes_per_sequence = 0;
   double kv_compression_ratio = 0;
+  // PlanCheck::kl; NaN if the plan was not compared.
+  double plan_check_kl = std::numeric_limits<double>::quiet_NaN();
   struct LayerSide {
     int64_t layer = 0;
     std::string side;    // "key" or "value"

@@ -896,9 +896,9 @@ TEST_P(EvictionPlanTest, AnInvalidEvictionIsRefused) {
 kvasir::v1::SlotEviction* Evicts(StepPlan* plan) {
   return plan->mutable_evictions(0);
 }
-// Changes the plan's eviction to one of a sequence that the executor does not
-// know. This is valid: the scheduler may evict slots of a sequence and then
-// copy its pages elsewhere.
+// Changes the plan's eviction to one of a sequence that the executor has never
+// run. This is valid: the scheduler may evict slots of a sequence only to copy
+// its pages elsewhere, without running it in this step.
 void SetSlots(StepPlan* plan, uint64_t slots, int num_pages) {
   Evicts(plan)->set_sequence_id(7);
   Evicts(plan)->set_logical_tokens(slots);

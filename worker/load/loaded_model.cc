@@ -286,6 +286,7 @@ absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
   options.executor.graphs = request.graphs;
   options.executor.profile = request.profile;
   options.progress = request.progress;
+  options.plan_check = request.plan_check;
   worker::Collective* collective = nullptr;
   if (request.group != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(collective, JoinGroup(request, device.get()));

@@ -41,6 +41,8 @@ struct LoadRequest {
   std::optional<int64_t> host_pool_bytes = 0;
   bool graphs = false;  // ModelExecutorOptions::graphs
   bool prefix_reuse = true;
+  // RankOptions::plan_check.
+  std::optional<worker::PlanCheckRequest> plan_check;
   // If set, used instead of the plan that `model` names. For benchmarks.
   std::optional<kvasir::v1::KvPlan> plan;
   // Whether, with random weights, to raise the shape's number of positions to

@@ -37,8 +37,8 @@ struct GroupTerms {
 
 // A rank's membership in its group.
 //
-// Threads: one.
-// Errors: the reason why the group ended.
+// Threads: one thread calls all methods. Errors: after the group has ended, the
+// reason why it ended.
 class Membership {
  public:
   virtual ~Membership() = default;

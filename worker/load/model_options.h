@@ -22,6 +22,9 @@ struct DeviceFlags {
   std::string module;  // empty: kvasir-emulated.so in the program's folder
 };
 
+// The value of --kv-plan with which a server measures plans and chooses one.
+inline constexpr char kAutoPlan[] = "auto";
+
 // The flags that choose a model, its weights, its cache's plan and its device.
 struct ModelOptions {
   std::string model;            // folder of a Hugging Face checkpoint

@@ -193,6 +193,16 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
   device_->FreeWriteBuffers();
   read_bytes_ = weights.read_bytes;
   std::string tiles = std::move(weights.weight_tiles);
+  if (options.plan_check.has_value()) {
+    if (collective->shard().size > 1) {
+      plan_check_.skipped = "several ranks share the model";
+    } else {
+      KVASIR_ASSIGN_OR_RETURN(
+          plan_check_, ComparePlanWithDense(spec_, plan_, device_.get(),
+                                            stream_.get(), limits.max_model_len,
+                                            *options.plan_check, &weights));
+    }
+  }
   if (options.memory_utilization > 0) {
     KVASIR_RETURN_IF_ERROR(
         MeasurePages(std::move(weights), options, collective));

@@ -20,6 +20,7 @@
 #include "worker/collective/collective.h"
 #include "worker/executor/model_executor.h"
 #include "worker/program/served_plan.h"
+#include "worker/ranks/plan_check.h"
 #include "worker/weights/weight_source.h"
 
 namespace kvasir::worker {
@@ -78,6 +79,9 @@ struct RankOptions {
   // ServeOptions::lift_prompts decides. On a GPU, which never lifts latents,
   // this flag selects PagedAttentionParams::prompts_as_rows.
   bool deterministic = false;
+  // If set, the plan is compared with a dense cache before the pools are
+  // allocated. Ranks of a group skip it.
+  std::optional<PlanCheckRequest> plan_check;
   // Called once, before the pools get their pages. It must block until all
   // ranks have made their offers, and return the result. Null in a group of one
   // rank.
@@ -152,6 +156,8 @@ class Rank {
   const std::string& cache_id() const { return cache_id_; }
   // The bytes of weights that were read (ModelWeights::read_bytes).
   int64_t read_bytes() const { return read_bytes_; }
+  // The result of RankOptions::plan_check.
+  const PlanCheck& plan_check() const { return plan_check_; }
 
  private:
   explicit Rank(const model::DecoderSpec& spec);
@@ -189,6 +195,7 @@ class Rank {
   cache::PageCounts pages_;
   cache::PageCounts host_pages_;
   int64_t read_bytes_ = 0;
+  PlanCheck plan_check_;
   std::string weights_id_;
   std::string cache_id_;
   std::unique_ptr<base::ThreadPool> pool_;

@@ -38,7 +38,8 @@ struct WorkerServerOptions {
 // The requests that ended during a drain.
 struct DrainCounts {
   uint32_t finished = 0;
-  // Requests that were refused at the deadline, were aborted, or failed.
+  // Requests that were refused at the drain's deadline, were aborted, or
+  // failed.
   uint32_t aborted = 0;
 };
 

@@ -23,8 +23,9 @@ class ThreadAgreement {
  public:
   explicit ThreadAgreement(int64_t size);
 
-  // Returns RankOptions::agree for a rank. This function waits until all ranks
-  // have made their offers. DEADLINE_EXCEEDED if that takes more than a minute.
+  // Returns the function for RankOptions::agree of a rank. The returned
+  // function waits until all ranks have made their offers. It returns
+  // DEADLINE_EXCEEDED if that takes more than a minute.
   std::function<absl::StatusOr<RankAgreement>(const RankOffer&)> Of(
       int64_t rank);
   // Call it after all ranks have made their offers.

@@ -589,7 +589,8 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // Like SumNumbers, for blocks in which some rows may not read all slots.
+  // Like SumNumbers, but for blocks in which the mask hides some slots from
+  // some rows.
   KVASIR_DEVICE void SumApart(int32_t block, const char* from) {
     KVASIR_NO_UNROLL
     for (int32_t k = 0; k < kBlock / 16; ++k) {

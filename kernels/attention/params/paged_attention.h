@@ -198,11 +198,12 @@ struct AttentionMass {
 // slots, not on chunks, batch, page size or threads. Slots that no row of a
 // unit sees are never read.
 //
-// Attention mass, if mass.most_rows > 0: for every row from the sequence's
-// first_counted_row on and every query head, in ascending order, the mass S
-// that the metadata has for each visible slot in the head's unit becomes
+// If mass.most_rows > 0, attention mass is added to S, the mass that the
+// metadata of the head's unit has for a slot. Rows count from the sequence's
+// first_counted_row on. Rows are added in ascending order, and the query heads
+// of a row in ascending order. For each slot that a row sees, S becomes
 //   S = fma(weight, Exp(block_max - max) * (1 / sum), S)
-// in one chain. Here weight = Exp(score - block_max), block_max is the greatest
+// Here weight = Exp(score - block_max), block_max is the greatest
 // score of the split up to the end of the slot's block, and max and sum are the
 // maximum and sum of the row's whole softmax. Mass is added after the sums of
 // all rows are known, so it does not depend on how a prompt is chunked.

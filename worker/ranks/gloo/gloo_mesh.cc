@@ -593,7 +593,7 @@ void GlooMesh::Abort(const absl::Status& reason) {
     try {
       SendTo(control_out_, rank, kControl, sizeof(header) + text.size());
     } catch (const std::exception&) {
-      // This rank is gone and needs no message.
+      // The other rank is gone and needs no message.
     }
   }
   control_in_.buffer->abortWaitRecv();

@@ -1,0 +1,190 @@
+#include "server/runtime/plan_check.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "plan/presets.h"
+#include "worker/load/model_options.h"
+#include "worker/load/model_source.h"
+
+namespace kvasir::cli {
+namespace {
+
+// A text of about 512 tokens. It was written for this check, so no model was
+// trained on it.
+constexpr char kText[] =
+    R"(The old harbour of Lindesund lies at the mouth of a short, cold river. For
+three centuries its people lived from salt, herring and timber, and every
+spring a fleet of forty boats left for the banks in the west. In 1867 a fire
+that began in a bakery destroyed half of the wooden town within one night. The
+council then decided that new houses had to be built of stone, with streets at
+least twelve metres wide, so that sparks could no longer jump from roof to roof.
+
+How does a lighthouse make its light visible at a distance of thirty kilometres?
+The lamp itself is not especially bright. Around it stands a lens of glass
+rings, each with a slightly different angle, which bend the light into a narrow
+horizontal beam. Because the lens turns, a sailor sees a flash every ten
+seconds, and its rhythm tells which lighthouse it is. Before electric motors,
+a weight on a chain turned the lens, and the keeper had to wind it up again
+every four hours.
+
+"You are late," said Marta, without looking up from her nets. "The tide will not
+wait for you, and neither will I."
+"I know," he answered. "The bridge was closed. They are repairing it until
+Friday, so I had to walk around the bay."
+She laughed. "Then you have had your exercise today. Take the other end of this
+rope, and tell me what the doctor said about your brother."
+
+To make bread for four people, mix 500 g of flour with 350 ml of warm water, 10 g
+of salt and 7 g of dry yeast. Knead the dough for ten minutes, cover it with a
+cloth, and let it rest for one hour. Then heat the oven to 230 degrees and bake
+the loaf for 35 minutes.
+
+def mean(values):
+    if not values:
+        raise ValueError("mean of an empty list")
+    total = 0.0
+    for value in values:
+        total += value
+    return total / len(values)
+
+In the end the committee agreed on three points: the harbour would be made
+deeper by two metres, the costs would be shared between the town and the state,
+and the work would begin no later than the first of May.)";
+constexpr size_t kMaxTokens = 512;
+
+std::vector<int32_t> TextTokens(const model::Tokenizer* tokenizer) {
+  if (tokenizer == nullptr) return {};
+  absl::StatusOr<std::vector<int32_t>> ids = tokenizer->Encode(kText);
+  if (!ids.ok()) return {};
+  ids->resize(std::min(ids->size(), kMaxTokens));
+  return *std::move(ids);
+}
+
+// `auto` may take longer than a check of one plan, because the alternative is
+// the dense plan.
+constexpr absl::Duration kAutoTimeLimit = absl::Minutes(3);
+
+void LogPlanCheck(const std::string& plan, const worker::PlanCheck& check) {
+  if (check.is_dense) return;
+  if (!check.skipped.empty()) {
+    base::LogWarning("plan check skipped",
+                     {{"plan", plan}, {"why", check.skipped}});
+    return;
+  }
+  base::LogInfo("plan check",
+                {{"plan", plan},
+                 {"kl_per_token", check.kl},
+                 {"tokens", check.tokens},
+                 {"seconds", absl::ToDoubleSeconds(check.duration)}});
+}
+
+// Whether the divergence of the plan is known and at most `limit`.
+bool IsWithin(const worker::PlanCheck& check, double limit) {
+  return check.skipped.empty() && check.kl <= limit;
+}
+
+absl::Status Judge(const std::string& plan, const worker::PlanCheck& check,
+                   absl::string_view mode) {
+  if (!check.skipped.empty() || check.kl <= kPlanCheckWarns) {
+    return absl::OkStatus();
+  }
+  const std::string found = absl::StrFormat(
+      "the plan %s changes this model: the predictions differ from those with "
+      "a dense cache by a divergence of %.3f nats a token",
+      plan, check.kl);
+  if (mode == "refuse" && check.kl > kPlanCheckRefuses) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s, the limit is %g; use --kv-plan auto, or --plan-check warn to "
+        "serve the plan anyway",
+        found, kPlanCheckRefuses));
+  }
+  base::LogWarning(found, {{"recommended_limit", kPlanCheckWarns},
+                           {"instead", "--kv-plan auto"}});
+  return absl::OkStatus();
+}
+
+// The names of plans that any checkpoint can use, those of fewest bytes first.
+// The last one is the dense plan.
+std::vector<std::string> PlansOfAnyCheckpoint() {
+  std::vector<std::string> names;
+  for (const plan::PlanPreset& preset : plan::PlanPresets()) {
+    if (preset.any_checkpoint) names.push_back(preset.name);
+  }
+  std::reverse(names.begin(), names.end());
+  return names;
+}
+
+// Loads the model with the first plan whose divergence is small enough.
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithAutoPlan(
+    LoadRequest* request) {
+  KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
+                          OpenModelSource(request->model, PlanUse::kLook));
+  if (source.checkpoint.has_value() &&
+      source.checkpoint->kv_plan_json().has_value()) {
+    base::LogInfo("--kv-plan auto: the model's folder has a plan", {});
+    request->model.kv_plan.clear();
+    return LoadedModel::Load(*request);
+  }
+  for (const std::string& plan : PlansOfAnyCheckpoint()) {
+    request->model.kv_plan = plan;
+    if (plan == plan::kDensePreset) break;
+    auto model = LoadedModel::Load(*request);
+    if (absl::IsInvalidArgument(model.status()) ||
+        absl::IsUnimplemented(model.status())) {
+      base::LogInfo(
+          "--kv-plan auto: a plan does not fit the model",
+          {{"plan", plan}, {"why", std::string(model.status().message())}});
+      continue;
+    }
+    KVASIR_RETURN_IF_ERROR(model.status());
+    const worker::PlanCheck& check = (*model)->rank().plan_check();
+    LogPlanCheck(plan, check);
+    if (IsWithin(check, kPlanCheckAuto)) {
+      base::LogInfo("--kv-plan auto", {{"plan", plan}});
+      return model;
+    }
+    // The other plans cannot be compared either.
+    if (!check.skipped.empty()) break;
+  }
+  request->model.kv_plan = plan::kDensePreset;
+  request->plan_check.reset();
+  base::LogInfo("--kv-plan auto", {{"plan", plan::kDensePreset}});
+  return LoadedModel::Load(*request);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithPlanCheck(
+    const model::Tokenizer* tokenizer, absl::string_view mode,
+    LoadRequest* request) {
+  const bool is_auto = request->model.kv_plan == kAutoPlan;
+  if (mode != "off" || is_auto) {
+    request->plan_check.emplace();
+    request->plan_check->token_ids = TextTokens(tokenizer);
+    if (is_auto) request->plan_check->time_limit = kAutoTimeLimit;
+  }
+  if (is_auto) {
+    if (request->group == nullptr) return LoadWithAutoPlan(request);
+    base::LogWarning("--kv-plan auto: plans are not compared on several ranks",
+                     {{"plan", plan::kDensePreset}});
+  }
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model,
+                          LoadedModel::Load(*request));
+  if (mode == "off") {
+    base::LogInfo("plan check off", {});
+    return model;
+  }
+  const worker::PlanCheck& check = model->rank().plan_check();
+  const std::string plan = model->rank().plan().source.method();
+  LogPlanCheck(plan, check);
+  KVASIR_RETURN_IF_ERROR(Judge(plan, check, mode));
+  return model;
+}
+
+}  // namespace kvasir::cli

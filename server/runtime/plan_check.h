@@ -1,0 +1,37 @@
+// Loads a model for serving, after its plan has been compared with a dense
+// cache.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "model/tokenizer/tokenizer.h"
+#include "worker/load/loaded_model.h"
+
+namespace kvasir::cli {
+
+// Limits of the divergence from a dense cache, in nats a token. Above the first
+// one a warning is logged, and above the second one the model is not served.
+// --kv-plan auto takes no plan above the third one.
+inline constexpr double kPlanCheckWarns = 0.05;
+inline constexpr double kPlanCheckRefuses = 0.5;
+inline constexpr double kPlanCheckAuto = 0.02;
+
+// Loads the model. `mode` is the value of --plan-check: refuse, warn or off.
+// Unless it is off, the plan is compared with a dense cache
+// on a built-in text, and the result is logged. With --kv-plan auto, it loads
+// the model with each named plan, beginning with the one of fewest bytes, until
+// the divergence is small enough; `request->model.kv_plan` is then the plan's
+// name. `tokenizer` may be null.
+//
+// Errors: those of LoadedModel::Load; FAILED_PRECONDITION for a plan that
+// changes the model too much.
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithPlanCheck(
+    const model::Tokenizer* tokenizer, absl::string_view mode,
+    LoadRequest* request);
+
+}  // namespace kvasir::cli

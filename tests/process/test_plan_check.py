@@ -1,0 +1,86 @@
+"""A plan is compared with a dense cache before a server serves it: real checkpoints, with and without key biases."""
+
+import re
+
+import numpy as np
+import pytest
+
+import triton
+from kvasir_process import TINY, KvasirProcess, altered_model, run
+from test_artifact import read_tensors, write_tensors
+
+LAYERS, HEADS, KV_HEADS, DIM, HIDDEN = 6, 16, 8, 32, 256
+
+
+def bf16(values):
+    return (np.asarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+def biased(folder, norm):
+    """The tiny model as a Qwen2 whose keys have biases of this norm in the slowest pair of each head. RoPE hardly turns
+    this pair, so the softmax cancels the biases, and the model computes the same as before."""
+    altered_model(folder, model_type="qwen2", architectures=["Qwen2ForCausalLM"])
+    tensors = read_tensors(folder / "model.safetensors")
+    key = np.zeros((KV_HEADS, DIM), np.float32)
+    key[:, [DIM // 2 - 1, DIM - 1]] = norm / np.sqrt(2)
+    for layer in range(LAYERS):
+        for name, values in ("q", np.zeros(HEADS * DIM)), ("k", key.reshape(-1)), ("v", np.zeros(KV_HEADS * DIM)):
+            tensors[f"model.layers.{layer}.self_attn.{name}_proj.bias"] = ("BF16", [len(values)], bf16(values))
+    write_tensors(folder / "model.safetensors", tensors)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def with_biases(tmp_path_factory):
+    return biased(tmp_path_factory.mktemp("biased") / "tiny", 200)
+
+
+def divergence(log, plan):
+    (kl,) = re.findall(rf" plan check plan={plan} kl_per_token=(\S+) tokens=512 ", log)
+    return float(kl)
+
+
+def test_the_divergence_of_a_plan_is_logged_and_exported():
+    with KvasirProcess("serve", "--kv-plan", "dense-8bit") as server:
+        kl = divergence(server.log(), "dense-8bit")
+        assert 0 < kl < 0.01
+        assert server.metric("kvasir_kv_plan_check_kl") == pytest.approx(kl, rel=1e-4)
+
+
+def test_a_plan_that_changes_a_model_too_much_is_refused_unless_a_flag_says_otherwise(with_biases):
+    """Rotated codes used to raise the perplexity of such models ten times, without a warning."""
+    done = run("serve", "--model", with_biases, "--kv-plan", "rotated-4bit", "--grpc-port", "0", check=False)
+    assert done.returncode == 1
+    assert re.search(r"the plan rotated-4bit changes this model: .* divergence of \S+ nats a token, the limit is 0.5; use "
+                     "--kv-plan auto, or --plan-check warn", done.stderr), done.stderr
+    with KvasirProcess("serve", "--kv-plan", "rotated-4bit", "--plan-check", "warn", model=with_biases) as server:
+        assert divergence(server.log(), "rotated-4bit") > 0.5
+        assert "W the plan rotated-4bit changes this model" in server.log()
+    with KvasirProcess("serve", "--kv-plan", "rotated-4bit", "--plan-check", "off", model=with_biases) as server:
+        assert "plan check off" in server.log()
+
+
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_auto_takes_the_smallest_plan_that_hardly_changes_the_model(has_biases, with_biases):
+    model = with_biases if has_biases else TINY
+    with KvasirProcess("serve", "--kv-plan", "auto", model=model) as server:
+        (plan,) = re.findall(r" --kv-plan auto plan=(\S+)", server.log())
+        tried = re.findall(r" plan check plan=(\S+) kl_per_token=(\S+) ", server.log())
+        assert [name for name, _ in tried][:2] == ["rotated-3bit", "rotated-4bit"][:len(tried)]
+        for name, kl in tried:
+            assert (float(kl) <= 0.02) == (name == plan), (name, kl)
+        if has_biases:
+            assert plan in ("dense-8bit", "dense-bf16")
+        assert triton.generate(server.grpc, server.ready["model"], "It was", max_tokens=4, temperature=0.0)
+
+
+def test_auto_keeps_the_plan_of_a_converted_model():
+    with KvasirProcess("serve", "--kv-plan", "auto", model=TINY.with_name("tiny-palu")) as server:
+        assert "the model's folder has a plan" in server.log()
+
+
+def test_several_ranks_do_not_compare_plans():
+    with KvasirProcess("serve", "--kv-plan", "auto", "--tp", "2") as server:
+        assert "plans are not compared on several ranks plan=dense-bf16" in server.log()
+    with KvasirProcess("serve", "--kv-plan", "dense-8bit", "--tp", "2") as server:
+        assert 'plan check skipped plan=dense-8bit why="several ranks share the model"' in server.log()

@@ -1,0 +1,53 @@
+// Compares a plan with a dense cache before it is served, on the model's own
+// weights and through the engine's own path.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/device/device.h"
+#include "model/shapes/decoder_spec.h"
+#include "worker/program/served_plan.h"
+#include "worker/weights/weights.h"
+
+namespace kvasir::worker {
+
+struct PlanCheckRequest {
+  // A text. Its first tokens are used, so many that a row of logits for each
+  // fits into kMaxPlanCheckBytes.
+  std::vector<int32_t> token_ids;
+  // A check that is predicted to take longer is skipped.
+  absl::Duration time_limit = absl::Seconds(30);
+};
+inline constexpr int64_t kMaxPlanCheckBytes = int64_t{256} << 20;
+
+struct PlanCheck {
+  // The divergence KL(dense || plan) of the predicted next token, in nats,
+  // averaged over the text.
+  double kl = 0;
+  int64_t tokens = 0;
+  absl::Duration duration;
+  // Whether the plan is a dense cache itself. It is not compared then.
+  bool is_dense = false;
+  // Why the plan was not compared; empty if it was, or if it is dense.
+  std::string skipped;
+};
+
+// Runs the text with a bf16 cache and with the plan's cache. `weights` were
+// loaded for `plan` and are the same afterwards. A plan with weights of its own
+// is not compared, because the weights of the dense model are not there.
+// Evictions are left out, because requests choose their budgets. The text is
+// cut to `max_model_len` tokens.
+//
+// Memory: one sequence of each cache, one after the other, and the logits.
+// Errors: those of the executor. After an error the weights are lost.
+absl::StatusOr<PlanCheck> ComparePlanWithDense(
+    const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
+    kernels::Device* device, kernels::Stream* stream, int64_t max_model_len,
+    const PlanCheckRequest& request, ModelWeights* weights);
+
+}  // namespace kvasir::worker
