@@ -229,10 +229,9 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // The dims of a head that a use covers, in any order. If the use lists pairs,
-  // they are the dims of these pairs. Otherwise, if the part is rotated and
-  // this is its only use, they are all dims. Otherwise they are the dims that
-  // RoPE does not rotate.
+  // The dims of a head that a use covers, in any order. They are the dims of
+  // its pairs if it lists any, all dims if it is the only use of a rotated
+  // part, and otherwise the dims that RoPE does not rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {

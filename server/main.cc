@@ -29,6 +29,7 @@ int main(int argc, char** argv) {
   AddRouterCommand(&app, &exit_code);
   AddGenerateCommand(&app, &exit_code);
   AddPerplexityCommand(&app, &exit_code);
+  AddCheckPlanCommand(&app, &exit_code);
   AddInspectCommand(&app, &exit_code);
   AddBenchCommand(&app, &exit_code);
   AddDrainCommand(&app, &exit_code);

@@ -70,10 +70,9 @@ absl::Status TryTcp(const ListenAddress& listen) {
   const ListenTrouble trouble = ProbeListen(listen.host, listen.port);
   switch (trouble.with) {
     case ListenTrouble::With::kHost:
-      return absl::FailedPreconditionError(
-          absl::StrCat("cannot listen on ", where, ": ", trouble.cause,
-                       "; choose another host than ", listen.host, " with ",
-                       listen.host_flag));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "cannot listen on ", where, ": ", trouble.cause, "; use ",
+          listen.host_flag, " to choose a host other than ", listen.host));
     case ListenTrouble::With::kPort:
       return BindError(listen, where, trouble.cause);
     case ListenTrouble::With::kNothing:

@@ -966,7 +966,7 @@ TEST(PageLayoutTest, ExactRowsWasteLittleSpaceOnEveryRank) {
   EXPECT_EQ(granted[0], granted[1]);
 }
 
-TEST(PageLayoutTest, ExactRowsOfUnequalJointPartsWasteLittleSpace) {
+TEST(PageLayoutTest, ExactRowsOfJointPartsOfDifferentWidthsHaveLittlePadding) {
   std::mt19937_64 random(3);
   for (const int64_t window : {8, 32, 128}) {
     KvPlan plan;

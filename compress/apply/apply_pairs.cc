@@ -80,10 +80,9 @@ absl::StatusOr<CommutingFactors> FisherFactors(const PartInput& input,
       }
       if (c == taken.size()) {
         return absl::InvalidArgumentError(absl::StrCat(
-            input.Place(), "the rank of RoPE pair ", group.pairs[i],
-            " must be at most ", group.heads.size(),
-            ", the number of KV heads in its group, is ",
-            group.rank_per_pair[i]));
+            input.Place(), "the rank of RoPE pair ", group.pairs[i], " is ",
+            group.rank_per_pair[i], ", but must be at most ",
+            group.heads.size(), ", the number of KV heads in its group"));
       }
       taken[c] = true;
       channels.push_back(static_cast<int64_t>(c));

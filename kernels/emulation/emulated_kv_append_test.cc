@@ -544,7 +544,7 @@ TEST(KvAppendCudaTest, GivesTheSameBytesOnEverySeed) {
   }
 }
 
-TEST(KvAppendCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
+TEST(KvAppendCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
   // There are more groups than warps in a CTA, so a warp appends several
   // latents. The case without reports is tested too, because the lanes then do
   // not wait for each other between two latents.

@@ -125,7 +125,7 @@ TEST(HadamardCudaTest, NothingIsWrittenIfThereAreNoRowsOrNoLatents) {
   }
 }
 
-TEST(HadamardCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
+TEST(HadamardCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
   // Both widths have several blocks. The kernel computes a block of width 50 in
   // one warp, and one of width 1300 in a whole CTA.
   const HadamardCase warp = {{{50, 0}}, 50};
@@ -361,7 +361,7 @@ LiftCase InStages(const std::string& kernel) {
   return c;
 }
 
-TEST(LiftCudaTest, LeavingOutEachSiteOfTheTensorCoreKernelsIsDetected) {
+TEST(LiftCudaTest, LeavingOutAnySiteOfTheTensorCoreKernelsIsDetected) {
   for (const std::string kernel : {"lift_few_rows", "lift_many_rows"}) {
     const LiftCase c = InStages(kernel);
     EmulatedTest whole(1);
@@ -379,7 +379,7 @@ TEST(LiftCudaTest, LeavingOutEachSiteOfTheTensorCoreKernelsIsDetected) {
   }
 }
 
-TEST(LiftCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
+TEST(LiftCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
   const LiftCase c = {17, 1, DType::kF32, {{70, 140}}};
   const std::vector<float> want = LiftByReference(c);
   const auto mutants = LeaveOutEach("lift", kSeeds, [&](EmulatedTest& test) {

@@ -15,6 +15,7 @@ void AddRankCommand(CLI::App* app, int* exit_code);
 void AddRouterCommand(CLI::App* app, int* exit_code);
 void AddGenerateCommand(CLI::App* app, int* exit_code);
 void AddPerplexityCommand(CLI::App* app, int* exit_code);
+void AddCheckPlanCommand(CLI::App* app, int* exit_code);
 void AddInspectCommand(CLI::App* app, int* exit_code);
 void AddBenchCommand(CLI::App* app, int* exit_code);
 void AddDrainCommand(CLI::App* app, int* exit_code);

@@ -1,13 +1,24 @@
 #include "server/runtime/plan_check.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/log.h"
+#include "base/read_file.h"
+#include "base/sha256.h"
 #include "base/status_macros.h"
+#include "model/files/json.h"
+#include "nlohmann/json.hpp"
 #include "plan/presets.h"
 #include "worker/load/model_options.h"
 #include "worker/load/model_source.h"
@@ -56,19 +67,73 @@ def mean(values):
 In the end the committee agreed on three points: the harbour would be made
 deeper by two metres, the costs would be shared between the town and the state,
 and the work would begin no later than the first of May.)";
-constexpr size_t kMaxTokens = 512;
 
 std::vector<int32_t> TextTokens(const model::Tokenizer* tokenizer) {
   if (tokenizer == nullptr) return {};
   absl::StatusOr<std::vector<int32_t>> ids = tokenizer->Encode(kText);
   if (!ids.ok()) return {};
-  ids->resize(std::min(ids->size(), kMaxTokens));
+  ids->resize(std::min(ids->size(), static_cast<size_t>(kPlanCheckTokens)));
   return *std::move(ids);
 }
 
 // `auto` may take longer than a check of one plan, because the alternative is
 // the dense plan.
 constexpr absl::Duration kAutoTimeLimit = absl::Minutes(3);
+
+// Another version makes earlier results unknown.
+constexpr char kCheckVersion[] = "1\n";
+
+// The folder of results of earlier checks; empty if there is none.
+std::string FolderOfChecks() {
+  for (const auto& [variable, below] :
+       {std::pair("XDG_CACHE_HOME", ""), std::pair("HOME", "/.cache")}) {
+    const char* const folder = std::getenv(variable);
+    if (folder != nullptr && folder[0] == '/') {
+      return absl::StrCat(folder, below, "/kvasir/plan-checks");
+    }
+  }
+  return "";
+}
+
+// The file of a plan's result. Its name depends on weights, plan and text.
+std::string FileOfCheck(const std::string& cache_id) {
+  return absl::StrCat(
+      FolderOfChecks(), "/",
+      base::Sha256Hex(absl::StrCat(kCheckVersion, cache_id, "\n", kText)),
+      ".json");
+}
+
+std::optional<worker::PlanCheck> KnownCheck(const std::string& cache_id) {
+  if (FolderOfChecks().empty()) return std::nullopt;
+  constexpr size_t kMostBytes = 4096;
+  const auto text = base::ReadFile(FileOfCheck(cache_id), kMostBytes);
+  if (!text.ok()) return std::nullopt;
+  const auto json = model::ParseJson(*text, "plan check");
+  if (!json.ok()) return std::nullopt;
+  const model::JsonFields fields(*json, "plan check");
+  const auto kl = fields.NumberIn("kl", -1, 1e9);
+  const auto tokens = fields.IntIn("tokens", 1, kPlanCheckTokens);
+  if (!kl.ok() || !tokens.ok()) return std::nullopt;
+  worker::PlanCheck check;
+  check.kl = *kl;
+  check.tokens = *tokens;
+  check.is_known = true;
+  return check;
+}
+
+// Keeps a result for later starts. If it cannot be written, it is measured
+// again next time.
+void KeepCheck(const std::string& cache_id, const worker::PlanCheck& check) {
+  if (check.is_known || check.tokens == 0 || FolderOfChecks().empty()) return;
+  std::error_code ignored;
+  std::filesystem::create_directories(FolderOfChecks(), ignored);
+  const std::string file = FileOfCheck(cache_id);
+  // A rename replaces the file as a whole, whatever other servers do.
+  const std::string part = absl::StrCat(file, ".", ::getpid());
+  std::ofstream(part)
+      << nlohmann::json{{"kl", check.kl}, {"tokens", check.tokens}}.dump();
+  std::filesystem::rename(part, file, ignored);
+}
 
 void LogPlanCheck(const std::string& plan, const worker::PlanCheck& check) {
   if (check.is_dense) return;
@@ -81,7 +146,8 @@ void LogPlanCheck(const std::string& plan, const worker::PlanCheck& check) {
                 {{"plan", plan},
                  {"kl_per_token", check.kl},
                  {"tokens", check.tokens},
-                 {"seconds", absl::ToDoubleSeconds(check.duration)}});
+                 {"seconds", absl::ToDoubleSeconds(check.duration)},
+                 {"known", check.is_known ? "yes" : "no"}});
 }
 
 // Whether the divergence of the plan is known and at most `limit`.
@@ -144,6 +210,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithAutoPlan(
     }
     KVASIR_RETURN_IF_ERROR(model.status());
     const worker::PlanCheck& check = (*model)->rank().plan_check();
+    KeepCheck((*model)->rank().cache_id(), check);
     LogPlanCheck(plan, check);
     if (IsWithin(check, kPlanCheckAuto)) {
       base::LogInfo("--kv-plan auto", {{"plan", plan}});
@@ -167,6 +234,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithPlanCheck(
   if (mode != "off" || is_auto) {
     request->plan_check.emplace();
     request->plan_check->token_ids = TextTokens(tokenizer);
+    request->plan_check->known = KnownCheck;
     if (is_auto) request->plan_check->time_limit = kAutoTimeLimit;
   }
   if (is_auto) {
@@ -181,6 +249,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithPlanCheck(
     return model;
   }
   const worker::PlanCheck& check = model->rank().plan_check();
+  KeepCheck(model->rank().cache_id(), check);
   const std::string plan = model->rank().plan().source.method();
   LogPlanCheck(plan, check);
   KVASIR_RETURN_IF_ERROR(Judge(plan, check, mode));

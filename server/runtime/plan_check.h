@@ -21,12 +21,15 @@ inline constexpr double kPlanCheckWarns = 0.05;
 inline constexpr double kPlanCheckRefuses = 0.5;
 inline constexpr double kPlanCheckAuto = 0.02;
 
+// The most tokens of the built-in text.
+inline constexpr int64_t kPlanCheckTokens = 512;
+
 // Loads the model. `mode` is the value of --plan-check: refuse, warn or off.
-// Unless it is off, the plan is compared with a dense cache
-// on a built-in text, and the result is logged. With --kv-plan auto, it loads
-// the model with each named plan, beginning with the one of fewest bytes, until
-// the divergence is small enough; `request->model.kv_plan` is then the plan's
-// name. `tokenizer` may be null.
+// Unless it is off, the plan is compared with a dense cache on a built-in text,
+// and the result is logged and kept in the user's cache folder for later
+// starts. With --kv-plan auto, the model is loaded with each named plan,
+// beginning with the one of fewest bytes, until the divergence is small enough.
+// `request->model.kv_plan` is then the plan's name. `tokenizer` may be null.
 //
 // Errors: those of LoadedModel::Load; FAILED_PRECONDITION for a plan that
 // changes the model too much.

@@ -40,8 +40,8 @@ class KvasirProcess:
         self.ready = None
 
     def start(self):
-        # A process that is killed may leave files; they go with the folder.
-        environment = os.environ | {"TMPDIR": str(self.dir)}
+        # A process that is killed may leave files; they go with the folder. Results of other tests must not be reused.
+        environment = {"XDG_CACHE_HOME": str(self.dir / "cache")} | os.environ | {"TMPDIR": str(self.dir)}
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
                 self.args, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment

@@ -1,5 +1,6 @@
 """A plan is compared with a dense cache before a server serves it: real checkpoints, with and without key biases."""
 
+import json
 import re
 
 import numpy as np
@@ -36,7 +37,7 @@ def with_biases(tmp_path_factory):
 
 
 def divergence(log, plan):
-    (kl,) = re.findall(rf" plan check plan={plan} kl_per_token=(\S+) tokens=512 ", log)
+    (kl,) = re.findall(rf" plan check plan={plan} kl_per_token=(\S+) tokens=256 ", log)
     return float(kl)
 
 
@@ -84,3 +85,35 @@ def test_several_ranks_do_not_compare_plans():
         assert "plans are not compared on several ranks plan=dense-bf16" in server.log()
     with KvasirProcess("serve", "--kv-plan", "dense-8bit", "--tp", "2") as server:
         assert 'plan check skipped plan=dense-8bit why="several ranks share the model"' in server.log()
+
+
+def test_the_result_is_kept_for_later_starts(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def known():
+        with KvasirProcess("serve", "--kv-plan", "dense-8bit") as server:
+            (found,) = re.findall(r" plan check plan=dense-8bit kl_per_token=(\S+) .* known=(\w+)", server.log())
+            return found
+
+    kl, before = known()
+    (file,) = (tmp_path / "kvasir/plan-checks").iterdir()
+    assert before == "no" and known() == (kl, "yes")
+    for content in "", "[]", '{"kl": "x", "tokens": 256}', '{"kl": 1e300, "tokens": 256}', "\0" * 10_000:
+        file.write_text(content)
+        assert known() == (kl, "no"), content
+    # Nothing is kept if the folder cannot be written.
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc")
+    assert known() == (kl, "no")
+
+
+def test_check_plan_prints_the_divergence_and_fails_if_a_server_would_refuse_the_plan(with_biases):
+    done = run("check-plan", "--model", TINY, "--kv-plan", "rotated-4bit")
+    assert re.search(r"^plan check: rotated-4bit: KL 0\.00\d+ a token over 256 tokens, \d+\.\d s$", done.stdout, re.M), done.stdout
+    done = run("check-plan", "--model", TINY, "--kv-plan", "auto", "--json")
+    found = json.loads(done.stdout)
+    assert found["plan"].startswith("rotated-") and found["tokens"] == 256 and 0 < found["kl"] < 0.02
+    done = run("check-plan", "--model", with_biases, "--kv-plan", "rotated-4bit", check=False)
+    assert done.returncode == 1 and "changes this model" in done.stderr
+    assert run("check-plan", "--model", TINY).stdout == "plan check: the cache is not compressed\n"
+    done = run("check-plan", "--model", TINY.with_name("tiny-palu"), check=False)
+    assert done.returncode == 0 and "not compared: the plan has weights of its own" in done.stdout

@@ -11,6 +11,7 @@ import pytest
 from kvasir_process import ROOT, wait_until
 
 WITHIN = ROOT / "scripts/within"
+AUTO = ["--kv-plan", "auto"]
 # Leaves a grandchild and prints its process id.
 LEAVES_A_CHILD = "(trap '' TERM; exec sleep 300) & echo $!; wait"
 
@@ -117,19 +118,22 @@ def serve(tmp_path):
     return arguments
 
 
-def test_the_serve_script_uses_the_compressed_model_unless_flags_name_another(serve):
+def test_the_serve_script_measures_plans_unless_flags_name_one(serve):
     model = ["--model", "models/tiny"]
-    default = [*model, "--kv-plan", "rotated-4bit"]
+    default = [*model, *AUTO]
     assert (ROOT / model[1] / "config.json").is_file()
     assert serve() == ["serve", *default]
     assert serve("--grpc-port", "0") == ["serve", *default, "--grpc-port", "0"]
-    for flags in ["--model", "DIR"], ["--model=DIR"], ["--random-weights"], ["--config=FILE"]:
+    for flags in ["--model", "DIR"], ["--model=DIR"]:
+        assert serve(*flags) == ["serve", *AUTO, *flags]
+    for flags in ["--random-weights"], ["--config=FILE"]:
         assert serve(*flags) == ["serve", *flags]
     # A flag for the cache replaces the default plan.
     for flags in ["--kv-plan", "dense-bf16"], ["--kv-dtype=f32"]:
         assert serve(*flags) == ["serve", *model, *flags]
     assert serve(KVASIR_KV_PLAN="dense-8bit") == ["serve", *model]
-    assert serve(KVASIR_MODEL="DIR") == serve(KVASIR_RANDOM_WEIGHTS="1") == ["serve"]
+    assert serve(KVASIR_MODEL="DIR") == ["serve", *AUTO]
+    assert serve(KVASIR_RANDOM_WEIGHTS="1") == ["serve"]
 
 
 def test_the_serve_script_compresses_a_known_model_as_recommended(serve, tmp_path):
@@ -166,18 +170,17 @@ def test_the_serve_script_refuses_an_invalid_port_for_the_gateway(serve):
 
 
 def test_the_serve_script_fetches_a_known_model_before_it_starts_the_server(serve, tmp_path):
-    codes = ["--kv-plan", "rotated-4bit"]  # a plan that fits every model
     for flags in ["--model", "known"], ["--threads", "2", "--model=known"]:
-        assert serve(*flags) == ["fetch known", "serve", *codes, *flags]
-    assert serve(KVASIR_MODEL="known") == ["fetch known", "serve", *codes]
+        assert serve(*flags) == ["fetch known", "serve", *AUTO, *flags]
+    assert serve(KVASIR_MODEL="known") == ["fetch known", "serve", *AUTO]
     # Flags for the cache replace that plan.
     for flags in ["--kv-plan", "FILE"], ["--kv-plan=FILE"], ["--kv-dtype", "bf16"], ["--config=F"]:
         assert serve("--model=known", *flags) == ["fetch known", "serve", "--model=known", *flags]
     assert serve(KVASIR_MODEL="known", KVASIR_KV_PLAN="FILE") == ["fetch known", "serve"]
     # The flag has priority over the environment, and a folder over a known name.
-    assert serve("--model", "DIR", KVASIR_MODEL="known") == ["serve", "--model", "DIR"]
+    assert serve("--model", "DIR", KVASIR_MODEL="known") == ["serve", *AUTO, "--model", "DIR"]
     (tmp_path / "known").mkdir()
-    assert serve("--model", "known", cwd=tmp_path) == ["serve", "--model", "known"]
+    assert serve("--model", "known", cwd=tmp_path) == ["serve", *AUTO, "--model", "known"]
 
 
 @pytest.mark.parametrize("anchor, crosses", [("start", True), ("middle", False), ("end", True)])

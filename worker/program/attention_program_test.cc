@@ -348,8 +348,9 @@ TEST(AttentionProgramTest,
   const AttentionProgram program = Make(
       absl::StrCat(pairs, ",", LowRank("at_runtime", "NO_ROPE")), kFull, shape);
   ASSERT_EQ(program.key.size(), 2);
-  // First the rotated part: query head 0 takes dims 1 and 3, query head 3 takes
-  // dims 0 and 2. Then dims 4..7 of all heads.
+  // The columns begin with the rotated part: dims 1 and 3 of the first query
+  // heads, and dims 0 and 2 of the others. After them come dims 4..7 of all
+  // heads.
   EXPECT_THAT(program.key[0].projected.column, ElementsAre(0, 2, 4, 6));
   EXPECT_THAT(program.key[1].projected.column, ElementsAre(8, 12, 16, 20));
   EXPECT_EQ(program.projections[0].takes[0], (RowTake{1, 1, 0}));

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,26 +18,32 @@
 
 namespace kvasir::worker {
 
+struct PlanCheck {
+  // The divergence KL(dense || plan) of the predicted next token, in nats,
+  // averaged over the second half of the text. The first half is only context,
+  // because plans keep a text's first tokens exact, which hides their error in
+  // short texts.
+  double kl = 0;
+  int64_t tokens = 0;  // the predictions that were compared
+  absl::Duration duration;
+  bool is_known = false;  // the result of an earlier check
+  // Whether the plan is a dense cache itself. It is not compared then.
+  bool is_dense = false;
+  // Why the plan was not compared; empty if it was, or if it is dense.
+  std::string skipped;
+};
+
 struct PlanCheckRequest {
   // A text. Its first tokens are used, so many that a row of logits for each
   // fits into kMaxPlanCheckBytes.
   std::vector<int32_t> token_ids;
   // A check that is predicted to take longer is skipped.
   absl::Duration time_limit = absl::Seconds(30);
+  // Returns the result of an earlier check of the same plan and weights, if
+  // there is one. It is used instead of a comparison. May be null.
+  std::function<std::optional<PlanCheck>(const std::string& cache_id)> known;
 };
 inline constexpr int64_t kMaxPlanCheckBytes = int64_t{256} << 20;
-
-struct PlanCheck {
-  // The divergence KL(dense || plan) of the predicted next token, in nats,
-  // averaged over the text.
-  double kl = 0;
-  int64_t tokens = 0;
-  absl::Duration duration;
-  // Whether the plan is a dense cache itself. It is not compared then.
-  bool is_dense = false;
-  // Why the plan was not compared; empty if it was, or if it is dense.
-  std::string skipped;
-};
 
 // Runs the text with a bf16 cache and with the plan's cache. `weights` were
 // loaded for `plan` and are the same afterwards. A plan with weights of its own

@@ -71,7 +71,7 @@ TEST(PlanCheckTest, FewerBitsHaveAGreaterDivergence) {
   const auto kl = [](const std::string& preset) {
     const PlanCheck check = RankOf(preset, Checked(kTokens))->plan_check();
     EXPECT_THAT(check.skipped, IsEmpty());
-    EXPECT_EQ(check.tokens, kTokens);
+    EXPECT_EQ(check.tokens, kTokens / 2);
     return check.kl;
   };
   const double eight = kl("dense-8bit");
@@ -80,7 +80,8 @@ TEST(PlanCheckTest, FewerBitsHaveAGreaterDivergence) {
 }
 
 TEST(PlanCheckTest, TheModelIsTheSameAfterTheCheck) {
-  for (const std::string preset : {"dense-8bit", "rotated-4bit", "palu-50-g1"}) {
+  for (const std::string preset :
+       {"dense-8bit", "rotated-4bit", "palu-50-g1"}) {
     const auto unchecked = RankOf(preset, TinyOptions());
     const auto checked = RankOf(preset, Checked(kTokens));
     EXPECT_EQ(Answer(checked.get()), Answer(unchecked.get())) << preset;
@@ -114,7 +115,7 @@ TEST(PlanCheckTest, AModelWithoutATextIsNotCompared) {
 }
 
 TEST(PlanCheckTest, TheTextIsCutToTheLongestLengthOfTheModel) {
-  EXPECT_EQ(RankOf("dense-8bit", Checked(500))->plan_check().tokens, 128);
+  EXPECT_EQ(RankOf("dense-8bit", Checked(500))->plan_check().tokens, 64);
   EXPECT_EQ(RankOf("dense-8bit", Checked(1))->plan_check().tokens, 1);
 }
 

@@ -194,14 +194,7 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
   read_bytes_ = weights.read_bytes;
   std::string tiles = std::move(weights.weight_tiles);
   if (options.plan_check.has_value()) {
-    if (collective->shard().size > 1) {
-      plan_check_.skipped = "several ranks share the model";
-    } else {
-      KVASIR_ASSIGN_OR_RETURN(
-          plan_check_, ComparePlanWithDense(spec_, plan_, device_.get(),
-                                            stream_.get(), limits.max_model_len,
-                                            *options.plan_check, &weights));
-    }
+    KVASIR_RETURN_IF_ERROR(CheckPlan(tiles, options, collective, &weights));
   }
   if (options.memory_utilization > 0) {
     KVASIR_RETURN_IF_ERROR(
@@ -215,6 +208,31 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
     KVASIR_RETURN_IF_ERROR(Agree(std::move(tiles), options));
   }
   return MakeExecutor(std::move(weights), options, collective);
+}
+
+absl::Status Rank::CheckPlan(const std::string& weight_tiles,
+                             const RankOptions& options, Collective* collective,
+                             ModelWeights* weights) {
+  if (collective->shard().size > 1) {
+    plan_check_.skipped = "several ranks share the model";
+    return absl::OkStatus();
+  }
+  if (options.plan_check->known) {
+    KVASIR_ASSIGN_OR_RETURN(const std::string weights_id,
+                            model::CombineWeightTiles({weight_tiles}));
+    const auto known = options.plan_check->known(CacheIdOf(
+        plan_->resolved->source, spec_, options.page_tokens, weights_id));
+    if (known.has_value()) {
+      plan_check_ = *known;
+      return absl::OkStatus();
+    }
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      plan_check_,
+      ComparePlanWithDense(spec_, plan_, device_.get(), stream_.get(),
+                           options.executor.max_model_len, *options.plan_check,
+                           weights));
+  return absl::OkStatus();
 }
 
 absl::Status Rank::Agree(std::string weight_tiles, const RankOptions& options) {

@@ -177,6 +177,10 @@ class Rank {
   // steps launch. Reads no weights.
   absl::Status CheckOps(WeightSource* source, const RankOptions& options,
                         Collective* collective);
+  // Sets plan_check_.
+  absl::Status CheckPlan(const std::string& weight_tiles,
+                         const RankOptions& options, Collective* collective,
+                         ModelWeights* weights);
   // Calls options.agree with what this rank offers, and adopts the result.
   // FAILED_PRECONDITION if this rank lacks room for the agreed pages or has
   // another cache_id.

@@ -38,8 +38,8 @@ struct GlooOptions {
   // connections from any process. If such a process sends garbage, this process
   // ends, because Gloo throws an exception in its own thread.
   std::string interface;
-  // How long Connect waits until all ranks are connected. In the worst case it
-  // takes twice this time.
+  // How long Connect waits until all ranks are connected. A connection that is
+  // begun just before that may take as long again.
   absl::Duration connect_timeout = absl::Seconds(60);
   // How long a call waits for a message from another rank. Must be longer than
   // the longest time by which a rank may come late to a call.

@@ -1,0 +1,96 @@
+// `kvasir check-plan`: compares a plan with a dense cache, as servers do when
+// they start.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "base/cli/exit_code.h"
+#include "base/cli/flags.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "nlohmann/json.hpp"
+#include "server/commands/commands.h"
+#include "server/runtime/plan_check.h"
+#include "server/runtime/router_runtime.h"
+#include "worker/load/model_options.h"
+#include "worker/load/model_source.h"
+
+namespace kvasir::cli {
+namespace {
+
+struct CheckPlanFlags {
+  ModelOptions model;
+  bool json = false;
+};
+
+void Print(const std::string& plan, const worker::PlanCheck& check, bool json) {
+  if (json) {
+    nlohmann::ordered_json found{{"plan", plan}};
+    if (check.is_dense || check.tokens > 0) {
+      found["kl"] = check.kl;
+      found["tokens"] = check.tokens;
+      found["seconds"] = absl::ToDoubleSeconds(check.duration);
+    } else {
+      found["not_compared"] = check.skipped;
+    }
+    std::printf("%s\n", found.dump().c_str());
+  } else if (check.is_dense) {
+    std::printf("plan check: the cache is not compressed\n");
+  } else if (!check.skipped.empty()) {
+    std::printf("plan check: %s: not compared: %s\n", plan.c_str(),
+                check.skipped.c_str());
+  } else {
+    std::printf(
+        "plan check: %s: KL %.4f a token over %lld tokens, %s\n", plan.c_str(),
+        check.kl, static_cast<long long>(check.tokens),
+        check.is_known
+            ? "measured earlier"
+            : absl::StrFormat("%.1f s", absl::ToDoubleSeconds(check.duration))
+                  .c_str());
+  }
+}
+
+absl::Status Run(const CheckPlanFlags& flags) {
+  LoadRequest request = {.model = flags.model, .prefix_reuse = false};
+  std::shared_ptr<const model::Tokenizer> tokenizer;
+  if (!flags.model.model.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(tokenizer, LoadTokenizer(flags.model.model));
+  }
+  KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
+                          OpenModelSource(flags.model, PlanUse::kLook));
+  request.max_model_len =
+      std::min(kPlanCheckTokens, source.spec.max_position_embeddings);
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::unique_ptr<LoadedModel> model,
+      LoadWithPlanCheck(tokenizer.get(), "refuse", &request));
+  Print(model->rank().plan().source.method(), model->rank().plan_check(),
+        flags.json);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddCheckPlanCommand(CLI::App* app, int* exit_code) {
+  auto flags = std::make_shared<CheckPlanFlags>();
+  CLI::App* command = app->add_subcommand(
+      "check-plan",
+      "compare the predictions of a model with a plan's cache and with a dense "
+      "cache, on a built-in text, as serve and worker do when they start");
+  AddModelFlags(command, &flags->model);
+  AddDeviceFlags(command, &flags->model.device);
+  AddSwitch(command, "--json", flags->json, "print JSON");
+  command->callback([flags, exit_code] {
+    RequireModel(flags->model);
+    base::InitLogging(base::LogFormat::kText, base::LogLevel::kWarning);
+    const absl::Status status = Run(*flags);
+    if (status.ok()) return;
+    PrintError("kvasir check-plan", status.ToString());
+    *exit_code = kExitFailed;
+  });
+}
+
+}  // namespace kvasir::cli
