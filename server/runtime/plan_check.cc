@@ -164,7 +164,8 @@ absl::Status Judge(const std::string& plan, const worker::PlanCheck& check,
       "the plan %s changes this model: the predictions differ from those with "
       "a dense cache by a divergence of %.3f nats a token",
       plan, check.kl);
-  if (mode == "refuse" && check.kl > kPlanCheckRefuses) {
+  // This also refuses a divergence that is not a number.
+  if (mode == "refuse" && !(check.kl <= kPlanCheckRefuses)) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "%s, the limit is %g; use --kv-plan auto, or --plan-check warn to "
         "serve the plan anyway",

@@ -141,7 +141,7 @@ def run(*args, check=True, timeout=300, **options):
     """Runs `kvasir ARGS...` to its end and returns it with stdout and stderr as text."""
     # A process that ends at once may leave files; they go with the folder.
     with tempfile.TemporaryDirectory(prefix="kvasir-run-") as folder:
-        options["env"] = {**(options.get("env") or os.environ), "TMPDIR": folder}
+        options["env"] = {"XDG_CACHE_HOME": folder, **(options.get("env") or os.environ), "TMPDIR": folder}
         done = subprocess.run(
             [str(BINARY), *map(str, args)],
             capture_output=True,
