@@ -14,9 +14,6 @@
 namespace kvasir::base {
 namespace {
 
-// Protobuf reserves up to 50 MB for a string before it finds that the message
-// ends earlier. The memory is never touched.
-constexpr uint64_t kConstantWork = 5'000'000;
 constexpr uint64_t kBytesPerUnit = 16;
 
 uint64_t work = 0;
@@ -61,7 +58,8 @@ std::string RepeatedText(std::string_view input) {
 }  // namespace
 
 void ParseAtLinearCost(const uint8_t* data, size_t size, uint64_t work_per_byte,
-                       absl::FunctionRef<void(std::string_view)> parse) {
+                       absl::FunctionRef<void(std::string_view)> parse,
+                       uint64_t constant_work) {
   static const bool counts = __sanitizer_install_malloc_and_free_hooks(
                                  CountAllocation, IgnoreFree) != 0;
   KVASIR_CHECK(counts);
@@ -74,7 +72,7 @@ void ParseAtLinearCost(const uint8_t* data, size_t size, uint64_t work_per_byte,
   const uint64_t before = work;
   parse(text);
   const uint64_t done = work - before;
-  const uint64_t most = kConstantWork + work_per_byte * text.size();
+  const uint64_t most = constant_work + work_per_byte * text.size();
   if (done > most) {
     std::fprintf(stderr,
                  "a text of %zu bytes took %llu units of work, the limit is "

@@ -17,8 +17,15 @@ inline constexpr std::string_view kSeparator = "\n--\n";
 // The greatest length of such a text, without its tail and its last unit.
 inline constexpr size_t kMaxRepeatedBytes = 256 << 10;
 
-// Calls `parse` with a text, and aborts if it worked more than `work_per_byte`
-// for each byte. A good limit is less than twice the most that is known.
+// What a parser may do for any text, however short.
+inline constexpr uint64_t kConstantWork = 100'000;
+// The same for a protobuf message. Protobuf reserves up to 50 MB for a string
+// before it finds that the message ends earlier. That memory is never touched.
+inline constexpr uint64_t kConstantWorkOfMessage = 5'000'000;
+
+// Calls `parse` with a text, and aborts if it worked more than `constant_work`
+// and `work_per_byte` for each byte. A good limit is less than twice the most
+// that is known.
 //
 // After kRepeat, an input has a number of bytes and a line break, and then a
 // head, a unit and a tail. Its text is the head, then so many copies of the
@@ -29,9 +36,11 @@ inline constexpr size_t kMaxRepeatedBytes = 256 << 10;
 // A unit of work is a comparison of two integers or an indirect call in code
 // that is compiled for fuzzing, 16 bytes that such code copies or fills, or 16
 // bytes that any code allocates. Inside libraries that are not compiled for
-// fuzzing (protobuf), only memory counts.
+// fuzzing, only memory counts. So protobuf's own work is not seen, nor how many
+// bytes memchr, memcmp and strlen read.
 // Threads: one.
 void ParseAtLinearCost(const uint8_t* data, size_t size, uint64_t work_per_byte,
-                       absl::FunctionRef<void(std::string_view)> parse);
+                       absl::FunctionRef<void(std::string_view)> parse,
+                       uint64_t constant_work = kConstantWork);
 
 }  // namespace kvasir::base

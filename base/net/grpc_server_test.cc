@@ -126,10 +126,12 @@ TEST(GrpcServerTest,
      TheErrorForAHostNameThatDoesNotResolveNamesTheHostAndNotThePort) {
   GrpcServerOptions options;
   options.listen.host = "no such host";
-  EXPECT_THAT(StartIdle(options),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("than no such host with --host"),
-                             Not(HasSubstr("--port")))));
+  EXPECT_THAT(
+      StartIdle(options),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               AllOf(HasSubstr(
+                         "use --host to choose a host other than no such host"),
+                     Not(HasSubstr("--port")))));
 }
 
 TEST(GrpcServerTest, APortOutOfRangeIsRefused) {

@@ -78,7 +78,7 @@ std::vector<int32_t> TextTokens(const model::Tokenizer* tokenizer) {
 
 // `auto` may take longer than a check of one plan, because the alternative is
 // the dense plan.
-constexpr absl::Duration kAutoTimeLimit = absl::Minutes(3);
+constexpr absl::Duration kAutoTimeLimit = absl::Minutes(1);
 
 // Another version makes earlier results unknown.
 constexpr char kCheckVersion[] = "1\n";
@@ -95,18 +95,16 @@ std::string FolderOfChecks() {
   return "";
 }
 
-// The file of a plan's result. Its name depends on weights, plan and text.
-std::string FileOfCheck(const std::string& cache_id) {
-  return absl::StrCat(
-      FolderOfChecks(), "/",
-      base::Sha256Hex(absl::StrCat(kCheckVersion, cache_id, "\n", kText)),
-      ".json");
+std::string FileOfCheck(const std::string& key) {
+  return absl::StrCat(FolderOfChecks(), "/",
+                      base::Sha256Hex(absl::StrCat(kCheckVersion, key)),
+                      ".json");
 }
 
-std::optional<worker::PlanCheck> KnownCheck(const std::string& cache_id) {
+std::optional<worker::PlanCheck> KnownCheck(const std::string& key) {
   if (FolderOfChecks().empty()) return std::nullopt;
   constexpr size_t kMostBytes = 4096;
-  const auto text = base::ReadFile(FileOfCheck(cache_id), kMostBytes);
+  const auto text = base::ReadFile(FileOfCheck(key), kMostBytes);
   if (!text.ok()) return std::nullopt;
   const auto json = model::ParseJson(*text, "plan check");
   if (!json.ok()) return std::nullopt;
@@ -123,11 +121,11 @@ std::optional<worker::PlanCheck> KnownCheck(const std::string& cache_id) {
 
 // Keeps a result for later starts. If it cannot be written, it is measured
 // again next time.
-void KeepCheck(const std::string& cache_id, const worker::PlanCheck& check) {
-  if (check.is_known || check.tokens == 0 || FolderOfChecks().empty()) return;
+void KeepCheck(const worker::PlanCheck& check) {
+  if (check.key.empty() || FolderOfChecks().empty()) return;
   std::error_code ignored;
   std::filesystem::create_directories(FolderOfChecks(), ignored);
-  const std::string file = FileOfCheck(cache_id);
+  const std::string file = FileOfCheck(check.key);
   // A rename replaces the file as a whole, whatever other servers do.
   const std::string part = absl::StrCat(file, ".", ::getpid());
   std::ofstream(part)
@@ -138,8 +136,10 @@ void KeepCheck(const std::string& cache_id, const worker::PlanCheck& check) {
 void LogPlanCheck(const std::string& plan, const worker::PlanCheck& check) {
   if (check.is_dense) return;
   if (!check.skipped.empty()) {
-    base::LogWarning("plan check skipped",
-                     {{"plan", plan}, {"why", check.skipped}});
+    const auto log = check.skipped == worker::kPlanHasOwnWeights
+                         ? &base::LogInfo
+                         : &base::LogWarning;
+    log("plan check skipped", {{"plan", plan}, {"why", check.skipped}});
     return;
   }
   base::LogInfo("plan check",
@@ -150,14 +150,9 @@ void LogPlanCheck(const std::string& plan, const worker::PlanCheck& check) {
                  {"known", check.is_known ? "yes" : "no"}});
 }
 
-// Whether the divergence of the plan is known and at most `limit`.
-bool IsWithin(const worker::PlanCheck& check, double limit) {
-  return check.skipped.empty() && check.kl <= limit;
-}
-
 absl::Status Judge(const std::string& plan, const worker::PlanCheck& check,
                    absl::string_view mode) {
-  if (!check.skipped.empty() || check.kl <= kPlanCheckWarns) {
+  if (check.is_dense || !check.skipped.empty() || check.kl <= kPlanCheckWarns) {
     return absl::OkStatus();
   }
   const std::string found = absl::StrFormat(
@@ -187,23 +182,15 @@ std::vector<std::string> PlansOfAnyCheckpoint() {
   return names;
 }
 
-// Loads the model with the first plan whose divergence is small enough.
-absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithAutoPlan(
+// Loads the model with the first plan whose divergence is small enough. Returns
+// null if there is none.
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithMeasuredPlan(
     LoadRequest* request) {
-  KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
-                          OpenModelSource(request->model, PlanUse::kLook));
-  if (source.checkpoint.has_value() &&
-      source.checkpoint->kv_plan_json().has_value()) {
-    base::LogInfo("--kv-plan auto: the model's folder has a plan", {});
-    request->model.kv_plan.clear();
-    return LoadedModel::Load(*request);
-  }
   for (const std::string& plan : PlansOfAnyCheckpoint()) {
-    request->model.kv_plan = plan;
     if (plan == plan::kDensePreset) break;
+    request->model.kv_plan = plan;
     auto model = LoadedModel::Load(*request);
-    if (absl::IsInvalidArgument(model.status()) ||
-        absl::IsUnimplemented(model.status())) {
+    if (absl::IsUnimplemented(model.status())) {
       base::LogInfo(
           "--kv-plan auto: a plan does not fit the model",
           {{"plan", plan}, {"why", std::string(model.status().message())}});
@@ -211,19 +198,24 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithAutoPlan(
     }
     KVASIR_RETURN_IF_ERROR(model.status());
     const worker::PlanCheck& check = (*model)->rank().plan_check();
-    KeepCheck((*model)->rank().cache_id(), check);
+    KeepCheck(check);
     LogPlanCheck(plan, check);
-    if (IsWithin(check, kPlanCheckAuto)) {
-      base::LogInfo("--kv-plan auto", {{"plan", plan}});
-      return model;
-    }
+    if (check.skipped.empty() && check.kl <= kPlanCheckAuto) return model;
     // The other plans cannot be compared either.
     if (!check.skipped.empty()) break;
   }
-  request->model.kv_plan = plan::kDensePreset;
-  request->plan_check.reset();
-  base::LogInfo("--kv-plan auto", {{"plan", plan::kDensePreset}});
-  return LoadedModel::Load(*request);
+  return nullptr;
+}
+
+// Whether --kv-plan auto has plans to choose from.
+absl::StatusOr<bool> HasChoice(const LoadRequest& request) {
+  if (request.group != nullptr || request.plan_check->token_ids.empty()) {
+    return false;
+  }
+  KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
+                          OpenModelSource(request.model, PlanUse::kLook));
+  return !source.checkpoint.has_value() ||
+         !source.checkpoint->kv_plan_json().has_value();
 }
 
 }  // namespace
@@ -232,26 +224,31 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithPlanCheck(
     const model::Tokenizer* tokenizer, absl::string_view mode,
     LoadRequest* request) {
   const bool is_auto = request->model.kv_plan == kAutoPlan;
-  if (mode != "off" || is_auto) {
-    request->plan_check.emplace();
-    request->plan_check->token_ids = TextTokens(tokenizer);
-    request->plan_check->known = KnownCheck;
-    if (is_auto) request->plan_check->time_limit = kAutoTimeLimit;
-  }
-  if (is_auto) {
-    if (request->group == nullptr) return LoadWithAutoPlan(request);
-    base::LogWarning("--kv-plan auto: plans are not compared on several ranks",
-                     {{"plan", plan::kDensePreset}});
-  }
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model,
-                          LoadedModel::Load(*request));
   if (mode == "off") {
     base::LogInfo("plan check off", {});
-    return model;
+    return LoadedModel::Load(*request);
   }
-  const worker::PlanCheck& check = model->rank().plan_check();
-  KeepCheck(model->rank().cache_id(), check);
+  request->plan_check.emplace();
+  request->plan_check->token_ids = TextTokens(tokenizer);
+  request->plan_check->known = KnownCheck;
+  std::unique_ptr<LoadedModel> model;
+  if (is_auto) {
+    request->plan_check->time_limit = kAutoTimeLimit;
+    KVASIR_ASSIGN_OR_RETURN(const bool has_choice, HasChoice(*request));
+    if (has_choice) {
+      KVASIR_ASSIGN_OR_RETURN(model, LoadWithMeasuredPlan(request));
+    }
+    if (model == nullptr) request->model.kv_plan.clear();
+  }
+  const bool is_measured = model != nullptr;
+  if (!is_measured) {
+    KVASIR_ASSIGN_OR_RETURN(model, LoadedModel::Load(*request));
+  }
   const std::string plan = model->rank().plan().source.method();
+  if (is_auto) base::LogInfo("--kv-plan auto", {{"plan", plan}});
+  if (is_measured) return model;
+  const worker::PlanCheck& check = model->rank().plan_check();
+  KeepCheck(check);
   LogPlanCheck(plan, check);
   KVASIR_RETURN_IF_ERROR(Judge(plan, check, mode));
   return model;

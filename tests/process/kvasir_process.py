@@ -21,6 +21,8 @@ TINY = ROOT / "models" / "tiny"
 OPERATOR_PORTS = ["--admin-port", "0", "--health-port", "0", "--metrics-port", "0"]
 START_TIMEOUT_SECONDS = 120  # sanitizer builds are slow to start
 STOP_TIMEOUT_SECONDS = 60
+# Each process gets a cache folder of its own, unless its test names one.
+os.environ.pop("XDG_CACHE_HOME", None)
 
 
 class KvasirProcess:

@@ -33,7 +33,7 @@ def test_the_compressed_model_can_be_served_and_matches_its_base_model():
 
 def test_both_models_have_the_bytes_and_the_loss_that_their_page_reports():
     said = page()
-    served = "tiny --kv-plan rotated-4bit"
+    served = "tiny --kv-plan rotated-3bit"
     assert set(said) == {"tiny", served, "tiny-palu"}
     measured = {name: perplexity(name) for name in said}
     for name, (size, _) in said.items():

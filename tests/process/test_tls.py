@@ -365,7 +365,7 @@ def test_the_health_and_the_metrics_port_can_listen_on_hosts_of_their_own():
         assert server.ready["metrics"].startswith("127.0.0.2:") and server.ready["health"].startswith("127.0.0.2:")
     for flag in ("--metrics-host", "--health-host"):
         done = run("serve", "--model", TINY, "--grpc-port", "0", *OPERATOR_PORTS, flag, "192.0.2.1", check=False)
-        assert done.returncode != 0 and f"than 192.0.2.1 with {flag}" in done.stderr, done.stderr
+        assert done.returncode != 0 and f"use {flag} to choose a host other than 192.0.2.1" in done.stderr, done.stderr
 
 
 def probe(target, service="", with_credentials=None, seconds=20):

@@ -23,8 +23,8 @@ void AddModelFlags(CLI::App* app, ModelOptions* options) {
       "compression plan: a file, used instead of the folder's kv_plan.json, or "
       "a plan that any unchanged model can use: dense-bf16, dense-8bit, "
       "rotated-4bit, rotated-3bit; auto: a server measures these plans and "
-      "takes the one of fewest bytes that hardly changes the model (other "
-      "commands: the folder's plan, or dense-bf16)")
+      "takes the one of fewest bytes that hardly changes the model, unless "
+      "the folder has a plan (other commands: as if --kv-plan was not given)")
       ->type_name("FILE|NAME|auto");
   AddFlag(app, "--kv-dtype", options->kv_dtype,
           "type of cached numbers if no plan sets it; auto: the weights' type")

@@ -46,12 +46,10 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
                                               const ModelSource& source) {
   std::error_code error;
   if (options.kv_plan == kAutoPlan) {
-    // A server replaces the name by a measured plan before it loads the model.
-    ModelOptions dense = options;
-    const bool has_plan = source.checkpoint.has_value() &&
-                          source.checkpoint->kv_plan_json().has_value();
-    dense.kv_plan = has_plan ? "" : plan::kDensePreset;
-    return ChoosePlan(dense, source);
+    // A server that measures plans has replaced the name.
+    ModelOptions own = options;
+    own.kv_plan.clear();
+    return ChoosePlan(own, source);
   }
   const auto preset = plan::FindPlanPreset(options.kv_plan);
   if (preset.ok() && !std::filesystem::exists(options.kv_plan, error)) {

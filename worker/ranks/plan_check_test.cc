@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -37,18 +39,25 @@ RankOptions Checked(int64_t tokens, absl::Duration limit = absl::Minutes(5)) {
   return options;
 }
 
-std::unique_ptr<Rank> RankOf(const std::string& preset,
+kvasir::v1::KvPlan PlanOf(const std::string& preset) {
+  return *plan::MakePresetPlan(
+      preset, model::AttentionShapeOf(*model::SpecOfShape(TinyShape())));
+}
+
+std::unique_ptr<Rank> RankOf(const kvasir::v1::KvPlan& plan,
                              const RankOptions& options) {
   const model::ModelShape shape = TinyShape();
   const model::DecoderSpec spec = *model::SpecOfShape(shape);
-
-  const kvasir::v1::KvPlan plan =
-      *plan::MakePresetPlan(preset, model::AttentionShapeOf(spec));
   const auto source = *RandomSource::Create(shape, spec, Resolved(plan, spec),
                                             /*seed=*/7, kernels::DType::kBf16);
   auto rank = Rank::Create(spec, plan, source.get(), options);
   KVASIR_EXPECT_OK(rank);
   return rank.ok() ? *std::move(rank) : nullptr;
+}
+
+std::unique_ptr<Rank> RankOf(const std::string& preset,
+                             const RankOptions& options) {
+  return RankOf(PlanOf(preset), options);
 }
 
 // The greedy tokens of a prompt.
@@ -103,10 +112,49 @@ TEST(PlanCheckTest, APlanWithWeightsOfItsOwnIsNotCompared) {
 
 TEST(PlanCheckTest, ATextThatWouldTakeTooLongIsNotCompared) {
   const auto rank =
-      RankOf("dense-8bit", Checked(kTokens, absl::ZeroDuration()));
+      RankOf("rotated-4bit", Checked(kTokens, absl::ZeroDuration()));
   EXPECT_THAT(rank->plan_check().skipped, HasSubstr("it would take "));
+  EXPECT_THAT(rank->plan_check().key, IsEmpty());
+  // The dense program is no longer in use.
   EXPECT_EQ(Answer(rank.get()),
-            Answer(RankOf("dense-8bit", TinyOptions()).get()));
+            Answer(RankOf("rotated-4bit", TinyOptions()).get()));
+}
+
+TEST(PlanCheckTest, AnEarlierResultWithTheSameKeyIsUsed) {
+  const PlanCheck first = RankOf("dense-8bit", Checked(kTokens))->plan_check();
+  std::vector<std::string> keys;
+  const auto again = [&](const std::string& preset, int64_t tokens) {
+    RankOptions options = Checked(tokens);
+    options.plan_check->known =
+        [&](const std::string& key) -> std::optional<PlanCheck> {
+      keys.push_back(key);
+      if (key != first.key) return std::nullopt;
+      return PlanCheck{.kl = 7, .tokens = 1};
+    };
+    return RankOf(preset, options)->plan_check().kl;
+  };
+  EXPECT_EQ(again("dense-8bit", kTokens), 7);
+  EXPECT_LT(again("rotated-4bit", kTokens), 1);
+  EXPECT_LT(again("dense-8bit", kTokens - 1), 1) << "for a shorter text";
+  EXPECT_EQ(std::set<std::string>(keys.begin(), keys.end()).size(), 3);
+}
+
+TEST(PlanCheckTest, EvictionsAreLeftOut) {
+  const std::string preset = "dense-8bit";
+  kvasir::v1::KvPlan evicts = PlanOf(preset);
+  for (auto& layer : *evicts.mutable_layers()) {
+    auto* eviction = layer.mutable_eviction();
+    for (uint32_t head = 0; head < 4; ++head) {
+      if (head == 0) eviction->add_units();
+      eviction->mutable_units(0)->add_heads(head);
+    }
+    eviction->set_budget(32);
+    eviction->set_recent(8);
+    eviction->set_every_tokens(16);
+    eviction->set_positions(kvasir::v1::Eviction::ORIGINAL);
+  }
+  EXPECT_EQ(RankOf(evicts, Checked(kTokens))->plan_check().kl,
+            RankOf(preset, Checked(kTokens))->plan_check().kl);
 }
 
 TEST(PlanCheckTest, AModelWithoutATextIsNotCompared) {

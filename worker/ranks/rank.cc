@@ -193,9 +193,7 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
   device_->FreeWriteBuffers();
   read_bytes_ = weights.read_bytes;
   std::string tiles = std::move(weights.weight_tiles);
-  if (options.plan_check.has_value()) {
-    KVASIR_RETURN_IF_ERROR(CheckPlan(tiles, options, collective, &weights));
-  }
+  KVASIR_RETURN_IF_ERROR(CheckPlan(tiles, options, collective, &weights));
   if (options.memory_utilization > 0) {
     KVASIR_RETURN_IF_ERROR(
         MeasurePages(std::move(weights), options, collective));
@@ -213,25 +211,24 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
 absl::Status Rank::CheckPlan(const std::string& weight_tiles,
                              const RankOptions& options, Collective* collective,
                              ModelWeights* weights) {
+  plan_check_.is_dense =
+      IsDensePlan(plan_->resolved->source, model::AttentionShapeOf(spec_));
+  if (plan_check_.is_dense || !options.plan_check.has_value()) {
+    return absl::OkStatus();
+  }
   if (collective->shard().size > 1) {
     plan_check_.skipped = "several ranks share the model";
     return absl::OkStatus();
   }
-  if (options.plan_check->known) {
-    KVASIR_ASSIGN_OR_RETURN(const std::string weights_id,
-                            model::CombineWeightTiles({weight_tiles}));
-    const auto known = options.plan_check->known(CacheIdOf(
-        plan_->resolved->source, spec_, options.page_tokens, weights_id));
-    if (known.has_value()) {
-      plan_check_ = *known;
-      return absl::OkStatus();
-    }
-  }
+  KVASIR_ASSIGN_OR_RETURN(const std::string weights_id,
+                          model::CombineWeightTiles({weight_tiles}));
   KVASIR_ASSIGN_OR_RETURN(
       plan_check_,
       ComparePlanWithDense(spec_, plan_, device_.get(), stream_.get(),
-                           options.executor.max_model_len, *options.plan_check,
-                           weights));
+                           options.executor.max_model_len,
+                           CacheIdOf(plan_->resolved->source, spec_,
+                                     options.page_tokens, weights_id),
+                           *options.plan_check, weights));
   return absl::OkStatus();
 }
 

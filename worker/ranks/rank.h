@@ -125,7 +125,7 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
 //   or UNIMPLEMENTED with the op's name if the device lacks a kernel. After it
 //   has read the weights, it returns RESOURCE_EXHAUSTED with the numbers if
 //   memory_utilization leaves too little memory for one sequence, or the errors
-//   of RankOptions::agree.
+//   of RankOptions::agree and of ComparePlanWithDense.
 class Rank {
  public:
   // `collective` must outlive the rank. If it is null, the group has one rank.

@@ -44,6 +44,7 @@ void Parse(std::string_view text) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  kvasir::base::ParseAtLinearCost(data, size, kWorkPerByte, Parse);
+  kvasir::base::ParseAtLinearCost(data, size, kWorkPerByte, Parse,
+                                  kvasir::base::kConstantWorkOfMessage);
   return 0;
 }
