@@ -17,9 +17,9 @@ inline constexpr std::string_view kSeparator = "\n--\n";
 // The greatest length of such a text, without its tail and its last unit.
 inline constexpr size_t kMaxRepeatedBytes = 256 << 10;
 
-// What a parser may do for any text, however short.
+// Every parser may do this much work, however short the text is.
 inline constexpr uint64_t kConstantWork = 100'000;
-// The same for a protobuf message. Protobuf reserves up to 50 MB for a string
+// Parsers of protobuf messages may do this much. Protobuf reserves up to 50 MB for a string
 // before it finds that the message ends earlier. That memory is never touched.
 inline constexpr uint64_t kConstantWorkOfMessage = 5'000'000;
 

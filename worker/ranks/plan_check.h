@@ -63,8 +63,7 @@ bool IsDensePlan(const kvasir::v1::KvPlan& plan,
 // Evictions are left out, because requests choose their budgets. The text is
 // cut to `max_model_len` tokens.
 //
-// Memory: an executor for one sequence, for one cache after the other, and the
-// logits.
+// Memory: the executor of one sequence, once per cache, and the logits.
 // Errors: those of ModelExecutor::Create; the weights are lost then. A cache
 // with which steps fail is no error, but a result.
 absl::StatusOr<PlanCheck> ComparePlanWithDense(

@@ -154,7 +154,7 @@ FLOODS = {
     "handshakes": half_handshakes,
 }
 OVER_TLS = {"handshakes"}
-# What a flood returns if the server has received all of it.
+# Each flood returns this if the server has received all of it.
 DONE = {"pings": "closed", "connections": "connected", "resets": "stayed open", "tokenizer": "OK", "handshakes": "begun: 100"}
 
 
