@@ -11,15 +11,17 @@ enum class Family { kLlama, kMistral, kQwen2, kNeox, kOpt };
 struct FamilyNames {
   std::string_view architecture;
   std::string_view model_type;
+  // The eos_token_id of a config.json without this field; -1: none.
+  int32_t default_eos = -1;
 };
 
 // Indexed by Family.
 inline constexpr std::array<FamilyNames, 5> kFamilies = {{
-    {"LlamaForCausalLM", "llama"},
-    {"MistralForCausalLM", "mistral"},
+    {"LlamaForCausalLM", "llama", 2},
+    {"MistralForCausalLM", "mistral", 2},
     {"Qwen2ForCausalLM", "qwen2"},
-    {"GPTNeoXForCausalLM", "gpt_neox"},
-    {"OPTForCausalLM", "opt"},
+    {"GPTNeoXForCausalLM", "gpt_neox", 2},
+    {"OPTForCausalLM", "opt", 2},
 }};
 
 // True for GPT-NeoX and OPT, which have LayerNorm, an MLP without a gate,
