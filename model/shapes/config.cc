@@ -67,6 +67,17 @@ absl::StatusOr<Family> FindFamily(const JsonFields& fields) {
   for (size_t i = 0; i < kFamilies.size(); ++i) {
     if (name == (architecture.empty() ? kFamilies[i].model_type
                                       : kFamilies[i].architecture)) {
+      for (const FamilyNames& other : kFamilies) {
+        if (&other == &kFamilies[i] || model_type != other.model_type) continue;
+        // transformers goes by model_type, and other engines by architectures.
+        return fields.Error(
+            "model_type",
+            absl::StrFormat("\"%s\" is the type of %s, but architectures "
+                            "names %s; want \"%s\"",
+                            *model_type, other.architecture,
+                            kFamilies[i].architecture,
+                            kFamilies[i].model_type));
+      }
       return static_cast<Family>(i);
     }
   }
@@ -196,10 +207,13 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
                           fields.IntIn("hidden_size", 1, kMaxHidden));
   KVASIR_ASSIGN_OR_RETURN(spec->num_heads,
                           fields.IntIn("num_attention_heads", 1, kMaxHeads));
-  // If num_key_value_heads is missing, Mistral has 8 KV heads, and the other
-  // families have num_attention_heads.
+  // If num_key_value_heads is null, there are num_attention_heads. If it is
+  // missing, some families have a default of their own.
+  const int64_t own_default =
+      kFamilies[static_cast<size_t>(family)].default_kv_heads;
   const int64_t default_kv_heads =
-      family == Family::kMistral ? 8 : spec->num_heads;
+      own_default == 0 || fields.IsNull("num_key_value_heads") ? spec->num_heads
+                                                               : own_default;
   KVASIR_ASSIGN_OR_RETURN(
       spec->num_kv_heads,
       fields.IntIn("num_key_value_heads", 1, kMaxHeads, default_kv_heads));
@@ -384,9 +398,9 @@ absl::Status ParseWindows(const JsonFields& fields, Family family,
   std::optional<int64_t> window;
   int64_t first_windowed = 0;
   constexpr int64_t kDefaultWindow = 4096;
+  // A missing field means the family's default, and null means no window.
+  const bool is_null = fields.IsNull("sliding_window");
   if (family == Family::kMistral) {
-    // A missing field means the family's default, and null means no window.
-    const bool is_null = fields.IsNull("sliding_window");
     if (!is_null) {
       KVASIR_ASSIGN_OR_RETURN(
           window,
@@ -395,7 +409,7 @@ absl::Status ParseWindows(const JsonFields& fields, Family family,
   } else if (family == Family::kQwen2) {
     KVASIR_ASSIGN_OR_RETURN(const bool use,
                             fields.BoolOr("use_sliding_window", false));
-    if (use) {
+    if (use && !is_null) {
       KVASIR_ASSIGN_OR_RETURN(
           window,
           fields.IntIn("sliding_window", 1, kMaxPositions, kDefaultWindow));

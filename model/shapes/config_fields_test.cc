@@ -195,6 +195,45 @@ TEST(ConfigTest, FieldsWithValuesThatChangeNothingAreAccepted) {
   KVASIR_EXPECT_OK(Parse(config));
 }
 
+TEST(ConfigTest, ANullFieldIsNotTheDefaultOfAMissingField) {
+  json config = With(SmallLlama(), "num_attention_heads", 64);
+  config["hidden_size"] = 1024;
+  config.erase("num_key_value_heads");
+  struct Family {
+    const char* architecture;
+    int64_t missing;
+  };
+  for (const auto& [architecture, missing] :
+       std::vector<Family>{{"LlamaForCausalLM", 64},
+                           {"MistralForCausalLM", 8},
+                           {"Qwen2ForCausalLM", 32}}) {
+    config["architectures"] = {architecture};
+    EXPECT_EQ(MustParse(config).num_kv_heads, missing) << architecture;
+    EXPECT_EQ(
+        MustParse(With(config, "num_key_value_heads", nullptr)).num_kv_heads,
+        64)
+        << architecture;
+  }
+  config["use_sliding_window"] = true;
+  config["max_window_layers"] = 0;
+  EXPECT_EQ(MustParse(config).layers[0].sliding_window, 4096);
+  EXPECT_EQ(MustParse(With(config, "sliding_window", nullptr))
+                .layers[0]
+                .sliding_window,
+            0);
+}
+
+TEST(ConfigTest, AModelTypeThatContradictsTheArchitectureIsRefused) {
+  EXPECT_THAT(
+      Parse(With(SmallLlama(), "model_type", "mistral")),
+      StatusIs(kWrong, HasSubstr("\"mistral\" is the type of "
+                                 "MistralForCausalLM, but architectures "
+                                 "names LlamaForCausalLM; want "
+                                 "\"llama\"")));
+  KVASIR_EXPECT_OK(Parse(With(SmallLlama(), "model_type", "llama")));
+  KVASIR_EXPECT_OK(Parse(With(SmallLlama(), "model_type", "my-llama")));
+}
+
 TEST(ConfigTest, AMissingEosFieldMeansTheDefaultOfTheArchitecture) {
   struct Family {
     json config;

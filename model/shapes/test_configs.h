@@ -12,7 +12,6 @@ namespace kvasir::model {
 
 inline nlohmann::json SmallLlama() {
   return {{"architectures", {"LlamaForCausalLM"}},
-          {"model_type", "llama"},
           {"hidden_size", 64},
           {"num_attention_heads", 4},
           {"num_key_value_heads", 2},

@@ -11,8 +11,8 @@ namespace kvasir::cli {
 
 // Returns the ids that the model's configuration names, followed by those that
 // only the tokenizer names. The configuration of many models lacks the token
-// that ends a turn of a chat. `tokenizer` may be null. Logs the ids and where
-// they come from, and a warning if there are none.
+// that ends a turn of a chat. `tokenizer` may be null. Logs the ids with
+// their sources, and a warning if there are none.
 std::vector<int32_t> ChooseEndTokens(const model::DecoderSpec& spec,
                                      const model::Tokenizer* tokenizer);
 
