@@ -216,8 +216,8 @@ absl::StatusOr<double> OneOf(std::initializer_list<Place> places, double low,
         first = absl::StrFormat("%s: %s", place.fields.where(), place.name);
       } else if (*found != *value) {
         return place.fields.Error(
-            place.name,
-            absl::StrFormat("%g disagrees with %s %g", *value, first, *found));
+            place.name, absl::StrFormat("%.10g disagrees with %s %.10g", *value,
+                                        first, *found));
       }
     }
   }
