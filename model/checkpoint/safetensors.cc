@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "model/files/json.h"
 
@@ -21,6 +22,7 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 // many times smaller.
 constexpr uint64_t kMaxIndexBytes = 64 << 20;
 constexpr size_t kLengthBytes = 8;
+constexpr char kSingleFile[] = "model.safetensors";
 // The number of pieces of a file that its fingerprint hashes.
 constexpr uint64_t kPieces = 256;
 constexpr uint64_t kPieceBytes = 64 << 10;
@@ -214,11 +216,21 @@ absl::Status CheckLinkedFiles(
 
 }  // namespace
 
+absl::StatusOr<TensorStore> TensorStore::OpenSingle(const std::string& path) {
+  TensorStore store;
+  KVASIR_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
+  store.files_.push_back(std::make_unique<SafetensorsFile>(std::move(file)));
+  for (const TensorInfo& info : store.files_[0]->tensors()) {
+    store.entries_[info.name] = Entry{store.files_[0].get(), &info};
+  }
+  store.stored_ = store.entries_;
+  return store;
+}
+
 absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
-  const std::string single = absl::StrCat(folder, "/model.safetensors");
+  const std::string single = absl::StrCat(folder, "/", kSingleFile);
   const std::string index =
       absl::StrCat(folder, "/model.safetensors.index.json");
-  TensorStore store;
   if (!FileExists(index)) {
     if (!FileExists(single)) {
       return absl::NotFoundError(
@@ -227,14 +239,7 @@ absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
                           "are not supported",
                           folder));
     }
-    KVASIR_ASSIGN_OR_RETURN(SafetensorsFile file,
-                            SafetensorsFile::Open(single));
-    store.files_.push_back(std::make_unique<SafetensorsFile>(std::move(file)));
-    for (const TensorInfo& info : store.files_[0]->tensors()) {
-      store.entries_[info.name] = Entry{store.files_[0].get(), &info};
-    }
-    store.stored_ = store.entries_;
-    return store;
+    return OpenSingle(single);
   }
 
   KVASIR_ASSIGN_OR_RETURN(const std::string text,
@@ -246,11 +251,24 @@ absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
     return fields.Error("weight_map",
                         "must be an object of tensor names and file names");
   }
+  // As in Hugging Face. An index that lists the single file itself, as that of
+  // an artifact with links may do, is about the files that are there.
+  const bool lists_single = std::any_of(
+      map->begin(), map->end(),
+      [](const nlohmann::json& shard) { return shard == kSingleFile; });
+  if (!lists_single && FileExists(single)) {
+    base::LogWarning(
+        "the folder has weights twice, and the shards of the index are not "
+        "read; remove the files that are old",
+        {{"read", single}, {"not_read", index}});
+    return OpenSingle(single);
+  }
   struct Shard {
     const SafetensorsFile* file = nullptr;
     std::map<std::string_view, const TensorInfo*> tensors;
   };
   std::map<std::string, Shard> shards;
+  TensorStore store;
   for (const auto& [name, shard_json] : map->items()) {
     if (!shard_json.is_string() ||
         !IsPlainShardName(shard_json.get_ref<const std::string&>())) {

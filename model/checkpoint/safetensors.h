@@ -139,7 +139,9 @@ struct TensorView {
 };
 
 // The tensors of a checkpoint folder, by name. They are in model.safetensors,
-// or in the shards that model.safetensors.index.json lists. Threads: const
+// or in the shards that model.safetensors.index.json lists. If there are both,
+// and the index does not list model.safetensors, then this file is read and a
+// warning names the two. Threads: const
 // methods may be called from any thread. Errors: NOT_FOUND for a folder without
 // either file. FAILED_PRECONDITION if the
 //   fingerprint of a shard differs from the index (docs/artifact.md).
@@ -168,6 +170,8 @@ class TensorStore {
   const Entries& stored() const { return stored_; }
 
  private:
+  static absl::StatusOr<TensorStore> OpenSingle(const std::string& path);
+
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::vector<std::unique_ptr<TensorInfo>> choices_;
   Entries entries_;

@@ -244,6 +244,36 @@ TEST_F(SafetensorsTest, AShardedFolderIsReadByItsIndexFile) {
   EXPECT_EQ(store.Find("c"), nullptr);
 }
 
+TEST_F(SafetensorsTest, ASingleFileIsReadInsteadOfTheOldShardsOfAnIndex) {
+  WriteFile("model.safetensors", absl::StrFormat(kOneTensor, "a"), "n");
+  WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
+  for (const char* shard : {"s1.safetensors", "gone.safetensors"}) {
+    Write("model.safetensors.index.json",
+          absl::StrFormat(R"({"weight_map":{"a":"%s"}})", shard));
+    ::testing::internal::CaptureStderr();
+    const auto store = TensorStore::Open(folder_.path());
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    KVASIR_ASSERT_OK(store);
+    EXPECT_EQ(store->Find("a")->file->path(),
+              folder_.File("model.safetensors"));
+    for (const char* name :
+         {"/model.safetensors", "/model.safetensors.index.json"}) {
+      EXPECT_THAT(log, HasSubstr(folder_.path() + name));
+    }
+  }
+}
+
+TEST_F(SafetensorsTest, AnIndexThatListsTheSingleFileCounts) {
+  WriteFile("model.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
+  WriteFile("base.safetensors", absl::StrFormat(kOneTensor, "b"), "y");
+  Write("model.safetensors.index.json",
+        R"({"weight_map":{"a":"model.safetensors","b":"base.safetensors"}})");
+  KVASIR_ASSERT_OK_AND_ASSIGN(const TensorStore store,
+                              TensorStore::Open(folder_.path()));
+  EXPECT_NE(store.Find("a"), nullptr);
+  EXPECT_NE(store.Find("b"), nullptr);
+}
+
 TEST_F(SafetensorsTest, AShardMayHoldTensorsThatTheIndexDoesNotList) {
   WriteFile("s1.safetensors",
             R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"

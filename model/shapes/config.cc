@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -66,6 +67,17 @@ absl::StatusOr<Family> FindFamily(const JsonFields& fields) {
   for (size_t i = 0; i < kFamilies.size(); ++i) {
     if (name == (architecture.empty() ? kFamilies[i].model_type
                                       : kFamilies[i].architecture)) {
+      for (const FamilyNames& other : kFamilies) {
+        if (&other == &kFamilies[i] || model_type != other.model_type) continue;
+        // transformers goes by model_type, and other engines by architectures.
+        return fields.Error(
+            "model_type",
+            absl::StrFormat("\"%s\" is the type of %s, but architectures "
+                            "names %s; want \"%s\"",
+                            *model_type, other.architecture,
+                            kFamilies[i].architecture,
+                            kFamilies[i].model_type));
+      }
       return static_cast<Family>(i);
     }
   }
@@ -86,33 +98,66 @@ absl::StatusOr<Family> FindFamily(const JsonFields& fields) {
                    "OPTForCausalLM"));
 }
 
-// Refuses fields that change the mathematics in a way that the decoder
-// description cannot express.
-absl::Status RefuseWhatChangesTheModel(const JsonFields& fields) {
-  if (const json* quantization = fields.Find("quantization_config");
-      quantization != nullptr) {
-    std::string method = "of an unknown method";
-    if (quantization->is_object()) {
-      const auto found = quantization->find("quant_method");
-      if (found != quantization->end()) method = JsonExcerpt(*found);
-    }
-    return fields.Unserved(
-        "quantization_config",
-        absl::StrCat("weights that are quantized by ", method,
-                     " are not served; want F32, F16 or BF16 weights"));
+// Refuses quantized weights. An empty quantization_config says nothing.
+absl::Status RefuseQuantization(const JsonFields& fields) {
+  constexpr std::string_view kName = "quantization_config";
+  const json* quantization = fields.Find(kName);
+  if (quantization == nullptr) return absl::OkStatus();
+  if (!quantization->is_object()) {
+    return fields.Error(kName, absl::StrFormat("want an object, have %s",
+                                               JsonExcerpt(*quantization)));
   }
+  if (quantization->empty()) return absl::OkStatus();
+  const JsonFields inner(*quantization,
+                         absl::StrFormat("%s: %s", fields.where(), kName));
+  const json* method = inner.Find("quant_method");
+  if (method == nullptr) {
+    return inner.Unserved(
+        "quant_method",
+        absl::StrCat("is missing in ", JsonExcerpt(*quantization),
+                     ", so it is unclear how the weights are quantized; for "
+                     "F32, F16 or BF16 weights, remove quantization_config"));
+  }
+  return fields.Unserved(
+      kName,
+      absl::StrCat("weights that are quantized by ", JsonExcerpt(*method),
+                   " are not served; want F32, F16 or BF16 weights"));
+}
+
+// Refuses fields that change the mathematics in a way that the decoder
+// description cannot express. Values that change nothing are allowed.
+absl::Status RefuseWhatChangesTheModel(const JsonFields& fields,
+                                       int64_t head_dim) {
   for (const std::string_view name :
        {"use_qk_norm", "qk_norm", "qk_layernorm"}) {
     KVASIR_ASSIGN_OR_RETURN(const bool on, fields.BoolOr(name, false));
     if (on) return fields.Unserved(name, "QK-norm is not served");
   }
-  for (const std::string_view name :
-       {"attn_logit_softcapping", "final_logit_softcapping",
-        "attention_multiplier", "residual_multiplier", "embedding_multiplier",
-        "logits_scaling"}) {
-    if (fields.Find(name) != nullptr) {
-      return fields.Unserved(name, "is not served");
+  struct Factor {
+    std::string_view name;
+    double neutral;
+  };
+  const std::array<Factor, 6> factors = {{
+      {"attn_logit_softcapping", 0},  // 0: no cap
+      {"final_logit_softcapping", 0},
+      {"attention_multiplier", 1 / std::sqrt(static_cast<double>(head_dim))},
+      {"residual_multiplier", 1},
+      {"embedding_multiplier", 1},
+      {"logits_scaling", 1},
+  }};
+  for (const Factor& factor : factors) {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<double> value,
+                            fields.Number(factor.name));
+    // Files may have fewer digits than a double.
+    constexpr double kTolerance = 1e-6;
+    if (std::abs(value.value_or(factor.neutral) - factor.neutral) <=
+        kTolerance * factor.neutral) {
+      continue;
     }
+    return fields.Unserved(
+        factor.name, absl::StrFormat("is not served: want %g or no such field, "
+                                     "have %g",
+                                     factor.neutral, *value));
   }
   return absl::OkStatus();
 }
@@ -162,10 +207,13 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
                           fields.IntIn("hidden_size", 1, kMaxHidden));
   KVASIR_ASSIGN_OR_RETURN(spec->num_heads,
                           fields.IntIn("num_attention_heads", 1, kMaxHeads));
-  // If num_key_value_heads is missing, Mistral has 8 KV heads, and the other
-  // families have num_attention_heads.
+  // If num_key_value_heads is null, there are num_attention_heads. If it is
+  // missing, some families have a default of their own.
+  const int64_t own_default =
+      kFamilies[static_cast<size_t>(family)].default_kv_heads;
   const int64_t default_kv_heads =
-      family == Family::kMistral ? 8 : spec->num_heads;
+      own_default == 0 || fields.IsNull("num_key_value_heads") ? spec->num_heads
+                                                               : own_default;
   KVASIR_ASSIGN_OR_RETURN(
       spec->num_kv_heads,
       fields.IntIn("num_key_value_heads", 1, kMaxHeads, default_kv_heads));
@@ -350,9 +398,9 @@ absl::Status ParseWindows(const JsonFields& fields, Family family,
   std::optional<int64_t> window;
   int64_t first_windowed = 0;
   constexpr int64_t kDefaultWindow = 4096;
+  // A missing field means the family's default, and null means no window.
+  const bool is_null = fields.IsNull("sliding_window");
   if (family == Family::kMistral) {
-    // A missing field means the family's default, and null means no window.
-    const bool is_null = fields.IsNull("sliding_window");
     if (!is_null) {
       KVASIR_ASSIGN_OR_RETURN(
           window,
@@ -361,7 +409,7 @@ absl::Status ParseWindows(const JsonFields& fields, Family family,
   } else if (family == Family::kQwen2) {
     KVASIR_ASSIGN_OR_RETURN(const bool use,
                             fields.BoolOr("use_sliding_window", false));
-    if (use) {
+    if (use && !is_null) {
       KVASIR_ASSIGN_OR_RETURN(
           window,
           fields.IntIn("sliding_window", 1, kMaxPositions, kDefaultWindow));
@@ -369,8 +417,14 @@ absl::Status ParseWindows(const JsonFields& fields, Family family,
           first_windowed, fields.IntIn("max_window_layers", 0, kMaxLayers, 28));
     }
   } else if (fields.Find("sliding_window") != nullptr) {
-    return fields.Unserved("sliding_window", absl::StrCat(spec->architecture,
-                                                          " does not have it"));
+    KVASIR_ASSIGN_OR_RETURN(const bool use,
+                            fields.BoolOr("use_sliding_window", true));
+    if (use) {
+      return fields.Unserved("sliding_window",
+                             absl::StrCat(spec->architecture,
+                                          " does not have it; want null, or "
+                                          "use_sliding_window false"));
+    }
   }
 
   std::vector<bool> windowed;
@@ -409,11 +463,15 @@ absl::Status ParseWindows(const JsonFields& fields, Family family,
   return absl::OkStatus();
 }
 
+// In a file, this id means that there is no such token.
+constexpr int64_t kNoToken = -1;
+
 absl::Status CheckTokenId(const JsonFields& fields, std::string_view name,
                           int64_t id, int64_t vocab_size) {
-  if (id >= 0 && id < vocab_size) return absl::OkStatus();
-  return fields.Error(
-      name, absl::StrFormat("want 0 to %d, have %d", vocab_size - 1, id));
+  if (id >= kNoToken && id < vocab_size) return absl::OkStatus();
+  return fields.Error(name,
+                      absl::StrFormat("want 0 to %d, or -1 for none, have %d",
+                                      vocab_size - 1, id));
 }
 
 // Reads an id or a list of ids. Empty if the field is missing.
@@ -436,7 +494,7 @@ absl::StatusOr<std::vector<int32_t>> TokenIds(const JsonFields& fields,
     }
     const int64_t id = entry.get<int64_t>();
     KVASIR_RETURN_IF_ERROR(CheckTokenId(fields, name, id, vocab_size));
-    ids.push_back(static_cast<int32_t>(id));
+    if (id != kNoToken) ids.push_back(static_cast<int32_t>(id));
   }
   return ids;
 }
@@ -457,8 +515,9 @@ absl::StatusOr<DecoderSpec> ParseConfig(std::string_view text,
   const FamilyNames& names = kFamilies[static_cast<size_t>(family)];
   spec.architecture = names.architecture;
   spec.model_type = names.model_type;
-  KVASIR_RETURN_IF_ERROR(RefuseWhatChangesTheModel(fields));
+  KVASIR_RETURN_IF_ERROR(RefuseQuantization(fields));
   KVASIR_RETURN_IF_ERROR(ParseSizes(fields, family, &spec));
+  KVASIR_RETURN_IF_ERROR(RefuseWhatChangesTheModel(fields, spec.head_dim));
   KVASIR_RETURN_IF_ERROR(ParseBiases(fields, family, &spec));
   KVASIR_RETURN_IF_ERROR(ParseWindows(fields, family, &spec));
   KVASIR_RETURN_IF_ERROR(ParseActivation(fields, family, &spec));
@@ -474,10 +533,17 @@ absl::StatusOr<DecoderSpec> ParseConfig(std::string_view text,
   if (bos.has_value()) {
     KVASIR_RETURN_IF_ERROR(
         CheckTokenId(fields, "bos_token_id", *bos, spec.vocab_size));
-    spec.bos_token_id = static_cast<int32_t>(*bos);
+    if (*bos != kNoToken) spec.bos_token_id = static_cast<int32_t>(*bos);
   }
   KVASIR_ASSIGN_OR_RETURN(spec.eos_token_ids,
                           TokenIds(fields, "eos_token_id", spec.vocab_size));
+  spec.eos_source = where;
+  // A field that is null says that there is no such token.
+  if (!root.contains("eos_token_id") && names.default_eos >= 0 &&
+      names.default_eos < spec.vocab_size) {
+    spec.eos_token_ids = {names.default_eos};
+    spec.eos_source = absl::StrFormat("the default of %s", names.architecture);
+  }
   return spec;
 }
 
@@ -492,7 +558,11 @@ absl::Status ParseGenerationConfig(std::string_view text,
   const JsonFields fields(root, std::string(where));
   KVASIR_ASSIGN_OR_RETURN(std::vector<int32_t> eos,
                           TokenIds(fields, "eos_token_id", spec->vocab_size));
-  if (!eos.empty()) spec->eos_token_ids = std::move(eos);
+  if (const json* value = fields.Find("eos_token_id");
+      value != nullptr && !(value->is_array() && value->empty())) {
+    spec->eos_token_ids = std::move(eos);
+    spec->eos_source = where;
+  }
   // Sampling parameters have the same limits here as in a request.
   constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
   constexpr float kMaxFloat = std::numeric_limits<float>::max();

@@ -20,9 +20,9 @@ namespace kvasir::model {
 absl::StatusOr<DecoderSpec> ParseConfig(std::string_view json,
                                         std::string_view where);
 
-// Reads the end-of-sequence ids into `spec`; they replace the ids of
-// config.json. The file's sampling parameters are checked, but they do not
-// become the defaults of requests.
+// Reads the end-of-sequence ids into `spec`; if the file has any, they replace
+// the ids of config.json. The file's sampling parameters are checked, but they
+// do not become the defaults of requests.
 absl::Status ParseGenerationConfig(std::string_view json,
                                    std::string_view where, DecoderSpec* spec);
 

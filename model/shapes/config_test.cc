@@ -1,5 +1,6 @@
 #include "model/shapes/config.h"
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -10,6 +11,7 @@
 #include "base/status_matchers.h"
 #include "model/files/file.h"
 #include "model/files/json.h"
+#include "model/shapes/test_configs.h"
 
 namespace kvasir::model {
 namespace {
@@ -22,34 +24,6 @@ using ::testing::HasSubstr;
 std::string GoldenFolder() {
   const char* source = std::getenv("KVASIR_SOURCE_DIR");
   return absl::StrCat(source == nullptr ? "." : source, "/tests/golden");
-}
-
-json SmallLlama() {
-  return {{"architectures", {"LlamaForCausalLM"}},
-          {"model_type", "llama"},
-          {"hidden_size", 64},
-          {"num_attention_heads", 4},
-          {"num_key_value_heads", 2},
-          {"intermediate_size", 96},
-          {"num_hidden_layers", 3},
-          {"vocab_size", 100},
-          {"max_position_embeddings", 256},
-          {"rms_norm_eps", 1e-5}};
-}
-
-absl::StatusOr<DecoderSpec> Parse(const json& config) {
-  return ParseConfig(config.dump(), "config.json");
-}
-
-DecoderSpec MustParse(const json& config) {
-  absl::StatusOr<DecoderSpec> spec = Parse(config);
-  KVASIR_EXPECT_OK(spec);
-  return spec.ok() ? *std::move(spec) : DecoderSpec{};
-}
-
-json With(json config, const char* name, json value) {
-  config[name] = std::move(value);
-  return config;
 }
 
 void ExpectFrequencies(const RopeSpec& rope, const std::vector<double>& want,
@@ -73,28 +47,6 @@ TEST(ConfigTest, ReadsALlamaConfig) {
   EXPECT_EQ(spec.rope.rotary_dim, 16);
   EXPECT_EQ(spec.rope.frequencies[0], 1.0);
   EXPECT_NEAR(spec.rope.frequencies[7], std::pow(10000.0, -14.0 / 16), 1e-12);
-}
-
-json SmallNeox() {
-  return {{"architectures", {"GPTNeoXForCausalLM"}},
-          {"model_type", "gpt_neox"},
-          {"hidden_size", 64},
-          {"num_attention_heads", 4},
-          {"intermediate_size", 96},
-          {"num_hidden_layers", 2},
-          {"vocab_size", 100},
-          {"max_position_embeddings", 256}};
-}
-
-json SmallOpt() {
-  return {{"architectures", {"OPTForCausalLM"}},
-          {"model_type", "opt"},
-          {"hidden_size", 64},
-          {"num_attention_heads", 4},
-          {"ffn_dim", 96},
-          {"num_hidden_layers", 2},
-          {"vocab_size", 100},
-          {"max_position_embeddings", 256}};
 }
 
 TEST(ConfigTest, ReadsANeoxConfig) {
@@ -345,7 +297,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadConfig{"ThetaOne", "rope_theta", 1.0, kWrong, "rope_theta"},
         BadConfig{"EosOutOfVocab", "eos_token_id", 100, kWrong, "0 to 99"},
         BadConfig{"EosListOfText", "eos_token_id", {"a"}, kWrong, "token ids"},
-        BadConfig{"BosNegative", "bos_token_id", -1, kWrong, "bos_token_id"},
+        BadConfig{"BosNegative", "bos_token_id", -2, kWrong,
+                  "bos_token_id: want 0 to 99, or -1 for none, have -2"},
         BadConfig{"TwoArchitectures",
                   "architectures",
                   {"a", "b"},
@@ -372,6 +325,26 @@ INSTANTIATE_TEST_SUITE_P(
                   {"full_attention"},
                   kWrong,
                   "list of 3"},
+        BadConfig{"WindowInUse", "sliding_window", 8, kNotServed,
+                  "want null, or use_sliding_window false"},
+        BadConfig{"ResidualMultiplier", "residual_multiplier", 0.22, kNotServed,
+                  "want 1 or no such field, have 0.22"},
+        BadConfig{"AttentionMultiplier", "attention_multiplier", 1, kNotServed,
+                  "want 0.25 or no such field, have 1"},
+        BadConfig{"SoftCap", "final_logit_softcapping", 30, kNotServed,
+                  "final_logit_softcapping"},
+        BadConfig{"Quantized",
+                  "quantization_config",
+                  {{"quant_method", "awq"}},
+                  kNotServed,
+                  "weights that are quantized by \"awq\""},
+        BadConfig{"QuantizedByNoMethod",
+                  "quantization_config",
+                  {{"bits", 4}},
+                  kNotServed,
+                  "quant_method: is missing in {\"bits\":4}"},
+        BadConfig{"QuantizationText", "quantization_config", "awq", kWrong,
+                  "want an object"},
         BadConfig{"RopeScalingNumber", "rope_scaling", 4, kWrong,
                   "want an object"},
         BadConfig{"DynamicRope",

@@ -38,6 +38,8 @@ struct RopeSpec {
   // The factor by which cos and sin are multiplied (YaRN's attention factor;
   // otherwise 1).
   double attention_factor = 1.0;
+
+  friend bool operator==(const RopeSpec&, const RopeSpec&) = default;
 };
 
 struct LayerSpec {
@@ -75,7 +77,11 @@ struct DecoderSpec {
   bool tied_head = false;
   std::vector<LayerSpec> layers;
   std::optional<int32_t> bos_token_id;
+  // The ids that end an output. The tokenizer may name further ones.
   std::vector<int32_t> eos_token_ids;
+  // Where eos_token_ids come from: the path of a file, or "the default of
+  // LlamaForCausalLM".
+  std::string eos_source;
 
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
 };

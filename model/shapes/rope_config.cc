@@ -32,10 +32,23 @@ std::vector<double> DefaultFrequencies(double theta, int64_t dim) {
   return frequencies;
 }
 
+// transformers 4 ignores original_max_position_embeddings outside the RoPE
+// object, and transformers 5 prefers it there. So it must equal `used`.
+absl::Status CheckRootContext(const JsonFields& root, int64_t used) {
+  constexpr std::string_view kName = "original_max_position_embeddings";
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> given, root.Int(kName));
+  if (given.value_or(used) == used) return absl::OkStatus();
+  return root.Error(
+      kName, absl::StrFormat("%d disagrees with the RoPE parameters, which "
+                             "scale a context of %d",
+                             *given, used));
+}
+
 // Llama 3.1's scaling: long wavelengths are stretched by `factor` and short
 // ones are kept. Between the two, the frequency is interpolated linearly in
 // (original context length / wavelength).
-absl::Status ApplyLlama3(const JsonFields& fields, RopeConfig* config) {
+absl::Status ApplyLlama3(const JsonFields& root, const JsonFields& fields,
+                         const RopeContext& context, RopeConfig* config) {
   KVASIR_ASSIGN_OR_RETURN(const double factor,
                           fields.NumberIn("factor", 1.0, kMaxFactor));
   KVASIR_ASSIGN_OR_RETURN(const double low,
@@ -44,7 +57,9 @@ absl::Status ApplyLlama3(const JsonFields& fields, RopeConfig* config) {
       const double high, fields.NumberIn("high_freq_factor", 1e-6, kMaxFactor));
   KVASIR_ASSIGN_OR_RETURN(
       const int64_t old_context,
-      fields.IntIn("original_max_position_embeddings", 1, kMaxPositions));
+      fields.IntIn("original_max_position_embeddings", 1, kMaxPositions,
+                   context.max_position_embeddings));
+  KVASIR_RETURN_IF_ERROR(CheckRootContext(root, old_context));
   if (high <= low) {
     return fields.Error("high_freq_factor",
                         absl::StrFormat("want more than low_freq_factor %g, "
@@ -124,8 +139,9 @@ absl::StatusOr<double> YarnAttentionFactor(const JsonFields& fields,
   return YarnMscale(factor, 1.0);
 }
 
-absl::Status ApplyYarn(const JsonFields& fields, double theta,
-                       const RopeContext& context, RopeConfig* config) {
+absl::Status ApplyYarn(const JsonFields& root, const JsonFields& fields,
+                       double theta, const RopeContext& context,
+                       RopeConfig* config) {
   KVASIR_ASSIGN_OR_RETURN(
       int64_t old_context,
       fields.IntIn("original_max_position_embeddings", 0, kMaxPositions, 0));
@@ -136,6 +152,7 @@ absl::Status ApplyYarn(const JsonFields& fields, double theta,
   } else {
     old_context = context.max_position_embeddings;
   }
+  KVASIR_RETURN_IF_ERROR(CheckRootContext(root, old_context));
   KVASIR_ASSIGN_OR_RETURN(const double factor,
                           fields.NumberIn("factor", 1.0, kMaxFactor, fallback));
   const double scaled = factor * static_cast<double>(old_context);
@@ -172,28 +189,39 @@ absl::Status RefusePartialRotary(const JsonFields& fields) {
   return absl::OkStatus();
 }
 
-// One of several field names for the same number. OneOf refuses a config that
-// gives different values under these names.
-struct Named {
+// A place where a config may state a number.
+struct Place {
   const JsonFields& fields;
   std::string_view name;
+  // False if the reference implementation never reads the number there.
+  bool is_read = true;
 };
-absl::StatusOr<double> OneOf(std::initializer_list<Named> places,
-                             double fallback) {
+
+// The number that `places` state, or `fallback` if none that is read states
+// one. A config is refused if two places state different numbers, because
+// versions of the reference implementation prefer different places.
+absl::StatusOr<double> OneOf(std::initializer_list<Place> places, double low,
+                             double high, double fallback) {
   std::optional<double> found;
-  std::string_view first;
-  for (const auto& [fields, name] : places) {
-    KVASIR_ASSIGN_OR_RETURN(const std::optional<double> value,
-                            fields.Number(name));
-    if (!value.has_value()) continue;
-    if (found.has_value() && *found != *value) {
-      return fields.Error(name, absl::StrFormat("%g disagrees with %s %g",
-                                                *value, first, *found));
+  std::string first = "the default";
+  for (const bool is_read : {true, false}) {
+    if (!is_read && !found.has_value()) found = fallback;
+    for (const Place& place : places) {
+      if (place.is_read != is_read) continue;
+      KVASIR_ASSIGN_OR_RETURN(const std::optional<double> value,
+                              place.fields.NumberWithin(place.name, low, high));
+      if (!value.has_value()) continue;
+      if (!found.has_value()) {
+        found = value;
+        first = absl::StrFormat("%s: %s", place.fields.where(), place.name);
+      } else if (*found != *value) {
+        return place.fields.Error(
+            place.name, absl::StrFormat("%.10g disagrees with %s %.10g", *value,
+                                        first, *found));
+      }
     }
-    if (!found.has_value()) first = name;
-    found = value;
   }
-  return found.value_or(fallback);
+  return *found;
 }
 
 // The number of dimensions of a GPT-NeoX head that RoPE rotates.
@@ -201,16 +229,12 @@ absl::StatusOr<int64_t> NeoxRotaryDim(const JsonFields& root,
                                       const JsonFields& rope,
                                       int64_t head_dim) {
   constexpr double kDefaultPart = 0.25;
-  KVASIR_ASSIGN_OR_RETURN(const double part,
-                          OneOf({{root, "rotary_pct"},
-                                 {root, "partial_rotary_factor"},
-                                 {rope, "partial_rotary_factor"}},
-                                kDefaultPart));
-  if (!(part > 0.0 && part <= 1.0)) {
-    return root.Error(
-        "rotary_pct",
-        absl::StrFormat("want above 0, at most 1, have %g", part));
-  }
+  KVASIR_ASSIGN_OR_RETURN(
+      const double part,
+      OneOf({{root, "rotary_pct"},
+             {rope, "partial_rotary_factor"},
+             {root, "partial_rotary_factor", /*is_read=*/false}},
+            0, 1, kDefaultPart));
   const auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * part);
   if (dim < 2 || dim % 2 != 0) {
     return root.Unserved(
@@ -223,23 +247,15 @@ absl::StatusOr<int64_t> NeoxRotaryDim(const JsonFields& root,
 }
 
 absl::StatusOr<double> ThetaOf(const JsonFields& root, const JsonFields& rope,
-                               const RopeContext& context, bool is_new_form) {
+                               const RopeContext& context) {
   if (context.neox) {
-    KVASIR_ASSIGN_OR_RETURN(const double theta,
-                            OneOf({{root, "rotary_emb_base"},
-                                   {root, "rope_theta"},
-                                   {rope, "rope_theta"}},
-                                  kDefaultTheta));
-    if (theta >= kMinTheta && theta <= kMaxTheta) return theta;
-    return root.Error(
-        "rotary_emb_base",
-        absl::StrFormat("want %g to %g, have %g", kMinTheta, kMaxTheta, theta));
+    return OneOf({{root, "rotary_emb_base"},
+                  {rope, "rope_theta"},
+                  {root, "rope_theta", /*is_read=*/false}},
+                 kMinTheta, kMaxTheta, kDefaultTheta);
   }
-  KVASIR_ASSIGN_OR_RETURN(
-      const double theta,
-      root.NumberIn("rope_theta", kMinTheta, kMaxTheta, kDefaultTheta));
-  if (!is_new_form) return theta;
-  return rope.NumberIn("rope_theta", kMinTheta, kMaxTheta, theta);
+  return OneOf({{root, "rope_theta"}, {rope, "rope_theta"}}, kMinTheta,
+               kMaxTheta, kDefaultTheta);
 }
 
 // The name of the scaling: "rope_type", or "type" in older files.
@@ -256,8 +272,9 @@ absl::StatusOr<std::string> ScalingType(const JsonFields& fields) {
   return rope_type.value_or(type.value_or("default"));
 }
 
-absl::Status ApplyScaling(const JsonFields& fields, double theta,
-                          const RopeContext& context, RopeConfig* config) {
+absl::Status ApplyScaling(const JsonFields& root, const JsonFields& fields,
+                          double theta, const RopeContext& context,
+                          RopeConfig* config) {
   KVASIR_ASSIGN_OR_RETURN(const std::string type, ScalingType(fields));
   if (type == "default") return absl::OkStatus();
   if (type == "linear") {
@@ -266,8 +283,8 @@ absl::Status ApplyScaling(const JsonFields& fields, double theta,
     for (double& frequency : config->rope.frequencies) frequency /= factor;
     return absl::OkStatus();
   }
-  if (type == "llama3") return ApplyLlama3(fields, config);
-  if (type == "yarn") return ApplyYarn(fields, theta, context, config);
+  if (type == "llama3") return ApplyLlama3(root, fields, context, config);
+  if (type == "yarn") return ApplyYarn(root, fields, theta, context, config);
   if (type == "dynamic" || type == "longrope" || type == "su") {
     return fields.Unserved(
         "rope_type",
@@ -283,35 +300,20 @@ absl::Status ApplyScaling(const JsonFields& fields, double theta,
                       type));
 }
 
-}  // namespace
-
-absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
-                                     const RopeContext& context) {
-  const nlohmann::json* scaling = root.Find("rope_scaling");
-  const nlohmann::json* parameters = root.Find("rope_parameters");
-  if (scaling != nullptr && parameters != nullptr && *scaling != *parameters) {
-    return root.Error("rope_parameters", "disagrees with rope_scaling");
-  }
-  const bool is_new_form = parameters != nullptr;
-  const std::string_view name =
-      is_new_form ? "rope_parameters" : "rope_scaling";
-  static const nlohmann::json kNothing = nlohmann::json::object();
-  const nlohmann::json* object = is_new_form ? parameters : scaling;
-  if (object == nullptr) object = &kNothing;
-  if (!object->is_object()) {
-    return root.Error(
-        name, absl::StrFormat("want an object, have %s", JsonExcerpt(*object)));
-  }
-  for (const auto& [key, value] : object->items()) {
+// Reads the object `name`, which may be empty, and the older fields beside it.
+absl::StatusOr<RopeConfig> ParseRopeObject(const JsonFields& root,
+                                           std::string_view name,
+                                           const nlohmann::json& object,
+                                           const RopeContext& context) {
+  for (const auto& [key, value] : object.items()) {
     if (value.is_object()) {
       return root.Unserved(absl::StrFormat("%s.%s", name, key),
                            "parameters per layer type are not served");
     }
   }
-  const JsonFields fields(*object,
+  const JsonFields fields(object,
                           absl::StrFormat("%s: %s", root.where(), name));
-  KVASIR_ASSIGN_OR_RETURN(const double theta,
-                          ThetaOf(root, fields, context, is_new_form));
+  KVASIR_ASSIGN_OR_RETURN(const double theta, ThetaOf(root, fields, context));
   RopeConfig config;
   config.max_positions = context.max_position_embeddings;
   config.rope.rotary_dim = context.head_dim;
@@ -324,8 +326,38 @@ absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
   }
   config.rope.pairing = RopePairing::kHalfSplit;
   config.rope.frequencies = DefaultFrequencies(theta, config.rope.rotary_dim);
-  KVASIR_RETURN_IF_ERROR(ApplyScaling(fields, theta, context, &config));
+  KVASIR_RETURN_IF_ERROR(ApplyScaling(root, fields, theta, context, &config));
   return config;
+}
+
+}  // namespace
+
+absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
+                                     const RopeContext& context) {
+  std::optional<RopeConfig> found;
+  for (const std::string_view name : {"rope_scaling", "rope_parameters"}) {
+    const nlohmann::json* object = root.Find(name);
+    if (object == nullptr) continue;
+    if (!object->is_object()) {
+      return root.Error(name, absl::StrFormat("want an object, have %s",
+                                              JsonExcerpt(*object)));
+    }
+    if (object->empty()) continue;
+    KVASIR_ASSIGN_OR_RETURN(RopeConfig config,
+                            ParseRopeObject(root, name, *object, context));
+    // The two objects may be written differently, but must mean the same.
+    if (found.has_value() && *found != config) {
+      return root.Error(
+          name, absl::StrFormat("%s disagrees with rope_scaling %s: it gives "
+                                "other frequencies; keep one of the two",
+                                JsonExcerpt(*object),
+                                JsonExcerpt(*root.Find("rope_scaling"))));
+    }
+    found = std::move(config);
+  }
+  if (found.has_value()) return *std::move(found);
+  return ParseRopeObject(root, "rope_parameters", nlohmann::json::object(),
+                         context);
 }
 
 }  // namespace kvasir::model

@@ -1,6 +1,6 @@
 // Reads RoPE frequencies from config.json, with default, linear, llama3 or YaRN
 // scaling. Both the older form (rope_theta + rope_scaling) and the newer one
-// (rope_parameters) are read.
+// (rope_parameters) are read. A config with both must mean the same with each.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,8 @@ struct RopeConfig {
   // max_position_embeddings. With YaRN, the original context length times the
   // factor, if that is more.
   int64_t max_positions = 0;
+
+  friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
 };
 
 // `root` is the whole config. UNIMPLEMENTED for scalings that depend on the

@@ -13,6 +13,7 @@
 #include "model/tokenizer/bpe.h"
 #include "model/tokenizer/detokenizer_stages.h"
 #include "model/tokenizer/pre_tokenizer.h"
+#include "model/tokenizer/special_tokens_map.h"
 #include "model/tokenizer/text_budget.h"
 #include "model/tokenizer/text_normalizer.h"
 #include "model/tokenizer/tokenizer_json.h"
@@ -234,7 +235,13 @@ absl::Status ReadConfig(const JsonRef& config, TokenizerParts* parts) {
                           ReadNamedToken(config, "bos_token", *parts));
   KVASIR_ASSIGN_OR_RETURN(const auto eos,
                           ReadNamedToken(config, "eos_token", *parts));
-  if (eos) parts->eos_ids.push_back(*eos);
+  KVASIR_ASSIGN_OR_RETURN(const std::string_view default_eos,
+                          DefaultEosToken(config));
+  if (eos) {
+    parts->eos_ids.push_back(*eos);
+  } else if (!default_eos.empty()) {
+    if (const auto id = parts->Find(default_eos)) parts->eos_ids.push_back(*id);
+  }
   KVASIR_ASSIGN_OR_RETURN(parts->chat_template, ReadChatTemplate(config));
   return absl::OkStatus();
 }
@@ -386,6 +393,14 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(
   if (std::filesystem::exists(config_path, error)) {
     KVASIR_ASSIGN_OR_RETURN(
         config, ReadSmallFile(config_path.string(), kMaxConfigBytes));
+  }
+  const auto map_path = file.parent_path() / "special_tokens_map.json";
+  if (std::filesystem::exists(map_path, error)) {
+    KVASIR_ASSIGN_OR_RETURN(const std::string map,
+                            ReadSmallFile(map_path.string(), kMaxConfigBytes));
+    KVASIR_ASSIGN_OR_RETURN(
+        config,
+        MergeSpecialTokensMap(config, map, file.parent_path().string()));
   }
   std::string chat_template;
   const auto template_path = file.parent_path() / "chat_template.jinja";

@@ -51,8 +51,8 @@ class Tokenizer {
   static constexpr size_t kMaxTextBytes = size_t{64} << 20;
 
   // `path` is a checkpoint folder or a tokenizer.json. If there is a
-  // tokenizer_config.json or a chat_template.jinja beside it, it is read as
-  // well.
+  // tokenizer_config.json, a special_tokens_map.json or a chat_template.jinja
+  // beside it, it is read as well.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(
       const std::string& path);
 
@@ -86,8 +86,9 @@ class Tokenizer {
   // leading space.
   std::string TokenBytes(int32_t id) const;
 
-  // The ids that tokenizer_config.json names. generation_config.json may name
-  // further ids that end the output.
+  // The ids that tokenizer_config.json or special_tokens_map.json names, or
+  // that the tokenizer's class in transformers has. The model's configuration
+  // may name further ids that end the output.
   std::optional<int32_t> bos_id() const;
   const std::vector<int32_t>& eos_ids() const;
   // An empty string if the checkpoint has no chat template.

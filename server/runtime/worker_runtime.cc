@@ -17,6 +17,7 @@
 #include "server/runtime/plan_check.h"
 #include "summary/plan_summary.h"
 #include "summary/rank_summary.h"
+#include "worker/load/end_tokens.h"
 #include "worker/program/prompt_lift.h"
 
 namespace kvasir::cli {
@@ -153,7 +154,8 @@ worker::EvictionLimits EvictionLimitsOf(const EngineFlags& flags,
 }
 
 worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
-                                      const LoadedModel& model) {
+                                      const LoadedModel& model,
+                                      const std::vector<int32_t>& end_tokens) {
   const EngineFlags& flags = options.engine;
   worker::EngineOptions engine;
   engine.scheduler.max_model_len = static_cast<uint32_t>(model.max_model_len());
@@ -162,7 +164,7 @@ worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
       static_cast<uint32_t>(flags.max_batched_tokens);
   engine.scheduler.max_queue = static_cast<uint32_t>(flags.max_queue);
   engine.scheduler.queue_timeout = flags.queue_timeout;
-  engine.scheduler.eos_token_ids = model.source().spec.eos_token_ids;
+  engine.scheduler.eos_token_ids = end_tokens;
   engine.scheduler.vocab_size =
       static_cast<int32_t>(model.source().spec.vocab_size);
   engine.scheduler.eviction = EvictionLimitsOf(flags, model.source());
@@ -280,9 +282,7 @@ kvasir::v1::WorkerInfo WorkerRuntime::Info(
   info.set_max_batched_tokens(
       static_cast<uint32_t>(options.engine.max_batched_tokens));
   info.set_vocab_size(static_cast<uint32_t>(model_->source().spec.vocab_size));
-  for (const int32_t id : model_->source().spec.eos_token_ids) {
-    info.add_eos_token_ids(id);
-  }
+  for (const int32_t id : end_tokens_) info.add_eos_token_ids(id);
   info.set_total_pages(static_cast<uint64_t>(model_->total_pages()));
   info.set_kv_bytes_per_token(model_->kv_bytes_per_token());
   info.set_kv_compression_ratio(model_->kv_compression_ratio());
@@ -327,7 +327,10 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
     runtime->executor_ = group->MakeExecutor(executor);
     executor = runtime->executor_.get();
   }
-  worker::EngineOptions engine = EngineOptionsOf(options, model);
+  runtime->end_tokens_ =
+      ChooseEndTokens(model.source().spec, options.tokenizer.get());
+  worker::EngineOptions engine =
+      EngineOptionsOf(options, model, runtime->end_tokens_);
   engine.observer = runtime->metrics_.get();
   KVASIR_ASSIGN_OR_RETURN(const double copy_rate,
                           model.rank().executor().MeasureCopyBytesPerSecond());

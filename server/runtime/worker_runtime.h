@@ -82,6 +82,7 @@ class WorkerRuntime final : public Node {
 
   std::function<void(const std::string& why)> on_fatal_;
   WarmUp warm_up_;
+  std::vector<int32_t> end_tokens_;
   // The order of the members matters: they are destroyed from the last to the
   // first (listener, engine, model, group).
   std::unique_ptr<LeaderGroup> group_;

@@ -492,3 +492,34 @@ def test_the_private_folder_of_a_killed_server_is_removed_by_the_next_server():
         finally:
             after.kill()
             shutil.rmtree(own)
+
+
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_the_tokenizers_end_token_ends_an_output_and_is_logged(tmp_path, place):
+    """A model whose config.json named no end token never stopped, although its tokenizer named one."""
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder)
+    (folder / "generation_config.json").unlink()
+    for name, change in [("config.json", {"eos_token_id": None}), ("tokenizer_config.json", {"eos_token": None}),
+                         (place, {"eos_token": "."})]:
+        path = folder / name
+        fields = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(fields | change))
+    with KvasirProcess("serve", model=folder) as server:
+        text, reason, tokens = triton.generate(server.grpc, server.ready["model"], "Once upon a time",
+                                               max_tokens=60, temperature=0.0)
+        assert reason == "stop" and tokens < 60 and "." not in text
+        log = server.log()
+        assert f'model="none ({folder}/config.json)"' in log
+        ids = re.search(r"end tokens ids=(\d+) ", log)
+        assert ids and f"tokenizer={ids[1]}" in log
+
+
+def test_a_model_without_an_end_token_is_served_with_a_warning(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": -1}')
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with KvasirProcess("serve", model=folder) as server:
+        assert "the model has no end token" in server.log()
