@@ -208,7 +208,7 @@ TEST(KvCacheTailsTest, ForgettingACachedPageAlsoDropsItsTail) {
 }
 
 // A released sequence's tails are evicted after its token pages.
-TEST(KvCacheTailsTest, EvictsThePagesAfterATailBeforeTheTailItself) {
+TEST(KvCacheTailsTest, EvictsThePagesThatFollowATailBeforeTheTailItself) {
   RunScript(10, 1, R"(
     start a 1..6
     append a 7..19

@@ -56,9 +56,9 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
 // gRPC's own file watcher, which aborts the process if a file is empty, sees
 // only checked copies in memory (MemoryFile).
 //
-// Owns: the copies in use, and a thread that starts with the first credentials.
-// Threads: any.
-// Must outlive the servers and channels that use its credentials.
+// Owns: the copies of certificates and keys that are in use, and a thread,
+// which starts when credentials are first made. Threads: any thread may call
+// any method. Must outlive the servers and channels that use its credentials.
 class TlsWatch final : public prometheus::Collectable {
  public:
   struct Options {

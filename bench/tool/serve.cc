@@ -54,8 +54,8 @@ struct ServeBenchFlags {
 // The server under load: one that already runs, or one that this program
 // starts.
 struct TestedServer {
-  // The programs that this benchmark has started, in this order; empty if the
-  // server already ran.
+  // The programs that this benchmark started, the worker first. Both are null
+  // if it uses a server that was already running.
   std::unique_ptr<ForkedServer> own_worker;
   std::unique_ptr<ForkedServer> own_router;
   std::string router_endpoint;

@@ -14,8 +14,8 @@ inline constexpr int64_t kExactNumberBytes = 2;
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Sets where the numbers of each group are in an exact row of the side: the
-// groups follow one another.
+// Sets the offset of each group (GroupLayout) in an exact row of the
+// side. The groups follow one another without gaps.
 void LayOutExactRow(SideLayout& side);
 
 // Distributes the exact rows of a page group over its layers' arenas, so that

@@ -141,11 +141,12 @@ class PrefixIndex {
   // cached pages move to the end of the lists, so they are evicted together
   // with the pages of their nodes and not before.
   void WarmTails(PrefixNodeId node);
-  // The next functions return the number of pages that were removed from the
-  // index.
+  // The next three functions remove tails. They return the number of pages that
+  // they removed from the index.
   int64_t DropTail(PrefixNodeId node);
   int64_t DropTailThatGivesWay(PrefixNodeId node);
   int64_t DropOldestTail();
+
   int64_t tail_pages(PageGroupId group) const {
     return tail_pages_[static_cast<size_t>(group.value())];
   }

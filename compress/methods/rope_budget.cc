@@ -52,9 +52,10 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
   budgets.values = std::min(kept - budgets.keys, side);
   if (!options.keep_values && budgets.values <= 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "if a share of ", options.key_keep.value_or(request.keep),
-        " of the keys is kept, the kept share of keys and values together, ",
-        request.keep, ", leaves nothing for the values"));
+        "a share of ", options.key_keep.value_or(request.keep),
+        " of the keys uses up the share of ", request.keep,
+        " of keys and values together and leaves nothing for the values: "
+        "lower the keys' share or raise the total"));
   }
   return budgets;
 }

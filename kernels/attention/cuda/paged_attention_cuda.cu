@@ -54,8 +54,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kMergeThreads = 128;
-// The number of groups of contexts. Group k has the contexts of at least 2^(k +
-// 1) splits.
+// DivideKernel counts the contexts of at least 2, 4, 8, ... splits. This is the
+// number of these counts.
 constexpr int kLeastSplits = 20;
 // The most splits of an item. The item stages its queries once for all of them.
 constexpr int32_t kMostItemSplits = 8;
