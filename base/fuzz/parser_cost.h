@@ -18,15 +18,15 @@ inline constexpr std::string_view kSeparator = "\n--\n";
 inline constexpr size_t kMaxRepeatedBytes = 256 << 10;
 
 // Every parser may do this much work, however short the text is.
-inline constexpr uint64_t kConstantWork = 100'000;
+inline constexpr uint64_t kConstantWork = 1'000'000;
 // Parsers of protobuf messages may do this much. Protobuf reserves up to 50 MB
 // for a string before it finds that the message ends earlier. That memory is
 // never touched.
 inline constexpr uint64_t kConstantWorkOfMessage = 5'000'000;
 
 // Calls `parse` with a text, and aborts if it worked more than `constant_work`
-// and `work_per_byte` for each byte. A good limit is less than twice the most
-// that is known.
+// and `work_per_byte` for each byte. A good limit is a few times the most that
+// is known: quadratic work exceeds it many times.
 //
 // After kRepeat, an input has a number of bytes and a line break, and then a
 // head, a unit and a tail. Its text is the head, then so many copies of the

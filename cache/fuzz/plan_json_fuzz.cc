@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr uint64_t kWorkPerByte = 800;
+constexpr uint64_t kWorkPerByte = 2000;
 
 void Parse(std::string_view text) {
   using kvasir::cache::PageLayout;

@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr uint64_t kWorkPerByte = 20;
+constexpr uint64_t kWorkPerByte = 50;
 
 void Parse(std::string_view text) {
   kvasir::base::HeaderBlockScanner whole;

@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr uint64_t kWorkPerByte = 80;
+constexpr uint64_t kWorkPerByte = 200;
 
 // The text is a file: header length, header, data.
 void ParseFile(std::string_view file) {

@@ -15,7 +15,7 @@ namespace {
 
 using kvasir::model::Tokenizer;
 
-constexpr uint64_t kWorkPerByte = 3500;
+constexpr uint64_t kWorkPerByte = 8000;
 
 const std::vector<std::shared_ptr<const Tokenizer>>& Tokenizers() {
   static const auto* const tokenizers = [] {

@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr uint64_t kWorkPerByte = 120;
+constexpr uint64_t kWorkPerByte = 1000;
 
 void Parse(std::string_view file) {
   using kvasir::model::IsValidUtf8;

@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr uint64_t kWorkPerByte = 50;
+constexpr uint64_t kWorkPerByte = 200;
 
 void Parse(std::string_view text) {
   using namespace kvasir::router;

@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr uint64_t kWorkPerByte = 650;
+constexpr uint64_t kWorkPerByte = 2000;
 
 void ParseMessage(const inference::ModelInferRequest& message, bool unary) {
   const auto request = kvasir::router::ParseKserveRequest(message, unary);

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr uint64_t kWorkPerByte = 400;
+constexpr uint64_t kWorkPerByte = 2000;
 
 void Parse(std::string_view text) {
   vllm::GenerateRequest message;
