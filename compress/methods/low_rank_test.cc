@@ -342,7 +342,7 @@ TEST_F(LowRankTest, InputsThatAreAllZeroAreRefused) {
   FactorRequest request = Request(Decomposition::kWhitened, 4);
   request.moments = &moments;
   EXPECT_THAT(Factorize(request), StatusIs(absl::StatusCode::kInvalidArgument,
-                                           HasSubstr("inputs are all zero")));
+                                           HasSubstr("they are all zero")));
 }
 
 TEST_F(LowRankTest, ThePrincipalBasisEqualsThatOfCentredFactors) {
