@@ -97,7 +97,7 @@ def test_a_request_gets_the_eviction_budget_that_it_asks_for(evicting):
     answer(evicting, eviction_budget="64")
     wait_until(lambda: evicting.metric("kvasir_evicted_slots_total") > before, "evictions")
     refused(evicting, "eviction_budget is 63 and keeps 63 slots", eviction_budget=63)
-    refused(evicting, "--eviction-min-budget is 64", eviction_budget=63)
+    refused(evicting, "the server's smallest budget is 64", eviction_budget=63)
     refused(evicting, "want at least 36: sinks and recent tokens always stay", eviction_budget=20)
     refused(evicting, "'eviction_budget': want slots", eviction_budget="half")
 

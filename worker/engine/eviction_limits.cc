@@ -49,7 +49,7 @@ absl::Status CheckKept(const EvictionBudget& budget, int64_t prompt_tokens,
         cache::KeptSlots(CountsOf(*min_budget, group), prompt_tokens);
     if (operators < plans) {
       least = operators;
-      why = absl::StrCat("--eviction-min-budget is ",
+      why = absl::StrCat("the server's smallest budget is ",
                          EvictionBudgetText(*min_budget));
     }
   }

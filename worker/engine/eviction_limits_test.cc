@@ -87,9 +87,10 @@ TEST(EvictionLimitsTest,
       CheckEvictionBudget(Budget("0.1"), {1000, 1000 + 100}, limits));
   KVASIR_EXPECT_OK(
       CheckEvictionBudget(Budget("100"), {1000, 1000 + 100}, limits));
-  ExpectRefused(limits, Budget("99"), 1000,
-                "eviction_budget is 99 and keeps 99 slots at 1000 prompt "
-                "tokens, want at least 100: --eviction-min-budget is 0.1");
+  ExpectRefused(
+      limits, Budget("99"), 1000,
+      "eviction_budget is 99 and keeps 99 slots at 1000 prompt "
+      "tokens, want at least 100: the server's smallest budget is 0.1");
   limits.min_budget = Budget("150");
   ExpectRefused(limits, Budget("149"), 1000, "want at least 150");
   KVASIR_EXPECT_OK(
