@@ -27,7 +27,7 @@ constexpr int kMaxRepeat = 100000;
 // A class of characters becomes the list of its ranges, up to 14,000 bytes.
 constexpr size_t kMaxTranslatedBytes = 1 << 20;
 
-// What a part of a pattern can match.
+// Describes which texts a part of a pattern matches.
 struct Extent {
   bool asserts = false;  // it has a branch of only assertions, like \b
   bool empty = false;    // it may match an empty text
@@ -366,8 +366,8 @@ absl::Status RegexTranslator::OptionGroup(Options options, Extent* extent) {
   const bool alone = Next(size) == ')';
   Skip(size + 1);
   if (!alone) return Inside("(?:", options, extent);
-  // An option alone holds up to the end of the group around it, and takes the
-  // rest of that group with all its branches.
+  // An option without a group of its own holds up to the end of the group
+  // around it, and takes the rest of that group with all its branches.
   KVASIR_RETURN_IF_ERROR(Write("(?:"));
   KVASIR_ASSIGN_OR_RETURN(*extent, Alternatives(options));
   return Write(")");
