@@ -120,8 +120,13 @@ absl::StatusOr<AddedTokens> AddedTokens::Build(
   AddedTokens added;
   added.tokens_ = std::move(tokens);
   size_t total_bytes = 0;
-  for (size_t i = 0; i < added.tokens_.size(); ++i) {
+  const size_t count = added.tokens_.size();
+  // If the normalizer makes two tokens equal, a special one is found, or
+  // otherwise the first one.
+  for (size_t at = 0; at < 2 * count; ++at) {
+    const size_t i = at % count;
     const AddedToken& token = added.tokens_[i];
+    if (token.special != (at < count)) continue;
     const auto index = static_cast<int32_t>(i);
     std::string content = token.content;
     if (token.normalized) {
@@ -129,6 +134,12 @@ absl::StatusOr<AddedTokens> AddedTokens::Build(
       KVASIR_ASSIGN_OR_RETURN(NormalizedText result,
                               normalizer.Apply(content, &budget));
       content = std::move(result.text);
+      if (content.empty() && (token.left_strip || token.right_strip)) {
+        return absl::UnimplementedError(absl::StrCat(
+            "added_tokens[", i, "] has the id ", token.id,
+            " and becomes empty in the normalizer; with lstrip or rstrip it "
+            "would stand for every space, which is not supported"));
+      }
     }
     total_bytes += content.size();
     if (total_bytes > kMaxTrieBytes) {
@@ -149,9 +160,13 @@ void AddedTokens::Split(bool normalized, bool parse_special,
   const TokenTrie& trie = normalized ? normalized_ : raw_;
   segments->clear();
   size_t done = 0;
+  size_t space_end = 0;  // where the last whitespace that was scanned ends
   // A token with left_strip or right_strip also takes the whitespace next to
-  // it. The search continues directly after the token's own text, so a later
-  // match may lie in whitespace that this token has taken.
+  // it. The search continues directly after the token's own text, so the next
+  // match may lie in whitespace that this token has taken. That match counts as
+  // well, and the text after it begins at its own end. A match that strips
+  // whitespace to its left cannot begin before the end of the taken whitespace.
+  // If it ends there or earlier, it is empty and gives no id.
   size_t at = trie.empty() ? text.size() : 0;
   while (at < text.size()) {
     size_t size = 0;
@@ -170,13 +185,14 @@ void AddedTokens::Split(bool normalized, bool parse_special,
       continue;
     }
     if (token.left_strip) begin = SpaceBegin(text, begin, done);
-    // Does not scan whitespace twice. Otherwise a long run of spaces would take
-    // quadratic time if each space were a token that strips.
-    if (token.right_strip) end = SpaceEnd(text, std::max(end, done));
-    // Skips a match inside the whitespace that the previous token has taken.
-    if (end <= done) continue;
+    if (token.right_strip) {
+      // Does not scan whitespace twice. Otherwise a long run of spaces would
+      // take quadratic time if each space were a token that strips.
+      if (end > space_end) space_end = SpaceEnd(text, end);
+      end = space_end;
+    }
     if (done < begin) segments->push_back({-1, done, begin});
-    segments->push_back({token.id, begin, end});
+    if (begin < end) segments->push_back({token.id, begin, end});
     done = end;
   }
   if (done < text.size()) segments->push_back({-1, done, text.size()});

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/string_view.h"
+#include "model/tokenizer/regex_syntax.h"
 #include "model/tokenizer/utf8.h"
 
 namespace kvasir::model {
@@ -107,122 +108,12 @@ struct Regex::Impl {
 
 namespace {
 
-// Translates a pattern from the file's dialect (Oniguruma, Ruby syntax) into
-// ICU's. Refuses patterns that would compile but have another meaning.
-class PatternTranslator {
- public:
-  explicit PatternTranslator(std::string_view pattern) : in_(pattern) {}
-
-  absl::StatusOr<std::string> Run() {
-    while (at_ < in_.size()) {
-      switch (in_[at_]) {
-        case '\\':
-          KVASIR_RETURN_IF_ERROR(Escape());
-          break;
-        case '(':
-          KVASIR_RETURN_IF_ERROR(Group());
-          break;
-        case '}':
-          // x{1,3}+ is a possessive quantifier in ICU, but in Ruby syntax it
-          // repeats x{1,3}.
-          if (in_.substr(at_, 2) == "}+") return Unsupported("}+");
-          Copy(1);
-          break;
-        default:
-          Copy(1);
-      }
-    }
-    return std::move(out_);
-  }
-
- private:
-  void Copy(size_t count) {
-    out_.append(in_.substr(at_, count));
-    at_ += count;
-  }
-
-  void Replace(size_t count, std::string_view with) {
-    out_.append(with);
-    at_ += count;
-  }
-
-  absl::Status Unsupported(std::string_view what) const {
-    return absl::UnimplementedError(absl::StrCat(
-        "pattern \"", AbslView(in_.substr(0, 200)), "\" uses ", AbslView(what),
-        " at byte ", at_, ", which is not supported"));
-  }
-
-  absl::Status Escape() {
-    if (at_ + 1 == in_.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("pattern \"", AbslView(in_.substr(0, 200)),
-                       "\" ends in a \\ that escapes nothing"));
-    }
-    const char c = in_[at_ + 1];
-    switch (c) {
-      // ICU's \s does not include U+000B and U+0085.
-      case 's':
-        Replace(2, "\\p{White_Space}");
-        return absl::OkStatus();
-      case 'S':
-        Replace(2, "\\P{White_Space}");
-        return absl::OkStatus();
-      case 'v':  // \v is one character in the file's dialect, a class in ICU
-        Replace(2, "\\x0b");
-        return absl::OkStatus();
-      case 'p':
-      case 'P':
-        return Braced();
-      case 'x':
-        if (in_.substr(at_ + 2, 1) == "{") return Braced();
-        break;
-      default:
-        break;
-    }
-    const auto u = static_cast<unsigned char>(c);
-    const bool letter_or_digit = (u >= '0' && u <= '9') ||
-                                 (u >= 'A' && u <= 'Z') ||
-                                 (u >= 'a' && u <= 'z');
-    if (letter_or_digit &&
-        std::string_view("dDwWrntfbBAzxu").find(c) == std::string_view::npos) {
-      return Unsupported(in_.substr(at_, 2));
-    }
-    Copy(u < 0x80 ? 2 : 1);
-    return absl::OkStatus();
-  }
-
-  // Copies the braces of \p{...} and \x{...}, so that they are not taken for a
-  // quantifier like {1,3}.
-  absl::Status Braced() {
-    const size_t end = in_.find('}', at_);
-    if (in_.substr(at_ + 2, 1) != "{" || end == std::string_view::npos) {
-      return Unsupported(in_.substr(at_, 2));
-    }
-    Copy(end + 1 - at_);
-    return absl::OkStatus();
-  }
-
-  absl::Status Group() {
-    if (in_.substr(at_, 2) != "(?") {
-      Copy(1);
-      return absl::OkStatus();
-    }
-    for (const std::string_view known : {"(?:", "(?=", "(?!", "(?<=", "(?<!",
-                                         "(?>", "(?i:", "(?i)", "(?-i:"}) {
-      if (in_.substr(at_, known.size()) == known) {
-        Copy(known.size());
-        return absl::OkStatus();
-      }
-    }
-    return Unsupported(in_.substr(at_, 4));
-  }
-
-  std::string_view in_;
-  size_t at_ = 0;
-  std::string out_;
-};
-
 constexpr size_t kMaxPatternBytes = 8192;
+
+// The beginning of a pattern, for an error. Never ends inside a character.
+std::string Shown(const std::string& pattern) {
+  return ReplaceInvalidUtf8(pattern.substr(0, 200));
+}
 
 }  // namespace
 
@@ -238,18 +129,20 @@ absl::StatusOr<std::unique_ptr<Regex>> Regex::Compile(
                      " bytes, but must have 1 to ", kMaxPatternBytes));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::string translated,
-                          PatternTranslator(pattern).Run());
+                          TranslateRegex(pattern));
   UErrorCode code = U_ZERO_ERROR;
   UParseError where{};
-  // In Ruby syntax, ^ and $ match at every line.
   auto impl = std::make_unique<Impl>();
   impl->pattern.reset(icu::RegexPattern::compile(
-      icu::UnicodeString::fromUTF8(Piece(translated)), UREGEX_MULTILINE, where,
-      code));
+      icu::UnicodeString::fromUTF8(Piece(translated)), 0, where, code));
+  if (code == U_REGEX_LOOK_BEHIND_LIMIT) {
+    return absl::UnimplementedError(
+        absl::StrCat("pattern \"", Shown(pattern),
+                     "\" uses a look-behind without a longest match, which is "
+                     "not supported"));
+  }
   if (U_FAILURE(code)) {
-    return IcuError(absl::StrCat("pattern \"", pattern.substr(0, 200),
-                                 "\" at character ", where.offset),
-                    code);
+    return IcuError(absl::StrCat("pattern \"", Shown(pattern), "\""), code);
   }
   return std::unique_ptr<Regex>(new Regex(pattern, std::move(impl)));
 }
@@ -317,15 +210,19 @@ absl::Status RegexMatcher::FindAll(std::string_view text,
     }
     return byte;
   };
+  int32_t done = -1;  // the end of the previous match
   while (matcher.find(code)) {
-    const size_t begin = bytes_at(matcher.start(code));
-    matches->push_back({begin, bytes_at(matcher.end(code))});
+    const int32_t begin = matcher.start(code);
+    // The reference does not report an empty match at the end of another one.
+    if (begin == done && begin == matcher.end(code)) continue;
+    done = matcher.end(code);
+    const size_t first = bytes_at(begin);
+    matches->push_back({first, bytes_at(done)});
   }
   if (U_FAILURE(code)) {
-    return IcuError(
-        absl::StrCat("pattern \"", impl_->regex->pattern().substr(0, 200),
-                     "\" on a text of ", text.size(), " bytes"),
-        code);
+    return IcuError(absl::StrCat("pattern \"", Shown(impl_->regex->pattern()),
+                                 "\" on a text of ", text.size(), " bytes"),
+                    code);
   }
   return absl::OkStatus();
 }

@@ -40,8 +40,8 @@ struct TextRange {
 // Threads: immutable and shared; a RegexMatcher belongs to one thread.
 class Regex {
  public:
-  // INVALID_ARGUMENT: ICU rejects the pattern. UNIMPLEMENTED: it has an escape
-  // or group whose meaning differs between the file's dialect and ICU's.
+  // INVALID_ARGUMENT: the pattern is wrong. UNIMPLEMENTED: it has a construct
+  // that is not translated (regex_syntax.h).
   static absl::StatusOr<std::unique_ptr<Regex>> Compile(
       const std::string& pattern);
   ~Regex();

@@ -1,0 +1,35 @@
+// The character sets of the regular expressions of tokenizer files, as the
+// reference's engine (Oniguruma) defines them. ICU's sets of the same names
+// partly differ.
+#pragma once
+
+#include <unicode/uniset.h>
+
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace kvasir::model {
+
+// \w, \W, \b and \p{word} outside of brackets have six characters more than
+// [\w] and [[:word:]]: the superscript digits and fractions of Latin-1.
+enum class WordSet { kInBrackets, kAlone };
+const icu::UnicodeSet& WordChars(WordSet set);
+
+// The set of \p{name}. Case, spaces, - and _ in a name do not count.
+// UNIMPLEMENTED: no such set is known.
+absl::StatusOr<icu::UnicodeSet> PropertySet(std::string_view name,
+                                            WordSet words);
+
+// The set of [[:name:]]. UNIMPLEMENTED: no such set is known.
+absl::StatusOr<icu::UnicodeSet> PosixSet(std::string_view name);
+
+// Adds all characters that equal one of `set` without regard to case. Returns
+// false if a character of `set` also equals several characters, as ß equals ss.
+bool AddOtherCases(icu::UnicodeSet* set);
+
+// Whether `text` ends in two or three characters that together equal one
+// character without regard to case, as ss equals ß.
+bool EndsInFoldOfOneChar(const icu::UnicodeString& text);
+
+}  // namespace kvasir::model
