@@ -1,8 +1,11 @@
 // Unusual forms of tokenizer.json that have one meaning. Recorded ids and texts
 // are those of tokenizers 0.22.2.
+#include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -254,6 +257,148 @@ TEST(TokenizerFormsTest, DecodersThatNeedAWholeRunOfBytesAreRefused) {
                        HasSubstr("Fuse, ByteLevel, Metaspace and the Replace "
                                  "of one character after ByteFallback")));
   }
+}
+
+// Made by SentencePiece from the rules A>a, e U+0301>E!, U+FB01>fi, U+00AD>
+// nothing, CR LF>LF, CR>space, U+2460>1, ab>Q, U+AC00>ga.
+constexpr char kRules[] =
+    "AAQAAAAwAAANDQAAAwAAgAEAAIAMAACAYg0AAAoAAIDMPAIACi0AAIENAAAHAACArRkAAJGI"
+    "AgAAAACAoAUAAAUAAICwBAIAgA0AABEAAICsGAIAgQUAAA4AAIAXAAAAFgAAABkAAAAYAAAA"
+    "GwAAABoAAAAdAAAAHAAAAB8AAAAeAAAAIQAAACAAAAAjAAAAIgAAACUAAAAkAAAAJwAAACYA"
+    "AAApAAAAKAAAACsAAAAqAAAALQAAACwAAAAvAAAALgAAADEAAAAwAAAAMwAAADIAAAA1AAAA"
+    "NAAAADcAAAA2AAAAOQAAADgAAAA7AAAAOgAAAD0AAAA8AAAAPwAAAD4AAABBAAAAQAAAAEMA"
+    "AABCAAAARQAAAEQAAABHAAAARgAAAEkAAABIAAAASwAAAEoAAABNAAAAQSUBAE8AAABOAAAA"
+    "UQAAAFAAAABTAAAAUgAAAFUAAABUAAAAVwAAAFYAAABZAAAAWAAAAFsAAABaAAAAXQAAAFwA"
+    "AABfAAAAXgAAAGEAAABgAAAAYwAAAGIAAABlAAAAZAAAAGcAAABmAAAAaQAAAGWIAgBrAAAA"
+    "agAAAG0AAABhKAAAbwAAAG4AAABxAAAAcAAAAHMAAAByAAAAdQAAAHQAAAB3AAAAdgAAAHkA"
+    "AAB4AAAAewAAAHoAAAB9AAAAfAAAAH8AAAB+AAAAgQAAAIAAAACDAAAAggAAAIUAAACEAAAA"
+    "hwAAAIYAAACJAAAAiAAAAIsAAACKAAAAjQAAAIwAAACPAAAAjgAAAJEAAACQAAAAkwAAAJIA"
+    "AACVAAAAlAAAAJcAAACWAAAAmQAAAJgAAACbAAAAmgAAAJ0AAACcAAAAnwAAAJ4AAAChAAAA"
+    "oAAAAKMAAACiAAAApQAAAKQAAACnAAAApgAAAKkAAACoAAAAqwAAAKoAAACtAAAArAAAAK8A"
+    "AACuAAAAsQAAALAAAACzAAAAsgAAALUAAAC0AAAAtwAAALYAAAC5AAAAuAAAALsAAAC6AAAA"
+    "vQAAALwAAAC/AAAAvgAAAMEAAADAAAAAwwAAAMIAAADFAAAAxAAAAMcAAADGAAAAyQAAAMgA"
+    "AADLAAAAygAAAM0AAADMAAAAwqABAM4AAADRAAAA0AAAANMAAADSAAAA1QAAANQAAADXAAAA"
+    "1gAAANkAAADYAAAA2wAAANoAAADdAAAA3AAAAN8AAADeAAAA4QAAAOAAAADjAAAA73ABAOUA"
+    "AADkAAAA6hgBAOYAAADpAAAA6AAAAOsAAADqAAAA7QAAAOwAAADizAEA7gAAAPEAAADwAAAA"
+    "8wAAAPIAAAD1AAAA9AAAAPcAAAD2AAAA+QAAAPgAAAD7AAAA+gAAAP0AAAD8AAAA/wAAAP4A"
+    "AAAACgAgADEARSEAUQBhAGZpAGdhAA==";
+
+json PrecompiledFile(const std::string& rules) {
+  json file = FileWith({{"<0x00>", 3}}, {{"byte_fallback", true}});
+  for (int byte = 0; byte < 256; ++byte) {
+    char token[8];
+    std::snprintf(token, sizeof(token), "<0x%02X>", byte);
+    file["model"]["vocab"][token] = 3 + byte;
+  }
+  file["decoder"] = {
+      {"type", "Sequence"},
+      {"decoders", {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}}}};
+  file["normalizer"] = {{"type", "Precompiled"},
+                        {"precompiled_charsmap", rules}};
+  return file;
+}
+
+// A grapheme of less than 6 bytes is replaced as a whole, even if only its
+// first character has a rule. "ab" is two graphemes.
+TEST(TokenizerFormsTest, PrecompiledRulesReplaceGraphemesOrCharacters) {
+  const auto tokenizer = Load(PrecompiledFile(kRules));
+  const std::string acute = "\u0301";
+  const std::vector<std::pair<std::string, std::string>> rows = {
+      {"Abc", "abc"},
+      {"e" + acute + "x", "E!x"},
+      {"\u00e9", "\u00e9"},
+      {"e" + acute + acute, "E!"},
+      {"\ufb01nd", "find"},
+      {"a\u00adb", "ab"},
+      {"x\r\ny\rz", "x y z"},
+      {"ab\u2460", "ab1"},
+      {"\uac00" + acute + acute + "A", "ga" + acute + acute + "a"},
+      {"\uac00"
+       "A",
+       "gaa"},
+      {"A" + acute, "a"},
+      {"e" + acute + "\u0327" + acute, "e" + acute + "\u0327" + acute},
+      {std::string("\0A", 2), std::string("\0a", 2)},
+      {"", ""},
+  };
+  for (const auto& [text, want] : rows) {
+    KVASIR_ASSERT_OK_AND_ASSIGN(const Ids ids, tokenizer->Encode(text));
+    EXPECT_EQ(tokenizer->Decode(ids, true), want) << text;
+  }
+}
+
+// Returns the bytes of `units` and `texts` as "precompiled_charsmap" has them.
+std::string Rules(const std::vector<uint32_t>& units,
+                  const std::string& texts) {
+  std::string bytes;
+  const auto put = [&](uint32_t value) {
+    for (int i = 0; i < 4; ++i) {
+      bytes.push_back(static_cast<char>(value >> (8 * i)));
+    }
+  };
+  put(static_cast<uint32_t>(4 * units.size()));
+  for (const uint32_t unit : units) put(unit);
+  return absl::Base64Escape(bytes + texts);
+}
+
+TEST(TokenizerFormsTest, BrokenPrecompiledRulesAreRefused) {
+  const std::vector<std::pair<json, const char*>> rows = {
+      {nullptr, "normalizer.precompiled_charsmap is missing"},
+      {7, "precompiled_charsmap is 7, want a string"},
+      {"", "the rules have 0 bytes"},
+      {"!", "precompiled_charsmap is \"!\", want base64"},
+      {"AAAAAA==", "the rules have 4 bytes and a trie of 0"},
+      {"AwAAAAAAAAA=", "a trie of 3"},
+      {"CAAAAAAAAAA=", "the rules have 8 bytes and a trie of 8"},
+      {Rules({0}, "\xFF"), "the texts of the rules are not UTF-8"},
+  };
+  for (const auto& [rules, words] : rows) {
+    json file = PrecompiledFile("");
+    file["normalizer"]["precompiled_charsmap"] = rules;
+    EXPECT_THAT(Tokenizer::FromJson(file.dump()),
+                base::StatusIs(Code::kInvalidArgument, HasSubstr(words)));
+  }
+}
+
+// Units: the root, whose children are at its distance, XOR the byte; the child
+// for "a" (0x61) with a value; the value.
+std::vector<uint32_t> TrieOfA(uint32_t value) {
+  std::vector<uint32_t> units(0x80, 0);
+  units[0] = 0;
+  units['a'] = 1U << 10 | 1U << 8 | 'a';
+  units['a' ^ 1] = value;
+  return units;
+}
+
+TEST(TokenizerFormsTest, ARuleOutsideTheTextsFailsTheTextsThatNeedIt) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const Ids ids,
+      Load(PrecompiledFile(Rules(TrieOfA(0), "b")))->Encode("a"));
+  EXPECT_EQ(ids, (Ids{1}));
+  for (const uint32_t value : {1U, 4U, 0x7FFFFFFFU}) {
+    const auto tokenizer =
+        Load(PrecompiledFile(Rules(TrieOfA(value), "\u00e9")));
+    KVASIR_EXPECT_OK(tokenizer->Encode("b"));
+    EXPECT_THAT(tokenizer->Encode("a"),
+                base::StatusIs(Code::kInvalidArgument,
+                               HasSubstr("a rule of the tokenizer's "
+                                         "precompiled_charsmap points to")));
+  }
+  // Children outside the trie are no match.
+  std::vector<uint32_t> units = TrieOfA(0);
+  units['a'] = 0x3FFFFFU << 10 | 1U << 9 | 1U << 8 | 'a';
+  EXPECT_EQ(IdsOf(PrecompiledFile(Rules(units, "b")), "a"), (Ids{0}));
+  units = {0x3FFFFFU << 10};
+  EXPECT_EQ(IdsOf(PrecompiledFile(Rules(units, "b")), "a"), (Ids{0}));
+}
+
+TEST(TokenizerFormsTest, PrecompiledRulesThatMakeATextTooLongAreRefused) {
+  const auto tokenizer =
+      Load(PrecompiledFile(Rules(TrieOfA(0), std::string(1 << 20, 'b'))));
+  EXPECT_THAT(
+      tokenizer->Encode(std::string(100, 'a')),
+      base::StatusIs(Code::kInvalidArgument,
+                     HasSubstr("precompiled_charsmap makes more than")));
 }
 
 }  // namespace

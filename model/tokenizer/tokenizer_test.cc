@@ -151,8 +151,8 @@ std::vector<Mutation> HostileModels() {
 std::vector<Mutation> HostilePipelines() {
   return {
       {"foreign normalizer",
-       [](json& f) { f["normalizer"]["type"] = "Precompiled"; },
-       Code::kUnimplemented, "normalizer.type is \"Precompiled\""},
+       [](json& f) { f["normalizer"]["type"] = "BertNormalizer"; },
+       Code::kUnimplemented, "normalizer.type is \"BertNormalizer\""},
       {"foreign pre-tokenizer",
        [](json& f) { f["pre_tokenizer"]["type"] = "UnicodeScripts"; },
        Code::kUnimplemented, "pre_tokenizer.type is \"UnicodeScripts\""},
