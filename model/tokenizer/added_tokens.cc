@@ -86,11 +86,18 @@ int32_t TokenTrie::LongestAt(std::string_view text, size_t at,
 absl::StatusOr<AddedToken> AddedTokens::ReadToken(const JsonRef& entry,
                                                   bool special) {
   AddedToken token;
-  KVASIR_ASSIGN_OR_RETURN(token.content, entry.GetString("content"));
+  const bool is_text = entry.value().is_string();
+  KVASIR_ASSIGN_OR_RETURN(
+      token.content, is_text ? entry.String() : entry.GetString("content"));
   if (token.content.empty() || token.content.size() > kMaxContentBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(entry.path(), ".content has ", token.content.size(),
-                     " bytes, but must have 1 to ", kMaxContentBytes));
+    return absl::InvalidArgumentError(absl::StrCat(
+        entry.path(), is_text ? "" : ".content", " has ", token.content.size(),
+        " bytes, but must have 1 to ", kMaxContentBytes));
+  }
+  if (is_text) {
+    token.special = special;
+    token.normalized = !special;
+    return token;
   }
   KVASIR_ASSIGN_OR_RETURN(token.special, entry.GetBool("special", false));
   token.special = token.special || special;

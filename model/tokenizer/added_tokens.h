@@ -63,8 +63,8 @@ class AddedTokens {
   // The most added tokens of a tokenizer.
   static constexpr size_t kMaxTokens = 1 << 17;
 
-  // Reads an object with "content" and flags, without its id. `special` makes
-  // the token special whatever its flag says.
+  // Reads a text, or an object with "content" and flags, without its id.
+  // `special` makes the token special whatever its flag says.
   static absl::StatusOr<AddedToken> ReadToken(const JsonRef& entry,
                                               bool special);
   // `ref` is the file's "added_tokens" array.

@@ -170,18 +170,12 @@ absl::StatusOr<TokenizerConfig> TokenizerConfig::Read(
 absl::StatusOr<std::string> TokenizerConfig::AddName(const JsonRef& ref,
                                                      bool keeps_flags,
                                                      Source source) {
-  Name name{.keeps_flags = keeps_flags};
-  const nlohmann::json* entry = &ref.value();
-  nlohmann::json plain;
-  if (entry->is_object()) {
-    name.has_flags = true;
-  } else {
-    KVASIR_ASSIGN_OR_RETURN(plain["content"], ref.String());
-    if (plain["content"] == "") return std::string();
-    entry = &plain;
+  Name name{.has_flags = ref.value().is_object(), .keeps_flags = keeps_flags};
+  if (!name.has_flags) {
+    KVASIR_ASSIGN_OR_RETURN(const std::string text, ref.String());
+    if (text.empty()) return text;
   }
-  KVASIR_ASSIGN_OR_RETURN(
-      name.token, AddedTokens::ReadToken(JsonRef(*entry, ref.path()), true));
+  KVASIR_ASSIGN_OR_RETURN(name.token, AddedTokens::ReadToken(ref, true));
   std::string content = name.token.content;
   named_.insert(content);
   // The reference compares the texts of a JSON object with the token here.
@@ -319,12 +313,11 @@ absl::Status TokenizerConfig::ReadTokens(const ConfigFiles& files) {
           absl::StrCat(path, " is ", id, ", but that is also the id of [\"",
                        other->second, "\"]"));
     }
-    const nlohmann::json entry = {
-        {"content", content},
-        {"normalized", !named_for_added_json_.contains(content)}};
+    const nlohmann::json text = content;
     KVASIR_ASSIGN_OR_RETURN(
         AddedToken token,
-        AddedTokens::ReadToken(JsonRef(entry, path), named_.contains(content)));
+        AddedTokens::ReadToken(JsonRef(text, path), named_.contains(content)));
+    token.normalized = !named_for_added_json_.contains(content);
     tokens_.emplace_back(id, std::move(token));
   }
   return absl::OkStatus();
