@@ -43,26 +43,54 @@ absl::StatusOr<std::string> ReadChatTemplate(const JsonRef& config) {
   return std::string();
 }
 
-// Returns the keys of "extra_special_tokens" of a config in its order. The
+// Collects the keys of "extra_special_tokens" in the order of the text. The
 // parsed file has lost it.
-std::vector<std::string> ExtraKeysInOrder(std::string_view text) {
-  std::vector<std::string> keys;
-  bool inside = false;
-  const auto visit = [&](int depth, nlohmann::json::parse_event_t event,
-                         nlohmann::json& parsed) {
-    if (event != nlohmann::json::parse_event_t::key) return true;
-    if (depth == 1) inside = parsed == kExtraKey;
-    if (depth == 2 && inside) keys.push_back(parsed);
+class ExtraKeys final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  const std::vector<std::string>& found() const { return found_; }
+
+  bool start_object(size_t) override {
+    ++depth_;
     return true;
-  };
-  [[maybe_unused]] const nlohmann::json parsed = nlohmann::json::parse(
-      text.begin(), text.end(), visit, /*allow_exceptions=*/false);
-  return keys;
-}
+  }
+  bool end_object() override {
+    --depth_;
+    return true;
+  }
+  bool start_array(size_t) override {
+    ++depth_;
+    return true;
+  }
+  bool end_array() override {
+    --depth_;
+    return true;
+  }
+  bool key(std::string& key) override {
+    if (depth_ == 1) inside_ = key == kExtraKey;
+    if (depth_ == 2 && inside_) found_.push_back(key);
+    return true;
+  }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(int64_t) override { return true; }
+  bool number_unsigned(uint64_t) override { return true; }
+  bool number_float(double, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool parse_error(size_t, const std::string&,
+                   const nlohmann::detail::exception&) override {
+    return false;
+  }
+
+ private:
+  int depth_ = 0;
+  bool inside_ = false;
+  std::vector<std::string> found_;
+};
 
 }  // namespace
 
-// What a class of transformers adds to the fields of the file.
+// A class of transformers adds these to the fields of the file.
 struct TokenizerConfig::ClassDefaults {
   enum Prefix { kFileOnly, kFalse };
 
@@ -190,7 +218,6 @@ absl::StatusOr<std::string> TokenizerConfig::AddName(const JsonRef& ref,
 absl::Status TokenizerConfig::ReadNames(const ConfigFiles& files,
                                         const ClassDefaults* defaults) {
   KVASIR_ASSIGN_OR_RETURN(const auto extra, FindIn(files.config, kExtraKey));
-  std::vector<Name> names;
   absl::flat_hash_set<std::string> seen;
   for (const char* key : kNameKeys) {
     const std::string_view text = key;
@@ -213,7 +240,6 @@ absl::Status TokenizerConfig::ReadNames(const ConfigFiles& files,
       KVASIR_ASSIGN_OR_RETURN(found, extra->Find(key));
       keeps_flags = true;
       source = Source::kOther;
-      source = Source::kOther;
     } else if (!in_map && !Has(files.config, key) && fallback) {
       found = JsonRef(default_value, absl::StrCat("the default of ", key));
       keeps_flags = true;
@@ -229,7 +255,7 @@ absl::Status TokenizerConfig::ReadNames(const ConfigFiles& files,
     name.has_flags =
         name.has_flags || (defaults != nullptr && defaults->gives_flags &&
                            (fallback || text == "bos_token"));
-    // Of several fields that name one token, the first counts.
+    // If several fields name one token, the first counts.
     if (!seen.insert(content).second) names_.pop_back();
   }
   return ReadNameLists(files, extra);
@@ -237,8 +263,8 @@ absl::Status TokenizerConfig::ReadNames(const ConfigFiles& files,
 
 absl::Status TokenizerConfig::ReadNameLists(
     const ConfigFiles& files, const std::optional<JsonRef>& extra) {
-  // Of several fields that name one token, the first counts, but within a list
-  // the last.
+  // If several fields name one token, the first counts; within a list, the last
+  // name counts.
   absl::flat_hash_set<std::string> seen = named_;
   const auto add = [&](const JsonRef& ref, Source source) -> absl::Status {
     KVASIR_ASSIGN_OR_RETURN(const std::string content,
@@ -267,14 +293,17 @@ absl::Status TokenizerConfig::ReadNameLists(
   if (extra->value().is_array()) return add_all(*extra, Source::kOther);
   if (!extra->value().is_object()) return extra->Invalid("an object");
   seen = named_;
-  for (const std::string& key : ExtraKeysInOrder(files.config_text)) {
+  ExtraKeys keys;
+  nlohmann::json::sax_parse(files.config_text.begin(), files.config_text.end(),
+                            &keys);
+  for (const std::string& key : keys.found()) {
     if (std::find(kNameKeys.begin(), kNameKeys.end(), key) != kNameKeys.end()) {
       continue;
     }
     KVASIR_ASSIGN_OR_RETURN(const auto ref, extra->Find(key.c_str()));
     if (!ref) continue;
     KVASIR_RETURN_IF_ERROR(add(*ref, Source::kOther));
-    seen.insert(names_.empty() ? "" : names_.back().token.content);
+    if (!names_.empty()) seen.insert(names_.back().token.content);
   }
   return absl::OkStatus();
 }

@@ -20,8 +20,7 @@
 
 namespace kvasir::model {
 
-// The files beside tokenizer.json; each may be absent. What is returned points
-// into them.
+// The files beside tokenizer.json; each may be absent.
 struct ConfigFiles {
   std::optional<JsonRef> config;              // tokenizer_config.json
   std::optional<JsonRef> special_tokens_map;  // special_tokens_map.json
