@@ -33,9 +33,11 @@ struct GrpcServerOptions {
   // More metadata ends the call and its connection.
   int max_metadata_bytes = 16 << 10;
   absl::Duration handshake_timeout = absl::Seconds(10);
-  // A peer that pings more often on an idle connection is disconnected after
-  // `max_ping_strikes` such pings; 0 strikes: never (for trusted peers only).
-  absl::Duration min_ping_interval = absl::Seconds(10);
+  // A peer that pings more often while the server sends it nothing is
+  // disconnected after `max_ping_strikes` such pings; 0 strikes: never (for
+  // trusted peers only). Clients may ping once a second; half of that allows
+  // for pings that arrive early.
+  absl::Duration min_ping_interval = absl::Milliseconds(500);
   int max_ping_strikes = 2;
   // The server sends GOAWAY on a connection older than this, so that clients
   // spread over replaced and added servers. Calls that run on it may finish.

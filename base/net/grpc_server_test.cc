@@ -362,6 +362,35 @@ TEST(GrpcServerTest, AConnectionWithPingsButWithoutCallsStaysOpen) {
   EXPECT_EQ(PingsAnswered(server->port(), 10, absl::Milliseconds(20)), 10);
 }
 
+// Regression test: clients with pings every 3 s lost each unary call that took
+// 13 s ("Too many pings").
+TEST(GrpcServerTest, ACallOfAClientThatPingsOnceASecondIsNotEnded) {
+  HeldService service;
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto server, GrpcServer::Start(GrpcServerOptions(), {&service}));
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 1000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(
+      grpc::CreateCustomChannel(server->target(),
+                                grpc::InsecureChannelCredentials(), arguments));
+  const grpc::Slice slice("x");
+  const grpc::ByteBuffer out(&slice, 1);
+  grpc::ByteBuffer in;
+  grpc::ClientContext context;
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/kvasir.test.Held/Call", {}, &out, &in,
+                 [&](const grpc::Status& status) { done.set_value(status); });
+  grpc::ServerUnaryReactor* const reactor = service.running.get_future().get();
+  // One ping and two strikes are allowed in any case, so the fifth ping is
+  // waited for.
+  absl::SleepFor(absl::Milliseconds(5500));
+  reactor->Finish(grpc::Status::OK);
+  const grpc::Status status = done.get_future().get();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
 TEST(GrpcServerTest,
      AClientThatPingsTooOftenIsDisconnectedAfterTheAllowedNumberOfPings) {
   // Only the first ping is allowed within the interval.

@@ -71,12 +71,13 @@ constexpr size_t kMaxConnections = 64;
 constexpr absl::Duration kRequestTime = absl::Seconds(2);
 constexpr absl::Duration kAnswerTime = absl::Seconds(10);
 constexpr size_t kMaxRequestBytes = 8 << 10;
+constexpr char kEndOfHead[] = "Connection: close\r\n\r\n";
 
 std::string Response(absl::string_view status, absl::string_view type,
-                     const std::string& text) {
+                     const std::string& text, absl::string_view header = "") {
   return absl::StrCat("HTTP/1.1 ", status, "\r\nContent-Type: ", type,
-                      "\r\nContent-Length: ", text.size(),
-                      "\r\nConnection: close\r\n\r\n", text);
+                      "\r\nContent-Length: ", text.size(), "\r\n", header,
+                      kEndOfHead, text);
 }
 
 }  // namespace
@@ -258,13 +259,21 @@ std::string MetricsServer::Answer(absl::string_view request) {
       request.substr(0, request.find('\r')), absl::MaxSplits(' ', 2));
   constexpr char kText[] = "text/plain";
   if (words.size() < 2) return Response("400 Bad Request", kText, "");
+  if (words[0] == "HEAD") {
+    // The same head as for GET, with the length of the text that it lacks.
+    std::string answer =
+        Answer(absl::StrCat("GET", request.substr(words[0].size())));
+    answer.resize(answer.find(kEndOfHead) + sizeof(kEndOfHead) - 1);
+    return answer;
+  }
   const absl::string_view path = words[1].substr(0, words[1].find('?'));
   if (path != "/metrics" && path != "/healthz") {
     return Response("404 Not Found", kText,
                     "there are /metrics and /healthz\n");
   }
   if (words[0] != "GET") {
-    return Response("405 Method Not Allowed", kText, "use GET\n");
+    return Response("405 Method Not Allowed", kText, "use GET or HEAD\n",
+                    "Allow: GET, HEAD\r\n");
   }
   if (path == "/metrics") {
     return Response("200 OK", "text/plain; version=0.0.4; charset=utf-8",

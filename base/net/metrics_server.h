@@ -33,7 +33,8 @@ std::vector<double> TokenCountBuckets(int64_t max_model_len);
 const std::vector<double>& FineBuckets();
 
 // Serves GET /metrics, and GET /healthz for probes that do not speak gRPC: 200
-// if the process is ready, else 503. Each connection serves one request.
+// if the process is ready, else 503. HEAD gives the same answer without its
+// text. Each connection serves one request.
 //
 // A client may take 2 s to send its request and 10 s to read the answer. The
 // 65th connection closes the oldest one, so that clients which keep

@@ -196,7 +196,60 @@ TEST(MetricsServerTest, HealthzReportsTheStateThatWasSet) {
   EXPECT_EQ(StatusOf(server->port(), "/healthz"), "503");
   EXPECT_EQ(StatusOf(server->port(), "/healthz?verbose"), "503");
   EXPECT_EQ(StatusOf(server->port(), "/elsewhere"), "404");
-  EXPECT_EQ(StatusOf(server->port(), "/metrics", "POST"), "405");
+}
+
+// Returns everything that the server sends before it closes the connection.
+std::string AnswerTo(int port, const std::string& method,
+                     const std::string& path) {
+  const int fd = ConnectTo(port);
+  const timeval limit{10, 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  const std::string request =
+      absl::StrCat(method, " ", path, " HTTP/1.1\r\n\r\n");
+  EXPECT_EQ(write(fd, request.data(), request.size()),
+            static_cast<ssize_t>(request.size()));
+  std::string answer;
+  char bytes[4096];
+  for (ssize_t got; (got = recv(fd, bytes, sizeof(bytes), 0)) > 0;) {
+    answer.append(bytes, static_cast<size_t>(got));
+  }
+  close(fd);
+  return answer;
+}
+
+// Regression test: `wget --spider` was refused.
+TEST(MetricsServerTest, HeadGivesTheHeadOfTheAnswerToGet) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
+                              MetricsServer::Start("127.0.0.1", 0));
+  for (const bool ready : {false, true}) {
+    server->SetReady(ready);
+    for (const char* path : {"/healthz", "/healthz?verbose", "/elsewhere"}) {
+      const std::string get = AnswerTo(server->port(), "GET", path);
+      const size_t head = get.find("\r\n\r\n") + 4;
+      EXPECT_LT(head, get.size());
+      EXPECT_EQ(AnswerTo(server->port(), "HEAD", path), get.substr(0, head));
+    }
+  }
+  const std::string head = AnswerTo(server->port(), "HEAD", "/metrics");
+  EXPECT_THAT(head, testing::StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(head, testing::EndsWith("\r\n\r\n"));
+  EXPECT_THAT(head, HasSubstr("Content-Type: text/plain; version=0.0.4"));
+  EXPECT_THAT(head, HasSubstr("Content-Length: "));
+  EXPECT_EQ(head.find("\r\n\r\n") + 4, head.size());
+}
+
+TEST(MetricsServerTest, OtherMethodsAreRefusedWithTheAllowedOnes) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
+                              MetricsServer::Start("127.0.0.1", 0));
+  for (const char* method :
+       {"POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "get"}) {
+    for (const char* path : {"/metrics", "/healthz"}) {
+      EXPECT_THAT(AnswerTo(server->port(), method, path),
+                  AllOf(testing::StartsWith("HTTP/1.1 405 "),
+                        HasSubstr("\r\nAllow: GET, HEAD\r\n"),
+                        testing::EndsWith("\r\n\r\nuse GET or HEAD\n")));
+    }
+  }
 }
 
 TEST(ListenAddressTest,

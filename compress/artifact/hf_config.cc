@@ -41,7 +41,8 @@ absl::Status WriteHfConfig(const std::filesystem::path& folder,
 absl::Status CopyTokenizer(const std::filesystem::path& from,
                            const std::filesystem::path& to) {
   constexpr std::array kFiles = {"tokenizer.json", "tokenizer_config.json",
-                                 "special_tokens_map.json"};
+                                 "special_tokens_map.json",
+                                 "added_tokens.json"};
   std::error_code error;
   if (!std::filesystem::exists(from / kFiles[0], error)) {
     return absl::NotFoundError(

@@ -6,7 +6,7 @@ OPENING = """\
 <!-- deploy/metrics/write writes this page, from deploy/metrics/catalogue.toml -->
 
 Each process serves `GET /metrics` on its own port (`--metrics-port`, 8002 by default) in Prometheus text format, and
-`GET /healthz`: 200 if the process is ready, otherwise 503. Base units are in the names. A family is one series per process unless it lists labels. A test compares
+`GET` or `HEAD /healthz`: 200 if the process is ready, otherwise 503. Base units are in the names. A family is one series per process unless it lists labels. A test compares
 this page with what real processes export. [operations.md](operations.md) says which metrics to watch; [deploy/README.md](../deploy/README.md) has dashboards and alerts.
 
 `--metrics-compat=vllm` adds the families of the last section under vLLM's names, so that dashboards, autoscalers and endpoint pickers made

@@ -14,7 +14,6 @@ namespace {
 // The most bytes of an added token. This bounds the time of the search at each
 // character of a text.
 constexpr size_t kMaxContentBytes = 1024;
-constexpr size_t kMaxTokens = 1 << 17;
 constexpr size_t kMaxTrieBytes = size_t{8} << 20;
 
 size_t PreviousCharBegin(std::string_view text, size_t end) {
@@ -84,6 +83,33 @@ int32_t TokenTrie::LongestAt(std::string_view text, size_t at,
   return found;
 }
 
+absl::StatusOr<AddedToken> AddedTokens::ReadToken(const JsonRef& entry,
+                                                  bool special) {
+  AddedToken token;
+  const bool is_text = entry.value().is_string();
+  KVASIR_ASSIGN_OR_RETURN(
+      token.content, is_text ? entry.String() : entry.GetString("content"));
+  if (token.content.empty() || token.content.size() > kMaxContentBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        entry.path(), is_text ? "" : ".content", " has ", token.content.size(),
+        " bytes, but must have 1 to ", kMaxContentBytes));
+  }
+  if (is_text) {
+    token.special = special;
+    token.normalized = !special;
+    return token;
+  }
+  KVASIR_ASSIGN_OR_RETURN(token.special, entry.GetBool("special", false));
+  token.special = token.special || special;
+  KVASIR_ASSIGN_OR_RETURN(token.normalized,
+                          entry.GetBool("normalized", !token.special));
+  KVASIR_ASSIGN_OR_RETURN(token.single_word,
+                          entry.GetBool("single_word", false));
+  KVASIR_ASSIGN_OR_RETURN(token.left_strip, entry.GetBool("lstrip", false));
+  KVASIR_ASSIGN_OR_RETURN(token.right_strip, entry.GetBool("rstrip", false));
+  return token;
+}
+
 absl::StatusOr<std::vector<AddedToken>> AddedTokens::ReadList(
     const JsonRef& ref) {
   std::vector<AddedToken> tokens;
@@ -92,24 +118,11 @@ absl::StatusOr<std::vector<AddedToken>> AddedTokens::ReadList(
     return ref.Invalid(absl::StrCat("at most ", kMaxTokens));
   }
   for (const JsonRef& entry : entries) {
-    AddedToken token;
     KVASIR_ASSIGN_OR_RETURN(const JsonRef id, entry.Get("id"));
     KVASIR_ASSIGN_OR_RETURN(const int64_t value, id.Int());
     if (value < 0 || value > INT32_MAX) return id.Invalid("an id from 0");
+    KVASIR_ASSIGN_OR_RETURN(AddedToken token, ReadToken(entry, false));
     token.id = static_cast<int32_t>(value);
-    KVASIR_ASSIGN_OR_RETURN(token.content, entry.GetString("content"));
-    if (token.content.empty() || token.content.size() > kMaxContentBytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(entry.path(), ".content has ", token.content.size(),
-                       " bytes, but must have 1 to ", kMaxContentBytes));
-    }
-    KVASIR_ASSIGN_OR_RETURN(token.special, entry.GetBool("special", false));
-    KVASIR_ASSIGN_OR_RETURN(token.normalized,
-                            entry.GetBool("normalized", !token.special));
-    KVASIR_ASSIGN_OR_RETURN(token.single_word,
-                            entry.GetBool("single_word", false));
-    KVASIR_ASSIGN_OR_RETURN(token.left_strip, entry.GetBool("lstrip", false));
-    KVASIR_ASSIGN_OR_RETURN(token.right_strip, entry.GetBool("rstrip", false));
     tokens.push_back(std::move(token));
   }
   return tokens;
@@ -129,6 +142,7 @@ absl::StatusOr<AddedTokens> AddedTokens::Build(
     if (token.special != (at < count)) continue;
     const auto index = static_cast<int32_t>(i);
     std::string content = token.content;
+    if (token.also_raw) added.raw_.Add(content, index);
     if (token.normalized) {
       TextBudget budget(content.size());
       KVASIR_ASSIGN_OR_RETURN(NormalizedText result,

@@ -20,9 +20,12 @@ struct AddedToken {
   std::string content;
   bool special = false;
   bool normalized = false;   // searched in normalized text
+  bool also_raw = false;     // if normalized: searched in raw text, too
   bool single_word = false;  // only if no word character is next to it
   bool left_strip = false;   // includes the whitespace before it
   bool right_strip = false;  // includes the whitespace after it
+
+  bool operator==(const AddedToken&) const = default;
 };
 
 // A part of a text: an added token, or the text between two added tokens, which
@@ -57,6 +60,13 @@ class TokenTrie {
 // Threads: immutable, so any thread may use it.
 class AddedTokens {
  public:
+  // The most added tokens of a tokenizer.
+  static constexpr size_t kMaxTokens = 1 << 17;
+
+  // Reads a text, or an object with "content" and flags, without its id.
+  // `special` makes the token special whatever its flag says.
+  static absl::StatusOr<AddedToken> ReadToken(const JsonRef& entry,
+                                              bool special);
   // `ref` is the file's "added_tokens" array.
   static absl::StatusOr<std::vector<AddedToken>> ReadList(const JsonRef& ref);
   static absl::StatusOr<AddedTokens> Build(std::vector<AddedToken> tokens,

@@ -53,21 +53,14 @@ absl::Status BpeModel::ReadOptions(const JsonRef& ref) {
   KVASIR_ASSIGN_OR_RETURN(const auto unknown, ref.Find("unk_token"));
   if (unknown) {
     KVASIR_ASSIGN_OR_RETURN(const std::string token, unknown->String());
-    unknown_ = Find(token);
-    if (!unknown_) return unknown->Invalid("a token of the vocabulary");
+    unknown_ = token.empty() ? empty_id_ : Find(token);
+    if (!unknown_) missing_unknown_ = token;
   }
   KVASIR_ASSIGN_OR_RETURN(const bool fall_back,
                           ref.GetBool("byte_fallback", false));
   if (!fall_back) return absl::OkStatus();
   for (int byte = 0; byte < 256; ++byte) {
-    const auto id = Find(absl::StrFormat("<0x%02X>", byte));
-    if (!id) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("%s.byte_fallback is true, but <0x%02X> is not in "
-                          "the vocabulary",
-                          ref.path(), byte));
-    }
-    fallback_.push_back(*id);
+    fallback_.push_back(Find(absl::StrFormat("<0x%02X>", byte)).value_or(-1));
   }
   return absl::OkStatus();
 }
@@ -86,15 +79,15 @@ absl::Status BpeModel::ReadVocabulary(const JsonRef& ref, size_t num_added) {
     }
     const auto index = static_cast<size_t>(id.get<int64_t>());
     if (index >= tokens_.size()) tokens_.resize(index + 1);
-    if (token.empty() || !tokens_[index].empty()) {
+    if (HasId(index)) {
       return absl::InvalidArgumentError(absl::StrCat(
           vocab.path(), "[\"", token, "\"] is ", index,
-          token.empty() ? ", but a token must not be empty"
-                        : absl::StrCat(", but that is also the id of [\"",
-                                       tokens_[index], "\"]")));
+          ", but that is also the id of [\"", tokens_[index], "\"]"));
     }
     tokens_[index] = token;
+    if (token.empty()) empty_id_ = static_cast<int32_t>(index);
   }
+  num_tokens_ = entries.size();
   ids_.reserve(entries.size());
   for (size_t i = 0; i < tokens_.size(); ++i) {
     if (!tokens_[i].empty()) ids_.emplace(tokens_[i], static_cast<int32_t>(i));
@@ -132,6 +125,11 @@ absl::Status BpeModel::ReadMerges(const JsonRef& ref) {
     std::string_view right;
     if (entry.is_string()) {
       const std::string_view both = entry.get_ref<const std::string&>();
+      // The first line of a merges.txt.
+      if (both.starts_with("#version")) {
+        ++rank;
+        continue;
+      }
       const size_t space = both.find(' ');
       if (space != std::string_view::npos &&
           both.find(' ', space + 1) == std::string_view::npos) {
@@ -181,6 +179,18 @@ std::optional<int32_t> BpeModel::Find(std::string_view token) const {
   const auto it = ids_.find(AbslView(token));
   if (it == ids_.end()) return std::nullopt;
   return it->second;
+}
+
+bool BpeModel::HasId(size_t id) const {
+  return id < tokens_.size() &&
+         (!tokens_[id].empty() || static_cast<int64_t>(id) == empty_id_);
+}
+
+absl::Status BpeModel::Uncovered(const Scratch& scratch) const {
+  return absl::InvalidArgumentError(
+      absl::StrCat("no token covers the character \"", scratch.uncovered,
+                   "\", and the tokenizer's unk_token \"", *missing_unknown_,
+                   "\" is not in its vocabulary"));
 }
 
 const BpeModel::Merge* BpeModel::FindMerge(int32_t left, int32_t right) const {
@@ -238,16 +248,28 @@ void BpeModel::AppendSymbols(std::string_view piece, Scratch* scratch) const {
     if (const auto id = Find(character)) {
       flush_unknown();
       ids.push_back(*id);
-    } else if (!fallback_.empty()) {
-      for (const char byte : character) {
-        ids.push_back(fallback_[static_cast<uint8_t>(byte)]);
-      }
+    } else if (AppendFallback(character, &ids)) {
+      // As in the reference, an unknown token that waits stays waiting.
+    } else if (missing_unknown_) {
+      if (scratch->uncovered.empty()) scratch->uncovered = character;
     } else if (unknown_) {
       if (!fuse_unknown_) flush_unknown();
       unknown_waits = true;
     }
   }
   flush_unknown();
+}
+
+bool BpeModel::AppendFallback(std::string_view character,
+                              std::vector<int32_t>* ids) const {
+  if (fallback_.empty()) return false;
+  for (const char byte : character) {
+    if (fallback_[static_cast<uint8_t>(byte)] < 0) return false;
+  }
+  for (const char byte : character) {
+    ids->push_back(fallback_[static_cast<uint8_t>(byte)]);
+  }
+  return true;
 }
 
 void BpeModel::AppendRawBytes(std::string_view piece,
@@ -339,7 +361,11 @@ void BpeModel::MergeAll(Scratch* scratch) const {
 }
 
 size_t BpeModel::longest_token_bytes() const {
-  const bool covers_all = byte_level_ ? all_bytes_ : !fallback_.empty();
+  const bool covers_all =
+      byte_level_
+          ? all_bytes_
+          : !fallback_.empty() && std::find(fallback_.begin(), fallback_.end(),
+                                            -1) == fallback_.end();
   if (!covers_all) {
     if (!unknown_ || fuse_unknown_) return 0;
     // If the unknown token takes part in merges, one id can stand for any

@@ -38,6 +38,9 @@ class BpeModel {
     std::vector<Candidate> heap;
     std::vector<int32_t> ids;
     std::string mapped;
+    // The first character that Encode left out because the file's unk_token is
+    // not in the vocabulary. Encode never clears it.
+    std::string uncovered;
   };
 
   // `ref` is the file's "model" object. `byte_level`: pieces are raw bytes. The
@@ -50,7 +53,9 @@ class BpeModel {
   BpeModel& operator=(const BpeModel&) = delete;
 
   // Appends the ids of one piece. Characters that no token covers become byte
-  // tokens, the unknown token, or nothing, as the file says. O(n log n).
+  // tokens, the unknown token, or nothing, as the file says. If they must
+  // become an unknown token that the vocabulary lacks, sets
+  // `scratch->uncovered`. O(n log n).
   void Encode(std::string_view piece, Scratch* scratch,
               std::vector<int32_t>* ids) const;
 
@@ -58,8 +63,16 @@ class BpeModel {
   // unknown characters are dropped or share one id.
   size_t longest_token_bytes() const;
 
-  // Indexed by id; empty if no token has the id.
+  // Indexed by id; empty if no token has the id, or the empty token.
   const std::vector<std::string>& tokens() const { return tokens_; }
+  // True if a token, which may be the empty one, has this id.
+  bool HasId(size_t id) const;
+  // The id of the vocabulary's empty token (Whisper has one). No text gives it.
+  std::optional<int32_t> empty_id() const { return empty_id_; }
+  // How many tokens the vocabulary lists.
+  size_t num_tokens() const { return num_tokens_; }
+  // The error for a text with `scratch.uncovered`.
+  absl::Status Uncovered(const Scratch& scratch) const;
   std::optional<int32_t> Find(std::string_view token) const;
 
  private:
@@ -81,6 +94,8 @@ class BpeModel {
   void IndexBytes();
 
   void AppendSymbols(std::string_view piece, Scratch* scratch) const;
+  bool AppendFallback(std::string_view character,
+                      std::vector<int32_t>* ids) const;
   void AppendRawBytes(std::string_view piece, std::vector<int32_t>* ids) const;
   // Runs the merges over scratch->ids, in place.
   void MergeAll(Scratch* scratch) const;
@@ -91,11 +106,15 @@ class BpeModel {
   bool ignore_merges_ = false;
   bool fuse_unknown_ = false;
   std::optional<int32_t> unknown_;
-  // Ids of <0x00> ... <0xFF>. Empty if the file does not use them as fallback,
-  // or if one is missing.
+  // The unk_token, if the vocabulary lacks it.
+  std::optional<std::string> missing_unknown_;
+  // Ids of <0x00> ... <0xFF>, or -1. Empty if the file does not use them as
+  // fallback.
   std::vector<int32_t> fallback_;
 
   std::vector<std::string> tokens_;
+  std::optional<int32_t> empty_id_;
+  size_t num_tokens_ = 0;
   // Keys point into tokens_.
   absl::flat_hash_map<absl::string_view, int32_t> ids_;
   absl::flat_hash_map<uint64_t, Merge> merges_;

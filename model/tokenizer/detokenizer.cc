@@ -32,7 +32,7 @@ void IncrementalDetokenizer::Prime(std::span<const int32_t> context) {
   for (size_t kept = 0; begin > 0 && kept < kContextTokens;) {
     const int32_t id = context[--begin];
     const bool skipped = skip_special_ && tokenizer_->IsSpecial(id);
-    if (!skipped && !tokenizer_->IdToToken(id).empty()) ++kept;
+    if (!skipped && tokenizer_->HasToken(id)) ++kept;
   }
   for (const int32_t id : context.subspan(begin)) Push(id);
 }
@@ -40,7 +40,8 @@ void IncrementalDetokenizer::Prime(std::span<const int32_t> context) {
 std::string IncrementalDetokenizer::Push(int32_t id) {
   std::string delta;
   const std::string_view token = tokenizer_->IdToToken(id);
-  if (token.empty() || (skip_special_ && tokenizer_->IsSpecial(id))) {
+  if (!tokenizer_->HasToken(id) ||
+      (skip_special_ && tokenizer_->IsSpecial(id))) {
     return delta;
   }
   tokenizer_->detokenizer().Push(token, state_.get(), &delta);

@@ -56,6 +56,15 @@ std::string ReplaceLiteral(std::string_view text, std::string_view from,
   return out;
 }
 
+size_t NumChars(std::string_view text) {
+  size_t count = 0;
+  while (!text.empty()) {
+    text.remove_prefix(FirstChar(text).size);
+    ++count;
+  }
+  return count;
+}
+
 bool StartsWith(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
 }
@@ -119,20 +128,28 @@ absl::StatusOr<DetokenizerStages::Step> DetokenizerStages::ReadStep(
 absl::Status DetokenizerStages::CheckOrder(const Step& step,
                                            const JsonRef& ref) const {
   bool fused = false;
+  bool after_bytes = false;
   for (const Step& before : steps_) {
     fused =
         fused || before.kind == Kind::kFuse || before.kind == Kind::kByteLevel;
+    after_bytes = !fused && (after_bytes || before.kind == Kind::kByteFallback);
   }
-  const bool after_bytes =
-      !steps_.empty() && steps_.back().kind == Kind::kByteFallback;
-  const bool joins = step.kind == Kind::kFuse || step.kind == Kind::kByteLevel;
+  // These stages give the same text for a run of byte tokens, whether they
+  // receive it whole or one character at a time.
+  const bool any_pieces =
+      step.kind == Kind::kFuse || step.kind == Kind::kByteLevel ||
+      step.kind == Kind::kMetaspace ||
+      (step.kind == Kind::kReplace && step.pattern.front().is_literal() &&
+       NumChars(step.pattern.front().literal()) == 1);
   if (fused && step.kind != Kind::kFuse && step.kind != Kind::kStrip) {
     KVASIR_ASSIGN_OR_RETURN(const JsonRef name, ref.Get("type"));
     return name.Unsupported("Fuse and Strip after Fuse or ByteLevel");
   }
-  if (after_bytes && !joins) {
+  if (after_bytes && !any_pieces) {
     KVASIR_ASSIGN_OR_RETURN(const JsonRef name, ref.Get("type"));
-    return name.Unsupported("Fuse after ByteFallback");
+    return name.Unsupported(
+        "Fuse, ByteLevel, Metaspace and the Replace of one character after "
+        "ByteFallback");
   }
   return absl::OkStatus();
 }
@@ -219,10 +236,20 @@ void DetokenizerStages::FeedStripFused(size_t index, std::string_view text,
   if (!certain.empty()) Feed(index + 1, certain, state, out);
 }
 
+void DetokenizerStages::FeedRun(size_t index, std::string_view certain,
+                                DetokenizerState* state,
+                                std::string* out) const {
+  if (certain.empty()) return;
+  bool& in_run = state->stages[index].in_run;
+  Feed(index + 1, certain, state, out, std::exchange(in_run, true));
+}
+
 void DetokenizerStages::Feed(size_t index, std::string_view text,
-                             DetokenizerState* state, std::string* out) const {
+                             DetokenizerState* state, std::string* out,
+                             bool continues) const {
   DetokenizerState::Stage& stage = state->stages[index];
-  const int64_t position = stage.num_tokens++;
+  if (!continues) ++stage.num_tokens;
+  const int64_t position = stage.num_tokens - 1;
   if (index == steps_.size()) {
     if (joined_by_spaces_ && position > 0) out->push_back(' ');
     out->append(text);
@@ -233,7 +260,7 @@ void DetokenizerStages::Feed(size_t index, std::string_view text,
     case Kind::kFuse:
       return Feed(index + 1, text, state, out);
     case Kind::kReplace:
-      return Feed(index + 1, ReplaceIn(step, text), state, out);
+      return Feed(index + 1, ReplaceIn(step, text), state, out, continues);
     case Kind::kStrip:
       return Feed(index + 1, StripToken(step, text), state, out);
     case Kind::kStripFused:
@@ -242,7 +269,7 @@ void DetokenizerStages::Feed(size_t index, std::string_view text,
       const bool drop = step.drop_first && position == 0;
       return Feed(index + 1,
                   ReplaceLiteral(text, step.content, drop ? "" : " "), state,
-                  out);
+                  out, continues);
     }
     case Kind::kByteLevel: {
       stage.pending.append(ByteLevelBytes(text));
@@ -256,11 +283,11 @@ void DetokenizerStages::Feed(size_t index, std::string_view text,
       if (const auto byte = ByteOfToken(text)) {
         stage.pending.push_back(static_cast<char>(*byte));
         DrainUtf8(InvalidUnit::kByte, &stage.pending, &certain);
-        if (!certain.empty()) Feed(index + 1, certain, state, out);
-        return;
+        return FeedRun(index, certain, state, out);
       }
       FinishUtf8(InvalidUnit::kByte, &stage.pending, &certain);
-      if (!certain.empty()) Feed(index + 1, certain, state, out);
+      FeedRun(index, certain, state, out);
+      stage.in_run = false;
       return Feed(index + 1, text, state, out);
     }
   }
@@ -275,6 +302,8 @@ void DetokenizerStages::Finish(DetokenizerState* state,
       FinishUtf8(InvalidUnit::kSubsequence, &pending, &certain);
     } else if (steps_[i].kind == Kind::kByteFallback) {
       FinishUtf8(InvalidUnit::kByte, &pending, &certain);
+      FeedRun(i, certain, state, out);
+      continue;
     } else if (steps_[i].kind == Kind::kStripFused) {
       pending.clear();  // drops the characters that are stripped at the end
     }

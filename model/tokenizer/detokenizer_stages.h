@@ -19,6 +19,7 @@ struct DetokenizerState {
     int64_t num_tokens = 0;    // tokens that this stage has seen
     int64_t num_stripped = 0;  // characters removed at the front
     bool front_done = false;   // a character that is not stripped has come
+    bool in_run = false;       // a run of byte tokens has given characters
     std::string pending;       // bytes or characters that are held back
   };
   std::vector<Stage> stages;
@@ -72,9 +73,14 @@ class DetokenizerStages {
                                        const JsonRef& ref);
   absl::Status CheckOrder(const Step& step, const JsonRef& ref) const;
 
-  // Passes `text` through stage `index` and all later ones.
+  // Passes `text` through stage `index` and all later ones. `continues`: the
+  // text belongs to the same token as the text before it.
   void Feed(size_t index, std::string_view text, DetokenizerState* state,
-            std::string* out) const;
+            std::string* out, bool continues = false) const;
+  // Passes on the characters of a run of byte tokens that became certain. For
+  // later stages, a run is one token.
+  void FeedRun(size_t index, std::string_view certain, DetokenizerState* state,
+               std::string* out) const;
   void FeedStripFused(size_t index, std::string_view text,
                       DetokenizerState* state, std::string* out) const;
   static std::string StripToken(const Step& step, std::string_view token);

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "model/tokenizer/utf8.h"
@@ -10,7 +11,8 @@ namespace kvasir::model {
 namespace {
 
 constexpr std::string_view kNormalizers =
-    "Sequence, Prepend, Replace, NFC, NFD, NFKC, NFKD, Lowercase, Strip";
+    "Sequence, Prepend, Replace, NFC, NFD, NFKC, NFKD, Lowercase, Strip, "
+    "Precompiled";
 
 std::string Lower(std::string_view text) {
   std::string out;
@@ -76,6 +78,18 @@ absl::StatusOr<TextNormalizer::Step> TextNormalizer::ReadStep(
     step.kind = Kind::kStrip;
     KVASIR_ASSIGN_OR_RETURN(step.strip_left, ref.GetBool("strip_left", true));
     KVASIR_ASSIGN_OR_RETURN(step.strip_right, ref.GetBool("strip_right", true));
+  } else if (type == "Precompiled") {
+    step.kind = Kind::kPrecompiled;
+    KVASIR_ASSIGN_OR_RETURN(const JsonRef map, ref.Get("precompiled_charsmap"));
+    KVASIR_ASSIGN_OR_RETURN(const std::string text, map.String());
+    std::string bytes;
+    if (!absl::Base64Unescape(text, &bytes)) return map.Invalid("base64");
+    auto rules = PrecompiledRules::FromBytes(bytes);
+    if (!rules.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(map.path(), ": ", rules.status().message()));
+    }
+    step.rules = *std::move(rules);
   } else {
     KVASIR_ASSIGN_OR_RETURN(const JsonRef name, ref.Get("type"));
     return name.Unsupported(kNormalizers);
@@ -121,6 +135,11 @@ absl::Status TextNormalizer::ApplyStep(const Step& step, size_t max_bytes,
       const size_t front = step.strip_left ? LeadingSpaceBytes(rest) : 0;
       text->front_stripped |= front > 0;
       text->text = std::string(rest.substr(front));
+      return absl::OkStatus();
+    }
+    case Kind::kPrecompiled: {
+      KVASIR_ASSIGN_OR_RETURN(text->text,
+                              step.rules->Apply(text->text, max_bytes));
       return absl::OkStatus();
     }
   }

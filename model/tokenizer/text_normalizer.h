@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "model/tokenizer/precompiled_rules.h"
 #include "model/tokenizer/text_budget.h"
 #include "model/tokenizer/text_pattern.h"
 #include "model/tokenizer/tokenizer_json.h"
@@ -38,13 +39,21 @@ class TextNormalizer {
                                        TextBudget* budget) const;
 
  private:
-  enum class Kind { kPrepend, kReplace, kForm, kLowercase, kStrip };
+  enum class Kind {
+    kPrepend,
+    kReplace,
+    kForm,
+    kLowercase,
+    kStrip,
+    kPrecompiled
+  };
   struct Step {
     Kind kind = Kind::kPrepend;
-    std::string content;                 // only for kPrepend and kReplace
-    std::optional<TextPattern> pattern;  // only for kReplace
-    NormalForm form = NormalForm::kNfc;  // only for kForm
-    bool strip_left = false;             // only for kStrip
+    std::string content;                    // only for kPrepend and kReplace
+    std::optional<TextPattern> pattern;     // only for kReplace
+    NormalForm form = NormalForm::kNfc;     // only for kForm
+    std::optional<PrecompiledRules> rules;  // only for kPrecompiled
+    bool strip_left = false;                // only for kStrip
     bool strip_right = false;
   };
 

@@ -13,9 +13,9 @@
 #include "model/tokenizer/bpe.h"
 #include "model/tokenizer/detokenizer_stages.h"
 #include "model/tokenizer/pre_tokenizer.h"
-#include "model/tokenizer/special_tokens_map.h"
 #include "model/tokenizer/text_budget.h"
 #include "model/tokenizer/text_normalizer.h"
+#include "model/tokenizer/tokenizer_config.h"
 #include "model/tokenizer/tokenizer_json.h"
 #include "model/tokenizer/utf8.h"
 
@@ -49,6 +49,8 @@ struct TokenizerParts {
 
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;
+  // The files beside tokenizer.json change how texts become ids, or ids texts.
+  bool is_changed = false;
   std::string chat_template;
   std::string hash;
 
@@ -64,43 +66,59 @@ namespace {
 constexpr size_t kMaxConfigBytes = size_t{8} << 20;
 constexpr size_t kMaxTemplateItems = 64;
 
-// Adds the added tokens to the vocabulary and fills the tables that are indexed
-// by id.
-absl::Status PlaceTokens(const JsonRef& list,
-                         const std::vector<AddedToken>& added,
-                         TokenizerParts* parts) {
-  parts->tokens = parts->model->tokens();
-  const auto limit = parts->tokens.size() + added.size() + kMaxUnusedIds;
+// Refuses added tokens of tokenizer.json whose ids contradict the vocabulary or
+// each other.
+absl::Status CheckIds(const JsonRef& list, const std::vector<AddedToken>& added,
+                      const BpeModel& model) {
+  const auto limit = model.tokens().size() + added.size() + kMaxUnusedIds;
+  absl::flat_hash_map<int32_t, std::string_view> by_id;
+  absl::flat_hash_map<std::string, int32_t> by_content;
   for (size_t i = 0; i < added.size(); ++i) {
     const AddedToken& token = added[i];
     const auto id = static_cast<size_t>(token.id);
-    const auto in_vocabulary = parts->model->Find(token.content);
-    const bool known = in_vocabulary == token.id;
-    const bool taken = id < parts->tokens.size() && !parts->tokens[id].empty();
+    const auto in_vocabulary = model.Find(token.content);
+    const auto [holder, is_first] = by_id.emplace(token.id, token.content);
+    const auto first_id =
+        by_content.emplace(token.content, token.id).first->second;
     std::string trouble;
     if (id >= limit) {
       trouble = absl::StrCat("but ids must be below ", limit);
-    } else if (in_vocabulary && !known) {
+    } else if (in_vocabulary && *in_vocabulary != token.id) {
       trouble = absl::StrCat("but the vocabulary gives it ", *in_vocabulary);
-    } else if (taken && !known) {
+    } else if (first_id != token.id) {
       trouble =
-          absl::StrCat("but that is the id of \"", parts->tokens[id], "\"");
-    } else if (!parts->added_ids.emplace(token.content, token.id).second) {
-      trouble = "but lists this token twice";
+          absl::StrCat("but also id ", first_id,
+                       "; keep the entry that the model was trained with");
+    } else if (holder->second != token.content ||
+               (!in_vocabulary && model.HasId(id))) {
+      trouble =
+          absl::StrCat("but that is the id of \"",
+                       AbslView(is_first ? std::string_view(model.tokens()[id])
+                                         : holder->second),
+                       "\"");
     }
     if (!trouble.empty()) {
       return absl::InvalidArgumentError(
           absl::StrCat(list.path(), "[", i, "] gives \"", token.content,
                        "\" id ", token.id, ", ", trouble));
     }
+  }
+  return absl::OkStatus();
+}
+
+// Fills the tables that are indexed by id.
+void PlaceTokens(const std::vector<AddedToken>& added, TokenizerParts* parts) {
+  parts->tokens = parts->model->tokens();
+  for (const AddedToken& token : added) {
+    const auto id = static_cast<size_t>(token.id);
     if (id >= parts->tokens.size()) parts->tokens.resize(id + 1);
     parts->tokens[id] = token.content;
+    parts->added_ids.emplace(token.content, token.id);
   }
   parts->special.assign(parts->tokens.size(), false);
   for (const AddedToken& token : added) {
     if (token.special) parts->special[static_cast<size_t>(token.id)] = true;
   }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<int32_t>> ReadTemplateIds(
@@ -151,6 +169,20 @@ absl::StatusOr<TokenizerParts::Template> ReadTemplate(
   return result;
 }
 
+// Reads "cls" or "sep" of a RobertaProcessing or BertProcessing: [token, id].
+absl::StatusOr<TokenizerParts::TemplateItem> ReadTokenPair(
+    const JsonRef& processor, const char* key, const TokenizerParts& parts) {
+  KVASIR_ASSIGN_OR_RETURN(const JsonRef pair, processor.Get(key));
+  KVASIR_ASSIGN_OR_RETURN(const auto elements, pair.Elements());
+  if (elements.size() != 2) return pair.Invalid("a token and its id");
+  KVASIR_ASSIGN_OR_RETURN(const int64_t id, elements[1].Int());
+  if (id < 0 || id >= static_cast<int64_t>(parts.tokens.size())) {
+    return elements[1].Invalid(
+        absl::StrCat("an id below ", parts.tokens.size()));
+  }
+  return TokenizerParts::TemplateItem{.ids = {static_cast<int32_t>(id)}};
+}
+
 absl::Status ReadPostProcessor(const JsonRef& ref, TokenizerParts* parts) {
   return VisitComponents(
       ref, "processors",
@@ -163,12 +195,42 @@ absl::Status ReadPostProcessor(const JsonRef& ref, TokenizerParts* parts) {
           parts->templates.push_back(std::move(read));
           return absl::OkStatus();
         }
+        if (type == "RobertaProcessing" || type == "BertProcessing") {
+          KVASIR_ASSIGN_OR_RETURN(auto first,
+                                  ReadTokenPair(item, "cls", *parts));
+          KVASIR_ASSIGN_OR_RETURN(auto last,
+                                  ReadTokenPair(item, "sep", *parts));
+          parts->templates.push_back(
+              {std::move(first), {.is_text = true}, std::move(last)});
+          return absl::OkStatus();
+        }
         KVASIR_ASSIGN_OR_RETURN(const JsonRef name, item.Get("type"));
-        return name.Unsupported("Sequence, ByteLevel, TemplateProcessing");
+        return name.Unsupported(
+            "Sequence, ByteLevel, TemplateProcessing, RobertaProcessing, "
+            "BertProcessing");
       });
 }
 
-absl::Status ReadPipeline(const JsonRef& root, TokenizerParts* parts) {
+absl::Status ReadTemplates(const JsonRef& root, const TokenizerConfig& config,
+                           TokenizerParts* parts) {
+  if (config.prompt_template()) {
+    TokenizerParts::Template made;
+    const auto add = [&](bool adds, const std::string& token) {
+      if (adds) made.push_back({.ids = {parts->Find(token).value()}});
+    };
+    add(config.prompt_template()->adds_bos, config.bos());
+    made.push_back({.is_text = true});
+    add(config.prompt_template()->adds_eos, config.eos());
+    parts->templates.push_back(std::move(made));
+    parts->is_changed = true;
+    return absl::OkStatus();
+  }
+  KVASIR_ASSIGN_OR_RETURN(const auto post, root.Find("post_processor"));
+  return post ? ReadPostProcessor(*post, parts) : absl::OkStatus();
+}
+
+absl::Status ReadPipeline(const JsonRef& root, const TokenizerConfig& config,
+                          TokenizerParts* parts) {
   KVASIR_ASSIGN_OR_RETURN(const auto normalizer, root.Find("normalizer"));
   if (normalizer) {
     KVASIR_ASSIGN_OR_RETURN(parts->normalizer,
@@ -187,11 +249,16 @@ absl::Status ReadPipeline(const JsonRef& root, TokenizerParts* parts) {
   KVASIR_ASSIGN_OR_RETURN(
       parts->model, BpeModel::FromJson(model, parts->pre_tokenizer.byte_level(),
                                        added.size()));
-  KVASIR_RETURN_IF_ERROR(PlaceTokens(list.value_or(root), added, parts));
+  KVASIR_RETURN_IF_ERROR(CheckIds(list.value_or(root), added, *parts->model));
+  std::vector<AddedToken> in_file;
+  MergeAddedTokens(added, &in_file);
+  added = in_file;
+  KVASIR_RETURN_IF_ERROR(config.AddTokens(*parts->model, &added));
+  parts->is_changed = parts->is_changed || added != in_file;
+  PlaceTokens(added, parts);
   KVASIR_ASSIGN_OR_RETURN(
       parts->added, AddedTokens::Build(std::move(added), parts->normalizer));
-  KVASIR_ASSIGN_OR_RETURN(const auto post, root.Find("post_processor"));
-  if (post) KVASIR_RETURN_IF_ERROR(ReadPostProcessor(*post, parts));
+  KVASIR_RETURN_IF_ERROR(ReadTemplates(root, config, parts));
   KVASIR_ASSIGN_OR_RETURN(const auto decoder, root.Find("decoder"));
   if (decoder) {
     KVASIR_ASSIGN_OR_RETURN(parts->detokenizer,
@@ -200,50 +267,51 @@ absl::Status ReadPipeline(const JsonRef& root, TokenizerParts* parts) {
   return absl::OkStatus();
 }
 
-// The id of a token that a field of the configuration names, as "</s>" or as
-// {"content": "</s>", ...}. Empty if the field is absent. Also empty if the
-// vocabulary has no such token, because some configurations were written for a
-// larger vocabulary.
-absl::StatusOr<std::optional<int32_t>> ReadNamedToken(
-    const JsonRef& config, const char* key, const TokenizerParts& parts) {
-  KVASIR_ASSIGN_OR_RETURN(const auto found, config.Find(key));
-  if (!found) return std::optional<int32_t>();
-  JsonRef name = *found;
-  if (name.value().is_object()) {
-    KVASIR_ASSIGN_OR_RETURN(name, found->Get("content"));
-  }
-  KVASIR_ASSIGN_OR_RETURN(const std::string token, name.String());
-  return parts.Find(token);
+// If the configuration says otherwise, changes add_prefix_space of a ByteLevel
+// pre-tokenizer that is not in a Sequence, and returns true.
+bool SetPrefixSpace(const TokenizerConfig& config, nlohmann::json* file) {
+  if (!config.add_prefix_space() || !file->is_object()) return false;
+  const auto pre = file->find("pre_tokenizer");
+  if (pre == file->end() || !pre->is_object()) return false;
+  if (pre->value("type", nlohmann::json()) != "ByteLevel") return false;
+  nlohmann::json& prefix = (*pre)["add_prefix_space"];
+  const nlohmann::json before = prefix;
+  prefix = *config.add_prefix_space();
+  return before != prefix;
 }
 
-// Reads the chat template: a string, or a list of {"name", "template"}, from
-// which "default" is used.
-absl::StatusOr<std::string> ReadChatTemplate(const JsonRef& config) {
-  KVASIR_ASSIGN_OR_RETURN(const auto found, config.Find("chat_template"));
-  if (!found) return std::string();
-  if (found->value().is_string()) return found->String();
-  KVASIR_ASSIGN_OR_RETURN(const auto entries, found->Elements());
-  for (const JsonRef& entry : entries) {
-    KVASIR_ASSIGN_OR_RETURN(const std::string name, entry.GetString("name"));
-    if (name == "default") return entry.GetString("template");
-  }
-  return std::string();
+// A file that may stand beside tokenizer.json, parsed. Null if it is absent.
+absl::StatusOr<nlohmann::json> ParseBeside(std::string_view text,
+                                           const std::string& name) {
+  if (text.empty()) return nlohmann::json();
+  return ParseUntrustedJson(text, name);
 }
 
-absl::Status ReadConfig(const JsonRef& config, TokenizerParts* parts) {
-  KVASIR_ASSIGN_OR_RETURN(parts->bos_id,
-                          ReadNamedToken(config, "bos_token", *parts));
-  KVASIR_ASSIGN_OR_RETURN(const auto eos,
-                          ReadNamedToken(config, "eos_token", *parts));
-  KVASIR_ASSIGN_OR_RETURN(const std::string_view default_eos,
-                          DefaultEosToken(config));
-  if (eos) {
-    parts->eos_ids.push_back(*eos);
-  } else if (!default_eos.empty()) {
-    if (const auto id = parts->Find(default_eos)) parts->eos_ids.push_back(*id);
+std::optional<JsonRef> RefTo(const nlohmann::json& file, std::string path) {
+  if (file.is_null()) return std::nullopt;
+  return JsonRef(file, std::move(path));
+}
+
+// A text that differs for tokenizers of one tokenizer.json with different
+// configurations.
+std::string Describe(const TokenizerConfig& config,
+                     const TokenizerParts& parts) {
+  std::string text =
+      absl::StrCat(config.add_prefix_space().value_or(false), "\n");
+  for (const AddedToken& token : parts.added.tokens()) {
+    absl::StrAppend(&text, token.content.size(), " ", token.content, " ",
+                    token.id, " ", token.special, token.normalized,
+                    token.also_raw, token.single_word, token.left_strip,
+                    token.right_strip, "\n");
   }
-  KVASIR_ASSIGN_OR_RETURN(parts->chat_template, ReadChatTemplate(config));
-  return absl::OkStatus();
+  for (const auto& items : parts.templates) {
+    for (const auto& item : items) {
+      absl::StrAppend(&text, item.is_text ? "text" : "", " ");
+      for (const int32_t id : item.ids) absl::StrAppend(&text, id, " ");
+    }
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
 }
 
 // Splits and encodes one text, appending to `ids`.
@@ -306,6 +374,9 @@ class Encoder {
           at_start && segment.begin == 0, &budget_, &pieces_));
       for (const TextPiece& piece : pieces_.pieces) {
         parts_.model->Encode(piece.text, &scratch_, ids_);
+        if (!scratch_.uncovered.empty()) {
+          return parts_.model->Uncovered(scratch_);
+        }
         KVASIR_RETURN_IF_ERROR(CheckFits(0));
       }
     }
@@ -360,24 +431,59 @@ Tokenizer::~Tokenizer() = default;
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
     std::string_view tokenizer_json, std::string_view config_json,
     const std::string& file_name) {
+  return FromFiles(
+      {.tokenizer = tokenizer_json, .config = config_json, .name = file_name});
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromFiles(
+    const TokenizerFiles& files) {
   auto parts = std::make_unique<TokenizerParts>();
-  KVASIR_ASSIGN_OR_RETURN(const nlohmann::json file,
-                          ParseUntrustedJson(tokenizer_json, file_name));
-  KVASIR_RETURN_IF_ERROR(ReadPipeline(
-      JsonRef(file, absl::StrCat(file_name, ": tokenizer")), parts.get()));
-  if (!config_json.empty()) {
-    const std::string config_name =
-        absl::StrCat("tokenizer_config.json beside ", file_name);
-    KVASIR_ASSIGN_OR_RETURN(const nlohmann::json config,
-                            ParseUntrustedJson(config_json, config_name));
-    KVASIR_RETURN_IF_ERROR(ReadConfig(
-        JsonRef(config, absl::StrCat(config_name, ": config")), parts.get()));
-  }
+  KVASIR_ASSIGN_OR_RETURN(nlohmann::json file,
+                          ParseUntrustedJson(files.tokenizer, files.name));
+  const std::string beside = absl::StrCat(" beside ", files.name);
+  const std::string config_name = absl::StrCat("tokenizer_config.json", beside);
+  KVASIR_ASSIGN_OR_RETURN(const nlohmann::json config_json,
+                          ParseBeside(files.config, config_name));
+  const std::string map_name = absl::StrCat("special_tokens_map.json", beside);
+  KVASIR_ASSIGN_OR_RETURN(const nlohmann::json map_json,
+                          ParseBeside(files.special_tokens_map, map_name));
+  const std::string added_name = absl::StrCat("added_tokens.json", beside);
+  KVASIR_ASSIGN_OR_RETURN(const nlohmann::json added_json,
+                          ParseBeside(files.added_tokens, added_name));
+  KVASIR_ASSIGN_OR_RETURN(
+      const TokenizerConfig config,
+      TokenizerConfig::Read(
+          {.config = RefTo(config_json, absl::StrCat(config_name, ": config")),
+           .special_tokens_map =
+               RefTo(map_json, absl::StrCat(map_name, ": map")),
+           .added_tokens =
+               RefTo(added_json, absl::StrCat(added_name, ": tokens")),
+           .config_text = files.config}));
+  parts->is_changed = SetPrefixSpace(config, &file);
+  const std::string root = absl::StrCat(files.name, ": tokenizer");
+  KVASIR_RETURN_IF_ERROR(
+      ReadPipeline(JsonRef(file, root), config, parts.get()));
+  parts->chat_template = config.chat_template();
+  parts->bos_id = parts->Find(config.bos());
+  const auto eos = parts->Find(config.eos());
+  if (eos) parts->eos_ids.push_back(*eos);
   if (!parts->pre_tokenizer.removes_text()) {
     parts->longest_token_bytes = parts->model->longest_token_bytes();
   }
-  parts->hash = base::Sha256Hex(tokenizer_json);
+  parts->hash = base::Sha256Hex(files.tokenizer);
+  if (parts->is_changed) {
+    parts->hash =
+        base::Sha256Hex(absl::StrCat(parts->hash, Describe(config, *parts)));
+  }
   return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(parts)));
+}
+
+// Returns the text of a file in `folder`, or an empty text if there is none.
+absl::StatusOr<std::string> ReadBeside(const std::filesystem::path& folder,
+                                       const char* name) {
+  std::error_code error;
+  if (!std::filesystem::exists(folder / name, error)) return std::string();
+  return ReadSmallFile((folder / name).string(), kMaxConfigBytes);
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(
@@ -386,30 +492,22 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(
   std::error_code error;
   if (std::filesystem::is_directory(file, error)) file /= "tokenizer.json";
   if (!std::filesystem::exists(file, error)) return NoTokenizer(file);
+  const std::filesystem::path folder = file.parent_path();
   KVASIR_ASSIGN_OR_RETURN(const std::string text,
                           ReadSmallFile(file.string(), kMaxFileBytes));
-  std::string config;
-  const auto config_path = file.parent_path() / "tokenizer_config.json";
-  if (std::filesystem::exists(config_path, error)) {
-    KVASIR_ASSIGN_OR_RETURN(
-        config, ReadSmallFile(config_path.string(), kMaxConfigBytes));
-  }
-  const auto map_path = file.parent_path() / "special_tokens_map.json";
-  if (std::filesystem::exists(map_path, error)) {
-    KVASIR_ASSIGN_OR_RETURN(const std::string map,
-                            ReadSmallFile(map_path.string(), kMaxConfigBytes));
-    KVASIR_ASSIGN_OR_RETURN(
-        config,
-        MergeSpecialTokensMap(config, map, file.parent_path().string()));
-  }
-  std::string chat_template;
-  const auto template_path = file.parent_path() / "chat_template.jinja";
-  if (std::filesystem::exists(template_path, error)) {
-    KVASIR_ASSIGN_OR_RETURN(
-        chat_template, ReadSmallFile(template_path.string(), kMaxConfigBytes));
-  }
-  KVASIR_ASSIGN_OR_RETURN(auto tokenizer,
-                          FromJson(text, config, file.string()));
+  KVASIR_ASSIGN_OR_RETURN(const std::string config,
+                          ReadBeside(folder, "tokenizer_config.json"));
+  KVASIR_ASSIGN_OR_RETURN(const std::string map,
+                          ReadBeside(folder, "special_tokens_map.json"));
+  KVASIR_ASSIGN_OR_RETURN(const std::string added,
+                          ReadBeside(folder, "added_tokens.json"));
+  KVASIR_ASSIGN_OR_RETURN(std::string chat_template,
+                          ReadBeside(folder, "chat_template.jinja"));
+  KVASIR_ASSIGN_OR_RETURN(auto tokenizer, FromFiles({.tokenizer = text,
+                                                     .config = config,
+                                                     .special_tokens_map = map,
+                                                     .added_tokens = added,
+                                                     .name = file.string()}));
   if (!chat_template.empty()) {
     tokenizer->parts_->chat_template = std::move(chat_template);
   }
@@ -442,7 +540,7 @@ std::string Tokenizer::Decode(std::span<const int32_t> ids,
   DetokenizerState state = parts_->detokenizer.NewState();
   for (const int32_t id : ids) {
     const std::string_view token = IdToToken(id);
-    if (token.empty() || (skip_special && IsSpecial(id))) continue;
+    if (!HasToken(id) || (skip_special && IsSpecial(id))) continue;
     parts_->detokenizer.Push(token, &state, &text);
   }
   parts_->detokenizer.Finish(&state, &text);
@@ -456,6 +554,10 @@ int32_t Tokenizer::vocab_size() const {
 std::string_view Tokenizer::IdToToken(int32_t id) const {
   if (id < 0 || id >= vocab_size()) return {};
   return parts_->tokens[static_cast<size_t>(id)];
+}
+
+bool Tokenizer::HasToken(int32_t id) const {
+  return !IdToToken(id).empty() || id == parts_->model->empty_id();
 }
 
 std::optional<int32_t> Tokenizer::TokenToId(std::string_view token) const {

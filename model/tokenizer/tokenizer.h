@@ -32,6 +32,15 @@ struct EncodeOptions {
   size_t max_ids = std::numeric_limits<size_t>::max();
 };
 
+// The texts of a tokenizer's files. All but `tokenizer` may be empty.
+struct TokenizerFiles {
+  std::string_view tokenizer;           // tokenizer.json
+  std::string_view config;              // tokenizer_config.json
+  std::string_view special_tokens_map;  // special_tokens_map.json
+  std::string_view added_tokens;        // added_tokens.json
+  std::string name = "tokenizer.json";  // errors name it
+};
+
 // One immutable tokenizer.
 //
 // Threads: every const method may be called from any number of threads.
@@ -50,9 +59,8 @@ class Tokenizer {
   static constexpr size_t kMaxFileBytes = size_t{128} << 20;
   static constexpr size_t kMaxTextBytes = size_t{64} << 20;
 
-  // `path` is a checkpoint folder or a tokenizer.json. If there is a
-  // tokenizer_config.json, a special_tokens_map.json or a chat_template.jinja
-  // beside it, it is read as well.
+  // `path` is a checkpoint folder or a tokenizer.json. The files beside it that
+  // TokenizerFiles names are read as well, and chat_template.jinja.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(
       const std::string& path);
 
@@ -61,6 +69,10 @@ class Tokenizer {
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(
       std::string_view tokenizer_json, std::string_view config_json = {},
       const std::string& file_name = "tokenizer.json");
+
+  // The same from all files.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> FromFiles(
+      const TokenizerFiles& files);
 
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;
@@ -76,6 +88,8 @@ class Tokenizer {
   // One more than the largest id: ids are in [0, vocab_size). A model may have
   // logits for further ids.
   int32_t vocab_size() const;
+  // True if a token, which may be the empty one, has this id.
+  bool HasToken(int32_t id) const;
   // The token as the file writes it ("Ġhello", "▁hello", "<0x0A>"). Empty if no
   // token has this id.
   std::string_view IdToToken(int32_t id) const;
@@ -93,7 +107,8 @@ class Tokenizer {
   const std::vector<int32_t>& eos_ids() const;
   // An empty string if the checkpoint has no chat template.
   const std::string& chat_template() const;
-  // SHA-256 of tokenizer.json in hex. Two tokenizers with equal hashes convert
+  // SHA-256 of tokenizer.json in hex. If the files beside it change what it
+  // says, it covers the changes too. Two tokenizers with equal hashes convert
   // texts and ids in the same way.
   const std::string& hash() const;
 

@@ -115,8 +115,9 @@ std::vector<Mutation> HostileModels() {
        Code::kInvalidArgument, "model.vocab[\"a\"] is 1.5"},
       {"id twice", [](json& f) { f["model"]["vocab"]["a"] = 2; },
        Code::kInvalidArgument, "is 2, but that is also the id of"},
-      {"empty token", [](json& f) { f["model"]["vocab"][""] = 9; },
-       Code::kInvalidArgument, "a token must not be empty"},
+      {"id twice, once of the empty token",
+       [](json& f) { f["model"]["vocab"][""] = 2; }, Code::kInvalidArgument,
+       "is 2, but that is also the id of [\"\"]"},
       {"unknown merge part",
        [](json& f) {
          f["model"]["merges"].push_back({"a", "x"});
@@ -136,12 +137,6 @@ std::vector<Mutation> HostileModels() {
          f["model"]["merges"].push_back({1, 2});
        },
        Code::kInvalidArgument, "merges[1] is an array of 2"},
-      {"unknown token outside",
-       [](json& f) { f["model"]["unk_token"] = "<unk>"; },
-       Code::kInvalidArgument, "model.unk_token is \"<unk>\""},
-      {"byte fallback without bytes",
-       [](json& f) { f["model"]["byte_fallback"] = true; },
-       Code::kInvalidArgument, "<0x00> is not in"},
       {"dropout", [](json& f) { f["model"]["dropout"] = 0.1; },
        Code::kUnimplemented, "model.dropout is 0.1"},
       {"word suffix",
@@ -156,14 +151,26 @@ std::vector<Mutation> HostileModels() {
 std::vector<Mutation> HostilePipelines() {
   return {
       {"foreign normalizer",
-       [](json& f) { f["normalizer"]["type"] = "Precompiled"; },
-       Code::kUnimplemented, "normalizer.type is \"Precompiled\""},
+       [](json& f) { f["normalizer"]["type"] = "BertNormalizer"; },
+       Code::kUnimplemented, "normalizer.type is \"BertNormalizer\""},
       {"foreign pre-tokenizer",
        [](json& f) { f["pre_tokenizer"]["type"] = "UnicodeScripts"; },
        Code::kUnimplemented, "pre_tokenizer.type is \"UnicodeScripts\""},
       {"foreign post-processor",
-       [](json& f) { f["post_processor"]["type"] = "BertProcessing"; },
-       Code::kUnimplemented, "post_processor.type is \"BertProcessing\""},
+       [](json& f) { f["post_processor"]["type"] = "OtherProcessing"; },
+       Code::kUnimplemented, "post_processor.type is \"OtherProcessing\""},
+      {"processing with an id outside",
+       [](json& f) {
+         f["post_processor"] = {{"type", "RobertaProcessing"},
+                                {"cls", {"<s>", 5}},
+                                {"sep", {"</s>", 77}}};
+       },
+       Code::kInvalidArgument, "post_processor.sep[1] is 77"},
+      {"processing with a token without an id",
+       [](json& f) {
+         f["post_processor"] = {{"type", "BertProcessing"}, {"cls", {"<s>"}}};
+       },
+       Code::kInvalidArgument, "want a token and its id"},
       {"foreign decoder", [](json& f) { f["decoder"]["type"] = "WordPiece"; },
        Code::kUnimplemented, "decoder.type is \"WordPiece\""},
       {"foreign prepend scheme",
@@ -242,12 +249,16 @@ std::vector<Mutation> HostilePipelines() {
       {"vocabulary id beyond the unused ones",
        [](json& f) { f["model"]["vocab"]["ab"] = 6 + kMaxUnusedIds; },
        Code::kInvalidArgument, "an integer from 0 below 65542"},
-      {"added twice",
+      {"added twice with different ids",
        [](json& f) {
-         const json token = {{"id", 3}, {"content", "ab"}};
-         f["added_tokens"] = {token, token};
+         f["added_tokens"].push_back({{"id", 6}, {"content", "<s>"}});
        },
-       Code::kInvalidArgument, "id 3, but lists this token twice"},
+       Code::kInvalidArgument, "gives \"<s>\" id 6, but also id 5"},
+      {"one id for two added tokens",
+       [](json& f) {
+         f["added_tokens"].push_back({{"id", 5}, {"content", "<t>"}});
+       },
+       Code::kInvalidArgument, "id 5, but that is the id of \"<s>\""},
       {"added token of nothing",
        [](json& f) { f["added_tokens"][0]["content"] = ""; },
        Code::kInvalidArgument, "content has 0 bytes"},
@@ -583,7 +594,8 @@ TEST(TokenizerTest, ReadsTheChatTemplateFromAFileAndFromAListOfTemplates) {
             {"name": "default", "template": "d"}]})");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto listed, Tokenizer::Load(dir.path()));
   EXPECT_EQ(listed->bos_id(), 5);
-  EXPECT_TRUE(listed->eos_ids().empty());
+  EXPECT_EQ(listed->eos_ids(), Ids{6})
+      << "a new token, as AutoTokenizer has it";
   EXPECT_EQ(listed->chat_template(), "d");
   dir.Write("chat_template.jinja", "from file");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto filed, Tokenizer::Load(dir.path()));

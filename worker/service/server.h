@@ -25,10 +25,10 @@ struct WorkerServerOptions {
   // service.info.max_model_len also determines the size of the largest message
   // that the server accepts.
   WorkerServiceOptions service;
-  // A client that pings more often is disconnected. Routers ping every 5 s
-  // while nothing arrives, for example while a request waits for its first
-  // token, so this must be less than 5 s.
-  absl::Duration min_ping_interval = absl::Seconds(4);
+  // See GrpcServerOptions. Routers ping every 5 s while nothing arrives, for
+  // example while a request waits for its first token.
+  absl::Duration min_ping_interval =
+      base::GrpcServerOptions().min_ping_interval;
   // A TCP connection older than this gets a GOAWAY, so that its client
   // reconnects. That renews certificates and spreads load over servers.
   // Connections over Unix sockets need neither and have no maximum age.

@@ -1,0 +1,114 @@
+// tokenizer_config.json, and the older files beside it: what they say about the
+// added tokens of tokenizer.json, about its prompt template and its prefix
+// space. The result is that of AutoTokenizer in transformers 4.57.1.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/tokenizer/added_tokens.h"
+#include "model/tokenizer/bpe.h"
+#include "model/tokenizer/tokenizer_json.h"
+
+namespace kvasir::model {
+
+// The files beside tokenizer.json; each may be absent.
+struct ConfigFiles {
+  std::optional<JsonRef> config;              // tokenizer_config.json
+  std::optional<JsonRef> special_tokens_map;  // special_tokens_map.json
+  std::optional<JsonRef> added_tokens;        // added_tokens.json
+  // The text of `config`. New tokens get their ids in the order of the text.
+  std::string_view config_text;
+};
+
+// Adds `batch` to `tokens`, as one call of the reference's add_tokens does:
+// - The id and the place of a token that is already there stay.
+// - The flags of its last entry count, except entries equal to the token before
+//   the call.
+// - A special token stays special, and `normalized` of its first special entry
+//   counts. Otherwise a token is searched in each form that an entry asks for.
+void MergeAddedTokens(const std::vector<AddedToken>& batch,
+                      std::vector<AddedToken>* tokens);
+
+// Threads: immutable, so any thread may use it.
+class TokenizerConfig {
+ public:
+  // A template that the file's tokenizer class makes in place of the
+  // post-processor: the text between these two tokens.
+  struct Template {
+    bool adds_bos = false;
+    bool adds_eos = false;
+  };
+
+  // Does nothing: no file stands beside tokenizer.json.
+  TokenizerConfig() = default;
+  // INVALID_ARGUMENT names the file, the field and the value.
+  static absl::StatusOr<TokenizerConfig> Read(const ConfigFiles& files);
+
+  // Changes and extends the tokens of tokenizer.json. A token that the
+  // vocabulary lacks gets the next free id. INVALID_ARGUMENT if a vocabulary
+  // with unused ids has no such id.
+  absl::Status AddTokens(const BpeModel& model,
+                         std::vector<AddedToken>* tokens) const;
+
+  // The texts of these tokens; empty if there are none.
+  const std::string& bos() const { return bos_; }
+  const std::string& eos() const { return eos_; }
+  const std::optional<Template>& prompt_template() const { return template_; }
+  // The value that replaces add_prefix_space of a ByteLevel pre-tokenizer.
+  std::optional<bool> add_prefix_space() const { return add_prefix_space_; }
+  const std::string& chat_template() const { return chat_template_; }
+
+ private:
+  // A token that a field names.
+  struct Name {
+    AddedToken token;
+    // Its field gives flags, and not only the text.
+    bool has_flags = false;
+    // added_tokens_decoder does not replace these flags.
+    bool keeps_flags = false;
+  };
+  enum class Source { kConfig, kMap, kOther };
+  struct ClassDefaults;
+
+  static const ClassDefaults* FindClass(std::string_view name);
+  absl::Status ReadClass(const JsonRef& config, const ClassDefaults* defaults);
+  absl::Status ReadNames(const ConfigFiles& files,
+                         const ClassDefaults* defaults);
+  absl::Status ReadNameLists(const ConfigFiles& files,
+                             const std::optional<JsonRef>& extra);
+  absl::Status ReadTokens(const ConfigFiles& files);
+  // The tokens to add, in order: those `given` by id, then the named ones.
+  std::vector<const AddedToken*> Batch(
+      const std::map<int64_t, AddedToken>& given,
+      const std::vector<AddedToken>& in_file) const;
+  // Adds the token of `ref`, a string or an object, and returns its text.
+  absl::StatusOr<std::string> AddName(const JsonRef& ref, bool keeps_flags,
+                                      Source source);
+
+  std::vector<Name> names_;  // in the order of transformers
+  absl::flat_hash_set<std::string> named_;
+  // Those that a token of added_tokens.json is special for.
+  absl::flat_hash_set<std::string> named_for_added_json_;
+  // The config's added_tokens_decoder or added_tokens.json, by their keys.
+  std::vector<std::pair<int64_t, AddedToken>> tokens_;
+  // False if the config has added_tokens_decoder. Otherwise the tokens of
+  // tokenizer.json count as if they stood there.
+  bool older_form_ = true;
+  std::string where_;  // for errors: a file that was read
+  std::string bos_;
+  std::string eos_;
+  std::optional<Template> template_;
+  std::optional<bool> add_prefix_space_;
+  std::string chat_template_;
+};
+
+}  // namespace kvasir::model
