@@ -80,11 +80,15 @@ def test_auto_keeps_the_plan_of_a_converted_model():
         assert 'I plan check skipped plan=palu why="the plan has weights of its own"' in server.log()
 
 
-def test_several_ranks_do_not_compare_plans():
-    with KvasirProcess("serve", "--kv-plan", "auto", "--tp", "2") as server:
-        assert "--kv-plan auto plan=full" in server.log() and "skipped" not in server.log()
-    with KvasirProcess("serve", "--kv-plan", "dense-8bit", "--tp", "2") as server:
-        assert ' plan check skipped plan=dense-8bit why="several ranks share the model"' in server.log()
+def test_ranks_of_a_group_compare_plans_together(with_biases):
+    with KvasirProcess("serve", "--kv-plan", "auto", "--tp", "2", "--threads", "1", model=with_biases) as server:
+        log = server.log()
+        (plan,) = re.findall(r" --kv-plan auto plan=(\S+)", log)
+        tried = re.findall(r" plan check plan=(\S+) kl_per_token=(\S+) ", log)
+        assert [(float(kl) <= 0.02) for _, kl in tried] == [name == plan for name, _ in tried] != []
+        assert triton.generate(server.grpc, server.ready["model"], "It was", max_tokens=4, temperature=0.0)
+    done = run("serve", "--model", with_biases, "--kv-plan", "rotated-4bit", "--tp", "2", "--threads", "1", "--grpc-port", "0", check=False)
+    assert done.returncode == 1 and "the plan rotated-4bit changes this model" in done.stderr, done.stderr
 
 
 def test_the_result_is_kept_for_later_starts(tmp_path, monkeypatch):
