@@ -61,6 +61,24 @@ def test_a_plan_that_changes_a_model_too_much_is_refused_unless_a_flag_says_othe
         assert "plan check off" in server.log()
 
 
+def test_auto_takes_no_plan_that_cannot_store_the_lengths_of_keys(tmp_path):
+    """Codes store a key's length or scale as a float16. These keys are longer, but the model computes the same as before,
+    because its queries are as much smaller."""
+    folder = altered_model(tmp_path / "tiny")
+    tensors = read_tensors(folder / "model.safetensors")
+    for layer in range(LAYERS):
+        for name, exponent in ("q", -20), ("k", 20):
+            key = f"model.layers.{layer}.self_attn.{name}_proj.weight"
+            dtype, shape, data = tensors[key]
+            values = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+            tensors[key] = (dtype, shape, bf16(np.ldexp(values, exponent)))
+    write_tensors(folder / "model.safetensors", tensors)
+    done = run("check-plan", "--model", folder, "--kv-plan", "rotated-4bit")
+    assert "W the plan rotated-4bit changes this model" in done.stderr, done.stderr
+    done = run("check-plan", "--model", folder, "--kv-plan", "auto", "--json")
+    assert json.loads(done.stdout)["plan"] == "full", done.stdout
+
+
 @pytest.mark.parametrize("has_biases", [False, True])
 def test_auto_takes_the_smallest_plan_that_hardly_changes_the_model(has_biases, with_biases):
     model = with_biases if has_biases else TINY
