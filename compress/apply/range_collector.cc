@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compress/oracle/layer_program.h"
+#include "compress/oracle/outer_forward.h"
 #include "compress/planner/channel_codes.h"
 #include "compress/planner/layer_moments.h"
 #include "compress/planner/layer_spaces.h"

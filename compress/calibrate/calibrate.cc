@@ -19,6 +19,7 @@
 #include "compress/calibrate/head_loss.h"
 #include "compress/oracle/layer_forward.h"
 #include "compress/oracle/layer_program.h"
+#include "compress/oracle/outer_forward.h"
 #include "compress/runtime/cpu_setup.h"
 #include "compress/runtime/for_each_index.h"
 #include "compress/runtime/torch_status.h"

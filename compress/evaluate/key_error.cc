@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "compress/oracle/outer_forward.h"
 #include "compress/runtime/torch_status.h"
 
 namespace kvasir::compress {

@@ -10,6 +10,7 @@
 #include "compress/oracle/attention_core.h"
 #include "compress/oracle/code_errors.h"
 #include "compress/oracle/move_heads.h"
+#include "compress/oracle/outer_forward.h"
 
 namespace kvasir::compress {
 namespace {
@@ -78,9 +79,23 @@ at::Tensor RotateComplex(const Call& call, const ProgramPart& part,
   return Rotate(heads, turn).squeeze(2).index_select(-1, part.complex_join);
 }
 
+// Applies the norm of queries or keys to rows [B, T, H * D], if the model has
+// one.
+absl::StatusOr<at::Tensor> NormalizeHeads(const Call& call,
+                                          const std::string& module,
+                                          const at::Tensor& rows) {
+  const model::DecoderSpec& spec = call.spec();
+  if (spec.qk_norm == model::QkNorm::kNone) return rows;
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor weight,
+                          call.Get(module + ".weight"));
+  const at::Tensor heads =
+      rows.view({rows.size(0), rows.size(1), -1, spec.head_dim});
+  return Normalize(spec, heads, weight, at::Tensor()).flatten(2);
+}
+
 // Computes all latents of a part, [B, T, sum of R'], as they are before they
 // are coded.
-absl::StatusOr<at::Tensor> PartLatents(const Call& call,
+absl::StatusOr<at::Tensor> PartLatents(const Call& call, plan::Side side,
                                        const ProgramPart& part,
                                        const at::Tensor& x) {
   const bool down = part.space == plan::Space::kLowRank ||
@@ -89,6 +104,10 @@ absl::StatusOr<at::Tensor> PartLatents(const Call& call,
       at::Tensor latent,
       call.Project(down ? part.prefix + ".down" : part.prefix, x,
                    part.has_bias));
+  if (side == plan::Side::kKey) {
+    KVASIR_ASSIGN_OR_RETURN(latent,
+                            NormalizeHeads(call, "self_attn.k_norm", latent));
+  }
   const int64_t kv_heads = call.spec().num_kv_heads;
   const std::vector<int64_t> by_head = {x.size(0), x.size(1), kv_heads, -1};
   const std::vector<int64_t> flat = {x.size(0), x.size(1), -1};
@@ -374,7 +393,8 @@ absl::StatusOr<at::Tensor> AssembleKey(const Call& call,
 absl::StatusOr<ReadLatents> MakeLatents(const Call& call, plan::Side side,
                                         const ProgramPart& part,
                                         const at::Tensor& x) {
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent, PartLatents(call, part, x));
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent,
+                          PartLatents(call, side, part, x));
   ReadLatents read;
   KVASIR_ASSIGN_OR_RETURN(read.coded, CodeLatents(call, side, part, latent));
   if (call.errors != nullptr && part.holds_codes()) {
@@ -469,8 +489,9 @@ absl::StatusOr<at::Tensor> MakeQueries(const Call& call, const at::Tensor& x,
                                        double scale) {
   const LayerProgram& program = call.program;
   const model::DecoderSpec& spec = call.spec();
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor rows,
+  KVASIR_ASSIGN_OR_RETURN(at::Tensor rows,
                           call.Project("self_attn.q_proj", x, spec.qkv_bias));
+  KVASIR_ASSIGN_OR_RETURN(rows, NormalizeHeads(call, "self_attn.q_norm", rows));
   const std::vector<int64_t> by_head = {x.size(0), x.size(1), spec.num_heads,
                                         -1};
   std::vector<at::Tensor> pieces;
@@ -616,19 +637,6 @@ absl::StatusOr<at::Tensor> Mlp(const Call& call, const at::Tensor& x) {
   return call.Project("mlp.down_proj", inner, bias);
 }
 
-// Applies the model's norm in float32. Only LayerNorm uses `bias`.
-at::Tensor Normalize(const model::DecoderSpec& spec, const at::Tensor& hidden,
-                     const at::Tensor& weight, const at::Tensor& bias) {
-  const at::Tensor wide = hidden.to(at::kFloat);
-  if (spec.norm == model::NormKind::kLayerNorm) {
-    return at::layer_norm(wide, {wide.size(-1)}, weight, bias, spec.norm_eps)
-        .to(hidden.scalar_type());
-  }
-  const at::Tensor scale =
-      at::rsqrt(wide.square().mean(-1, /*keepdim=*/true) + spec.norm_eps);
-  return (wide * scale).to(hidden.scalar_type()) * weight;
-}
-
 absl::StatusOr<at::Tensor> LayerNormalize(const Call& call,
                                           const std::string& module,
                                           const at::Tensor& hidden) {
@@ -679,22 +687,6 @@ absl::StatusOr<at::Tensor> LayerForward(const LayerProgram& program,
                      program.spec.parallel_residual ? hidden : between));
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor mlp, Mlp(call, mlp_input));
   return between + mlp;
-}
-
-at::Tensor EmbedTokens(const OuterTensors& outer, const at::Tensor& ids) {
-  const at::Tensor tokens = at::embedding(outer.embedding, ids);
-  if (!outer.positions.defined()) return tokens;
-  return tokens + outer.positions.slice(0, 0, ids.size(1));
-}
-
-at::Tensor FinalNorm(const model::DecoderSpec& spec, const OuterTensors& outer,
-                     const at::Tensor& hidden) {
-  return Normalize(spec, hidden, outer.final_norm, outer.final_norm_bias);
-}
-
-at::Tensor FinalLogits(const model::DecoderSpec& spec,
-                       const OuterTensors& outer, const at::Tensor& hidden) {
-  return at::linear(FinalNorm(spec, outer, hidden), outer.head);
 }
 
 }  // namespace kvasir::compress

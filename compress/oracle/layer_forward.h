@@ -140,14 +140,4 @@ absl::StatusOr<at::Tensor> AttentionInput(const LayerProgram& program,
                                           const TensorMap& tensors,
                                           const at::Tensor& hidden);
 
-// Returns the embeddings [B, T, M] of ids [B, T] int64 at positions 0 .. T - 1.
-at::Tensor EmbedTokens(const OuterTensors& outer, const at::Tensor& ids);
-// Applies the norm that follows the last layer.
-at::Tensor FinalNorm(const model::DecoderSpec& spec, const OuterTensors& outer,
-                     const at::Tensor& hidden);
-// Applies the final norm and the output head to hidden states [B, T, M];
-// returns logits [B, T, V].
-at::Tensor FinalLogits(const model::DecoderSpec& spec,
-                       const OuterTensors& outer, const at::Tensor& hidden);
-
 }  // namespace kvasir::compress

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "compress/oracle/outer_forward.h"
 #include "compress/runtime/torch_status.h"
 #include "model/shapes/attention_shape.h"
 

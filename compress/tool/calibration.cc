@@ -21,6 +21,7 @@
 #include "compress/calibrate/calibration_cost.h"
 #include "compress/calibrate/token_stream.h"
 #include "compress/runtime/device.h"
+#include "compress/tensors/served_model.h"
 #include "compress/tool/commands.h"
 #include "model/known_models.h"
 #include "model/tokenizer/tokenizer.h"
@@ -275,6 +276,11 @@ absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags) {
     return absl::Status(
         checkpoint.status().code(),
         absl::StrCat("--model: ", checkpoint.status().message()));
+  }
+  const absl::Status served = compress::CheckMethodsServe(checkpoint->spec());
+  if (!served.ok()) {
+    return absl::Status(served.code(),
+                        absl::StrCat("--model: ", served.message()));
   }
   if (checkpoint->kv_plan_json().has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(

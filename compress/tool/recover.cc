@@ -29,6 +29,7 @@
 #include "compress/oracle/reference_decoder.h"
 #include "compress/runtime/cpu_setup.h"
 #include "compress/runtime/device.h"
+#include "compress/tensors/served_model.h"
 #include "compress/tool/commands.h"
 #include "compress/train/recover_ranges.h"
 #include "compress/train/recover_writer.h"
@@ -83,6 +84,7 @@ struct Comparison {
 absl::Status OpenModels(const RecoverFlags& flags, Inputs& inputs) {
   KVASIR_ASSIGN_OR_RETURN(model::Checkpoint model,
                           model::Checkpoint::Open(flags.model));
+  KVASIR_RETURN_IF_ERROR(compress::CheckMethodsServe(model.spec()));
   KVASIR_ASSIGN_OR_RETURN(model::Checkpoint teacher,
                           model::Checkpoint::Open(flags.teacher));
   if (teacher.kv_plan_json().has_value()) {

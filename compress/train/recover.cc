@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "compress/oracle/outer_forward.h"
 #include "compress/runtime/device.h"
 #include "compress/runtime/for_each_index.h"
 #include "compress/runtime/torch_status.h"

@@ -9,12 +9,13 @@ namespace {
 
 constexpr OpKernels<NormParams> kKernels = {"norm", &NormReference, &NormSimd};
 
-// If rows are a multiple of 16 bytes long, a GPU always reads them 16 bytes at
-// a time, so they must be aligned. Reading unaligned rows in another way would
-// change the order of sums, which may depend only on the number of columns.
+// If rows and their distance are a multiple of 16 bytes, a GPU always reads
+// them 16 bytes at a time, so they must be aligned. Reading unaligned rows in
+// another way would change the order of sums, which may depend only on sizes.
 absl::Status CheckAlignment(const NormParams& params) {
   constexpr int64_t kAccessBytes = 16;
-  if (params.columns * DTypeBytes(params.dtype) % kAccessBytes != 0) {
+  if (params.columns * DTypeBytes(params.dtype) % kAccessBytes != 0 ||
+      params.stride * DTypeBytes(params.dtype) % kAccessBytes != 0) {
     return absl::OkStatus();
   }
   const std::pair<const char*, const void*> operands[] = {
@@ -47,6 +48,18 @@ absl::Status Norm(Stream& stream, const NormParams& params,
   }
   if (params.columns < 1) {
     return Refuse(kKernels.op, "columns", 1, params.columns);
+  }
+  if (params.num_parts < 1) {
+    return Refuse(kKernels.op, "parts", 1, params.num_parts);
+  }
+  if (params.stride != 0 && params.stride < params.num_parts * params.columns) {
+    return Refuse(kKernels.op, "stride", params.num_parts * params.columns,
+                  params.stride);
+  }
+  if (params.residual && params.stride != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kKernels.op, ": rows that lie in longer ones cannot have ",
+                     "a residual"));
   }
   if (stream.device() != DeviceKind::kCpu) {
     KVASIR_RETURN_IF_ERROR(CheckAlignment(params));

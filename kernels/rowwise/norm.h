@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "kernels/device/device_ptr.h"
 #include "kernels/device/dtype.h"
 
@@ -42,6 +43,17 @@ struct NormParamsIn {
   NormKind kind = NormKind::kRms;
   float eps = 1e-5f;
   DType dtype = DType::kF32;  // the type of activations
+  // For rows that lie in longer ones, like the heads of a token (QK-norm). A
+  // longer row has `num_parts` rows of M numbers, and longer rows begin
+  // `stride` numbers apart. T then counts all rows. A residual is not allowed.
+  int64_t num_parts = 1;
+  int64_t stride = 0;  // 0: num_parts * M
+
+  // Where row t begins in x and out.
+  KVASIR_HOST_DEVICE int64_t Begin(int64_t t) const {
+    return stride == 0 ? t * columns
+                       : t / num_parts * stride + t % num_parts * columns;
+  }
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

@@ -101,12 +101,12 @@ void LayerNormRow(const NormArgs& params, const float* x, float* out) {
 void NormRows(const NormArgs& params, int64_t begin, int64_t end) {
   const int64_t columns = params.columns;
   for (int64_t t = begin; t < end; ++t) {
-    float* x = params.x + t * columns;
+    float* x = params.x + params.Begin(t);
     if (params.residual != nullptr) {
       AddRow(params.residual + t * columns, columns, x);
     }
     if (params.out == nullptr) continue;
-    float* out = params.out + t * columns;
+    float* out = params.out + params.Begin(t);
     if (params.kind == NormKind::kRms) {
       RmsNormRow(params, x, out);
     } else {

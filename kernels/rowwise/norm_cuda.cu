@@ -3,8 +3,8 @@
 // Activations (x, residual, out) have the type args.dtype, whatever their
 // pointers' type; weight and bias are float32. Sums are float32.
 //
-// Layout: rows of M numbers without gaps, read 16 bytes at a time if that
-// divides a row (then all pointers are aligned), else one number.
+// Layout: rows of M numbers, read 16 bytes at a time if that divides a row and
+// the distance of longer rows (then all pointers are aligned), else one number.
 // Order of sums (norm.h): a thread's packs in order, then simt::CtaSum.
 //
 // Bytes of a row with B bytes per number: x is read and out is written (2 M B).
@@ -107,7 +107,7 @@ KVASIR_KERNEL(kThreads)
 NormKernel(NormArgs args) {
   using Pack = simt::Pack<T, n>;
   const int64_t columns = args.columns;
-  const int64_t row = int64_t{simt::CtaX()} * columns;
+  const int64_t row = args.Begin(int64_t{simt::CtaX()});
   T* const x = reinterpret_cast<T*>(args.x) + row;
   ThreadsPacks<T, n> packs(x, columns);
   if (args.residual != nullptr) {
@@ -164,10 +164,10 @@ void LaunchNorm(const NormArgs& args, Launcher& launcher) {
   launch.grid_x = simt::Ctas(args.num_rows);
   launch.threads = kThreads;
   launch.shared_bytes = 2 * kPartials * sizeof(float);
-  // The kernel is chosen only by the number of columns, because the choice
-  // changes the order of sums.
+  // The kernel is chosen only by sizes that are fixed at load, because the
+  // choice changes the order of sums.
   simt::Launch(launcher, launch,
-               simt::WideRows<T>(args.columns)
+               simt::WideRows<T>(args.columns) && simt::WideRows<T>(args.stride)
                    ? NormKernel<T, simt::kWidePack<T>>
                    : NormKernel<T, 1>,
                args);

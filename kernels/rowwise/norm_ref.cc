@@ -41,14 +41,14 @@ void LayerNormRow(const NormArgs& params, const float* x, float* out) {
 void NormReference(const NormArgs& params, CpuStream&) {
   const int64_t m = params.columns;
   for (int64_t t = 0; t < params.num_rows; ++t) {
-    float* x = params.x + t * m;
+    float* x = params.x + params.Begin(t);
     if (params.residual != nullptr) {
       const float* residual = params.residual + t * m;
       for (int64_t i = 0; i < m; ++i) x[i] = x[i] + residual[i];
     }
     if (params.out == nullptr) continue;
     const auto row = params.kind == NormKind::kRms ? RmsNormRow : LayerNormRow;
-    row(params, x, params.out + t * m);
+    row(params, x, params.out + params.Begin(t));
   }
 }
 

@@ -166,6 +166,81 @@ TEST_P(NormKindTest, TheOutputOfANormMayOverwriteItsInput) {
 INSTANTIATE_TEST_SUITE_P(Kinds, NormKindTest,
                          Values(NormKind::kRms, NormKind::kLayer));
 
+// Rows of `columns` numbers, `parts` of which lie in each longer row of
+// `stride` numbers, after `first` other numbers.
+struct Parts {
+  int64_t long_rows, parts, columns, first, stride;
+};
+
+class NormPartsTest : public ::testing::TestWithParam<Parts> {};
+
+TEST_P(NormPartsTest, RowsInsideLongerOnesHaveTheBitsOfRowsByThemselves) {
+  const Parts& shape = GetParam();
+  const int64_t rows = shape.long_rows * shape.parts;
+  ForEachSimdTarget([&] {
+    TestStream test(3);
+    const Data data =
+        Normed(test, {NormKind::kRms, {rows, shape.columns, false}});
+    for (const CpuBackend backend :
+         {CpuBackend::kReference, CpuBackend::kSimd}) {
+      std::vector<float> all(
+          static_cast<size_t>(shape.long_rows * shape.stride), kPoison);
+      std::vector<float> want = all;
+      const auto put = [&](const std::vector<float>& from,
+                           std::vector<float>* to) {
+        for (int64_t t = 0; t < rows; ++t) {
+          std::copy_n(from.begin() + t * shape.columns, shape.columns,
+                      to->begin() + t / shape.parts * shape.stride +
+                          shape.first + t % shape.parts * shape.columns);
+        }
+      };
+      put(data.x, &all);
+      put(data.out, &want);
+      NormArgs params;
+      params.x = all.data() + shape.first;
+      params.out = params.x;
+      params.weight = data.weight.data();
+      params.num_rows = rows;
+      params.columns = shape.columns;
+      params.num_parts = shape.parts;
+      params.stride = shape.stride;
+      TestStream other(3, backend);
+      KVASIR_ASSERT_OK(
+          Norm(other.stream(), OnDevice(params), other.workspace()));
+      EXPECT_TRUE(SameBits(want, all));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, NormPartsTest,
+                         Values(Parts{1, 1, 10, 0, 10}, Parts{3, 1, 37, 2, 45},
+                                Parts{5, 3, 8, 7, 64},
+                                Parts{41, 5, 128, 64, 1024}));
+
+TEST(NormPartsTest, RowsThatOverlapOrHaveAResidualAreRefused) {
+  std::vector<float> x(24);
+  NormArgs params;
+  params.x = x.data();
+  params.out = x.data();
+  params.weight = x.data();
+  params.num_rows = 4;
+  params.columns = 4;
+  params.num_parts = 2;
+  TestStream test;
+  const auto refused = [&](const char* text) {
+    EXPECT_THAT(
+        Norm(test.stream(), OnDevice(params), test.workspace()),
+        base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+  };
+  params.stride = 7;
+  refused("stride: want at least 8, have 7");
+  params.stride = 12;
+  params.residual = x.data();
+  refused("rows that lie in longer ones cannot have a residual");
+  params.num_parts = 0;
+  refused("parts: want at least 1, have 0");
+}
+
 TEST(NormOnlyTest, AddingTheResidualWithoutANormNeedsNoWeight) {
   std::vector<float> x = {1.0f, 2.0f};
   const std::vector<float> residual = {0.5f, -2.0f};

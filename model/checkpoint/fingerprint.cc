@@ -105,6 +105,9 @@ std::string OutputsText(const DecoderSpec& spec) {
                           static_cast<int>(spec.mlp), spec.parallel_residual,
                           spec.learned_positions);
   }
+  if (spec.qk_norm != QkNorm::kNone) {
+    absl::StrAppendFormat(&text, " qk norm %d", static_cast<int>(spec.qk_norm));
+  }
   for (const double frequency : spec.rope.frequencies) {
     absl::StrAppendFormat(&text, " %a", frequency);
   }

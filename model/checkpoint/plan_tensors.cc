@@ -53,6 +53,10 @@ std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec) {
   const bool norm_bias = spec.norm == NormKind::kLayerNorm;
   add("input_layernorm", {m}, norm_bias);
   add("post_attention_layernorm", {m}, norm_bias);
+  if (spec.qk_norm != QkNorm::kNone) {
+    add("self_attn.q_norm", {spec.head_dim}, false);
+    add("self_attn.k_norm", {spec.head_dim}, false);
+  }
   if (IsGated(spec.mlp)) add("mlp.gate_proj", {f, m}, spec.mlp_bias);
   add("mlp.up_proj", {f, m}, spec.mlp_bias);
   add("mlp.down_proj", {m, f}, spec.mlp_bias);

@@ -28,7 +28,8 @@ std::vector<RequiredTensor> RequiredTensors(const DecoderSpec& spec);
 absl::StatusOr<std::vector<RequiredTensor>> RequiredTensors(
     const DecoderSpec& spec, const plan::ResolvedPlan& plan);
 
-// The tensors of a layer that do not belong to attention. The names omit the
+// The tensors of a layer that no plan changes: those of the MLP and of all
+// norms, also of queries and keys. The names omit the
 // prefix "model.layers.{l}.".
 std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec);
 

@@ -135,6 +135,10 @@ void ListLlama(const ModelShape& shape, double residual, double embedding,
     list.Projection("self_attn.k_proj", kv_size, m, 1.0);
     list.Projection("self_attn.v_proj", kv_size, m, 1.0);
     list.Matrix("self_attn.o_proj", m, q_size, residual);
+    if (shape.family == Family::kQwen3) {
+      list.Norm("self_attn.q_norm", shape.head_dim);
+      list.Norm("self_attn.k_norm", shape.head_dim);
+    }
     list.Norm("post_attention_layernorm", m);
     list.Matrix("mlp.gate_proj", f, m, 1.0);
     list.Matrix("mlp.up_proj", f, m, 1.0);

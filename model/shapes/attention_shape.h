@@ -14,6 +14,7 @@ inline plan::AttentionShape AttentionShapeOf(const DecoderSpec& spec) {
   shape.num_heads = spec.num_heads;
   shape.hidden_size = spec.hidden_size;
   shape.pairing = spec.rope.pairing;
+  shape.qk_norm = spec.qk_norm != QkNorm::kNone;
   shape.qkv_bias = spec.qkv_bias;
   shape.o_bias = spec.o_bias;
   for (const LayerSpec& layer : spec.layers) {

@@ -8,10 +8,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "model/files/file.h"
 #include "model/files/json.h"
 #include "model/shapes/family.h"
+#include "model/shapes/family_config.h"
 #include "model/shapes/rope_config.h"
 
 namespace kvasir::model {
@@ -38,14 +40,13 @@ struct RefusedRow {
   std::string_view reason;
 };
 
-constexpr std::array<RefusedRow, 9> kRefused = {{
-    {"Qwen3Moe", "QK-norm and mixture-of-experts layers are not served"},
-    {"Qwen3", "QK-norm is not served"},
+constexpr std::array<RefusedRow, 8> kRefused = {{
+    {"Qwen3Moe", "mixture-of-experts layers are not served"},
     {"Qwen2Moe", "mixture-of-experts layers are not served"},
     {"Mixtral", "mixture-of-experts layers are not served"},
-    {"Olmo2", "QK-norm is not served"},
-    {"Gemma3", "QK-norm is not served"},
+    {"Olmo2", "norms after attention and MLP are not served"},
     {"Gemma", "its norms, activation and soft caps are not served"},
+    {"Phi3", "its fused projections are not served"},
     {"GPTNeoXJapanese", "its biases are in other places than GPT-NeoX's"},
     {"DeepseekV", "multi-head latent attention is not served"},
 }};
@@ -90,12 +91,13 @@ absl::StatusOr<Family> FindFamily(const JsonFields& fields) {
                              absl::StrFormat("%s: %s", name, row.reason));
     }
   }
-  return fields.Unserved(
-      "architectures",
-      absl::StrCat(name,
-                   " is not served; served are LlamaForCausalLM, "
-                   "MistralForCausalLM, Qwen2ForCausalLM, GPTNeoXForCausalLM, "
-                   "OPTForCausalLM"));
+  std::vector<std::string> served;
+  for (const FamilyNames& each : kFamilies) {
+    served.emplace_back(each.architecture);
+  }
+  return fields.Unserved("architectures",
+                         absl::StrCat(name, " is not served; served are ",
+                                      absl::StrJoin(served, ", ")));
 }
 
 // Refuses quantized weights. An empty quantization_config says nothing.
@@ -162,45 +164,6 @@ absl::Status RefuseWhatChangesTheModel(const JsonFields& fields,
   return absl::OkStatus();
 }
 
-struct ActivationRow {
-  std::string_view name;
-  MlpKind kind;
-};
-constexpr std::array<ActivationRow, 5> kPlainActivations = {{
-    {"gelu", MlpKind::kGelu},
-    {"gelu_new", MlpKind::kGeluTanh},
-    {"gelu_fast", MlpKind::kGeluTanh},
-    {"gelu_pytorch_tanh", MlpKind::kGeluTanh},
-    {"relu", MlpKind::kRelu},
-}};
-
-absl::Status ParseActivation(const JsonFields& fields, Family family,
-                             DecoderSpec* spec) {
-  const std::string_view field =
-      family == Family::kOpt ? "activation_function" : "hidden_act";
-  KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> act,
-                          fields.String(field));
-  if (!HasLayerNorm(family)) {
-    if (!act.has_value() || *act == "silu" || *act == "swish") {
-      return absl::OkStatus();
-    }
-    return fields.Unserved(
-        field, absl::StrFormat("\"%s\" is not served; want \"silu\"", *act));
-  }
-  const std::string name =
-      act.value_or(family == Family::kOpt ? "relu" : "gelu");
-  for (const ActivationRow& row : kPlainActivations) {
-    if (name != row.name) continue;
-    spec->mlp = row.kind;
-    return absl::OkStatus();
-  }
-  return fields.Unserved(
-      field,
-      absl::StrFormat("\"%s\" is not served; want gelu, gelu_new, gelu_fast, "
-                      "gelu_pytorch_tanh or relu",
-                      name));
-}
-
 absl::Status ParseSizes(const JsonFields& fields, Family family,
                         DecoderSpec* spec) {
   KVASIR_ASSIGN_OR_RETURN(spec->hidden_size,
@@ -209,8 +172,8 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
                           fields.IntIn("num_attention_heads", 1, kMaxHeads));
   // If num_key_value_heads is null, there are num_attention_heads. If it is
   // missing, some families have a default of their own.
-  const int64_t own_default =
-      kFamilies[static_cast<size_t>(family)].default_kv_heads;
+  const FamilyNames& names = kFamilies[static_cast<size_t>(family)];
+  const int64_t own_default = names.default_kv_heads;
   const int64_t default_kv_heads =
       own_default == 0 || fields.IsNull("num_key_value_heads") ? spec->num_heads
                                                                : own_default;
@@ -223,8 +186,11 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
         absl::StrFormat("want a divisor of num_attention_heads %d, have %d",
                         spec->num_heads, spec->num_kv_heads));
   }
-  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> head_dim,
+  KVASIR_ASSIGN_OR_RETURN(std::optional<int64_t> head_dim,
                           fields.Int("head_dim"));
+  if (!head_dim.has_value() && names.default_head_dim != 0) {
+    head_dim = names.default_head_dim;
+  }
   if (!head_dim.has_value() && spec->hidden_size % spec->num_heads != 0) {
     return fields.Error(
         "hidden_size",
@@ -252,214 +218,6 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
   KVASIR_ASSIGN_OR_RETURN(const int64_t num_layers,
                           fields.IntIn("num_hidden_layers", 1, kMaxLayers));
   spec->layers.resize(static_cast<size_t>(num_layers));
-  return absl::OkStatus();
-}
-
-absl::Status ParseBiases(const JsonFields& fields, Family family,
-                         DecoderSpec* spec) {
-  if (family == Family::kLlama) {
-    KVASIR_ASSIGN_OR_RETURN(spec->qkv_bias,
-                            fields.BoolOr("attention_bias", false));
-    spec->o_bias = spec->qkv_bias;
-    KVASIR_ASSIGN_OR_RETURN(spec->mlp_bias, fields.BoolOr("mlp_bias", false));
-    return absl::OkStatus();
-  }
-  if (HasLayerNorm(family)) {
-    // OPT has one switch for all biases. GPT-NeoX's MLP always has biases.
-    KVASIR_ASSIGN_OR_RETURN(
-        spec->qkv_bias,
-        fields.BoolOr(family == Family::kOpt ? "enable_bias" : "attention_bias",
-                      true));
-    spec->o_bias = spec->qkv_bias;
-    spec->mlp_bias = family == Family::kNeox || spec->qkv_bias;
-    return absl::OkStatus();
-  }
-  spec->qkv_bias = family == Family::kQwen2;
-  // The reference implementations of Mistral and Qwen2 ignore both fields,
-  // because the family determines the biases. A file that contradicts its
-  // family describes another model and is refused.
-  for (const std::string_view name : {"attention_bias", "mlp_bias"}) {
-    KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> on, fields.Bool(name));
-    const bool expected = name == "attention_bias" && spec->qkv_bias;
-    if (on.value_or(expected) && !expected) {
-      return fields.Unserved(
-          name, absl::StrCat(spec->architecture, " does not have it"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// Llama, Mistral and Qwen2 have RMSNorm, and RoPE rotates all dimensions of a
-// head.
-absl::Status ParseRotaryFamily(const JsonFields& fields, DecoderSpec* spec) {
-  KVASIR_ASSIGN_OR_RETURN(spec->norm_eps,
-                          fields.NumberIn("rms_norm_eps", 1e-30, 1.0, 1e-6));
-  KVASIR_ASSIGN_OR_RETURN(spec->tied_head,
-                          fields.BoolOr("tie_word_embeddings", false));
-  KVASIR_ASSIGN_OR_RETURN(
-      RopeConfig rope,
-      ParseRope(fields,
-                RopeContext{spec->head_dim, spec->max_position_embeddings}));
-  spec->rope = std::move(rope.rope);
-  spec->max_position_embeddings = rope.max_positions;
-  return absl::OkStatus();
-}
-
-// In GPT-NeoX and OPT every query head has its own KV head, and head_dim is
-// hidden_size / num_attention_heads. Their reference implementations read
-// neither num_key_value_heads nor head_dim, so other values are refused.
-absl::Status RefuseGroupedHeads(const JsonFields& fields,
-                                const DecoderSpec& spec) {
-  if (spec.num_kv_heads != spec.num_heads) {
-    return fields.Unserved(
-        "num_key_value_heads",
-        absl::StrFormat("in %s, it equals the number of query heads: want %d, "
-                        "have %d",
-                        spec.architecture, spec.num_heads, spec.num_kv_heads));
-  }
-  if (spec.num_heads * spec.head_dim != spec.hidden_size) {
-    return fields.Unserved(
-        "head_dim",
-        absl::StrFormat("%s divides hidden_size %d among %d heads, have %d",
-                        spec.architecture, spec.hidden_size, spec.num_heads,
-                        spec.head_dim));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ParseNeox(const JsonFields& fields, DecoderSpec* spec) {
-  KVASIR_RETURN_IF_ERROR(RefuseGroupedHeads(fields, *spec));
-  spec->norm = NormKind::kLayerNorm;
-  KVASIR_ASSIGN_OR_RETURN(spec->norm_eps,
-                          fields.NumberIn("layer_norm_eps", 1e-30, 1.0, 1e-5));
-  KVASIR_ASSIGN_OR_RETURN(spec->tied_head,
-                          fields.BoolOr("tie_word_embeddings", false));
-  KVASIR_ASSIGN_OR_RETURN(spec->parallel_residual,
-                          fields.BoolOr("use_parallel_residual", true));
-  KVASIR_ASSIGN_OR_RETURN(
-      RopeConfig rope,
-      ParseRope(fields, RopeContext{.head_dim = spec->head_dim,
-                                    .max_position_embeddings =
-                                        spec->max_position_embeddings,
-                                    .neox = true}));
-  spec->rope = std::move(rope.rope);
-  spec->max_position_embeddings = rope.max_positions;
-  return absl::OkStatus();
-}
-
-// A boolean field of OPT that is supported only with the value that the large
-// OPT models have.
-struct OptSwitch {
-  std::string_view name;
-  bool want;
-  std::string_view reason;
-};
-constexpr std::array<OptSwitch, 3> kOptSwitches = {{
-    {"do_layer_norm_before", true,
-     "norms after attention and MLP (OPT-350M) are not served"},
-    {"_remove_final_layer_norm", false,
-     "a decoder without its last norm is not served"},
-    {"layer_norm_elementwise_affine", true,
-     "norms without weights are not served"},
-}};
-
-absl::Status ParseOpt(const JsonFields& fields, DecoderSpec* spec) {
-  KVASIR_RETURN_IF_ERROR(RefuseGroupedHeads(fields, *spec));
-  for (const OptSwitch& row : kOptSwitches) {
-    KVASIR_ASSIGN_OR_RETURN(const bool have, fields.BoolOr(row.name, row.want));
-    if (have == row.want) continue;
-    return fields.Unserved(
-        row.name,
-        absl::StrFormat("%s: want %s, have %s", row.reason,
-                        row.want ? "true" : "false", have ? "true" : "false"));
-  }
-  KVASIR_ASSIGN_OR_RETURN(
-      const int64_t projected,
-      fields.IntIn("word_embed_proj_dim", 1, kMaxHidden, spec->hidden_size));
-  if (projected != spec->hidden_size) {
-    return fields.Unserved(
-        "word_embed_proj_dim",
-        absl::StrFormat("embeddings of another width than the layers are not "
-                        "served: want hidden_size %d, have %d",
-                        spec->hidden_size, projected));
-  }
-  spec->norm = NormKind::kLayerNorm;
-  spec->norm_eps = 1e-5;  // config.json has no field for it
-  spec->learned_positions = true;
-  for (LayerSpec& layer : spec->layers) layer.rope = false;
-  KVASIR_ASSIGN_OR_RETURN(spec->tied_head,
-                          fields.BoolOr("tie_word_embeddings", true));
-  return absl::OkStatus();
-}
-
-// Reads the width of the sliding window, and which layers have it.
-absl::Status ParseWindows(const JsonFields& fields, Family family,
-                          DecoderSpec* spec) {
-  std::optional<int64_t> window;
-  int64_t first_windowed = 0;
-  constexpr int64_t kDefaultWindow = 4096;
-  // A missing field means the family's default, and null means no window.
-  const bool is_null = fields.IsNull("sliding_window");
-  if (family == Family::kMistral) {
-    if (!is_null) {
-      KVASIR_ASSIGN_OR_RETURN(
-          window,
-          fields.IntIn("sliding_window", 1, kMaxPositions, kDefaultWindow));
-    }
-  } else if (family == Family::kQwen2) {
-    KVASIR_ASSIGN_OR_RETURN(const bool use,
-                            fields.BoolOr("use_sliding_window", false));
-    if (use && !is_null) {
-      KVASIR_ASSIGN_OR_RETURN(
-          window,
-          fields.IntIn("sliding_window", 1, kMaxPositions, kDefaultWindow));
-      KVASIR_ASSIGN_OR_RETURN(
-          first_windowed, fields.IntIn("max_window_layers", 0, kMaxLayers, 28));
-    }
-  } else if (fields.Find("sliding_window") != nullptr) {
-    KVASIR_ASSIGN_OR_RETURN(const bool use,
-                            fields.BoolOr("use_sliding_window", true));
-    if (use) {
-      return fields.Unserved("sliding_window",
-                             absl::StrCat(spec->architecture,
-                                          " does not have it; want null, or "
-                                          "use_sliding_window false"));
-    }
-  }
-
-  std::vector<bool> windowed;
-  for (int64_t layer = 0; layer < spec->num_layers(); ++layer) {
-    windowed.push_back(window.has_value() && layer >= first_windowed);
-  }
-  if (const json* types = fields.Find("layer_types"); types != nullptr) {
-    if (!types->is_array() || types->size() != windowed.size()) {
-      return fields.Error(
-          "layer_types", absl::StrFormat("want a list of %d names, have %s",
-                                         windowed.size(), JsonExcerpt(*types)));
-    }
-    for (size_t layer = 0; layer < windowed.size(); ++layer) {
-      const json& type = (*types)[layer];
-      const bool is_sliding = type == "sliding_attention";
-      if (!is_sliding && type != "full_attention") {
-        return fields.Unserved(
-            "layer_types", absl::StrCat(JsonExcerpt(type), " is not served"));
-      }
-      // Only Qwen2's reference implementation reads layer_types, so in other
-      // families it must agree with sliding_window.
-      const bool may_differ =
-          family == Family::kQwen2 && (window.has_value() || !is_sliding);
-      if (is_sliding != windowed[layer] && !may_differ) {
-        return fields.Error(
-            "layer_types",
-            absl::StrFormat("layer %d: %s disagrees with sliding_window", layer,
-                            JsonExcerpt(type)));
-      }
-      windowed[layer] = is_sliding;
-    }
-  }
-  for (size_t layer = 0; layer < windowed.size(); ++layer) {
-    spec->layers[layer].sliding_window = windowed[layer] ? *window : 0;
-  }
   return absl::OkStatus();
 }
 
@@ -518,16 +276,7 @@ absl::StatusOr<DecoderSpec> ParseConfig(std::string_view text,
   KVASIR_RETURN_IF_ERROR(RefuseQuantization(fields));
   KVASIR_RETURN_IF_ERROR(ParseSizes(fields, family, &spec));
   KVASIR_RETURN_IF_ERROR(RefuseWhatChangesTheModel(fields, spec.head_dim));
-  KVASIR_RETURN_IF_ERROR(ParseBiases(fields, family, &spec));
-  KVASIR_RETURN_IF_ERROR(ParseWindows(fields, family, &spec));
-  KVASIR_RETURN_IF_ERROR(ParseActivation(fields, family, &spec));
-  if (family == Family::kNeox) {
-    KVASIR_RETURN_IF_ERROR(ParseNeox(fields, &spec));
-  } else if (family == Family::kOpt) {
-    KVASIR_RETURN_IF_ERROR(ParseOpt(fields, &spec));
-  } else {
-    KVASIR_RETURN_IF_ERROR(ParseRotaryFamily(fields, &spec));
-  }
+  KVASIR_RETURN_IF_ERROR(ParseFamily(fields, family, &spec));
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> bos,
                           fields.Int("bos_token_id"));
   if (bos.has_value()) {

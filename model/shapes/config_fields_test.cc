@@ -205,6 +205,8 @@ TEST(ConfigTest, ANullFieldIsNotTheDefaultOfAMissingField) {
   };
   for (const auto& [architecture, missing] :
        std::vector<Family>{{"LlamaForCausalLM", 64},
+                           {"Qwen3ForCausalLM", 32},
+                           {"SmolLM3ForCausalLM", 4},
                            {"MistralForCausalLM", 8},
                            {"Qwen2ForCausalLM", 32}}) {
     config["architectures"] = {architecture};
@@ -243,6 +245,8 @@ TEST(ConfigTest, AMissingEosFieldMeansTheDefaultOfTheArchitecture) {
       {SmallLlama(), {2}},
       {With(SmallLlama(), "architectures", {"MistralForCausalLM"}), {2}},
       {With(SmallLlama(), "architectures", {"Qwen2ForCausalLM"}), {}},
+      {With(SmallLlama(), "architectures", {"Qwen3ForCausalLM"}), {}},
+      {With(SmallLlama(), "architectures", {"SmolLM3ForCausalLM"}), {}},
       {SmallNeox(), {2}},
       {SmallOpt(), {2}}};
   for (const Family& family : families) {

@@ -24,6 +24,12 @@ enum class MlpKind {
 inline bool IsGated(MlpKind kind) { return kind == MlpKind::kGatedSilu; }
 inline int64_t MlpMatrices(MlpKind kind) { return IsGated(kind) ? 3 : 2; }
 
+// RMSNorm of queries and keys, after their projection and before RoPE.
+enum class QkNorm {
+  kNone,
+  kHeads,  // of each head by itself; all heads share the weight [D]
+};
+
 using plan::RopePairing;
 
 // Unused rows at the beginning of OPT's table of learned positions.
@@ -71,6 +77,7 @@ struct DecoderSpec {
   // embedding. The table of these vectors is [max_position_embeddings, M].
   bool learned_positions = false;
   RopeSpec rope;
+  QkNorm qk_norm = QkNorm::kNone;
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;

@@ -6,24 +6,51 @@
 
 namespace kvasir::model {
 
-enum class Family { kLlama, kMistral, kQwen2, kNeox, kOpt };
+// Mixtures of experts will be families of their own: Mixtral, Qwen3Moe.
+enum class Family { kLlama, kMistral, kQwen2, kNeox, kOpt, kQwen3, kSmolLm3 };
 
+// The names of a family, and what it assumes if config.json lacks a field.
 struct FamilyNames {
   std::string_view architecture;
   std::string_view model_type;
-  // The eos_token_id of a config.json without this field; -1: none.
-  int32_t default_eos = -1;
-  // The num_key_value_heads without this field; 0: num_attention_heads.
+  int32_t default_eos = -1;  // eos_token_id; -1: none
+  // num_key_value_heads; 0: num_attention_heads
   int64_t default_kv_heads = 0;
+  // head_dim; 0: hidden_size / num_attention_heads
+  int64_t default_head_dim = 0;
+  double default_theta = 10000.0;  // rope_theta
+  bool default_tied = false;       // tie_word_embeddings
 };
 
-// Indexed by Family.
-inline constexpr std::array<FamilyNames, 5> kFamilies = {{
-    {"LlamaForCausalLM", "llama", 2},
-    {"MistralForCausalLM", "mistral", 2, 8},
-    {"Qwen2ForCausalLM", "qwen2", -1, 32},
-    {"GPTNeoXForCausalLM", "gpt_neox", 2},
-    {"OPTForCausalLM", "opt", 2},
+// Indexed by Family. docs/models.md lists them for users.
+inline constexpr std::array<FamilyNames, 7> kFamilies = {{
+    {.architecture = "LlamaForCausalLM",
+     .model_type = "llama",
+     .default_eos = 2},
+    {.architecture = "MistralForCausalLM",
+     .model_type = "mistral",
+     .default_eos = 2,
+     .default_kv_heads = 8},
+    {.architecture = "Qwen2ForCausalLM",
+     .model_type = "qwen2",
+     .default_kv_heads = 32},
+    {.architecture = "GPTNeoXForCausalLM",
+     .model_type = "gpt_neox",
+     .default_eos = 2},
+    {.architecture = "OPTForCausalLM",
+     .model_type = "opt",
+     .default_eos = 2,
+     .default_tied = true},
+    {.architecture = "Qwen3ForCausalLM",
+     .model_type = "qwen3",
+     .default_kv_heads = 32,
+     .default_head_dim = 128},
+    {.architecture = "SmolLM3ForCausalLM",
+     .model_type = "smollm3",
+     .default_eos = 128001,
+     .default_kv_heads = 4,
+     .default_theta = 2e6,
+     .default_tied = true},
 }};
 
 // True for GPT-NeoX and OPT, which have LayerNorm, an MLP without a gate,

@@ -16,7 +16,6 @@
 namespace kvasir::model {
 namespace {
 
-constexpr double kDefaultTheta = 10000.0;
 // The smallest rope_theta. It is above 1, because YaRN divides by log(theta).
 constexpr double kMinTheta = 1.0001;
 constexpr double kMaxTheta = 1e15;
@@ -252,10 +251,10 @@ absl::StatusOr<double> ThetaOf(const JsonFields& root, const JsonFields& rope,
     return OneOf({{root, "rotary_emb_base"},
                   {rope, "rope_theta"},
                   {root, "rope_theta", /*is_read=*/false}},
-                 kMinTheta, kMaxTheta, kDefaultTheta);
+                 kMinTheta, kMaxTheta, context.default_theta);
   }
   return OneOf({{root, "rope_theta"}, {rope, "rope_theta"}}, kMinTheta,
-               kMaxTheta, kDefaultTheta);
+               kMaxTheta, context.default_theta);
 }
 
 // The name of the scaling: "rope_type", or "type" in older files.

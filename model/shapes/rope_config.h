@@ -17,6 +17,7 @@ inline constexpr int64_t kMaxPositions = int64_t{1} << 30;
 struct RopeContext {
   int64_t head_dim = 0;
   int64_t max_position_embeddings = 0;
+  double default_theta = 10000.0;
   // True for GPT-NeoX: only a part of each head rotates, and the fields have
   // older names.
   bool neox = false;

@@ -34,6 +34,20 @@ ModelShape Qwen25() {
           .bos_token_id = 151643,
           .eos_token_id = 151643};
 }
+ModelShape Qwen3() {
+  return {.family = Family::kQwen3,
+          .rope_theta = 1000000.0,
+          .norm_eps = 1e-6,
+          .bos_token_id = 151643,
+          .eos_token_id = 151645};
+}
+ModelShape SmolLm3() {
+  return {.family = Family::kSmolLm3,
+          .rope_theta = 5000000.0,
+          .norm_eps = 1e-6,
+          .bos_token_id = 128000,
+          .eos_token_id = 128012};
+}
 ModelShape Pythia() {
   return {.family = Family::kNeox,
           .rotary_part = 0.25,
@@ -82,6 +96,12 @@ constexpr Row kRows[] = {
     {"qwen2.5-1.5b", Qwen25, 28, 1536, 8960, 12, 2, 128, 151936, 131072,
      Head::kTied},
     {"qwen2.5-7b", Qwen25, 28, 3584, 18944, 28, 4, 128, 152064, 131072},
+    {"qwen3-0.6b", Qwen3, 28, 1024, 3072, 16, 8, 128, 151936, 40960,
+     Head::kTied},
+    {"qwen3-4b", Qwen3, 36, 2560, 9728, 32, 8, 128, 151936, 40960, Head::kTied},
+    {"qwen3-8b", Qwen3, 36, 4096, 12288, 32, 8, 128, 151936, 40960},
+    {"smollm3-3b", SmolLm3, 36, 2048, 11008, 16, 4, 128, 128256, 65536,
+     Head::kTied},
     {"pythia-160m", Pythia, 12, 768, 3072, 12, 12, 64, 50304, 2048},
     {"pythia-410m", Pythia, 24, 1024, 4096, 16, 16, 64, 50304, 2048},
     {"pythia-1b", Pythia, 16, 2048, 8192, 8, 8, 256, 50304, 2048},

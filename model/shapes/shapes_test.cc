@@ -32,6 +32,10 @@ TEST(ShapesTest, ShapesHaveThePublishedParameterCounts) {
   EXPECT_EQ(count("qwen2.5-0.5b"), 494'032'768);
   EXPECT_EQ(count("qwen2.5-1.5b"), 1'543'714'304);
   EXPECT_EQ(count("qwen2.5-7b"), 7'615'616'512);
+  EXPECT_EQ(count("qwen3-0.6b"), 596'049'920);
+  EXPECT_EQ(count("qwen3-4b"), 4'022'468'096);
+  EXPECT_EQ(count("qwen3-8b"), 8'190'735'360);
+  EXPECT_EQ(count("smollm3-3b"), 3'075'098'624);
   EXPECT_EQ(count("pythia-160m"), 162'322'944);
   EXPECT_EQ(count("pythia-410m"), 405'334'016);
   EXPECT_EQ(count("pythia-1b"), 1'011'781'632);

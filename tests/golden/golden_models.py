@@ -19,9 +19,16 @@ from transformers import (
     OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 TOKENS = 48
+# Cases with the option `greedy` also have the tokens that follow the first ids.
+GREEDY_PROMPT_TOKENS = 9
+GREEDY_TOKENS = 64
 
 SMALL = dict(
     vocab_size=97,
@@ -36,6 +43,11 @@ SMALL = dict(
     tie_word_embeddings=False,
     bos_token_id=1,
     eos_token_id=2,
+)
+
+# The families below have short logits and room for greedy tokens.
+RECENT = SMALL | dict(
+    vocab_size=53, intermediate_size=36, max_position_embeddings=96
 )
 
 # Heads of 8 numbers: a quarter of a head is one pair.
@@ -55,6 +67,8 @@ FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM, SMALL),
     "mistral": (MistralConfig, MistralForCausalLM, SMALL),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, SMALL),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, RECENT),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, RECENT | dict(pad_token_id=0)),
     "neox": (GPTNeoXConfig, GPTNeoXForCausalLM, NEOX),
     "opt": (OPTConfig, OPTForCausalLM, OPT),
 }
@@ -238,6 +252,60 @@ def model_cases():
             "bfloat16",
             {"old_names": True},
         ),
+        "qwen3-tied": (
+            "qwen3",
+            dict(
+                hidden_size=24,
+                head_dim=16,
+                num_hidden_layers=3,
+                tie_word_embeddings=True,
+                rope_theta=1000000.0,
+                rms_norm_eps=1e-6,
+            ),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        "qwen3-bias-window": (
+            "qwen3",
+            dict(
+                num_attention_heads=6,
+                num_key_value_heads=3,
+                head_dim=10,
+                attention_bias=True,
+                use_sliding_window=True,
+                sliding_window=9,
+                max_window_layers=1,
+            ),
+            "bfloat16",
+            {"greedy": True, "v5_config": True},
+        ),
+        "smollm3-tied": (
+            "smollm3",
+            dict(
+                hidden_size=24,
+                num_hidden_layers=5,
+                tie_word_embeddings=True,
+                rope_theta=2000000.0,
+            ),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        "smollm3-window": (
+            "smollm3",
+            dict(
+                head_dim=10,
+                num_key_value_heads=1,
+                num_hidden_layers=3,
+                no_rope_layers=[0, 1, 0],
+                vocab_size=59,
+                use_sliding_window=True,
+                sliding_window=7,
+                attention_bias=True,
+                mlp_bias=True,
+            ),
+            "bfloat16",
+            {"greedy": True, "v5_config": True},
+        ),
     }
 
 
@@ -278,9 +346,24 @@ def edit_config(path, options):
         scaling = config["rope_scaling"]
         scaling["type"] = scaling.pop("rope_type")
     if options.get("v5_config"):
-        config["rope_parameters"] = config.pop("rope_scaling")
+        config["rope_parameters"] = config.pop("rope_scaling") or {
+            "rope_type": "default"
+        }
         config["rope_parameters"]["rope_theta"] = config.pop("rope_theta")
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def greedy_tokens(reference, ids):
+    """Returns the tokens that follow `ids`, each the most probable one."""
+    ids = [int(i) for i in ids]
+    prompt_tokens = len(ids)
+    for _ in range(GREEDY_TOKENS):
+        with torch.no_grad():
+            logits = reference(torch.tensor(ids)[None]).logits[0, -1]
+        first, second = torch.topk(logits, 2).values
+        assert float(first - second) > 1e-3, "the most probable token is not clear"
+        ids.append(int(logits.argmax()))
+    return ids[prompt_tokens:]
 
 
 def write_model(folder, name, case):
@@ -338,16 +421,14 @@ def write_model(folder, name, case):
     assert logits.dtype == torch.float32 and bool(torch.isfinite(logits).all())
     spread = float(logits.std())
     assert 1.0 < spread < 4.0, (name, spread)
-    (folder / "expected.json").write_text(
-        json.dumps(
-            {
-                "input_ids": [int(i) for i in ids],
-                "logits_file": "expected.f32",
-                "logits_shape": list(logits.shape),
-            }
-        )
-        + "\n"
-    )
+    expected = {
+        "input_ids": [int(i) for i in ids],
+        "logits_file": "expected.f32",
+        "logits_shape": list(logits.shape),
+    }
+    if options.get("greedy"):
+        expected["greedy"] = greedy_tokens(reference, ids[:GREEDY_PROMPT_TOKENS])
+    (folder / "expected.json").write_text(json.dumps(expected) + "\n")
     logits.numpy().astype("<f4").tofile(folder / "expected.f32")
     print(f"  {name}: logit std {spread:.2f}, max {float(logits.abs().max()):.1f}")
 
@@ -389,15 +470,15 @@ def refused_cases():
         long_factor=[2.0] * 4,
     )
     return {
-        "qwen3-qk-norm": (
+        "qwen3-experts": (
             BASE
             | dict(
-                architectures=["Qwen3ForCausalLM"],
-                model_type="qwen3",
-                head_dim=16,
-                attention_bias=False,
+                architectures=["Qwen3MoeForCausalLM"],
+                model_type="qwen3_moe",
+                num_experts=4,
+                num_experts_per_tok=2,
             ),
-            "Qwen3ForCausalLM",
+            "Qwen3MoeForCausalLM",
         ),
         "gpt2": (
             dict(

@@ -16,7 +16,7 @@ import golden_tokenizers
 
 HERE = pathlib.Path(__file__).resolve().parent
 FOLDERS = ("models", "refused", "tokenizers")
-SIZE_LIMIT_BYTES = 2_000_000
+SIZE_LIMIT_BYTES = 3_000_000
 
 
 def all_files(root):

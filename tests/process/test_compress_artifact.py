@@ -338,7 +338,9 @@ AUTO = ["auto", "--windows", 0, *FEW_TOKENS]
     (["uniform", "--keep", 0.01], ["multiples of 8 take at least"]),
     (["uniform", "--keep", 0.5, "--group-heads", 3], ["3", "8"]),
     (["uniform", "--kv-bytes-per-token", 20], ["no plan of at most 20 KV bytes per token was found: the smallest plan takes"]),
-    (["uniform", "--keep", 0.5, "--model", GOLDEN / "refused" / "qwen3-qk-norm"], ["qwen3"]),
+    (["uniform", "--keep", 0.5, "--model", GOLDEN / "refused" / "qwen3-experts"], ["Qwen3Moe"]),
+    (["uniform", "--keep", 0.5, "--model", GOLDEN / "models" / "qwen3-tied"],
+     ["Qwen3ForCausalLM normalizes its keys", "--kv-plan rotated-4bit"]),
     (["palu", "--keep", 0.5], ["a calibration text is needed: give --text"]),
     (["palu", "--keep", 0.5, "--text", "/no/such/text"], ["/no/such/text"]),
     ([*AUTO, "--kv-bytes-per-token", 10], ["10.0 bytes per token are too few: the smallest"]),
@@ -407,15 +409,10 @@ def test_the_help_says_when_to_use_each_compression_method(compress):
 
 
 def test_the_method_auto_refuses_a_model_with_qk_norm_before_calibration(compress, tmp_path):
-    base = tmp_path / "base"
-    base.mkdir()
-    config = json.loads((TINY / "config.json").read_text())
-    (base / "config.json").write_text(
-        json.dumps(config | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}))
     before = tree(tmp_path)
-    done = compress("apply", "--model", base, "--method", "auto", "--kv-bytes-per-token", 800,
-                    "--out", tmp_path / "out", ok=False)
-    refused(done, "Qwen3ForCausalLM", "QK-norm is not served")
+    done = compress("apply", "--model", GOLDEN / "models" / "qwen3-tied", "--method", "auto",
+                    "--kv-bytes-per-token", 800, "--out", tmp_path / "out", ok=False)
+    refused(done, "Qwen3ForCausalLM", "QK-norm", "rotated-4bit")
     assert "calibration" not in done.stderr and tree(tmp_path) == before
 
 

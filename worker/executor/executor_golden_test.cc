@@ -31,7 +31,7 @@ std::string GoldenModels() {
 }
 
 // The golden models. tests/golden/README.md says what each of them tests.
-std::vector<std::string> ModelNames() {
+std::vector<std::string> PlainModelNames() {
   return {"llama-bias",
           "llama-f16",
           "llama-gqa-tied",
@@ -55,6 +55,17 @@ std::vector<std::string> ModelNames() {
           "qwen2-yarn"};
 }
 
+// The golden models that also have greedy tokens.
+std::vector<std::string> GreedyModelNames() {
+  return {"qwen3-bias-window", "qwen3-tied", "smollm3-tied", "smollm3-window"};
+}
+
+std::vector<std::string> ModelNames() {
+  std::vector<std::string> names = PlainModelNames();
+  for (std::string& name : GreedyModelNames()) names.push_back(std::move(name));
+  return names;
+}
+
 TEST(ExecutorGoldenFixturesTest, EveryGoldenModelIsTested) {
   std::vector<std::string> folders;
   for (const auto& entry :
@@ -68,7 +79,10 @@ struct Expected {
   std::vector<int32_t> input_ids;
   int64_t vocab = 0;
   std::vector<float> logits;  // [T, V]
+  // The most probable tokens after the first ids, if the reference has them.
+  std::vector<int32_t> greedy;
 };
+constexpr size_t kGreedyPromptTokens = 9;
 
 Expected ReadExpected(const std::string& name) {
   Expected expected;
@@ -78,6 +92,9 @@ Expected ReadExpected(const std::string& name) {
   auto root = model::ParseJson(*text, name);
   KVASIR_EXPECT_OK(root);
   expected.input_ids = (*root)["input_ids"].get<std::vector<int32_t>>();
+  if (root->contains("greedy")) {
+    expected.greedy = (*root)["greedy"].get<std::vector<int32_t>>();
+  }
   expected.vocab = (*root)["logits_shape"][1].get<int64_t>();
   auto bytes = model::ReadSmallFile(
       absl::StrCat(folder, "/", (*root)["logits_file"].get<std::string>()),
@@ -104,7 +121,8 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/", name));
   KVASIR_EXPECT_OK(checkpoint);
   constexpr uint64_t kSubject = 7;
-  std::vector<float> logits(expected.logits.size());
+  std::vector<float> logits(expected.input_ids.size() *
+                            static_cast<size_t>(expected.vocab));
   RankOptions rank_options;
   UseTestDevice(&rank_options);
   rank_options.num_threads = options.threads;
@@ -179,6 +197,27 @@ TEST_P(ExecutorGoldenTest, LogitsMatchThoseOfTheReferenceImplementation) {
   EXPECT_LE(std::sqrt(error_norm / norm), 1e-4);
 }
 
+class ExecutorGreedyTest : public ::testing::TestWithParam<std::string> {};
+
+// Feeds the reference's tokens one by one, so that a wrong one does not hide
+// those after it.
+TEST_P(ExecutorGreedyTest, GreedyTokensAreThoseOfTheReferenceImplementation) {
+  Expected expected = ReadExpected(GetParam());
+  ASSERT_EQ(expected.greedy.size(), 64u);
+  expected.input_ids.resize(kGreedyPromptTokens);
+  expected.input_ids.insert(expected.input_ids.end(), expected.greedy.begin(),
+                            expected.greedy.end());
+  const std::vector<float> logits = Logits(GetParam(), expected, {.chunk = 1});
+  std::vector<int32_t> tokens;
+  for (size_t t = kGreedyPromptTokens; t < expected.input_ids.size(); ++t) {
+    const auto row =
+        logits.begin() + static_cast<int64_t>(t - 1) * expected.vocab;
+    tokens.push_back(static_cast<int32_t>(
+        std::max_element(row, row + expected.vocab) - row));
+  }
+  EXPECT_EQ(tokens, expected.greedy);
+}
+
 TEST_P(ExecutorGoldenTest, ChunksPagesThreadsAndKernelsChangeNoBit) {
   const Expected expected = ReadExpected(GetParam());
   const std::vector<float> whole = Logits(GetParam(), expected, {});
@@ -207,13 +246,16 @@ TEST_P(ExecutorGoldenTest, ChunksPagesThreadsAndKernelsChangeNoBit) {
       << "2 threads, chunks, others";
 }
 
+std::string TestName(const ::testing::TestParamInfo<std::string>& test) {
+  std::string name = test.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, ExecutorGoldenTest,
-                         ::testing::ValuesIn(ModelNames()),
-                         [](const auto& test) {
-                           std::string name = test.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         ::testing::ValuesIn(ModelNames()), TestName);
+INSTANTIATE_TEST_SUITE_P(Models, ExecutorGreedyTest,
+                         ::testing::ValuesIn(GreedyModelNames()), TestName);
 
 }  // namespace
 }  // namespace kvasir::worker

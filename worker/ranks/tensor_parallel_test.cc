@@ -431,6 +431,13 @@ TEST_F(TensorParallelTest,
   ExpectSameAsOne(TinyOptShape(), {2, 4});
 }
 
+// Each rank normalizes its own heads; a basis makes each rank normalize the
+// keys of all heads.
+TEST_F(TensorParallelTest,
+       SeveralRanksComputeTheOutputOfASingleRankForModelsWithQkNorm) {
+  ExpectSameAsOne(TinyQwen3Shape(), {2, 4, 8});
+}
+
 TEST_F(TensorParallelTest,
        SeveralRanksComputeTheOutputOfASingleRankUnderEveryPlan) {
   int64_t clear_rows = 0;

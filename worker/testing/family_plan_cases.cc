@@ -120,6 +120,29 @@ std::vector<PlanCase> OptPlanCases() {
   };
 }
 
+// A model with QK-norm has whole keys in every plan.
+std::vector<PlanCase> QkNormPlanCases() {
+  using namespace plan_cases;  // NOLINT: for the helpers that make plans
+  const std::string online = R"(,"hadamard_online":{})";
+  const std::string basis = R"({"dtype":"$","basis_static":{}})";
+  return {
+      {"QkNormDense", Full("POST_ROPE"), Full("NO_ROPE")},
+      {"QkNormRotated", Full("POST_ROPE", TokenCodes("4", online)),
+       Full("NO_ROPE", TokenCodes("4", online)), true},
+      {"QkNormRotatedSinks", Full("POST_ROPE", TokenCodes("3", online)),
+       Full("NO_ROPE", TokenCodes("8", online)), true, 6, 3, 4},
+      {"QkNormBasis", Full("POST_ROPE", basis, kMean),
+       LowRank(kTwo, kAtRuntime, "NO_ROPE", kTyped, kMean)},
+      {"QkNormBasisCodes",
+       Full("PRE_ROPE", BasisCodes("8,4,4,3,2,1,0,0"), kMean),
+       Full("NO_ROPE", BasisCodes("8,8,4,4,2,2,0,0"), kMean), true},
+      {"QkNormChannels",
+       Full("POST_ROPE", Codes("4", R"("channel_static":{})")),
+       Full("NO_ROPE", Codes("8", R"("channel_static":{})")), true},
+      {"QkNormUnrotated", Full("PRE_ROPE"), LowRank(kTwo, kFold, "NO_ROPE")},
+  };
+}
+
 }  // namespace
 
 std::vector<FamilyCase> FamilyCases(int64_t sliding_window) {
@@ -129,6 +152,9 @@ std::vector<FamilyCase> FamilyCases(int64_t sliding_window) {
   }
   for (PlanCase& each : OptPlanCases()) {
     cases.push_back({TinyOptShape(), std::move(each)});
+  }
+  for (PlanCase& each : QkNormPlanCases()) {
+    cases.push_back({TinyQwen3Shape(), std::move(each)});
   }
   for (PlanCase& each : PlanCases()) {
     for (const char* name :

@@ -42,6 +42,14 @@ model::ModelShape TinyOptShape() {
   return shape;
 }
 
+model::ModelShape TinyQwen3Shape() {
+  model::ModelShape shape = TinyShape();
+  shape.name = "tiny-qwen3-test";
+  shape.family = model::Family::kQwen3;
+  shape.hidden_size = 48;  // not the number of heads times head_dim
+  return shape;
+}
+
 model::ModelShape TinyWindowShape(int64_t sliding_window) {
   model::ModelShape shape = TinyShape();
   shape.name = "tiny-window-test";

@@ -79,6 +79,12 @@ class Planner {
       KVASIR_RETURN_IF_ERROR(
           Vector(name("post_attention_layernorm.bias"), &layer.post_norm_bias));
     }
+    if (spec_.qk_norm != model::QkNorm::kNone) {
+      KVASIR_RETURN_IF_ERROR(Vector(name("self_attn.q_norm.weight"),
+                                    spec_.head_dim, &layer.q_norm));
+      KVASIR_RETURN_IF_ERROR(Vector(name("self_attn.k_norm.weight"),
+                                    spec_.head_dim, &layer.k_norm));
+    }
     KVASIR_RETURN_IF_ERROR(PlanAttention(
         {.spec = &spec_, .layer = index, .first_rank = shard_.rank == 0}, jobs_,
         &layer));
@@ -113,11 +119,15 @@ class Planner {
 
   bool HasNormBias() const { return spec_.norm == model::NormKind::kLayerNorm; }
 
+  absl::Status Vector(std::string tensor, int64_t size,
+                      kernels::DevicePtr<const float>* out) {
+    return jobs_->Floats({Slice(std::move(tensor), 1, {0, size, 0})}, size,
+                         out);
+  }
   // Loads a vector of the model's hidden size.
   absl::Status Vector(std::string tensor,
                       kernels::DevicePtr<const float>* out) {
-    const int64_t m = spec_.hidden_size;
-    return jobs_->Floats({Slice(std::move(tensor), 1, {0, m, 0})}, m, out);
+    return Vector(std::move(tensor), spec_.hidden_size, out);
   }
 
   absl::Status Positions() {

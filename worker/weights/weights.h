@@ -79,7 +79,10 @@ struct LayerWeights {
   PartWeights value;
   kernels::PackedMatrix qkv;  // [M, attention.projection_columns]
   kernels::DevicePtr<const float> qkv_bias;  // [qkv.n]
-  kernels::PackedMatrix o;                   // [attention.output_columns, M]
+  // The norms of queries and keys, for all heads: [head_dim].
+  kernels::DevicePtr<const float> q_norm;
+  kernels::DevicePtr<const float> k_norm;
+  kernels::PackedMatrix o;  // [attention.output_columns, M]
   // [M]; null except on rank 0, because outputs are summed over ranks.
   kernels::DevicePtr<const float> o_bias;
   kernels::DevicePtr<const float> post_norm;       // [M]

@@ -70,6 +70,7 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
   }
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(Project(stream, input, rows, workspace));
+  KVASIR_RETURN_IF_ERROR(NormalizeHeads(stream, rows, workspace));
   KVASIR_RETURN_IF_ERROR(RotateRows(stream, input, rows, workspace));
   for (size_t p = 0; p < keys_.size(); ++p) {
     KVASIR_RETURN_IF_ERROR(MakeLatents(
@@ -127,6 +128,36 @@ absl::Status LayerAttention::Project(Stream& stream,
   params.y = rows.row;
   params.y_row_stride = rows.stride;
   return Matmul(stream, params, workspace);
+}
+
+absl::Status LayerAttention::NormalizeHeads(Stream& stream, const Rows& rows,
+                                            Workspace& workspace) const {
+  if (parts_.spec->qk_norm == model::QkNorm::kNone) return absl::OkStatus();
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kNorms);
+  const AttentionProgram& plan = program();
+  // A plan for such a model has whole keys in one part (plan/space.cc), so
+  // whole heads lie side by side.
+  KVASIR_CHECK(plan.key.size() == 1);
+  const KeyProgram& key = plan.key[0];
+  const int64_t d = plan.head_dim;
+  const auto normalize = [&](int64_t column, int64_t num_heads,
+                             kernels::DevicePtr<const float> weight) {
+    kernels::NormParams norm;
+    norm.x = activations_.At(rows.row, column);
+    norm.out = norm.x;
+    norm.weight = weight;
+    norm.num_rows = rows.num_tokens * num_heads;
+    norm.columns = d;
+    norm.eps = static_cast<float>(parts_.spec->norm_eps);
+    norm.dtype = activations_.dtype;
+    norm.num_parts = num_heads;
+    norm.stride = rows.stride;
+    return kernels::Norm(stream, norm, workspace);
+  };
+  KVASIR_RETURN_IF_ERROR(normalize(
+      key.projected.column[0], plan.heads.query.count, parts_.weights->q_norm));
+  return normalize(key.source_column, key.source_columns / d,
+                   parts_.weights->k_norm);
 }
 
 absl::Status LayerAttention::RotateRows(Stream& stream,

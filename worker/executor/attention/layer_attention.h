@@ -221,6 +221,9 @@ class LayerAttention {
 
   absl::Status Project(kernels::Stream& stream, const AttentionInput& input,
                        const Rows& rows, kernels::Workspace& workspace) const;
+  // Normalizes the projected queries and keys, for models with QK-norm.
+  absl::Status NormalizeHeads(kernels::Stream& stream, const Rows& rows,
+                              kernels::Workspace& workspace) const;
   absl::Status RotateRows(kernels::Stream& stream, const AttentionInput& input,
                           const Rows& rows,
                           kernels::Workspace& workspace) const;

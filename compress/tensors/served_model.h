@@ -1,0 +1,21 @@
+// Refuses models that the methods of kvasir-compress cannot compress.
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "model/shapes/decoder_spec.h"
+
+namespace kvasir::compress {
+
+// UNIMPLEMENTED for a model whose keys the methods cannot compress, with the
+// reason. Evaluation by the reference decoder serves every family.
+inline absl::Status CheckMethodsServe(const model::DecoderSpec& spec) {
+  if (spec.qk_norm == model::QkNorm::kNone) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(
+      spec.architecture,
+      " normalizes its keys after their projection (QK-norm), and every method "
+      "factors or measures that projection; serve the model with a named plan, "
+      "such as --kv-plan rotated-4bit, which needs no compressed checkpoint"));
+}
+
+}  // namespace kvasir::compress

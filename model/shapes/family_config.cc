@@ -1,0 +1,352 @@
+#include "model/shapes/family_config.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "model/shapes/rope_config.h"
+
+namespace kvasir::model {
+namespace {
+
+using nlohmann::json;
+
+struct ActivationRow {
+  std::string_view name;
+  MlpKind kind;
+};
+constexpr std::array<ActivationRow, 5> kPlainActivations = {{
+    {"gelu", MlpKind::kGelu},
+    {"gelu_new", MlpKind::kGeluTanh},
+    {"gelu_fast", MlpKind::kGeluTanh},
+    {"gelu_pytorch_tanh", MlpKind::kGeluTanh},
+    {"relu", MlpKind::kRelu},
+}};
+
+absl::Status ParseActivation(const JsonFields& fields, Family family,
+                             DecoderSpec* spec) {
+  const std::string_view field =
+      family == Family::kOpt ? "activation_function" : "hidden_act";
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> act,
+                          fields.String(field));
+  if (!HasLayerNorm(family)) {
+    if (!act.has_value() || *act == "silu" || *act == "swish") {
+      return absl::OkStatus();
+    }
+    return fields.Unserved(
+        field, absl::StrFormat("\"%s\" is not served; want \"silu\"", *act));
+  }
+  const std::string name =
+      act.value_or(family == Family::kOpt ? "relu" : "gelu");
+  for (const ActivationRow& row : kPlainActivations) {
+    if (name != row.name) continue;
+    spec->mlp = row.kind;
+    return absl::OkStatus();
+  }
+  return fields.Unserved(
+      field,
+      absl::StrFormat("\"%s\" is not served; want gelu, gelu_new, gelu_fast, "
+                      "gelu_pytorch_tanh or relu",
+                      name));
+}
+
+absl::Status ParseBiases(const JsonFields& fields, Family family,
+                         DecoderSpec* spec) {
+  if (family == Family::kLlama || family == Family::kQwen3 ||
+      family == Family::kSmolLm3) {
+    KVASIR_ASSIGN_OR_RETURN(spec->qkv_bias,
+                            fields.BoolOr("attention_bias", false));
+    spec->o_bias = spec->qkv_bias;
+    KVASIR_ASSIGN_OR_RETURN(spec->mlp_bias, fields.BoolOr("mlp_bias", false));
+    if (family != Family::kQwen3 || !spec->mlp_bias) return absl::OkStatus();
+    return fields.Unserved(
+        "mlp_bias", absl::StrCat(spec->architecture, " does not have it"));
+  }
+  if (HasLayerNorm(family)) {
+    // OPT has one switch for all biases. GPT-NeoX's MLP always has biases.
+    KVASIR_ASSIGN_OR_RETURN(
+        spec->qkv_bias,
+        fields.BoolOr(family == Family::kOpt ? "enable_bias" : "attention_bias",
+                      true));
+    spec->o_bias = spec->qkv_bias;
+    spec->mlp_bias = family == Family::kNeox || spec->qkv_bias;
+    return absl::OkStatus();
+  }
+  spec->qkv_bias = family == Family::kQwen2;
+  // The reference implementations of Mistral and Qwen2 ignore both fields,
+  // because the family determines the biases. A file that contradicts its
+  // family describes another model and is refused.
+  for (const std::string_view name : {"attention_bias", "mlp_bias"}) {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> on, fields.Bool(name));
+    const bool expected = name == "attention_bias" && spec->qkv_bias;
+    if (on.value_or(expected) && !expected) {
+      return fields.Unserved(
+          name, absl::StrCat(spec->architecture, " does not have it"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Llama and its relatives have RMSNorm, and RoPE rotates all dimensions of a
+// head.
+absl::Status ParseRotaryFamily(const JsonFields& fields, Family family,
+                               DecoderSpec* spec) {
+  KVASIR_ASSIGN_OR_RETURN(spec->norm_eps,
+                          fields.NumberIn("rms_norm_eps", 1e-30, 1.0, 1e-6));
+  KVASIR_ASSIGN_OR_RETURN(
+      RopeConfig rope,
+      ParseRope(fields,
+                {.head_dim = spec->head_dim,
+                 .max_position_embeddings = spec->max_position_embeddings,
+                 .default_theta =
+                     kFamilies[static_cast<size_t>(family)].default_theta}));
+  spec->rope = std::move(rope.rope);
+  spec->max_position_embeddings = rope.max_positions;
+  if (family == Family::kQwen3) spec->qk_norm = QkNorm::kHeads;
+  return absl::OkStatus();
+}
+
+// Reads which layers of SmolLM3 do not rotate. In no_rope_layers, despite its
+// name, 1 stands for a layer that rotates.
+absl::Status ParseNoRopeLayers(const JsonFields& fields, DecoderSpec* spec) {
+  constexpr std::string_view kName = "no_rope_layers";
+  const json* list = fields.Find(kName);
+  if (list == nullptr) {
+    constexpr int64_t kDefaultInterval = 4;
+    KVASIR_ASSIGN_OR_RETURN(const int64_t interval,
+                            fields.IntIn("no_rope_layer_interval", 1,
+                                         kMaxPositions, kDefaultInterval));
+    for (int64_t layer = 0; layer < spec->num_layers(); ++layer) {
+      spec->layers[static_cast<size_t>(layer)].rope =
+          (layer + 1) % interval != 0;
+    }
+    return absl::OkStatus();
+  }
+  const auto refuse = [&] {
+    return fields.Error(
+        kName, absl::StrFormat("want a list of %d numbers 0 or 1, have %s",
+                               spec->num_layers(), JsonExcerpt(*list)));
+  };
+  if (!list->is_array() || list->size() != spec->layers.size()) return refuse();
+  for (size_t layer = 0; layer < list->size(); ++layer) {
+    const json& rotates = (*list)[layer];
+    if (rotates != 0 && rotates != 1) return refuse();
+    spec->layers[layer].rope = rotates == 1;
+  }
+  return absl::OkStatus();
+}
+
+// In GPT-NeoX and OPT every query head has its own KV head, and head_dim is
+// hidden_size / num_attention_heads. Their reference implementations read
+// neither num_key_value_heads nor head_dim, so other values are refused.
+absl::Status RefuseGroupedHeads(const JsonFields& fields,
+                                const DecoderSpec& spec) {
+  if (spec.num_kv_heads != spec.num_heads) {
+    return fields.Unserved(
+        "num_key_value_heads",
+        absl::StrFormat("in %s, it equals the number of query heads: want %d, "
+                        "have %d",
+                        spec.architecture, spec.num_heads, spec.num_kv_heads));
+  }
+  if (spec.num_heads * spec.head_dim != spec.hidden_size) {
+    return fields.Unserved(
+        "head_dim",
+        absl::StrFormat("%s divides hidden_size %d among %d heads, have %d",
+                        spec.architecture, spec.hidden_size, spec.num_heads,
+                        spec.head_dim));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseNeox(const JsonFields& fields, DecoderSpec* spec) {
+  KVASIR_RETURN_IF_ERROR(RefuseGroupedHeads(fields, *spec));
+  spec->norm = NormKind::kLayerNorm;
+  KVASIR_ASSIGN_OR_RETURN(spec->norm_eps,
+                          fields.NumberIn("layer_norm_eps", 1e-30, 1.0, 1e-5));
+  KVASIR_ASSIGN_OR_RETURN(spec->parallel_residual,
+                          fields.BoolOr("use_parallel_residual", true));
+  KVASIR_ASSIGN_OR_RETURN(
+      RopeConfig rope,
+      ParseRope(fields, RopeContext{.head_dim = spec->head_dim,
+                                    .max_position_embeddings =
+                                        spec->max_position_embeddings,
+                                    .neox = true}));
+  spec->rope = std::move(rope.rope);
+  spec->max_position_embeddings = rope.max_positions;
+  return absl::OkStatus();
+}
+
+// A boolean field of OPT that is supported only with the value that the large
+// OPT models have.
+struct OptSwitch {
+  std::string_view name;
+  bool want;
+  std::string_view reason;
+};
+constexpr std::array<OptSwitch, 3> kOptSwitches = {{
+    {"do_layer_norm_before", true,
+     "norms after attention and MLP (OPT-350M) are not served"},
+    {"_remove_final_layer_norm", false,
+     "a decoder without its last norm is not served"},
+    {"layer_norm_elementwise_affine", true,
+     "norms without weights are not served"},
+}};
+
+absl::Status ParseOpt(const JsonFields& fields, DecoderSpec* spec) {
+  KVASIR_RETURN_IF_ERROR(RefuseGroupedHeads(fields, *spec));
+  for (const OptSwitch& row : kOptSwitches) {
+    KVASIR_ASSIGN_OR_RETURN(const bool have, fields.BoolOr(row.name, row.want));
+    if (have == row.want) continue;
+    return fields.Unserved(
+        row.name,
+        absl::StrFormat("%s: want %s, have %s", row.reason,
+                        row.want ? "true" : "false", have ? "true" : "false"));
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      const int64_t projected,
+      fields.IntIn("word_embed_proj_dim", 1, kMaxPositions, spec->hidden_size));
+  if (projected != spec->hidden_size) {
+    return fields.Unserved(
+        "word_embed_proj_dim",
+        absl::StrFormat("embeddings of another width than the layers are not "
+                        "served: want hidden_size %d, have %d",
+                        spec->hidden_size, projected));
+  }
+  spec->norm = NormKind::kLayerNorm;
+  spec->norm_eps = 1e-5;  // config.json has no field for it
+  spec->learned_positions = true;
+  for (LayerSpec& layer : spec->layers) layer.rope = false;
+  return absl::OkStatus();
+}
+
+// The attention windows of a model.
+struct Windows {
+  std::optional<int64_t> width;  // nullopt: no layer has a window
+  std::vector<bool> layers;      // which layers have it by default
+  // Whether the reference implementation reads layer_types. If not, the field
+  // must agree with `layers`.
+  bool reads_types = false;
+};
+
+// Reads the width of the sliding window, and which layers have it by default.
+// A missing sliding_window means the family's default, and null means no
+// window.
+absl::StatusOr<Windows> DefaultWindows(const JsonFields& fields, Family family,
+                                       const DecoderSpec& spec) {
+  constexpr std::string_view kName = "sliding_window";
+  constexpr int64_t kDefaultWindow = 4096;
+  Windows windows;
+  windows.layers.assign(spec.layers.size(), true);
+  bool use = true;
+  switch (family) {
+    case Family::kMistral:
+      break;
+    case Family::kQwen2:
+    case Family::kQwen3: {
+      KVASIR_ASSIGN_OR_RETURN(use, fields.BoolOr("use_sliding_window", false));
+      windows.reads_types = true;
+      if (!use) break;
+      constexpr int64_t kDefaultFirst = 28;
+      KVASIR_ASSIGN_OR_RETURN(
+          const int64_t first,
+          fields.IntIn("max_window_layers", 0, kMaxPositions, kDefaultFirst));
+      for (int64_t layer = 0; layer < std::min(first, spec.num_layers());
+           ++layer) {
+        windows.layers[static_cast<size_t>(layer)] = false;
+      }
+      break;
+    }
+    case Family::kSmolLm3: {
+      KVASIR_ASSIGN_OR_RETURN(use, fields.BoolOr("use_sliding_window", false));
+      use = use && fields.Find(kName) != nullptr;
+      windows.reads_types = true;
+      for (size_t layer = 0; layer < windows.layers.size(); ++layer) {
+        windows.layers[layer] = !spec.layers[layer].rope;
+      }
+      break;
+    }
+    default: {
+      if (fields.Find(kName) == nullptr) return windows;
+      KVASIR_ASSIGN_OR_RETURN(use, fields.BoolOr("use_sliding_window", true));
+      if (!use) return windows;
+      return fields.Unserved(kName,
+                             absl::StrCat(spec.architecture,
+                                          " does not have it; want null, or "
+                                          "use_sliding_window false"));
+    }
+  }
+  if (!use || fields.IsNull(kName)) return windows;
+  KVASIR_ASSIGN_OR_RETURN(
+      windows.width, fields.IntIn(kName, 1, kMaxPositions, kDefaultWindow));
+  return windows;
+}
+
+absl::Status ParseWindows(const JsonFields& fields, Family family,
+                          DecoderSpec* spec) {
+  KVASIR_ASSIGN_OR_RETURN(Windows windows,
+                          DefaultWindows(fields, family, *spec));
+  if (!windows.width.has_value()) {
+    windows.layers.assign(windows.layers.size(), false);
+  }
+  if (const json* types = fields.Find("layer_types"); types != nullptr) {
+    if (!types->is_array() || types->size() != windows.layers.size()) {
+      return fields.Error(
+          "layer_types",
+          absl::StrFormat("want a list of %d names, have %s",
+                          windows.layers.size(), JsonExcerpt(*types)));
+    }
+    for (size_t layer = 0; layer < windows.layers.size(); ++layer) {
+      const json& type = (*types)[layer];
+      const bool is_sliding = type == "sliding_attention";
+      if (!is_sliding && type != "full_attention") {
+        return fields.Unserved(
+            "layer_types", absl::StrCat(JsonExcerpt(type), " is not served"));
+      }
+      const bool may_differ = windows.reads_types && windows.width.has_value();
+      if (is_sliding != windows.layers[layer] && !may_differ) {
+        return fields.Error(
+            "layer_types",
+            absl::StrFormat("layer %d: %s disagrees with sliding_window", layer,
+                            JsonExcerpt(type)));
+      }
+      windows.layers[layer] = is_sliding;
+    }
+  }
+  for (size_t layer = 0; layer < windows.layers.size(); ++layer) {
+    spec->layers[layer].sliding_window =
+        windows.layers[layer] ? *windows.width : 0;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ParseFamily(const JsonFields& fields, Family family,
+                         DecoderSpec* spec) {
+  const FamilyNames& names = kFamilies[static_cast<size_t>(family)];
+  KVASIR_ASSIGN_OR_RETURN(spec->tied_head, fields.BoolOr("tie_word_embeddings",
+                                                         names.default_tied));
+  if (family == Family::kSmolLm3) {
+    KVASIR_RETURN_IF_ERROR(ParseNoRopeLayers(fields, spec));
+  }
+  KVASIR_RETURN_IF_ERROR(ParseBiases(fields, family, spec));
+  KVASIR_RETURN_IF_ERROR(ParseWindows(fields, family, spec));
+  KVASIR_RETURN_IF_ERROR(ParseActivation(fields, family, spec));
+  switch (family) {
+    case Family::kNeox:
+      return ParseNeox(fields, spec);
+    case Family::kOpt:
+      return ParseOpt(fields, spec);
+    default:
+      return ParseRotaryFamily(fields, family, spec);
+  }
+}
+
+}  // namespace kvasir::model

@@ -1,0 +1,220 @@
+// The fields of each family, and both forms of them: those that transformers 4
+// and 5 write.
+#include "model/shapes/family_config.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "base/status_matchers.h"
+#include "model/files/file.h"
+#include "model/shapes/config.h"
+#include "model/shapes/test_configs.h"
+
+namespace kvasir::model {
+namespace {
+
+using base::StatusIs;
+using nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr absl::StatusCode kWrong = absl::StatusCode::kInvalidArgument;
+constexpr absl::StatusCode kNotServed = absl::StatusCode::kUnimplemented;
+
+json Small(const char* architecture, const char* model_type) {
+  return With(With(SmallLlama(), "architectures", {architecture}), "model_type",
+              model_type);
+}
+json SmallQwen3() { return Small("Qwen3ForCausalLM", "qwen3"); }
+json SmallSmolLm3() { return Small("SmolLM3ForCausalLM", "smollm3"); }
+
+// Whether each layer rotates.
+std::vector<bool> Rotates(const DecoderSpec& spec) {
+  std::vector<bool> rotates;
+  for (const LayerSpec& layer : spec.layers) rotates.push_back(layer.rope);
+  return rotates;
+}
+std::vector<int64_t> WindowsOf(const DecoderSpec& spec) {
+  std::vector<int64_t> windows;
+  for (const LayerSpec& layer : spec.layers) {
+    windows.push_back(layer.sliding_window);
+  }
+  return windows;
+}
+
+TEST(FamilyConfigTest, Qwen3NormalizesQueriesAndKeysAndHasHeadsOf128ByDefault) {
+  const DecoderSpec spec = MustParse(SmallQwen3());
+  EXPECT_EQ(spec.qk_norm, QkNorm::kHeads);
+  EXPECT_EQ(spec.head_dim, 128);
+  EXPECT_FALSE(spec.qkv_bias || spec.o_bias || spec.mlp_bias);
+  EXPECT_EQ(MustParse(With(SmallQwen3(), "head_dim", 24)).head_dim, 24);
+  const DecoderSpec biased =
+      MustParse(With(SmallQwen3(), "attention_bias", true));
+  EXPECT_TRUE(biased.qkv_bias && biased.o_bias && !biased.mlp_bias);
+  EXPECT_THAT(Parse(With(SmallQwen3(), "mlp_bias", true)),
+              StatusIs(kNotServed, HasSubstr("mlp_bias")));
+  EXPECT_EQ(MustParse(SmallLlama()).qk_norm, QkNorm::kNone);
+}
+
+TEST(FamilyConfigTest, ThePublishedConfigOfQwen3IsRead) {
+  const DecoderSpec spec = MustParse(json::parse(R"({
+    "architectures":["Qwen3ForCausalLM"],"attention_bias":false,
+    "attention_dropout":0.0,"bos_token_id":151643,"eos_token_id":151645,
+    "head_dim":128,"hidden_act":"silu","hidden_size":1024,
+    "initializer_range":0.02,"intermediate_size":3072,
+    "max_position_embeddings":40960,"max_window_layers":28,
+    "model_type":"qwen3","num_attention_heads":16,"num_hidden_layers":28,
+    "num_key_value_heads":8,"rms_norm_eps":1e-06,"rope_scaling":null,
+    "rope_theta":1000000,"sliding_window":null,"tie_word_embeddings":true,
+    "torch_dtype":"bfloat16","use_cache":true,"use_sliding_window":false,
+    "vocab_size":151936})"));
+  EXPECT_EQ(spec.num_heads * spec.head_dim, 2048);
+  EXPECT_EQ(spec.layers[27].sliding_window, 0);
+  EXPECT_EQ(spec.eos_token_ids, std::vector<int32_t>{151645});
+}
+
+TEST(FamilyConfigTest, Qwen3WindowsBeginAtMaxWindowLayersOrFollowLayerTypes) {
+  json config = With(SmallQwen3(), "use_sliding_window", true);
+  config["sliding_window"] = 9;
+  EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(0, 0, 0));
+  config["max_window_layers"] = 2;
+  EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(0, 0, 9));
+  config["layer_types"] = {"sliding_attention", "full_attention",
+                           "full_attention"};
+  EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(9, 0, 0));
+  config["use_sliding_window"] = false;
+  EXPECT_THAT(Parse(config),
+              StatusIs(kWrong, HasSubstr("disagrees with sliding_window")));
+}
+
+TEST(FamilyConfigTest, EveryFourthLayerOfSmolLm3DoesNotRotateByDefault) {
+  json config = With(SmallSmolLm3(), "num_hidden_layers", 5);
+  const DecoderSpec spec = MustParse(config);
+  EXPECT_THAT(Rotates(spec), ElementsAre(true, true, true, false, true));
+  EXPECT_NEAR(spec.rope.frequencies[1] * std::pow(2e6, 0.125), 1, 1e-12);
+  EXPECT_TRUE(spec.tied_head);
+  config["no_rope_layer_interval"] = 2;
+  EXPECT_THAT(Rotates(MustParse(config)),
+              ElementsAre(true, false, true, false, true));
+  config["no_rope_layers"] = {0, 1, 1, 1, 1};
+  EXPECT_THAT(Rotates(MustParse(config)),
+              ElementsAre(false, true, true, true, true));
+}
+
+TEST(FamilyConfigTest, AListOfNoRopeLayersThatDoesNotFitTheLayersIsRefused) {
+  for (const json& list : {json::array({1, 0}), json::array({1, 0, 2}),
+                           json::array({1, 0, "1"}), json(3)}) {
+    EXPECT_THAT(Parse(With(SmallSmolLm3(), "no_rope_layers", list)),
+                StatusIs(kWrong, HasSubstr("want a list of 3 numbers 0 or 1")));
+  }
+  EXPECT_THAT(Parse(With(SmallSmolLm3(), "no_rope_layer_interval", 0)),
+              StatusIs(kWrong, HasSubstr("no_rope_layer_interval: want 1")));
+}
+
+TEST(FamilyConfigTest, OnlyLayersOfSmolLm3WithoutRopeHaveWindowsByDefault) {
+  json config = With(SmallSmolLm3(), "no_rope_layers", {0, 1, 0});
+  config["sliding_window"] = 7;
+  EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(0, 0, 0));
+  config["use_sliding_window"] = true;
+  EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(7, 0, 7));
+  config["layer_types"] = {"full_attention", "sliding_attention",
+                           "full_attention"};
+  EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(0, 7, 0));
+}
+
+// Llama 3.2 and 3.3, as transformers 4 and 5 write them.
+TEST(FamilyConfigTest, TheOldAndTheNewFormOfALlama3ConfigMeanTheSame) {
+  json old_form = json::parse(R"({
+    "architectures":["LlamaForCausalLM"],"model_type":"llama",
+    "attention_bias":false,"bos_token_id":128000,
+    "eos_token_id":[128001,128008,128009],"head_dim":64,"hidden_act":"silu",
+    "hidden_size":2048,"intermediate_size":8192,
+    "max_position_embeddings":131072,"mlp_bias":false,
+    "num_attention_heads":32,"num_hidden_layers":16,"num_key_value_heads":8,
+    "pretraining_tp":1,"rms_norm_eps":1e-05,"tie_word_embeddings":true,
+    "vocab_size":128256})");
+  json new_form = old_form;
+  old_form["torch_dtype"] = "bfloat16";
+  old_form["rope_theta"] = 500000.0;
+  old_form["rope_scaling"] = {{"factor", 32.0},
+                              {"low_freq_factor", 1.0},
+                              {"high_freq_factor", 4.0},
+                              {"original_max_position_embeddings", 8192},
+                              {"rope_type", "llama3"}};
+  new_form["dtype"] = "bfloat16";
+  new_form["rope_parameters"] = old_form["rope_scaling"];
+  new_form["rope_parameters"]["rope_theta"] = 500000.0;
+  const DecoderSpec spec = MustParse(old_form);
+  EXPECT_EQ(spec.rope, MustParse(new_form).rope);
+  EXPECT_EQ(spec.eos_token_ids, (std::vector<int32_t>{128001, 128008, 128009}));
+  EXPECT_TRUE(spec.tied_head);
+}
+
+// The heads of Mistral-Nemo are narrower than hidden_size / heads, and those of
+// Mistral-Small are wider.
+TEST(FamilyConfigTest, TheHeadsOfMistralNemoAndSmallHaveAWidthOfTheirOwn) {
+  json config = json::parse(R"({
+    "architectures":["MistralForCausalLM"],"model_type":"mistral",
+    "attention_dropout":0.0,"bos_token_id":1,"eos_token_id":2,
+    "head_dim":128,"hidden_act":"silu","hidden_size":5120,
+    "initializer_range":0.02,"intermediate_size":14336,
+    "max_position_embeddings":131072,"num_attention_heads":32,
+    "num_hidden_layers":40,"num_key_value_heads":8,"rms_norm_eps":1e-05,
+    "rope_theta":1000000.0,"sliding_window":null,
+    "tie_word_embeddings":false,"torch_dtype":"bfloat16","use_cache":true,
+    "vocab_size":131072})");
+  const DecoderSpec spec = MustParse(config);
+  EXPECT_EQ(spec.head_dim, 128);
+  EXPECT_EQ(spec.rope.rotary_dim, 128);
+  EXPECT_EQ(spec.layers[0].sliding_window, 0);
+  config.erase("rope_theta");
+  config.erase("torch_dtype");
+  config["dtype"] = "bfloat16";
+  config["rope_parameters"] = {{"rope_type", "default"},
+                               {"rope_theta", 1000000.0}};
+  EXPECT_EQ(MustParse(config).rope, spec.rope);
+}
+
+// A small configuration of the family.
+json SmallConfigOf(const FamilyNames& names) {
+  for (const json& own : {SmallNeox(), SmallOpt()}) {
+    if (own["model_type"] == std::string(names.model_type)) return own;
+  }
+  return Small(std::string(names.architecture).c_str(),
+               std::string(names.model_type).c_str());
+}
+
+TEST(ModelsPageTest, ThePageListsEveryFamilyWithThePlansThatItHas) {
+  const char* const source = std::getenv("KVASIR_SOURCE_DIR");
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const std::string page,
+      ReadSmallFile(
+          std::string(source == nullptr ? "." : source) + "/docs/models.md",
+          1 << 20));
+  std::map<std::string, std::string> plans;  // by architecture
+  for (const absl::string_view line : absl::StrSplit(page, '\n')) {
+    const std::vector<std::string> cells = absl::StrSplit(line, '|');
+    if (cells.size() != 7 || !absl::StrContains(cells[2], "ForCausalLM")) {
+      continue;
+    }
+    plans[std::string(absl::StripAsciiWhitespace(cells[2]))] =
+        std::string(absl::StripAsciiWhitespace(cells[5]));
+  }
+  EXPECT_EQ(plans.size(), kFamilies.size());
+  for (const FamilyNames& names : kFamilies) {
+    const std::string key = "`" + std::string(names.architecture) + "`";
+    ASSERT_TRUE(plans.contains(key)) << key;
+    const DecoderSpec spec = MustParse(SmallConfigOf(names));
+    EXPECT_EQ(plans[key], spec.qk_norm == QkNorm::kNone ? "all" : "whole keys");
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::model
