@@ -1,5 +1,6 @@
 #include "worker/ranks/plan_check.h"
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -17,6 +18,7 @@
 #include "worker/offline/direct_runner.h"
 #include "worker/testing/collective_ranks.h"
 #include "worker/testing/tiny_rank.h"
+#include "worker/testing/weights_test_util.h"
 
 namespace kvasir::worker {
 namespace {
@@ -285,6 +287,45 @@ TEST(PlanCheckTest, AllRanksOfAGroupServeTheSamePlan) {
     EXPECT_EQ(checks[0].front().key, "");
     // Sums over ranks round differently.
     EXPECT_NEAR(checks[0].front().kl, single, 0.02 * single);
+  }
+}
+
+// A model with QK-norm whose keys have some much larger dimensions than others.
+// Its queries are as much smaller, so the model computes the same.
+TEST(PlanCheckTest, UnevenNormsOfKeysCostCodesNothing) {
+  const auto kl = [](const std::string& preset, bool is_uneven) {
+    const model::ModelShape shape = TinyQwen3Shape();
+    const model::DecoderSpec spec = *model::SpecOfShape(shape);
+    const auto plan =
+        *plan::MakePresetPlan(preset, model::AttentionShapeOf(spec));
+    RandomSource random(shape, /*seed=*/7, kernels::DType::kF32);
+    ChangedSource source(&random, [&](const std::string& name,
+                                      const WeightBlock& block,
+                                      WeightSource::Consumer consume) {
+      const bool is_query = name.ends_with("self_attn.q_norm.weight");
+      const bool is_key = name.ends_with("self_attn.k_norm.weight");
+      if (!is_uneven || (!is_query && !is_key)) return consume(block);
+      const auto* const from = static_cast<const float*>(block.data);
+      std::vector<float> changed(from, from + block.num_rows);
+      for (int64_t i = 0; i < block.num_rows; ++i) {
+        const int64_t pair = (block.first_row + i) % (spec.rope.rotary_dim / 2);
+        const int exponent = pair == 1 ? 6 : 0;
+        float& weight = changed[static_cast<size_t>(i)];
+        weight = std::ldexp(weight, is_key ? exponent : -exponent);
+      }
+      WeightBlock other = block;
+      other.data = changed.data();
+      return consume(other);
+    });
+    auto rank = Rank::Create(spec, plan, &source, Checked(kTokens));
+    KVASIR_EXPECT_OK(rank);
+    return rank.ok() ? (*rank)->plan_checks().back().kl : 0;
+  };
+  for (const std::string preset :
+       {"rotated-3bit", "rotated-4bit", "dense-8bit"}) {
+    const double even = kl(preset, false);
+    EXPECT_GT(even, 0) << preset;
+    EXPECT_EQ(kl(preset, true), even) << preset;
   }
 }
 
