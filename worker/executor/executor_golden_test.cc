@@ -49,6 +49,7 @@ std::vector<std::string> PlainModelNames() {
           "neox-whole-heads",
           "opt-tied",
           "opt-untied-no-bias",
+          "phi3-longrope-long",
           "qwen2-tied",
           "qwen2-untied",
           "qwen2-window-upper-layers",
@@ -57,7 +58,10 @@ std::vector<std::string> PlainModelNames() {
 
 // The golden models that also have greedy tokens.
 std::vector<std::string> GreedyModelNames() {
-  return {"qwen3-bias-window", "qwen3-tied", "smollm3-tied", "smollm3-window"};
+  return {"gemma3-scaled-v5-config", "gemma3-tied",         "olmo2",
+          "olmo2-bias-tied",         "phi3-longrope-short", "phi3-part-window",
+          "qwen3-bias-window",       "qwen3-tied",          "smollm3-tied",
+          "smollm3-window"};
 }
 
 std::vector<std::string> ModelNames() {
@@ -140,11 +144,11 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
     std::copy(row.logits.begin(), row.logits.end(),
               logits.begin() + row.position * expected.vocab);
   };
+  model::DecoderSpec spec = checkpoint->spec();
+  model::ChooseRope(rank_options.executor.max_model_len, &spec.rope);
   CheckpointSource source(&*checkpoint);
   auto rank = Rank::Create(
-      checkpoint->spec(),
-      plan::FullRankPlan(model::AttentionShapeOf(checkpoint->spec()),
-                         kvasir::v1::F32),
+      spec, plan::FullRankPlan(model::AttentionShapeOf(spec), kvasir::v1::F32),
       &source, rank_options);
   KVASIR_EXPECT_OK(rank);
   if (!rank.ok()) return logits;

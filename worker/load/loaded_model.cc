@@ -185,6 +185,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
     positions = std::max(positions, request.max_model_len);
   }
   KVASIR_RETURN_IF_ERROR(model->ChooseLength(request.max_model_len));
+  model::ChooseRope(model->max_model_len_, &model->source_.spec.rope);
   model->num_threads_ = request.model.threads > 0
                             ? request.model.threads
                             : std::max(1, base::ReadMachineLimits().cpus /

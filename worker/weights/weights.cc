@@ -43,12 +43,9 @@ class Planner {
       KVASIR_RETURN_IF_ERROR(PlanLayer(layer));
     }
     const int64_t m = spec_.hidden_size;
-    KVASIR_RETURN_IF_ERROR(
-        Vector(std::string(model::kFinalNormName), &weights_->final_norm));
-    if (HasNormBias()) {
-      KVASIR_RETURN_IF_ERROR(Vector(std::string(model::kFinalNormBiasName),
-                                    &weights_->final_norm_bias));
-    }
+    KVASIR_RETURN_IF_ERROR(Norm(std::string(model::kFinalNorm),
+                                &weights_->final_norm,
+                                &weights_->final_norm_bias));
     if (spec_.learned_positions) {
       KVASIR_RETURN_IF_ERROR(Positions());
     }
@@ -69,21 +66,31 @@ class Planner {
     const auto name = [index](const char* part) {
       return model::LayerTensorName(index, part);
     };
-    KVASIR_RETURN_IF_ERROR(
-        Vector(name("input_layernorm.weight"), &layer.input_norm));
-    KVASIR_RETURN_IF_ERROR(
-        Vector(name("post_attention_layernorm.weight"), &layer.post_norm));
-    if (HasNormBias()) {
+    const auto norm = [&](const char* module,
+                          kernels::DevicePtr<const float>* weight,
+                          kernels::DevicePtr<const float>* bias) {
+      return Norm(model::LayerTensorName(index, module), weight, bias);
+    };
+    if (spec_.norm_inputs) {
       KVASIR_RETURN_IF_ERROR(
-          Vector(name("input_layernorm.bias"), &layer.input_norm_bias));
+          norm("input_layernorm", &layer.input_norm, &layer.input_norm_bias));
+      KVASIR_RETURN_IF_ERROR(norm("post_attention_layernorm", &layer.post_norm,
+                                  &layer.post_norm_bias));
+    }
+    if (spec_.norm_outputs) {
       KVASIR_RETURN_IF_ERROR(
-          Vector(name("post_attention_layernorm.bias"), &layer.post_norm_bias));
+          norm("self_attn.output_norm", &layer.attention_output_norm, nullptr));
+      KVASIR_RETURN_IF_ERROR(
+          norm("mlp.output_norm", &layer.mlp_output_norm, nullptr));
     }
     if (spec_.qk_norm != model::QkNorm::kNone) {
-      KVASIR_RETURN_IF_ERROR(Vector(name("self_attn.q_norm.weight"),
-                                    spec_.head_dim, &layer.q_norm));
-      KVASIR_RETURN_IF_ERROR(Vector(name("self_attn.k_norm.weight"),
-                                    spec_.head_dim, &layer.k_norm));
+      const bool all = spec_.qk_norm == model::QkNorm::kAllHeads;
+      KVASIR_RETURN_IF_ERROR(RmsWeight(
+          name("self_attn.q_norm.weight"),
+          (all ? spec_.num_heads : 1) * spec_.head_dim, &layer.q_norm));
+      KVASIR_RETURN_IF_ERROR(RmsWeight(
+          name("self_attn.k_norm.weight"),
+          (all ? spec_.num_kv_heads : 1) * spec_.head_dim, &layer.k_norm));
     }
     KVASIR_RETURN_IF_ERROR(PlanAttention(
         {.spec = &spec_, .layer = index, .first_rank = shard_.rank == 0}, jobs_,
@@ -119,15 +126,26 @@ class Planner {
 
   bool HasNormBias() const { return spec_.norm == model::NormKind::kLayerNorm; }
 
-  absl::Status Vector(std::string tensor, int64_t size,
-                      kernels::DevicePtr<const float>* out) {
-    return jobs_->Floats({Slice(std::move(tensor), 1, {0, size, 0})}, size,
-                         out);
+  // Loads the norm of a vector of the model's hidden size.
+  absl::Status Norm(const std::string& module,
+                    kernels::DevicePtr<const float>* weight,
+                    kernels::DevicePtr<const float>* bias) {
+    if (!HasNormBias()) {
+      return RmsWeight(module + ".weight", spec_.hidden_size, weight);
+    }
+    KVASIR_RETURN_IF_ERROR(Vector(module + ".weight", weight));
+    return Vector(module + ".bias", bias);
+  }
+  absl::Status RmsWeight(std::string tensor, int64_t size,
+                         kernels::DevicePtr<const float>* out) {
+    return jobs_->Floats({Slice(std::move(tensor), 1, {0, size, 0})}, size, out,
+                         static_cast<float>(spec_.norm_weight_offset));
   }
   // Loads a vector of the model's hidden size.
   absl::Status Vector(std::string tensor,
                       kernels::DevicePtr<const float>* out) {
-    return Vector(std::move(tensor), spec_.hidden_size, out);
+    const int64_t m = spec_.hidden_size;
+    return jobs_->Floats({Slice(std::move(tensor), 1, {0, m, 0})}, m, out);
   }
 
   absl::Status Positions() {
