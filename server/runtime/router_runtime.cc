@@ -54,7 +54,7 @@ void ReturnFreedMemory() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 // How often TrimWhenSilent checks the process's size, and by how much the
 // process must have grown since the last malloc_trim.
 constexpr absl::Duration kTrimInterval = absl::Seconds(5);
-constexpr size_t kTrimGrowthBytes = 16 << 20;
+constexpr size_t kTrimGrowthBytes = 8 << 20;
 
 size_t ResidentBytes() {
   size_t total_pages = 0;

@@ -149,7 +149,7 @@ Worker CheckpointWorker(Conditions conditions, const std::string& folder,
                         kvasir::v1::DataType dtype) {
   const auto checkpoint = model::Checkpoint::Open(InSource(folder));
   KVASIR_EXPECT_OK(checkpoint);
-  model::DecoderSpec spec = checkpoint->spec();
+  const model::DecoderSpec& spec = checkpoint->spec();
   auto plan = plan::FullRankPlan(model::AttentionShapeOf(spec), dtype);
   if (checkpoint->kv_plan_json().has_value()) {
     const auto parsed =
@@ -162,7 +162,6 @@ Worker CheckpointWorker(Conditions conditions, const std::string& folder,
   // table of positions.
   conditions.max_model_len = static_cast<uint32_t>(std::min<int64_t>(
       conditions.max_model_len, spec.max_position_embeddings));
-  model::ChooseRope(conditions.max_model_len, &spec.rope);
   CheckpointSource source(&*checkpoint);
   return Worker(conditions, spec, plan, &source);
 }

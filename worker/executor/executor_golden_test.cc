@@ -144,11 +144,11 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
     std::copy(row.logits.begin(), row.logits.end(),
               logits.begin() + row.position * expected.vocab);
   };
-  model::DecoderSpec spec = checkpoint->spec();
-  model::ChooseRope(rank_options.executor.max_model_len, &spec.rope);
   CheckpointSource source(&*checkpoint);
   auto rank = Rank::Create(
-      spec, plan::FullRankPlan(model::AttentionShapeOf(spec), kvasir::v1::F32),
+      checkpoint->spec(),
+      plan::FullRankPlan(model::AttentionShapeOf(checkpoint->spec()),
+                         kvasir::v1::F32),
       &source, rank_options);
   KVASIR_EXPECT_OK(rank);
   if (!rank.ok()) return logits;

@@ -10,6 +10,7 @@
 #include "model/shapes/tp_dealt.h"
 #include "plan/tp_size.h"
 #include "worker/weights/attention_weights.h"
+#include "worker/weights/smoothing.h"
 #include "worker/weights/weight_jobs.h"
 
 namespace kvasir::worker {
@@ -83,19 +84,63 @@ class Planner {
       KVASIR_RETURN_IF_ERROR(
           norm("mlp.output_norm", &layer.mlp_output_norm, nullptr));
     }
-    if (spec_.qk_norm != model::QkNorm::kNone) {
-      const bool all = spec_.qk_norm == model::QkNorm::kAllHeads;
-      KVASIR_RETURN_IF_ERROR(RmsWeight(
-          name("self_attn.q_norm.weight"),
-          (all ? spec_.num_heads : 1) * spec_.head_dim, &layer.q_norm));
-      KVASIR_RETURN_IF_ERROR(RmsWeight(
-          name("self_attn.k_norm.weight"),
-          (all ? spec_.num_kv_heads : 1) * spec_.head_dim, &layer.k_norm));
+    if (spec_.qk_norm == model::QkNorm::kHeads) {
+      KVASIR_RETURN_IF_ERROR(QkNorms(index, &layer));
+    } else if (spec_.qk_norm == model::QkNorm::kAllHeads) {
+      KVASIR_RETURN_IF_ERROR(RmsWeight(name("self_attn.q_norm.weight"),
+                                       spec_.num_heads * spec_.head_dim,
+                                       &layer.q_norm));
+      KVASIR_RETURN_IF_ERROR(RmsWeight(name("self_attn.k_norm.weight"),
+                                       spec_.num_kv_heads * spec_.head_dim,
+                                       &layer.k_norm));
     }
     KVASIR_RETURN_IF_ERROR(PlanAttention(
         {.spec = &spec_, .layer = index, .first_rank = shard_.rank == 0}, jobs_,
         &layer));
     return PlanMlp(name("mlp."), &layer);
+  }
+
+  // Loads the norms of the queries and keys of each head, and smooths them if
+  // the plan has no tensors that were computed from the keys.
+  absl::Status QkNorms(int64_t index, LayerWeights* layer) {
+    const int64_t d = spec_.head_dim;
+    const AttentionProgram& program = weights_->plan->program(index);
+    const bool smooths =
+        !program.key[0].has_basis && !program.key[0].static_ranges;
+    WeightJob job;
+    std::vector<WeightMemory*> memory;
+    for (const char* part :
+         {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}) {
+      WeightSink sink;
+      sink.takes = {{0, d, 0}};
+      const int64_t bytes = d * static_cast<int64_t>(sizeof(float));
+      KVASIR_ASSIGN_OR_RETURN(sink.memory, jobs_->Allocate(bytes));
+      job.bytes += bytes;
+      memory.push_back(sink.memory);
+      job.reads.push_back(
+          {model::LayerTensorName(index, part), 1, {std::move(sink)}});
+    }
+    layer->q_norm = memory[0]->floats();
+    layer->k_norm = memory[1]->floats();
+    const model::RopeSpec& rope = spec_.rope_of(index);
+    const bool rotates = spec_.layers[static_cast<size_t>(index)].rope;
+    job.finish = [memory, d, smooths, pairing = rope.pairing,
+                  rotary_dim = rotates ? rope.rotary_dim : 0,
+                  offset = static_cast<float>(spec_.norm_weight_offset)] {
+      const auto numbers = [d](const WeightMemory* norm) {
+        return absl::MakeSpan(norm->host_floats(), static_cast<size_t>(d));
+      };
+      for (const WeightMemory* const norm : memory) {
+        for (float& weight : numbers(norm)) weight += offset;
+      }
+      if (smooths) {
+        SmoothQkNorms(pairing, rotary_dim, numbers(memory[0]),
+                      numbers(memory[1]));
+      }
+      return absl::OkStatus();
+    };
+    jobs_->Add(std::move(job));
+    return absl::OkStatus();
   }
 
   absl::Status PlanMlp(const std::string& prefix, LayerWeights* layer) {
