@@ -89,7 +89,7 @@ absl::StatusOr<at::Tensor> NormalizeHeads(const Call& call,
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor weight,
                           call.Get(module + ".weight"));
   const at::Tensor heads =
-      rows.view({rows.size(0), rows.size(1), -1, spec.head_dim});
+      rows.view({rows.size(0), rows.size(1), -1, weight.size(0)});
   return Normalize(spec, heads, weight, at::Tensor()).flatten(2);
 }
 
@@ -584,7 +584,9 @@ absl::StatusOr<at::Tensor> Attend(const Call& asked, const at::Tensor& x) {
     call.hooks.observer->OnAttentionInput(program.layer, x);
   }
   const double scale =
-      1.0 / std::sqrt(static_cast<double>(call.spec().head_dim));
+      call.spec().score_scale != 0
+          ? call.spec().score_scale
+          : 1.0 / std::sqrt(static_cast<double>(call.spec().head_dim));
   AttentionInputs inputs;
   KVASIR_ASSIGN_OR_RETURN(
       inputs.query,
@@ -615,26 +617,13 @@ absl::StatusOr<at::Tensor> Attend(const Call& asked, const at::Tensor& x) {
 absl::StatusOr<at::Tensor> Mlp(const Call& call, const at::Tensor& x) {
   const model::DecoderSpec& spec = call.spec();
   const bool bias = spec.mlp_bias;
-  KVASIR_ASSIGN_OR_RETURN(at::Tensor inner,
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor up,
                           call.Project("mlp.up_proj", x, bias));
-  switch (spec.mlp) {
-    case model::MlpKind::kGatedSilu: {
-      KVASIR_ASSIGN_OR_RETURN(const at::Tensor gate,
-                              call.Project("mlp.gate_proj", x, bias));
-      inner = at::silu(gate) * inner;
-      break;
-    }
-    case model::MlpKind::kGelu:
-      inner = at::gelu(inner);
-      break;
-    case model::MlpKind::kGeluTanh:
-      inner = at::gelu(inner, "tanh");
-      break;
-    case model::MlpKind::kRelu:
-      inner = at::relu(inner);
-      break;
+  at::Tensor gate;
+  if (model::IsGated(spec.mlp)) {
+    KVASIR_ASSIGN_OR_RETURN(gate, call.Project("mlp.gate_proj", x, bias));
   }
-  return call.Project("mlp.down_proj", inner, bias);
+  return call.Project("mlp.down_proj", Activate(spec.mlp, up, gate), bias);
 }
 
 absl::StatusOr<at::Tensor> LayerNormalize(const Call& call,
@@ -649,12 +638,26 @@ absl::StatusOr<at::Tensor> LayerNormalize(const Call& call,
   return Normalize(call.spec(), hidden, weight, bias);
 }
 
+// Normalizes what attention or MLP reads, if the model does.
+absl::StatusOr<at::Tensor> Input(const Call& call, const std::string& module,
+                                 const at::Tensor& hidden) {
+  if (!call.spec().norm_inputs) return hidden;
+  return LayerNormalize(call, module, hidden);
+}
+
+// Normalizes what attention or MLP returns, if the model does.
+absl::StatusOr<at::Tensor> Output(const Call& call, const std::string& module,
+                                  const at::Tensor& out) {
+  if (!call.spec().norm_outputs) return out;
+  return LayerNormalize(call, module, out);
+}
+
 }  // namespace
 
 absl::StatusOr<at::Tensor> AttentionInput(const LayerProgram& program,
                                           const TensorMap& tensors,
                                           const at::Tensor& hidden) {
-  return LayerNormalize({program, tensors, {}, {}}, "input_layernorm", hidden);
+  return Input({program, tensors, {}, {}}, "input_layernorm", hidden);
 }
 
 absl::StatusOr<at::Tensor> AttentionForward(const LayerProgram& program,
@@ -678,14 +681,17 @@ absl::StatusOr<at::Tensor> LayerForward(const LayerProgram& program,
       rotation.cos.defined() ? rotation.Slice(hidden.size(1)) : rotation,
       hooks};
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor x,
-                          LayerNormalize(call, "input_layernorm", hidden));
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor attention, Attend(call, x));
+                          Input(call, "input_layernorm", hidden));
+  KVASIR_ASSIGN_OR_RETURN(at::Tensor attention, Attend(call, x));
+  KVASIR_ASSIGN_OR_RETURN(attention,
+                          Output(call, "self_attn.output_norm", attention));
   const at::Tensor between = hidden + attention;
   KVASIR_ASSIGN_OR_RETURN(
       const at::Tensor mlp_input,
-      LayerNormalize(call, "post_attention_layernorm",
-                     program.spec.parallel_residual ? hidden : between));
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor mlp, Mlp(call, mlp_input));
+      Input(call, "post_attention_layernorm",
+            program.spec.parallel_residual ? hidden : between));
+  KVASIR_ASSIGN_OR_RETURN(at::Tensor mlp, Mlp(call, mlp_input));
+  KVASIR_ASSIGN_OR_RETURN(mlp, Output(call, "mlp.output_norm", mlp));
   return between + mlp;
 }
 

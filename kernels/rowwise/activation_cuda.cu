@@ -16,6 +16,7 @@
 // Shortest possible time: the bytes divided by the memory's bandwidth.
 #include "kernels/rowwise/activation.h"
 #include "kernels/simd/scalar_math.h"
+#include "kernels/simt/activations.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
@@ -47,12 +48,7 @@ struct GeluOf {
   }
 };
 struct GeluTanhOf {
-  KVASIR_DEVICE float operator()(float x) const {
-    namespace c = gelu_constants;
-    const float twice = x * simt::Fma(x * x, c::kCubic, c::kLinear);
-    if (twice < -exp_constants::kHighest) return 0.0f;
-    return x / (1.0f + simt::Exp2(-twice * simt::kLog2E));
-  }
+  KVASIR_DEVICE float operator()(float x) const { return simt::GeluTanh(x); }
 };
 struct ReluOf {
   KVASIR_DEVICE float operator()(float x) const { return x < 0.0f ? 0.0f : x; }

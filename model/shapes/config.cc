@@ -40,13 +40,14 @@ struct RefusedRow {
   std::string_view reason;
 };
 
-constexpr std::array<RefusedRow, 8> kRefused = {{
+constexpr std::array<RefusedRow, 9> kRefused = {{
     {"Qwen3Moe", "mixture-of-experts layers are not served"},
     {"Qwen2Moe", "mixture-of-experts layers are not served"},
     {"Mixtral", "mixture-of-experts layers are not served"},
-    {"Olmo2", "norms after attention and MLP are not served"},
-    {"Gemma", "its norms, activation and soft caps are not served"},
-    {"Phi3", "its fused projections are not served"},
+    {"Gemma3", "models with images are not served; want Gemma3ForCausalLM"},
+    {"Gemma2", "soft caps of attention scores are not served"},
+    {"Gemma", "only the text models of Gemma 3 are served"},
+    {"Phi3Small", "its block-sparse attention is not served"},
     {"GPTNeoXJapanese", "its biases are in other places than GPT-NeoX's"},
     {"DeepseekV", "multi-head latent attention is not served"},
 }};

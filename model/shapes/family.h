@@ -7,7 +7,18 @@
 namespace kvasir::model {
 
 // Mixtures of experts will be families of their own: Mixtral, Qwen3Moe.
-enum class Family { kLlama, kMistral, kQwen2, kNeox, kOpt, kQwen3, kSmolLm3 };
+enum class Family {
+  kLlama,
+  kMistral,
+  kQwen2,
+  kNeox,
+  kOpt,
+  kQwen3,
+  kSmolLm3,
+  kOlmo2,
+  kPhi3,
+  kGemma3,
+};
 
 // The names of a family, and what it assumes if config.json lacks a field.
 struct FamilyNames {
@@ -23,7 +34,7 @@ struct FamilyNames {
 };
 
 // Indexed by Family. docs/models.md lists them for users.
-inline constexpr std::array<FamilyNames, 7> kFamilies = {{
+inline constexpr std::array<FamilyNames, 10> kFamilies = {{
     {.architecture = "LlamaForCausalLM",
      .model_type = "llama",
      .default_eos = 2},
@@ -50,6 +61,19 @@ inline constexpr std::array<FamilyNames, 7> kFamilies = {{
      .default_eos = 128001,
      .default_kv_heads = 4,
      .default_theta = 2e6,
+     .default_tied = true},
+    {.architecture = "Olmo2ForCausalLM",
+     .model_type = "olmo2",
+     .default_eos = 50279},
+    {.architecture = "Phi3ForCausalLM",
+     .model_type = "phi3",
+     .default_eos = 32000},
+    {.architecture = "Gemma3ForCausalLM",
+     .model_type = "gemma3_text",
+     .default_eos = 1,
+     .default_kv_heads = 4,
+     .default_head_dim = 256,
+     .default_theta = 1e6,
      .default_tied = true},
 }};
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -32,10 +33,20 @@ constexpr std::array<ActivationRow, 5> kPlainActivations = {{
 
 absl::Status ParseActivation(const JsonFields& fields, Family family,
                              DecoderSpec* spec) {
-  const std::string_view field =
-      family == Family::kOpt ? "activation_function" : "hidden_act";
+  const std::string_view field = family == Family::kOpt ? "activation_function"
+                                 : family == Family::kGemma3
+                                     ? "hidden_activation"
+                                     : "hidden_act";
   KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> act,
                           fields.String(field));
+  if (family == Family::kGemma3) {
+    constexpr std::string_view kOnly = "gelu_pytorch_tanh";
+    spec->mlp = MlpKind::kGatedGeluTanh;
+    if (act.value_or(std::string(kOnly)) == kOnly) return absl::OkStatus();
+    return fields.Unserved(
+        field,
+        absl::StrFormat("\"%s\" is not served; want \"%s\"", *act, kOnly));
+  }
   if (!HasLayerNorm(family)) {
     if (!act.has_value() || *act == "silu" || *act == "swish") {
       return absl::OkStatus();
@@ -60,12 +71,15 @@ absl::Status ParseActivation(const JsonFields& fields, Family family,
 absl::Status ParseBiases(const JsonFields& fields, Family family,
                          DecoderSpec* spec) {
   if (family == Family::kLlama || family == Family::kQwen3 ||
-      family == Family::kSmolLm3) {
+      family == Family::kSmolLm3 || family == Family::kOlmo2 ||
+      family == Family::kGemma3) {
     KVASIR_ASSIGN_OR_RETURN(spec->qkv_bias,
                             fields.BoolOr("attention_bias", false));
     spec->o_bias = spec->qkv_bias;
     KVASIR_ASSIGN_OR_RETURN(spec->mlp_bias, fields.BoolOr("mlp_bias", false));
-    if (family != Family::kQwen3 || !spec->mlp_bias) return absl::OkStatus();
+    const bool may_have =
+        family == Family::kLlama || family == Family::kSmolLm3;
+    if (may_have || !spec->mlp_bias) return absl::OkStatus();
     return fields.Unserved(
         "mlp_bias", absl::StrCat(spec->architecture, " does not have it"));
   }
@@ -80,9 +94,9 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
     return absl::OkStatus();
   }
   spec->qkv_bias = family == Family::kQwen2;
-  // The reference implementations of Mistral and Qwen2 ignore both fields,
-  // because the family determines the biases. A file that contradicts its
-  // family describes another model and is refused.
+  // The reference implementations of Mistral, Qwen2 and Phi-3 ignore both
+  // fields, because the family determines the biases. A file that contradicts
+  // its family describes another model and is refused.
   for (const std::string_view name : {"attention_bias", "mlp_bias"}) {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> on, fields.Bool(name));
     const bool expected = name == "attention_bias" && spec->qkv_bias;
@@ -94,22 +108,65 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
   return absl::OkStatus();
 }
 
+// The text models of Gemma 3. Layers with a window rotate by another base.
+absl::Status ParseGemma3(const JsonFields& fields, DecoderSpec* spec) {
+  KVASIR_ASSIGN_OR_RETURN(const bool both_ways,
+                          fields.BoolOr("use_bidirectional_attention", false));
+  if (both_ways) {
+    return fields.Unserved("use_bidirectional_attention",
+                           "attention to later tokens is not served");
+  }
+  KVASIR_ASSIGN_OR_RETURN(spec->norm_eps,
+                          fields.NumberIn("rms_norm_eps", 1e-30, 1.0, 1e-6));
+  spec->qk_norm = QkNorm::kHeads;
+  spec->norm_outputs = true;
+  spec->norm_weight_offset = 1;
+  spec->embedding_scale = std::sqrt(static_cast<double>(spec->hidden_size));
+  constexpr double kDefaultScalar = 256;
+  KVASIR_ASSIGN_OR_RETURN(
+      const double scalar,
+      fields.NumberIn("query_pre_attn_scalar", 1e-6, 1e6, kDefaultScalar));
+  spec->score_scale = 1 / std::sqrt(scalar);
+  RopeContext context = {
+      .head_dim = spec->head_dim,
+      .max_position_embeddings = spec->max_position_embeddings,
+      .default_theta =
+          kFamilies[static_cast<size_t>(Family::kGemma3)].default_theta,
+      .layer_type = "full_attention"};
+  KVASIR_ASSIGN_OR_RETURN(RopeConfig rope, ParseRope(fields, context));
+  spec->rope = std::move(rope.rope);
+  spec->max_position_embeddings = rope.max_positions;
+  context.layer_type = "sliding_attention";
+  context.default_theta = 10000;
+  KVASIR_ASSIGN_OR_RETURN(rope, ParseRope(fields, context));
+  spec->window_rope = std::move(rope.rope);
+  return absl::OkStatus();
+}
+
 // Llama and its relatives have RMSNorm, and RoPE rotates all dimensions of a
 // head.
 absl::Status ParseRotaryFamily(const JsonFields& fields, Family family,
                                DecoderSpec* spec) {
-  KVASIR_ASSIGN_OR_RETURN(spec->norm_eps,
-                          fields.NumberIn("rms_norm_eps", 1e-30, 1.0, 1e-6));
+  const double default_eps =
+      family == Family::kOlmo2 || family == Family::kPhi3 ? 1e-5 : 1e-6;
+  KVASIR_ASSIGN_OR_RETURN(
+      spec->norm_eps, fields.NumberIn("rms_norm_eps", 1e-30, 1.0, default_eps));
   KVASIR_ASSIGN_OR_RETURN(
       RopeConfig rope,
       ParseRope(fields,
                 {.head_dim = spec->head_dim,
                  .max_position_embeddings = spec->max_position_embeddings,
                  .default_theta =
-                     kFamilies[static_cast<size_t>(family)].default_theta}));
+                     kFamilies[static_cast<size_t>(family)].default_theta,
+                 .phi3 = family == Family::kPhi3}));
   spec->rope = std::move(rope.rope);
   spec->max_position_embeddings = rope.max_positions;
   if (family == Family::kQwen3) spec->qk_norm = QkNorm::kHeads;
+  if (family == Family::kOlmo2) {
+    spec->qk_norm = QkNorm::kAllHeads;
+    spec->norm_inputs = false;
+    spec->norm_outputs = true;
+  }
   return absl::OkStatus();
 }
 
@@ -263,6 +320,29 @@ absl::StatusOr<Windows> DefaultWindows(const JsonFields& fields, Family family,
       }
       break;
     }
+    case Family::kPhi3:
+      use = fields.Find(kName) != nullptr;
+      break;
+    case Family::kGemma3: {
+      if (fields.IsNull(kName)) {
+        return fields.Error(kName, "want the width of the windows, have null");
+      }
+      windows.reads_types = true;
+      // Older files have the first name, transformers 4 writes the second.
+      constexpr int64_t kDefaultPattern = 6;
+      std::optional<int64_t> pattern;
+      for (const std::string_view each :
+           {"sliding_window_pattern", "_sliding_window_pattern"}) {
+        KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> given,
+                                fields.IntWithin(each, 1, kMaxPositions));
+        if (!pattern.has_value()) pattern = given;
+      }
+      for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {
+        windows.layers[static_cast<size_t>(layer)] =
+            (layer + 1) % pattern.value_or(kDefaultPattern) != 0;
+      }
+      break;
+    }
     case Family::kSmolLm3: {
       KVASIR_ASSIGN_OR_RETURN(use, fields.BoolOr("use_sliding_window", false));
       use = use && fields.Find(kName) != nullptr;
@@ -344,6 +424,8 @@ absl::Status ParseFamily(const JsonFields& fields, Family family,
       return ParseNeox(fields, spec);
     case Family::kOpt:
       return ParseOpt(fields, spec);
+    case Family::kGemma3:
+      return ParseGemma3(fields, spec);
     default:
       return ParseRotaryFamily(fields, family, spec);
   }

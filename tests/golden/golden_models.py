@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GenerationConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
@@ -15,8 +17,12 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -69,6 +75,14 @@ FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, SMALL),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, RECENT),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, RECENT | dict(pad_token_id=0)),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM, RECENT),
+    "phi3": (Phi3Config, Phi3ForCausalLM, RECENT | dict(pad_token_id=0)),
+    "gemma3": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        {k: v for k, v in RECENT.items() if k != "rope_theta"}
+        | dict(hidden_size=24, head_dim=10, sliding_window=7, pad_token_id=0),
+    ),
     "neox": (GPTNeoXConfig, GPTNeoXForCausalLM, NEOX),
     "opt": (OPTConfig, OPTForCausalLM, OPT),
 }
@@ -81,6 +95,11 @@ LLAMA3 = dict(
     low_freq_factor=1.0,
     high_freq_factor=4.0,
     original_max_position_embeddings=32,
+)
+LONGROPE = dict(
+    type="longrope",
+    short_factor=[1.0, 1.1, 1.3, 1.4],
+    long_factor=[1.0, 2.0, 3.5, 8.0],
 )
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=24)
 
@@ -290,6 +309,80 @@ def model_cases():
             "bfloat16",
             {"greedy": True},
         ),
+        "olmo2": (
+            "olmo2",
+            dict(hidden_size=24, num_attention_heads=3, num_key_value_heads=1),
+            "bfloat16",
+            {"greedy": True, "v5_config": True},
+        ),
+        "olmo2-bias-tied": (
+            "olmo2",
+            dict(
+                hidden_size=24,
+                num_key_value_heads=4,
+                head_dim=10,
+                attention_bias=True,
+                tie_word_embeddings=True,
+                rope_theta=500000.0,
+            ),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        "phi3-part-window": (
+            "phi3",
+            dict(partial_rotary_factor=0.75, sliding_window=11),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        # All positions are within the original context.
+        "phi3-longrope-short": (
+            "phi3",
+            dict(
+                max_position_embeddings=512,
+                original_max_position_embeddings=128,
+                rope_scaling=LONGROPE,
+                tie_word_embeddings=True,
+            ),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        # The context is longer than the original one.
+        "phi3-longrope-long": (
+            "phi3",
+            dict(
+                num_hidden_layers=1,
+                original_max_position_embeddings=24,
+                rope_scaling=LONGROPE,
+            ),
+            "bfloat16",
+            {"v5_config": True},
+        ),
+        "gemma3-tied": (
+            "gemma3",
+            dict(
+                num_hidden_layers=4,
+                sliding_window_pattern=3,
+                query_pre_attn_scalar=12,
+                tie_word_embeddings=True,
+            ),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        "gemma3-scaled-v5-config": (
+            "gemma3",
+            dict(
+                num_hidden_layers=3,
+                num_key_value_heads=1,
+                query_pre_attn_scalar=10,
+                attention_bias=True,
+                layer_types=["full_attention", "sliding_attention", "full_attention"],
+                rope_theta=50000.0,
+                rope_local_base_freq=3000.0,
+                rope_scaling=dict(rope_type="linear", factor=4.0),
+            ),
+            "bfloat16",
+            {"greedy": True, "v5_layer_types": True},
+        ),
         "smollm3-window": (
             "smollm3",
             dict(
@@ -328,7 +421,9 @@ def weight_for(case, name, shape, hidden):
     """Returns a random weight. Its scale makes attention far from uniform, makes every bias matter and gives logits a
     standard deviation of about 2."""
     if name.endswith("norm.weight"):
-        return 1.0 + normal(shape, 0.2, case, name)
+        # Gemma adds 1 to the weights of its norms.
+        mean = 0.0 if case.startswith("gemma") else 1.0
+        return mean + normal(shape, 0.2, case, name)
     if name.endswith("bias"):
         return normal(shape, 0.5, case, name)
     if "embed" in name or "lm_head" in name:
@@ -350,6 +445,11 @@ def edit_config(path, options):
             "rope_type": "default"
         }
         config["rope_parameters"]["rope_theta"] = config.pop("rope_theta")
+    if options.get("v5_layer_types"):
+        full = config.pop("rope_scaling") | dict(rope_theta=config.pop("rope_theta"))
+        local = dict(rope_theta=config.pop("rope_local_base_freq"), rope_type="default")
+        config["rope_parameters"] = dict(full_attention=full, sliding_attention=local)
+        del config["_sliding_window_pattern"]
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 

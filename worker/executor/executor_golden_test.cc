@@ -49,6 +49,7 @@ std::vector<std::string> PlainModelNames() {
           "neox-whole-heads",
           "opt-tied",
           "opt-untied-no-bias",
+          "phi3-longrope-long",
           "qwen2-tied",
           "qwen2-untied",
           "qwen2-window-upper-layers",
@@ -57,7 +58,10 @@ std::vector<std::string> PlainModelNames() {
 
 // The golden models that also have greedy tokens.
 std::vector<std::string> GreedyModelNames() {
-  return {"qwen3-bias-window", "qwen3-tied", "smollm3-tied", "smollm3-window"};
+  return {"gemma3-scaled-v5-config", "gemma3-tied",         "olmo2",
+          "olmo2-bias-tied",         "phi3-longrope-short", "phi3-part-window",
+          "qwen3-bias-window",       "qwen3-tied",          "smollm3-tied",
+          "smollm3-window"};
 }
 
 std::vector<std::string> ModelNames() {

@@ -85,7 +85,7 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
              .tensor_fingerprint = weights_id});
 }
 
-Rank::Rank(const model::DecoderSpec& spec) : spec_(spec) {}
+Rank::Rank(model::DecoderSpec spec) : spec_(std::move(spec)) {}
 
 Rank::~Rank() = default;
 
@@ -126,7 +126,9 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Start(
         absl::StrCat("the memory limit must be 0 bytes or more, is ",
                      options.memory_limit_bytes));
   }
-  std::unique_ptr<Rank> rank(new Rank(spec));
+  model::DecoderSpec of_length = spec;
+  model::ChooseRope(options.executor.max_model_len, &of_length.rope);
+  std::unique_ptr<Rank> rank(new Rank(std::move(of_length)));
   rank->pool_ = std::make_unique<base::ThreadPool>(options.num_threads);
   rank->device_ =
       options.make_device

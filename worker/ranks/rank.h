@@ -173,7 +173,7 @@ class Rank {
   const std::vector<PlanCheck>& plan_checks() const { return plan_checks_; }
 
  private:
-  explicit Rank(const model::DecoderSpec& spec);
+  explicit Rank(model::DecoderSpec spec);
 
   // Creates the rank with its threads and its device.
   static absl::StatusOr<std::unique_ptr<Rank>> Start(

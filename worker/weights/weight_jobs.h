@@ -118,9 +118,9 @@ class WeightJobs {
   absl::Status Matrix(std::vector<TensorRows> parts, int64_t k,
                       kernels::PackedMatrix* out);
   // Adds a job for an array of `size` numbers. Numbers that no row fills are
-  // zero.
+  // zero. `offset` is added to all numbers.
   absl::Status Floats(std::vector<TensorRows> parts, int64_t size,
-                      kernels::DevicePtr<const float>* out);
+                      kernels::DevicePtr<const float>* out, float offset = 0);
   // Adds a job for a table: rows of the tensor, unchanged.
   absl::Status Table(const std::string& tensor, int64_t first_row, int64_t rows,
                      int64_t columns, kernels::DType* dtype,

@@ -44,12 +44,9 @@ class Planner {
       KVASIR_RETURN_IF_ERROR(PlanLayer(layer));
     }
     const int64_t m = spec_.hidden_size;
-    KVASIR_RETURN_IF_ERROR(
-        Vector(std::string(model::kFinalNormName), &weights_->final_norm));
-    if (HasNormBias()) {
-      KVASIR_RETURN_IF_ERROR(Vector(std::string(model::kFinalNormBiasName),
-                                    &weights_->final_norm_bias));
-    }
+    KVASIR_RETURN_IF_ERROR(Norm(std::string(model::kFinalNorm),
+                                &weights_->final_norm,
+                                &weights_->final_norm_bias));
     if (spec_.learned_positions) {
       KVASIR_RETURN_IF_ERROR(Positions());
     }
@@ -70,18 +67,32 @@ class Planner {
     const auto name = [index](const char* part) {
       return model::LayerTensorName(index, part);
     };
-    KVASIR_RETURN_IF_ERROR(
-        Vector(name("input_layernorm.weight"), &layer.input_norm));
-    KVASIR_RETURN_IF_ERROR(
-        Vector(name("post_attention_layernorm.weight"), &layer.post_norm));
-    if (HasNormBias()) {
+    const auto norm = [&](const char* module,
+                          kernels::DevicePtr<const float>* weight,
+                          kernels::DevicePtr<const float>* bias) {
+      return Norm(model::LayerTensorName(index, module), weight, bias);
+    };
+    if (spec_.norm_inputs) {
       KVASIR_RETURN_IF_ERROR(
-          Vector(name("input_layernorm.bias"), &layer.input_norm_bias));
-      KVASIR_RETURN_IF_ERROR(
-          Vector(name("post_attention_layernorm.bias"), &layer.post_norm_bias));
+          norm("input_layernorm", &layer.input_norm, &layer.input_norm_bias));
+      KVASIR_RETURN_IF_ERROR(norm("post_attention_layernorm", &layer.post_norm,
+                                  &layer.post_norm_bias));
     }
-    if (spec_.qk_norm != model::QkNorm::kNone) {
+    if (spec_.norm_outputs) {
+      KVASIR_RETURN_IF_ERROR(
+          norm("self_attn.output_norm", &layer.attention_output_norm, nullptr));
+      KVASIR_RETURN_IF_ERROR(
+          norm("mlp.output_norm", &layer.mlp_output_norm, nullptr));
+    }
+    if (spec_.qk_norm == model::QkNorm::kHeads) {
       KVASIR_RETURN_IF_ERROR(QkNorms(index, &layer));
+    } else if (spec_.qk_norm == model::QkNorm::kAllHeads) {
+      KVASIR_RETURN_IF_ERROR(RmsWeight(name("self_attn.q_norm.weight"),
+                                       spec_.num_heads * spec_.head_dim,
+                                       &layer.q_norm));
+      KVASIR_RETURN_IF_ERROR(RmsWeight(name("self_attn.k_norm.weight"),
+                                       spec_.num_kv_heads * spec_.head_dim,
+                                       &layer.k_norm));
     }
     KVASIR_RETURN_IF_ERROR(PlanAttention(
         {.spec = &spec_, .layer = index, .first_rank = shard_.rank == 0}, jobs_,
@@ -89,8 +100,8 @@ class Planner {
     return PlanMlp(name("mlp."), &layer);
   }
 
-  // Loads the norms of queries and keys, and smooths them if the plan has no
-  // tensors that were computed from the keys.
+  // Loads the norms of the queries and keys of each head, and smooths them if
+  // the plan has no tensors that were computed from the keys.
   absl::Status QkNorms(int64_t index, LayerWeights* layer) {
     const int64_t d = spec_.head_dim;
     const AttentionProgram& program = weights_->plan->program(index);
@@ -111,17 +122,23 @@ class Planner {
     }
     layer->q_norm = memory[0]->floats();
     layer->k_norm = memory[1]->floats();
-    if (smooths) {
-      const bool rotates = spec_.layers[static_cast<size_t>(index)].rope;
-      job.finish = [memory, d, pairing = spec_.rope.pairing,
-                    rotary_dim = rotates ? spec_.rope.rotary_dim : 0] {
-        const auto size = static_cast<size_t>(d);
-        SmoothQkNorms(pairing, rotary_dim,
-                      absl::MakeSpan(memory[0]->host_floats(), size),
-                      absl::MakeSpan(memory[1]->host_floats(), size));
-        return absl::OkStatus();
+    const model::RopeSpec& rope = spec_.rope_of(index);
+    const bool rotates = spec_.layers[static_cast<size_t>(index)].rope;
+    job.finish = [memory, d, smooths, pairing = rope.pairing,
+                  rotary_dim = rotates ? rope.rotary_dim : 0,
+                  offset = static_cast<float>(spec_.norm_weight_offset)] {
+      const auto numbers = [d](const WeightMemory* norm) {
+        return absl::MakeSpan(norm->host_floats(), static_cast<size_t>(d));
       };
-    }
+      for (const WeightMemory* const norm : memory) {
+        for (float& weight : numbers(norm)) weight += offset;
+      }
+      if (smooths) {
+        SmoothQkNorms(pairing, rotary_dim, numbers(memory[0]),
+                      numbers(memory[1]));
+      }
+      return absl::OkStatus();
+    };
     jobs_->Add(std::move(job));
     return absl::OkStatus();
   }
@@ -154,15 +171,26 @@ class Planner {
 
   bool HasNormBias() const { return spec_.norm == model::NormKind::kLayerNorm; }
 
-  absl::Status Vector(std::string tensor, int64_t size,
-                      kernels::DevicePtr<const float>* out) {
-    return jobs_->Floats({Slice(std::move(tensor), 1, {0, size, 0})}, size,
-                         out);
+  // Loads the norm of a vector of the model's hidden size.
+  absl::Status Norm(const std::string& module,
+                    kernels::DevicePtr<const float>* weight,
+                    kernels::DevicePtr<const float>* bias) {
+    if (!HasNormBias()) {
+      return RmsWeight(module + ".weight", spec_.hidden_size, weight);
+    }
+    KVASIR_RETURN_IF_ERROR(Vector(module + ".weight", weight));
+    return Vector(module + ".bias", bias);
+  }
+  absl::Status RmsWeight(std::string tensor, int64_t size,
+                         kernels::DevicePtr<const float>* out) {
+    return jobs_->Floats({Slice(std::move(tensor), 1, {0, size, 0})}, size, out,
+                         static_cast<float>(spec_.norm_weight_offset));
   }
   // Loads a vector of the model's hidden size.
   absl::Status Vector(std::string tensor,
                       kernels::DevicePtr<const float>* out) {
-    return Vector(std::move(tensor), spec_.hidden_size, out);
+    const int64_t m = spec_.hidden_size;
+    return jobs_->Floats({Slice(std::move(tensor), 1, {0, m, 0})}, m, out);
   }
 
   absl::Status Positions() {

@@ -139,24 +139,25 @@ absl::Status LayerAttention::NormalizeHeads(Stream& stream, const Rows& rows,
   // whole heads lie side by side.
   KVASIR_CHECK(plan.key.size() == 1);
   const KeyProgram& key = plan.key[0];
-  const int64_t d = plan.head_dim;
+  const bool together = parts_.spec->qk_norm == model::QkNorm::kAllHeads;
   const auto normalize = [&](int64_t column, int64_t num_heads,
                              kernels::DevicePtr<const float> weight) {
+    const int64_t count = together ? 1 : num_heads;
     kernels::NormParams norm;
     norm.x = activations_.At(rows.row, column);
     norm.out = norm.x;
     norm.weight = weight;
-    norm.num_rows = rows.num_tokens * num_heads;
-    norm.columns = d;
+    norm.num_rows = rows.num_tokens * count;
+    norm.columns = num_heads / count * plan.head_dim;
     norm.eps = static_cast<float>(parts_.spec->norm_eps);
     norm.dtype = activations_.dtype;
-    norm.num_parts = num_heads;
+    norm.num_parts = count;
     norm.stride = rows.stride;
     return kernels::Norm(stream, norm, workspace);
   };
   KVASIR_RETURN_IF_ERROR(normalize(
       key.projected.column[0], plan.heads.query.count, parts_.weights->q_norm));
-  return normalize(key.source_column, key.source_columns / d,
+  return normalize(key.source_column, key.source_columns / plan.head_dim,
                    parts_.weights->k_norm);
 }
 

@@ -104,7 +104,7 @@ void Add(const std::vector<double>& flops, std::vector<double>* sum) {
 LayerAttention::LayerAttention(const Parts& parts)
     : parts_(parts),
       activations_{parts.device->activations()},
-      pairing_(PairingOf(parts.spec->rope.pairing)) {}
+      pairing_(PairingOf(parts.spec->rope_of(parts.layer).pairing)) {}
 
 absl::StatusOr<LayerAttention> LayerAttention::Create(const Parts& parts) {
   LayerAttention attention(parts);
@@ -200,7 +200,7 @@ absl::Status LayerAttention::PrepareTurns() {
     shape.pairing = turn.pairing;
     shape.dtype = activations_.dtype;
     shape.attention_factor =
-        static_cast<float>(parts_.spec->rope.attention_factor);
+        static_cast<float>(parts_.spec->rope_of(parts_.layer).attention_factor);
     KVASIR_ASSIGN_OR_RETURN(
         kernels::PreparedRope rope,
         kernels::Prepare(*parts_.device, shape, {turn.queries, turn.keys, {}}));
@@ -309,7 +309,7 @@ void LayerAttention::MakeRebuild(const KeyProgram& part,
   if (from.lifted) rebuild.up = weights.up.data();
   rebuild.bias = weights.up_bias;
   rebuild.attention_factor =
-      static_cast<float>(parts_.spec->rope.attention_factor);
+      static_cast<float>(parts_.spec->rope_of(parts_.layer).attention_factor);
   const Rotation& rotation = from.rotation;
   const bool halves = rotation.pairing == model::RopePairing::kHalfSplit;
   for (int64_t f = 0; f < rotation.num_pairs; ++f) {
@@ -528,7 +528,9 @@ LayerAttention::MakeLaunch(LaunchedRows rows) const {
   shape.prompts_as_rows = parts_.prompts_as_rows;
   shape.dtype = activations_.dtype;
   shape.scale = static_cast<float>(
-      1.0 / std::sqrt(static_cast<double>(program().head_dim)));
+      parts_.spec->score_scale != 0
+          ? parts_.spec->score_scale
+          : 1.0 / std::sqrt(static_cast<double>(program().head_dim)));
   shape.window =
       parts_.spec->layers[static_cast<size_t>(parts_.layer)].sliding_window;
   shape.key_exact = ExactSlotsOf(parts_.arena->key_ring);
