@@ -118,11 +118,13 @@ bool IsOn(const std::string& flag, const base::ListenAddress& listen) {
 absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
     const std::string& folder) {
   std::error_code error;
-  if (!std::filesystem::is_directory(folder, error)) {
+  if (!std::filesystem::is_directory(folder, error) &&
+      !std::filesystem::is_regular_file(folder, error)) {
     return absl::NotFoundError(absl::StrCat(
         "--model ", folder,
-        std::filesystem::exists(folder, error) ? " is not a folder"
-                                               : " does not exist"));
+        std::filesystem::exists(folder, error)
+            ? " is neither a folder nor a GGUF file"
+            : " does not exist"));
   }
   auto tokenizer = model::Tokenizer::Load(folder);
   if (absl::IsNotFound(tokenizer.status())) return nullptr;
