@@ -24,9 +24,8 @@ absl::StatusOr<std::string> CheckpointId(const ModelSource& source,
     return absl::StrCat("random weights of ", source.name, ", seed ",
                         weights_seed);
   }
-  KVASIR_ASSIGN_OR_RETURN(
-      std::string text,
-      model::LoadConfigText(source.checkpoint->folder()));
+  KVASIR_ASSIGN_OR_RETURN(std::string text,
+                          model::LoadConfigText(source.checkpoint->folder()));
   for (const auto& [name, entry] : source.checkpoint->tensors().entries()) {
     absl::StrAppend(&text, "\n", name, " ", static_cast<int>(entry.info->type),
                     " ", absl::StrJoin(entry.info->shape, "x"));
