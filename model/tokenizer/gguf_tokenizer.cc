@@ -471,7 +471,7 @@ class GgufTokenizerWriter {
       return WrongLength(kScoresKey, scores.size());
     }
     // Bounds the work, which grows with the square of a token's length.
-    constexpr size_t kMostBytes = 512;
+    constexpr size_t kMostBytes = 256;
     std::vector<ScoredMerge> merges;
     for (size_t id = 0; id < tokens_.size(); ++id) {
       const std::string_view token = tokens_[id];
@@ -495,8 +495,9 @@ class GgufTokenizerWriter {
         if ((token[at] & 0xc0) == 0x80) continue;  // inside a character
         ++left_chars;
         const auto left = FindNormal(token.substr(0, at));
+        if (!left.has_value()) continue;
         const auto right = FindNormal(token.substr(at));
-        if (!left.has_value() || !right.has_value()) continue;
+        if (!right.has_value()) continue;
         merges.push_back(
             {scores[id], left_chars, chars - left_chars, *left, *right});
       }

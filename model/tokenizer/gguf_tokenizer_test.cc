@@ -309,9 +309,9 @@ std::vector<BadTokenizer> BadTokenizers() {
        kInvalid,
        {"scores", "element 1 is nan"}},
       {"LongToken",
-       Spm({std::string(513, 'a')}, {0}),
+       Spm({std::string(257, 'a')}, {0}),
        kInvalid,
-       {"token 0 has 513 bytes; want at most 512"}},
+       {"token 0 has 257 bytes; want at most 256"}},
       {"NormalizerRules",
        Spm({"a"}, {0})
            .Array("tokenizer.ggml.precompiled_charsmap", GgufType::kU8, 1, "x"),
