@@ -198,7 +198,7 @@ class ConfigWriter {
   absl::Status Window() {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> window,
                             Count("attention.sliding_window"));
-    // Of some models, files state a window that is as long as the context.
+    // Files of some models state a window that is as long as the context.
     if (!window.has_value() || *window == 0 ||
         *window >= config_["max_position_embeddings"].get<int64_t>()) {
       return absl::OkStatus();

@@ -84,8 +84,8 @@ constexpr std::string_view kGpt4o =
     R"([\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
     R"(\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|)"
     R"(\\s+(?!\\S)|\\s+"}})";
-// What llama.cpp does with files of an unknown split: punctuation, words, runs
-// of digits, and three digits, one after the other.
+// The pattern that llama.cpp uses for files of an unknown split. It splits at
+// punctuation, then at words, then at runs of digits, then at three digits.
 constexpr std::string_view kDefault =
     R"({"type":"Split","behavior":"Isolated","invert":false,"pattern":{"Regex":)"
     R"("[\\p{P}\\$\\+<=>\\^~\\|]+"}},)"
@@ -462,8 +462,8 @@ class GgufTokenizerWriter {
     int32_t right = 0;
   };
 
-  // Every split of a token into two tokens is a merge. Those of the highest
-  // score come first.
+  // Every split of a token into two tokens is a merge. Merges of tokens with the
+  // highest score come first.
   absl::Status AppendMergesByScore(std::string* out) const {
     KVASIR_ASSIGN_OR_RETURN(const std::vector<float> scores,
                             header_.Floats(kScoresKey));

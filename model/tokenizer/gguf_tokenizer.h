@@ -16,7 +16,7 @@ struct GgufTokenizer {
 };
 
 // Serves `gpt2` (byte-level BPE) with the pre-tokenizers that
-// docs/operations.md lists, and `llama` (SentencePiece's BPE, whose merges
+// docs/guide.md lists, and `llama` (SentencePiece's BPE, whose merges
 // follow from the scores as in transformers' generate_merges).
 //   NOT_FOUND         the file has no tokenizer
 //   UNIMPLEMENTED     another model or pre-tokenizer; the text names it

@@ -40,8 +40,8 @@ def neighbours(rows, heads):
 
 
 def q4_k(values):
-    """Blocks of Q4_K: the package only unpacks them. Of each 32 numbers, the least and the greatest fit exactly but for
-    the rounding of scales and minima to 6 bits."""
+    """Blocks of Q4_K: the package only unpacks them. The least and the greatest of each 32
+    numbers fit exactly, except that scales and minima are rounded to 6 bits."""
     groups = values.reshape(-1, 8, 32)
     minimum = np.maximum(-groups.min(-1), 0)
     scale = (groups.max(-1) + minimum) / 15
