@@ -15,6 +15,7 @@
 #include "base/status_matchers.h"
 #include "base/temp_folder.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/gguf_folder.h"
 #include "model/gguf/gguf_blocks.h"
 #include "model/gguf/testing/gguf_builder.h"
 
@@ -144,6 +145,24 @@ TEST_P(GgufCheckpointTest, HasTheWeightsIdOfTheFolderWithTheSameWeights) {
     EXPECT_EQ(WeightsId(checkpoint, buffer).value(),
               WeightsId(folder, 1 << 20).value());
   }
+}
+
+TEST_P(GgufCheckpointTest, AFolderWrittenFromAFileHasItsWeights) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint golden,
+                              Checkpoint::Open(GoldenModel(GetParam().name)));
+  const base::TempFolder files;
+  const std::string path =
+      files.Write("small.gguf", GgufOf(golden, GetParam().architecture));
+  const std::string folder = files.File("folder");
+  KVASIR_ASSERT_OK(WriteFolderOfGguf(path, folder));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint written,
+                              Checkpoint::Open(folder));
+  EXPECT_FALSE(written.is_gguf());
+  EXPECT_EQ(WeightsId(written, 1 << 20).value(),
+            WeightsId(golden, 1 << 20).value());
+  EXPECT_THAT(WriteFolderOfGguf(path, folder),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(folder)));
+  EXPECT_FALSE(FileExists(folder + ".unfinished"));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GgufCheckpointTest,
@@ -312,6 +331,61 @@ INSTANTIATE_TEST_SUITE_P(All, GgufUnpackTest,
                          [](const auto& param) {
                            return std::string(FindGgmlType(param.param)->name);
                          });
+
+TEST(GgufFolderTest, NumbersThatAreExactInBf16AreWrittenInBf16) {
+  const auto floats = [](size_t count, float value) {
+    std::string bytes;
+    for (size_t i = 0; i < count; ++i) AppendNumber(value, &bytes);
+    return bytes;
+  };
+  GgufBuilder builder;
+  builder.String("general.architecture", "llama")
+      .U32("llama.embedding_length", 4)
+      .U32("llama.block_count", 1)
+      .U32("llama.feed_forward_length", 4)
+      .U32("llama.context_length", 64)
+      .U32("llama.attention.head_count", 1)
+      .F32("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  for (const char* name :
+       {"token_embd", "blk.0.attn_q", "blk.0.attn_k", "blk.0.attn_v",
+        "blk.0.attn_output", "blk.0.ffn_gate", "blk.0.ffn_up",
+        "blk.0.ffn_down"}) {
+    builder.Tensor(absl::StrCat(name, ".weight"), {4, 4}, 0, floats(16, 0.1f));
+  }
+  for (const char* norm : {"output_norm", "blk.0.attn_norm"}) {
+    builder.Tensor(absl::StrCat(norm, ".weight"), {4}, 0, floats(4, 1.5f));
+  }
+  builder.Tensor("blk.0.ffn_norm.weight", {4}, 0,
+                 floats(3, 1.5f) + floats(1, 1.1f));
+  const base::TempFolder files;
+  KVASIR_ASSERT_OK(WriteFolderOfGguf(files.Write("x.gguf", builder.Build()),
+                                     files.File("folder")));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint written,
+                              Checkpoint::Open(files.File("folder")));
+  const auto type = [&](const char* name) {
+    return written.Tensor(name)->info->type;
+  };
+  EXPECT_EQ(type("model.norm.weight"), TensorType::kBF16);
+  EXPECT_EQ(type("model.layers.0.input_layernorm.weight"), TensorType::kBF16);
+  EXPECT_EQ(type("model.layers.0.post_attention_layernorm.weight"),
+            TensorType::kF32);
+  EXPECT_EQ(type("model.embed_tokens.weight"), TensorType::kF32);
+  std::vector<uint16_t> norm(4);
+  const TensorStore::Entry entry = *written.Tensor("model.norm.weight");
+  KVASIR_ASSERT_OK(entry.file->Read(
+      *entry.info, 0, std::as_writable_bytes(std::span<uint16_t>(norm))));
+  EXPECT_EQ(norm[3], Bf16(1.5f));
+}
+
+TEST(GgufFolderTest, AFileThatCannotBeReadLeavesNoFolder) {
+  const base::TempFolder files;
+  const std::string folder = files.File("folder");
+  EXPECT_THAT(WriteFolderOfGguf(files.Write("x.gguf", "GGUF"), folder),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("x.gguf")));
+  EXPECT_THAT(WriteFolderOfGguf(files.File("none"), folder),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
+  EXPECT_FALSE(FileExists(folder));
+}
 
 class BadGgufCheckpointTest : public ::testing::Test {
  protected:

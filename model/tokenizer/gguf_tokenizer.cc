@@ -35,7 +35,7 @@ constexpr char kMergesKey[] = "tokenizer.ggml.merges";
 constexpr char kModelKey[] = "tokenizer.ggml.model";
 constexpr char kSplitKey[] = "tokenizer.ggml.pre";
 // SentencePiece replaces each space by this character, U+2581.
-constexpr char kSpace[] = "\xe2\x96\x81";
+constexpr char kSpaceMark[] = "\xe2\x96\x81";
 
 // The numbers are those of the format.
 enum GgufTokenType : int64_t {
@@ -336,10 +336,10 @@ class GgufTokenizerWriter {
         R"("pre_tokenizer":null,"decoder":{"type":"Sequence","decoders":[)"
         R"({"type":"Replace","pattern":{"String":"%s"},"content":" "},)"
         R"({"type":"ByteFallback"},{"type":"Fuse"}%s]},)",
-        adds_space
-            ? absl::StrFormat(R"({"type":"Prepend","prepend":"%s"},)", kSpace)
-            : "",
-        kSpace, kSpace,
+        adds_space ? absl::StrFormat(R"({"type":"Prepend","prepend":"%s"},)",
+                                     kSpaceMark)
+                   : "",
+        kSpaceMark, kSpaceMark,
         adds_space ? R"(,{"type":"Strip","content":" ","start":1,"stop":0})"
                    : "");
     return absl::OkStatus();
@@ -380,6 +380,21 @@ class GgufTokenizerWriter {
     return absl::OkStatus();
   }
 
+  // A control token is never a part of a text, so those after the last other
+  // token are only added tokens, as in the files of most models. Other readers
+  // of tokenizer.json give such tokens the next ids. If this would be wrong,
+  // all tokens stay in the vocabulary.
+  size_t EndOfVocabulary() const {
+    size_t end = types_.size();
+    while (end > 0 && types_[end - 1] == kUnused) --end;
+    while (end > 0 && types_[end - 1] == kControl) --end;
+    const bool has_gaps =
+        std::find(types_.begin(),
+                  types_.begin() + static_cast<std::ptrdiff_t>(end),
+                  kUnused) != types_.begin() + static_cast<std::ptrdiff_t>(end);
+    return has_gaps ? types_.size() : end;
+  }
+
   absl::Status AppendModel(std::string* out) {
     KVASIR_ASSIGN_OR_RETURN(std::optional<int32_t> unknown,
                             TokenIdOr("unknown", 0));
@@ -397,10 +412,9 @@ class GgufTokenizerWriter {
         is_sentence_piece_ ? "true" : "false",
         split_.ignore_merges ? "true" : "false");
     std::string_view separator;
+    const size_t end = EndOfVocabulary();
     for (size_t id = 0; id < tokens_.size(); ++id) {
-      // A control token is never a part of a text, so it is only an added
-      // token.
-      if (types_[id] == kControl || types_[id] == kUnused) continue;
+      if (types_[id] == kUnused || id >= end) continue;
       out->append(separator);
       AppendJsonString(tokens_[id], out);
       absl::StrAppend(out, ":", id);
@@ -462,8 +476,8 @@ class GgufTokenizerWriter {
     int32_t right = 0;
   };
 
-  // Every split of a token into two tokens is a merge. Merges of tokens with the
-  // highest score come first.
+  // Every split of a token into two tokens is a merge. Merges of tokens with
+  // the highest score come first.
   absl::Status AppendMergesByScore(std::string* out) const {
     KVASIR_ASSIGN_OR_RETURN(const std::vector<float> scores,
                             header_.Floats(kScoresKey));

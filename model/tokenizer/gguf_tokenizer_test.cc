@@ -223,6 +223,29 @@ TEST(GgufTokenizerTest, AControlTokenIsNeverAPartOfAText) {
   EXPECT_EQ(tokenizer->Encode("ab").value(), Ids({2}));
 }
 
+TEST(GgufTokenizerTest, OtherReadersGiveControlTokensTheSameIds) {
+  // They give an added token that the vocabulary lacks the next id.
+  const auto vocabulary = [](const std::vector<int32_t>& types) {
+    GgufBuilder builder;
+    builder.String("tokenizer.ggml.model", "gpt2")
+        .Strings("tokenizer.ggml.tokens", {"<a>", "b", "<c>", "<d>", "[PAD]"})
+        .I32s("tokenizer.ggml.token_type", types)
+        .String("tokenizer.ggml.pre", "gpt-2");
+    const std::string file = builder.Build();
+    const GgufHeader header =
+        GgufHeader::Parse(file, file.size(), "x.gguf").value();
+    const json tokenizer = json::parse(TokenizerOfGguf(header)->tokenizer_json);
+    std::vector<int> ids;
+    for (const auto& [token, id] : tokenizer["model"]["vocab"].items()) {
+      ids.push_back(id);
+    }
+    return ids;
+  };
+  EXPECT_THAT(vocabulary({3, 1, 3, 3, 5}), ElementsAre(0, 1));
+  EXPECT_THAT(vocabulary({3, 1, 3, 5, 3}), ElementsAre(0, 2, 4, 1));
+  EXPECT_THAT(vocabulary({5, 1, 3, 3, 5}), ElementsAre(2, 3, 1));
+}
+
 struct BadTokenizer {
   std::string name;
   GgufBuilder builder;
