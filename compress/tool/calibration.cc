@@ -280,8 +280,8 @@ absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags) {
   if (checkpoint->is_gguf()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--model: ", flags.model,
-        " is a GGUF file, which cannot be compressed; give a Hugging Face "
-        "folder"));
+        " is a GGUF file; give a Hugging Face folder, as kvasir convert writes "
+        "it"));
   }
   const absl::Status served = compress::CheckMethodsServe(checkpoint->spec());
   if (!served.ok()) {

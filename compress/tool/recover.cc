@@ -91,8 +91,8 @@ absl::Status OpenModels(const RecoverFlags& flags, Inputs& inputs) {
     if (!checkpoint->is_gguf()) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(checkpoint->folder(),
-                     " is a GGUF file, which cannot be trained; give a Hugging "
-                     "Face folder"));
+                     " is a GGUF file; give a Hugging Face folder, as kvasir "
+                     "convert writes it"));
   }
   if (teacher.kv_plan_json().has_value()) {
     return absl::InvalidArgumentError(
