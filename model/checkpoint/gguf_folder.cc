@@ -140,15 +140,19 @@ absl::Status WriteTensors(const Checkpoint& checkpoint, const fs::path& path) {
 absl::Status WriteFiles(const std::string& path, const fs::path& folder) {
   KVASIR_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
   {
-    KVASIR_ASSIGN_OR_RETURN(const GgufHeader header, GgufHeader::Open(path));
-    if (header.FindTensor(kGgufRopeFactors) != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(const RandomAccessFile file,
+                            RandomAccessFile::Open(path));
+    KVASIR_ASSIGN_OR_RETURN(const GgufHeader header, GgufHeader::Read(file));
+    KVASIR_ASSIGN_OR_RETURN(const GgufConfig config,
+                            ReadGgufConfig(header, file));
+    if (!config.rope_factors.empty()) {
       return header.Unserved(
           kGgufRopeFactors,
           "config.json cannot express these factors, so the file cannot be "
           "converted; serve the file itself");
     }
-    KVASIR_ASSIGN_OR_RETURN(const std::string config, ConfigJsonOfGguf(header));
-    KVASIR_RETURN_IF_ERROR(WriteText(folder / "config.json", config + "\n"));
+    KVASIR_RETURN_IF_ERROR(
+        WriteText(folder / "config.json", config.json + "\n"));
     const absl::StatusOr<GgufTokenizer> tokenizer = TokenizerOfGguf(header);
     if (tokenizer.ok()) {
       KVASIR_RETURN_IF_ERROR(

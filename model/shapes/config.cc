@@ -335,10 +335,10 @@ absl::StatusOr<DecoderSpec> LoadGgufConfig(const std::string& path) {
   KVASIR_ASSIGN_OR_RETURN(const RandomAccessFile file,
                           RandomAccessFile::Open(path));
   KVASIR_ASSIGN_OR_RETURN(const GgufHeader header, GgufHeader::Read(file));
-  KVASIR_ASSIGN_OR_RETURN(const std::string text, ConfigJsonOfGguf(header));
-  KVASIR_ASSIGN_OR_RETURN(DecoderSpec spec, ParseConfig(text, path));
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<float> factors,
-                          RopeFactorsOfGguf(header, file));
+  KVASIR_ASSIGN_OR_RETURN(const GgufConfig config,
+                          ReadGgufConfig(header, file));
+  KVASIR_ASSIGN_OR_RETURN(DecoderSpec spec, ParseConfig(config.json, path));
+  const std::vector<float>& factors = config.rope_factors;
   if (factors.empty()) return spec;
   if (factors.size() != spec.rope.frequencies.size()) {
     return header.Error(
@@ -374,8 +374,11 @@ absl::StatusOr<std::string> LoadConfigText(const std::string& path) {
   if (!MayBeGguf(path)) {
     return ReadSmallFile(absl::StrCat(path, "/config.json"), kMaxConfigBytes);
   }
-  KVASIR_ASSIGN_OR_RETURN(const GgufHeader header, GgufHeader::Open(path));
-  return ConfigJsonOfGguf(header);
+  KVASIR_ASSIGN_OR_RETURN(const RandomAccessFile file,
+                          RandomAccessFile::Open(path));
+  KVASIR_ASSIGN_OR_RETURN(const GgufHeader header, GgufHeader::Read(file));
+  KVASIR_ASSIGN_OR_RETURN(GgufConfig config, ReadGgufConfig(header, file));
+  return std::move(config.json);
 }
 
 }  // namespace kvasir::model

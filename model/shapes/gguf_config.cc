@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <numbers>
 #include <optional>
 #include <set>
 #include <span>
@@ -29,16 +30,21 @@ constexpr std::array<std::string_view, 9> kEndOfTurn = {
     "<|eot_id|>",    "<|eom_id|>",      "<|im_end|>",
     "<|end|>",       "<|endoftext|>",   "<|end_of_text|>",
     "<end_of_turn>", "<|end_of_turn|>", "<EOT>"};
+// rope.freq_base if the file does not say it.
+constexpr double kDefaultBase = 10000;
 constexpr int64_t kControlToken = 3;
 constexpr int64_t kUserToken = 4;
 
 // Writes the fields of config.json, and notes which keys it has read.
 class ConfigWriter {
  public:
-  ConfigWriter(const GgufHeader& header, const GgufFamily& family)
-      : header_(header), family_(family) {}
+  ConfigWriter(const GgufHeader& header, const GgufFamily& family,
+               std::vector<float> rope_factors)
+      : header_(header),
+        family_(family),
+        rope_factors_(std::move(rope_factors)) {}
 
-  absl::StatusOr<std::string> Run() {
+  absl::StatusOr<GgufConfig> Run() {
     config_["architectures"] = json::array({family_.hf_architecture});
     config_["model_type"] = family_.model_type;
     KVASIR_RETURN_IF_ERROR(Sizes());
@@ -48,7 +54,9 @@ class ConfigWriter {
     KVASIR_RETURN_IF_ERROR(RefuseOtherKeys());
     Biases();
     KVASIR_RETURN_IF_ERROR(Tokens());
-    return config_.dump(2, ' ', false, json::error_handler_t::replace);
+    return GgufConfig{
+        config_.dump(2, ' ', false, json::error_handler_t::replace),
+        std::move(rope_factors_)};
   }
 
  private:
@@ -178,7 +186,10 @@ class ConfigWriter {
           Key("rope.scaling.attn_factor"),
           absl::StrFormat("want 1 or no such key, have %g", *attention));
     }
-    if (scaling.empty() || scaling == "none") return absl::OkStatus();
+    if (scaling.empty() || scaling == "none") {
+      PutLlama3Scaling(base.value_or(kDefaultBase));
+      return absl::OkStatus();
+    }
     if (header_.FindTensor(kGgufRopeFactors) != nullptr) {
       return header_.Unserved(
           type_key, absl::StrFormat("\"%s\" together with the tensor %s is not "
@@ -193,6 +204,36 @@ class ConfigWriter {
       rope["original_max_position_embeddings"] = *original;
     }
     return absl::OkStatus();
+  }
+
+  // Says that RoPE is scaled as in Llama 3.1, if the factors of the file are
+  // those of this scaling (ApplyLlama3 in rope_config.cc). All published models
+  // with it have the same context and range, and differ only in the factor.
+  void PutLlama3Scaling(double base) {
+    if (rope_factors_.empty() || head_dim_ <= 0) return;
+    constexpr double kLow = 1;
+    constexpr double kHigh = 4;
+    constexpr int64_t kContext = 8192;
+    const double factor =
+        *std::max_element(rope_factors_.begin(), rope_factors_.end());
+    for (size_t pair = 0; pair < rope_factors_.size(); ++pair) {
+      const double frequency =
+          std::pow(base, -2.0 * static_cast<double>(pair) /
+                             static_cast<double>(head_dim_));
+      const double turns =
+          static_cast<double>(kContext) * frequency / (2 * std::numbers::pi);
+      const double keep = std::clamp((turns - kLow) / (kHigh - kLow), 0.0, 1.0);
+      const double want = 1 / ((1 - keep) / factor + keep);
+      // The file's factors were computed with float32.
+      constexpr double kTolerance = 1e-5;
+      if (std::abs(rope_factors_[pair] - want) > kTolerance * want) return;
+    }
+    config_["rope_scaling"] = {{"rope_type", "llama3"},
+                               {"factor", factor},
+                               {"low_freq_factor", kLow},
+                               {"high_freq_factor", kHigh},
+                               {"original_max_position_embeddings", kContext}};
+    rope_factors_.clear();
   }
 
   absl::Status Window() {
@@ -284,42 +325,13 @@ class ConfigWriter {
 
   const GgufHeader& header_;
   const GgufFamily& family_;
+  std::vector<float> rope_factors_;
   json config_ = json::object();
   std::set<std::string, std::less<>> known_;
   int64_t head_dim_ = 0;
 };
 
-}  // namespace
-
-absl::StatusOr<std::string> ConfigJsonOfGguf(const GgufHeader& header) {
-  constexpr std::string_view kKey = "general.architecture";
-  KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string_view> architecture,
-                          header.String(kKey));
-  if (!architecture.has_value()) return header.Error(kKey, "is missing");
-  const GgufFamily* const family = FindGgufFamily(*architecture);
-  if (family == nullptr) {
-    return header.Unserved(
-        kKey,
-        absl::StrFormat(
-            "\"%s\" is not served; served are %s", architecture->substr(0, 80),
-            absl::StrJoin(kGgufFamilies, ", ",
-                          [](std::string* out, const GgufFamily& row) {
-                            out->append(row.architecture);
-                          })));
-  }
-  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> parts,
-                          header.Int("split.count"));
-  if (parts.value_or(1) > 1) {
-    return header.Unserved(
-        "split.count",
-        absl::StrFormat("the model is in %d files; merge them into one "
-                        "(llama-gguf-split --merge)",
-                        *parts));
-  }
-  return ConfigWriter(header, *family).Run();
-}
-
-absl::StatusOr<std::vector<float>> RopeFactorsOfGguf(
+absl::StatusOr<std::vector<float>> ReadRopeFactors(
     const GgufHeader& header, const RandomAccessFile& file) {
   std::vector<float> factors;
   const GgufTensor* const tensor = header.FindTensor(kGgufRopeFactors);
@@ -345,6 +357,44 @@ absl::StatusOr<std::vector<float>> RopeFactorsOfGguf(
                         factors[i]));
   }
   return factors;
+}
+
+}  // namespace
+
+absl::StatusOr<GgufConfig> ConfigOfGguf(const GgufHeader& header,
+                                        std::vector<float> rope_factors) {
+  constexpr std::string_view kKey = "general.architecture";
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string_view> architecture,
+                          header.String(kKey));
+  if (!architecture.has_value()) return header.Error(kKey, "is missing");
+  const GgufFamily* const family = FindGgufFamily(*architecture);
+  if (family == nullptr) {
+    return header.Unserved(
+        kKey,
+        absl::StrFormat(
+            "\"%s\" is not served; served are %s", architecture->substr(0, 80),
+            absl::StrJoin(kGgufFamilies, ", ",
+                          [](std::string* out, const GgufFamily& row) {
+                            out->append(row.architecture);
+                          })));
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> parts,
+                          header.Int("split.count"));
+  if (parts.value_or(1) > 1) {
+    return header.Unserved(
+        "split.count",
+        absl::StrFormat("the model is in %d files; merge them into one "
+                        "(llama-gguf-split --merge)",
+                        *parts));
+  }
+  return ConfigWriter(header, *family, std::move(rope_factors)).Run();
+}
+
+absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufHeader& header,
+                                          const RandomAccessFile& file) {
+  KVASIR_ASSIGN_OR_RETURN(std::vector<float> factors,
+                          ReadRopeFactors(header, file));
+  return ConfigOfGguf(header, std::move(factors));
 }
 
 }  // namespace kvasir::model

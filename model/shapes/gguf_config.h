@@ -11,14 +11,22 @@
 
 namespace kvasir::model {
 
-// The text of a config.json that describes the model of the file. Errors: those
-// of GgufHeader; UNIMPLEMENTED for an architecture or for a key that is not
-// served.
-absl::StatusOr<std::string> ConfigJsonOfGguf(const GgufHeader& header);
+struct GgufConfig {
+  std::string json;  // the text of a config.json
+  // Divisors of the RoPE frequencies, one for each pair, that config.json
+  // cannot express. Empty if there are none.
+  std::vector<float> rope_factors;
+};
 
-// The divisors of the RoPE frequencies, one for each pair; empty if the file
-// has none. config.json cannot express them.
-absl::StatusOr<std::vector<float>> RopeFactorsOfGguf(
-    const GgufHeader& header, const RandomAccessFile& file);
+// Describes the model of the file. `rope_factors` has the numbers of the file's
+// tensor rope_freqs.weight, or is empty. Factors that are those of Llama 3.1 or
+// 3.2 become a rope_scaling of the type llama3. Errors: those of GgufHeader;
+// UNIMPLEMENTED for an architecture or for a key that is not served.
+absl::StatusOr<GgufConfig> ConfigOfGguf(const GgufHeader& header,
+                                        std::vector<float> rope_factors);
+
+// Reads the factors from the file, and calls ConfigOfGguf.
+absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufHeader& header,
+                                          const RandomAccessFile& file);
 
 }  // namespace kvasir::model

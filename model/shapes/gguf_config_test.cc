@@ -41,9 +41,9 @@ absl::StatusOr<json> ConfigOf(const GgufBuilder& builder) {
   const std::string file = builder.Build();
   const auto header = GgufHeader::Parse(file, file.size(), "x.gguf");
   if (!header.ok()) return header.status();
-  const auto text = ConfigJsonOfGguf(*header);
-  if (!text.ok()) return text.status();
-  return json::parse(*text);
+  const auto config = ConfigOfGguf(*header, {});
+  if (!config.ok()) return config.status();
+  return json::parse(config->json);
 }
 
 absl::StatusOr<DecoderSpec> SpecOf(const GgufBuilder& builder) {
@@ -158,6 +158,47 @@ TEST(GgufConfigTest, RopeFactorsDivideTheFrequencies) {
   EXPECT_EQ(spec.rope.frequencies[7], plain.rope.frequencies[7] / 8);
 }
 
+TEST(GgufConfigTest, TheFactorsOfLlama3AreItsScaling) {
+  // As the programs that write such files compute them, in float32.
+  constexpr int kPairs = 32;
+  std::vector<float> factors;
+  for (int pair = 0; pair < kPairs; ++pair) {
+    const float frequency =
+        1.f / std::pow(500000.f, static_cast<float>(pair) / kPairs);
+    const float wavelength = 2 * static_cast<float>(M_PI) / frequency;
+    const float smooth = (8192 / wavelength - 1) / 3;
+    factors.push_back(smooth > 1   ? 1.f
+                      : smooth < 0 ? 32.f
+                                   : 1 / ((1 - smooth) / 32 + smooth));
+  }
+  const auto spec_of = [&](const std::vector<float>& numbers) {
+    std::string bytes;
+    for (const float number : numbers) AppendNumber(number, &bytes);
+    return SpecOf(Small()
+                      .U32("llama.attention.key_length", 2 * kPairs)
+                      .F32("llama.rope.freq_base", 500000)
+                      .Tensor("rope_freqs.weight", {kPairs}, 0, bytes))
+        .value();
+  };
+  const DecoderSpec want =
+      ParseConfig(
+          R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+              "num_hidden_layers": 2, "intermediate_size": 96,
+              "max_position_embeddings": 8192, "num_attention_heads": 4,
+              "head_dim": 64, "vocab_size": 7, "rope_theta": 500000,
+              "rope_scaling": {"rope_type": "llama3", "factor": 32,
+                               "low_freq_factor": 1, "high_freq_factor": 4,
+                               "original_max_position_embeddings": 8192}})",
+          "config.json")
+          .value();
+  EXPECT_EQ(spec_of(factors).rope, want.rope);
+  // Other factors are used as they are.
+  factors[kPairs - 3] = 20;
+  EXPECT_NE(spec_of(factors).rope, want.rope);
+  EXPECT_EQ(spec_of(factors).rope.frequencies[kPairs - 3],
+            std::pow(500000., -(kPairs - 3.) / kPairs) / 20);
+}
+
 struct BadConfig {
   std::string name;
   GgufBuilder builder;
@@ -169,6 +210,8 @@ std::vector<BadConfig> BadConfigs() {
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   constexpr auto kUnserved = absl::StatusCode::kUnimplemented;
   const std::string zeros(32, '\0');
+  std::string ones;
+  for (int i = 0; i < 8; ++i) AppendNumber(1.f, &ones);
   return {
       {"NoArchitecture",
        GgufBuilder().U32("x", 1),
@@ -252,7 +295,7 @@ std::vector<BadConfig> BadConfigs() {
        {"rope_freqs.weight", "have 8 of F16"}},
       {"RopeFactorsAndScaling",
        Small()
-           .Tensor("rope_freqs.weight", {8}, 0, zeros)
+           .Tensor("rope_freqs.weight", {8}, 0, ones)
            .String("llama.rope.scaling.type", "linear"),
        kUnserved,
        {"rope_freqs.weight", "linear"}},

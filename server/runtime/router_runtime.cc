@@ -22,7 +22,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "model/gguf/gguf_header.h"
-#include "model/shapes/gguf_config.h"
+#include "model/shapes/config.h"
 #include "model/tokenizer/gguf_tokenizer.h"
 #include "router/facades/text/tokenizer_bundle.h"
 #include "router/facades/text/tokenizer_codec.h"
@@ -125,8 +125,7 @@ absl::StatusOr<router::NamedFiles> FilesOfGguf(const std::string& path) {
                           model::TokenizerOfGguf(header));
   router::NamedFiles files = {{"tokenizer.json", tokenizer.tokenizer_json},
                               {"tokenizer_config.json", tokenizer.config_json}};
-  KVASIR_ASSIGN_OR_RETURN(files["config.json"],
-                          model::ConfigJsonOfGguf(header));
+  KVASIR_ASSIGN_OR_RETURN(files["config.json"], model::LoadConfigText(path));
   return files;
 }
 

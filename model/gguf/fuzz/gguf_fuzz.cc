@@ -60,8 +60,8 @@ void Parse(std::string_view file) {
   }
   Unpack(file, *header);
   ReadTokenizer(*header);
-  const auto config = kvasir::model::ConfigJsonOfGguf(*header);
-  if (config.ok()) (void)kvasir::model::ParseConfig(*config, "fuzz");
+  const auto config = kvasir::model::ConfigOfGguf(*header, {});
+  if (config.ok()) (void)kvasir::model::ParseConfig(config->json, "fuzz");
 }
 
 }  // namespace
