@@ -33,11 +33,13 @@ struct NameRow {
 constexpr std::string_view kLayers = "blk.";
 constexpr std::string_view kOurLayers = "model.layers.";
 // A tensor's name is the module's name, and then "weight" or "bias".
-constexpr std::array<NameRow, 9> kInLayer = {{
+constexpr std::array<NameRow, 11> kInLayer = {{
     {"attn_norm.", "input_layernorm."},
     {"attn_q.", "self_attn.q_proj."},
     {"attn_k.", "self_attn.k_proj."},
     {"attn_v.", "self_attn.v_proj."},
+    {"attn_q_norm.", "self_attn.q_norm."},
+    {"attn_k_norm.", "self_attn.k_norm."},
     {"attn_output.", "self_attn.o_proj."},
     {"ffn_norm.", "post_attention_layernorm."},
     {"ffn_gate.", "mlp.gate_proj."},

@@ -94,8 +94,9 @@ std::string GgufOf(const Checkpoint& checkpoint,
     KVASIR_EXPECT_OK(entry->file->Read(
         info, 0, std::as_writable_bytes(std::span<char>(bytes))));
     const std::string name = GgufNameOf(want.name);
-    if (architecture == "llama" && (name.find("attn_q") != name.npos ||
-                                    name.find("attn_k") != name.npos)) {
+    if ((architecture == "llama" || architecture == "smollm3") &&
+        (name.find("attn_q") != name.npos ||
+         name.find("attn_k") != name.npos)) {
       bytes = Interleave(bytes, info.row_bytes(),
                          static_cast<size_t>(checkpoint.spec().head_dim));
     }
@@ -173,7 +174,9 @@ INSTANTIATE_TEST_SUITE_P(All, GgufCheckpointTest,
                                            Model{"llama-bias", "llama"},
                                            Model{"mistral-window", "llama"},
                                            Model{"qwen2-tied", "qwen2"},
-                                           Model{"qwen2-untied", "qwen2"}),
+                                           Model{"qwen2-untied", "qwen2"},
+                                           Model{"qwen3-tied", "qwen3"},
+                                           Model{"smollm3-tied", "smollm3"}),
                          [](const auto& param) {
                            std::string name = param.param.name;
                            for (char& c : name) c = c == '-' ? '_' : c;
@@ -418,10 +421,17 @@ class BadGgufCheckpointTest : public ::testing::Test {
 };
 
 TEST_F(BadGgufCheckpointTest, AnUnknownTensorIsRefusedByName) {
+  EXPECT_THAT(StatusWith("blk.0.attn_sinks.weight", {8}),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       AllOf(HasSubstr("x.gguf: blk.0.attn_sinks.weight"),
+                             HasSubstr("llama"))));
+}
+
+TEST_F(BadGgufCheckpointTest, ATensorOfAnotherFamilyIsRefusedByName) {
   EXPECT_THAT(StatusWith("blk.0.attn_q_norm.weight", {8}),
               StatusIs(absl::StatusCode::kUnimplemented,
-                       AllOf(HasSubstr("x.gguf: blk.0.attn_q_norm.weight"),
-                             HasSubstr("llama"))));
+                       AllOf(HasSubstr("x.gguf: tensor"), HasSubstr("q_norm"),
+                             HasSubstr("LlamaForCausalLM"))));
 }
 
 TEST_F(BadGgufCheckpointTest, AMissingTensorIsNamedAsInTheFile) {

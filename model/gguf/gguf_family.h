@@ -17,9 +17,11 @@ struct GgufFamily {
 };
 
 // Mistral's files have the architecture llama.
-inline constexpr std::array<GgufFamily, 2> kGgufFamilies = {{
+inline constexpr std::array<GgufFamily, 4> kGgufFamilies = {{
     {"llama", "LlamaForCausalLM", "llama", true},
     {"qwen2", "Qwen2ForCausalLM", "qwen2"},
+    {"qwen3", "Qwen3ForCausalLM", "qwen3"},
+    {"smollm3", "SmolLM3ForCausalLM", "smollm3", true},
 }};
 
 // nullptr if the architecture is not served.

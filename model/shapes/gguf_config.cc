@@ -120,8 +120,11 @@ class ConfigWriter {
           absl::StrFormat("want the length of keys, %d, have %d", head_dim_,
                           *value_dim));
     }
-    // Without the key, the reader checks that the heads divide the hidden size.
-    if (key_dim.has_value()) config_["head_dim"] = *key_dim;
+    // Families have other defaults than the format. If heads do not divide the
+    // hidden size, the reader says so.
+    if (key_dim.has_value() || (heads > 0 && hidden % heads == 0)) {
+      config_["head_dim"] = head_dim_;
+    }
     const std::string epsilon = Key("attention.layer_norm_rms_epsilon");
     KVASIR_ASSIGN_OR_RETURN(const std::optional<double> eps,
                             header_.Number(epsilon));
@@ -141,7 +144,7 @@ class ConfigWriter {
   absl::Status Rope() {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<double> base,
                             header_.Number(Key("rope.freq_base")));
-    if (base.has_value()) config_["rope_theta"] = *base;
+    config_["rope_theta"] = base.value_or(kDefaultBase);
     const std::string dims_key = Key("rope.dimension_count");
     KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> dims,
                             Count("rope.dimension_count"));
@@ -283,7 +286,8 @@ class ConfigWriter {
   }
 
   void Biases() {
-    if (family_.model_type != "llama" || config_.contains("sliding_window")) {
+    // Qwen2 and Mistral have no such fields.
+    if (family_.model_type == "qwen2" || config_.contains("sliding_window")) {
       return;
     }
     config_["attention_bias"] =

@@ -220,7 +220,7 @@ std::vector<BadConfig> BadConfigs() {
       {"UnknownArchitecture",
        GgufBuilder().String("general.architecture", "mamba"),
        kUnserved,
-       {"\"mamba\" is not served", "llama, qwen2"}},
+       {"\"mamba\" is not served", "llama, qwen2, "}},
       {"MissingSize",
        GgufBuilder().String("general.architecture", "llama"),
        kInvalid,
