@@ -400,6 +400,7 @@ absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
     }
   }
   if (params.mass.most_rows > 0) return NotServed("attention mass");
+  if (params.key_bias != nullptr) return NotServed("a key bias");
   const int64_t width = MostOutWidth(PartsOf(params), params.num_kv_heads);
   if (width <= kDeviceMostOutWidth) return absl::OkStatus();
   return NotServed(absl::StrCat("values of ", width,

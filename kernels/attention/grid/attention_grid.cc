@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <limits>
 
+#include "kernels/simd/scalar_math.h"
+
 namespace kvasir::kernels {
 namespace {
 
@@ -106,6 +108,7 @@ AttentionGrid::AttentionGrid(const PagedAttentionArgs& params, int threads)
   for (int64_t p = 0; p < params_.num_value_parts; ++p) {
     AddChunks(params_.values[p].latents);
   }
+  if (params_.key_bias != nullptr) AddKeyBiasTurns();
   const std::vector<std::vector<int64_t>> clusters = FindClusters();
   num_head_slices_ = slices_.size() - num_cluster_slices_;
   PlanMass(clusters);
@@ -184,6 +187,22 @@ void AttentionGrid::AddExactParts() {
     params_.values = value_parts_.data();
     params_.num_value_parts = 2 * num_stored_values_;
     remember(value_parts_, params_.value_exact);
+  }
+}
+
+void AttentionGrid::AddKeyBiasTurns() {
+  const AttentionKeyBias& bias = *params_.key_bias;
+  const int64_t pairs = bias.tile_pairs + bias.exact_pairs;
+  for (int64_t j = 0; j < params_.num_kv_heads; ++j) {
+    for (int64_t p = bias.tile_pairs; p < pairs; ++p) {
+      const size_t at = key_bias_turns_.size();
+      key_bias_turns_.resize(at + 2 * kKeyBiasTile);
+      for (size_t i = 0; i < kKeyBiasTile; ++i) {
+        const UnitVector turn = UnitVectorAt(bias.steps[j * pairs + p] * i);
+        key_bias_turns_[at + i] = turn.cosine;
+        key_bias_turns_[at + kKeyBiasTile + i] = turn.sine;
+      }
+    }
   }
 }
 
@@ -448,6 +467,7 @@ PanelState AttentionGrid::DivideState(int64_t rows) const {
   state.out = divider.Take(rows * out_width_);
   state.out_minima = divider.Take(rows * minima_width_);
   state.query_sums = divider.Take(query_sums);
+  state.key_bias = divider.Take(rows * key_bias_columns());
   state.max = divider.Take(rows);
   state.sum = divider.Take(rows);
   state.total_max = divider.Take(rows);
