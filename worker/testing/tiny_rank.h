@@ -24,6 +24,8 @@ model::ModelShape TinyShape();
 // nothing in OPT.
 model::ModelShape TinyNeoxShape();
 model::ModelShape TinyOptShape();
+// The model of TinyShape, with biases of q, k and v.
+model::ModelShape TinyBiasedShape();
 // The model of TinyShape, but with this sliding window in each layer.
 model::ModelShape TinyWindowShape(int64_t sliding_window);
 

@@ -383,7 +383,8 @@ absl::Status WeightJobs::Matrix(std::vector<TensorRows> parts, int64_t k,
 }
 
 absl::Status WeightJobs::Floats(std::vector<TensorRows> parts, int64_t size,
-                                kernels::DevicePtr<const float>* out) {
+                                kernels::DevicePtr<const float>* out,
+                                std::shared_ptr<std::vector<float>> copy) {
   WeightJob job;
   job.bytes = size * static_cast<int64_t>(sizeof(float));
   KVASIR_ASSIGN_OR_RETURN(WeightMemory* const memory, Allocate(job.bytes));
@@ -396,6 +397,12 @@ absl::Status WeightJobs::Floats(std::vector<TensorRows> parts, int64_t size,
         {std::move(part.tensor), part.columns, {std::move(sink)}});
   }
   *out = memory->floats();
+  if (copy != nullptr) {
+    job.finish = [memory, copy = std::move(copy)] {
+      std::copy_n(memory->host_floats(), copy->size(), copy->begin());
+      return absl::OkStatus();
+    };
+  }
   Add(std::move(job));
   return absl::OkStatus();
 }

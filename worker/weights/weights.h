@@ -79,7 +79,10 @@ struct LayerWeights {
   PartWeights value;
   kernels::PackedMatrix qkv;  // [M, attention.projection_columns]
   kernels::DevicePtr<const float> qkv_bias;  // [qkv.n]
-  kernels::PackedMatrix o;                   // [attention.output_columns, M]
+  // A copy of qkv_bias in host memory; null if there is no bias. Zeros if the
+  // weights have no memory.
+  std::shared_ptr<const std::vector<float>> host_qkv_bias;
+  kernels::PackedMatrix o;  // [attention.output_columns, M]
   // [M]; null except on rank 0, because outputs are summed over ranks.
   kernels::DevicePtr<const float> o_bias;
   kernels::DevicePtr<const float> post_norm;       // [M]
