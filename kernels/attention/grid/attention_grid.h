@@ -160,8 +160,7 @@ class AttentionGrid {
                ? 0
                : KeyBiasColumns(bias->tile_pairs, bias->exact_pairs);
   }
-  // The cosines [64] and sines [64] of each exact pair of a KV head, by which
-  // the pair turns from the start of a tile to each of its positions.
+  // The KV head's part of KeyBiasTurns.
   const float* key_bias_turns(int64_t kv_head) const {
     return key_bias_turns_.data() +
            kv_head * params_.key_bias->exact_pairs * 2 * kKeyBiasTile;
@@ -222,7 +221,6 @@ class AttentionGrid {
 
  private:
   void AddExactParts();
-  void AddKeyBiasTurns();
   void AddChunks(const LatentPartArgs& part);
   void PlacePieces(LatentChunk* chunk);
   void AddLanes(const LatentGroup& group, LatentChunk* chunk);
@@ -310,6 +308,12 @@ class AttentionGrid {
   MassPlan mass_;  // its slices are at the end of slices_
   float* mass_memory_ = nullptr;
 };
+
+// The cosines [64] and sines [64] by which each exact pair of each KV head
+// turns from the start of a tile to each of its positions: [Hkv, exact_pairs,
+// 2, 64].
+std::vector<float> KeyBiasTurns(const AttentionKeyBias& bias,
+                                int64_t num_kv_heads);
 
 // Visits all units of a launch in one fixed order.
 class UnitCursor {
