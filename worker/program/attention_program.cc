@@ -474,6 +474,21 @@ absl::StatusOr<AttentionProgram> MakeAttentionProgram(
   return Maker(attention, shape, heads, std::move(tensors)).Make();
 }
 
+KeyBias KeyBiasOf(const plan::ResolvedAttention& attention,
+                  const plan::AttentionShape& shape) {
+  if (!shape.qkv_bias || shape.qk_norm || attention.key.parts.size() != 1) {
+    return KeyBias::kCached;
+  }
+  const ResolvedPart& key = attention.key.parts[0];
+  const bool codes_of_token = key.range == plan::RangeKind::kToken ||
+                              key.range == plan::RangeKind::kTokenNorm;
+  if (key.joint || key.space != Space::kFull || key.has_basis() ||
+      !codes_of_token) {
+    return KeyBias::kCached;
+  }
+  return key.stored == RopeSide::kBefore ? KeyBias::kRebuilt : KeyBias::kScored;
+}
+
 int64_t NumAttentionPrograms() { return num_attention_programs; }
 
 }  // namespace kvasir::worker

@@ -100,6 +100,13 @@ absl::Status CheckTokens(const plan::ResolvedLayer& resolved,
 
 }  // namespace
 
+bool ServedPlan::leaves_key_bias_out() const {
+  return std::any_of(programs.begin(), programs.end(),
+                     [](const AttentionProgram& program) {
+                       return program.key_bias != KeyBias::kCached;
+                     });
+}
+
 absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
     std::shared_ptr<const plan::ResolvedPlan> plan,
     const ServeOptions& options) {
@@ -118,6 +125,7 @@ absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
         MakeAttentionProgram(attention, plan->shape, layer,
                              {plan->query_heads, plan->kv_heads}));
     KVASIR_RETURN_IF_ERROR(CheckAttentionLimits(program, layer, attention));
+    if (options.key_bias) program.key_bias = KeyBiasOf(attention, plan->shape);
     if (options.lift_prompts) {
       PlanPromptLifts(&program);
       DropPromptLiftsBeyondLimits(attention, &program);

@@ -27,12 +27,18 @@ struct ServedPlan {
   const AttentionProgram& program(int64_t layer) const {
     return programs[static_cast<size_t>(program_of_layer(layer))];
   }
+  // Whether the cache of some layer has keys without their bias.
+  bool leaves_key_bias_out() const;
 };
 
 struct ServeOptions {
   // Whether prompts may lift latents (prompt_lift.h). They do so only if that
   // is cheaper and the kernels can do it.
   bool lift_prompts = true;
+  // Whether codes of keys leave out the bias of the key projection (KeyBiasOf).
+  bool key_bias = true;
+
+  friend bool operator==(const ServeOptions&, const ServeOptions&) = default;
 };
 
 // Every plan is served except one with:

@@ -129,7 +129,8 @@ absl::StatusOr<PlanCheck> PlanComparison::Compare(
   if (check.is_dense) return check;
   KVASIR_ASSIGN_OR_RETURN(
       const std::shared_ptr<const ServedPlan> own,
-      ServePlan(WithoutEvictions(source), shape_, {}, shard));
+      ServePlan(WithoutEvictions(source), shape_,
+                {.key_bias = plan->leaves_key_bias_out()}, shard));
   if (dense_ == nullptr) {
     KVASIR_ASSIGN_OR_RETURN(
         dense_, ServePlan(plan::FullRankPlan(shape_, kvasir::v1::BF16), shape_,

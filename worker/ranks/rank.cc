@@ -46,6 +46,10 @@ bool PromptsMayLift(const kernels::Device& device) {
   return device.kind() == kernels::DeviceKind::kCpu;
 }
 
+bool KeyBiasMayBeLeftOut(const kernels::Device& device) {
+  return device.kind() == kernels::DeviceKind::kCpu;
+}
+
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory) {
   const int64_t left =
       std::max(int64_t{0}, memory.available_bytes - memory.weight_bytes -
@@ -74,7 +78,7 @@ absl::Status CheckPoolFitsMemory(const PoolMemory& memory) {
 
 std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec, int64_t page_tokens,
-                      const std::string& weights_id) {
+                      const std::string& weights_id, bool key_bias_left_out) {
   return cache::CacheId(
       plan, {.shape = model::AttentionShapeOf(spec),
              .page_tokens = page_tokens,
@@ -82,6 +86,7 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                           spec.rope.pairing == model::RopePairing::kInterleaved,
                       .frequencies = spec.rope.frequencies,
                       .attention_factor = spec.rope.attention_factor},
+             .key_bias_left_out = key_bias_left_out,
              .tensor_fingerprint = weights_id});
 }
 
@@ -96,10 +101,12 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
                           Start(spec, options, collective));
   plan::TpShard shard;
   if (collective != nullptr) shard = collective->shard();
-  const bool lift = !options.deterministic && PromptsMayLift(*rank->device_);
-  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<const ServedPlan> served,
-                          ServePlan(plan, model::AttentionShapeOf(spec),
-                                    {.lift_prompts = lift}, shard));
+  const ServeOptions serve = {
+      .lift_prompts = !options.deterministic && PromptsMayLift(*rank->device_),
+      .key_bias = KeyBiasMayBeLeftOut(*rank->device_)};
+  KVASIR_ASSIGN_OR_RETURN(
+      std::shared_ptr<const ServedPlan> served,
+      ServePlan(plan, model::AttentionShapeOf(spec), serve, shard));
   KVASIR_RETURN_IF_ERROR(
       rank->Load(std::move(served), source, options, collective));
   return rank;
@@ -267,10 +274,11 @@ absl::Status Rank::ChoosePlan(
   for (size_t i = 0; i < plans.size(); ++i) {
     KVASIR_ASSIGN_OR_RETURN(
         PlanCheck check,
-        comparison.Compare(plans[i],
-                           CacheIdOf(plans[i]->resolved->source, spec_,
-                                     options.page_tokens, weights_id),
-                           weights));
+        comparison.Compare(
+            plans[i],
+            CacheIdOf(plans[i]->resolved->source, spec_, options.page_tokens,
+                      weights_id, plans[i]->leaves_key_bias_out()),
+            weights));
     const bool cannot_compare = !check.skipped.empty();
     plan_checks_.push_back(std::move(check));
     used = i;
@@ -287,7 +295,7 @@ absl::Status Rank::ChoosePlan(
 absl::Status Rank::Agree(std::string weight_tiles, const RankOptions& options) {
   const auto own_cache_id = [&] {
     return CacheIdOf(plan_->resolved->source, spec_, options.page_tokens,
-                     weights_id_);
+                     weights_id_, plan_->leaves_key_bias_out());
   };
   if (!options.agree) {
     KVASIR_ASSIGN_OR_RETURN(

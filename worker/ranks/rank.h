@@ -104,6 +104,9 @@ struct RankOptions {
 // Whether the device supports lifting the latents of prompts (prompt_lift.h).
 // False for a GPU.
 bool PromptsMayLift(const kernels::Device& device);
+// Whether the device supports codes of keys without the key projection's bias
+// (ServeOptions::key_bias). False for a GPU: its codes include the bias.
+bool KeyBiasMayBeLeftOut(const kernels::Device& device);
 
 // Memory sizes that CheckPoolFitsMemory compares.
 struct PoolMemory {
@@ -123,9 +126,10 @@ struct PoolMemory {
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory);
 
 // Returns the cache::CacheId of a model with these weights.
+// `key_bias_left_out` is ServedPlan::leaves_key_bias_out.
 std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec, int64_t page_tokens,
-                      const std::string& weights_id);
+                      const std::string& weights_id, bool key_bias_left_out);
 
 // Everything that one rank needs to run a model.
 //

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/attention/cuda/attention_chunks.h"
+#include "kernels/attention/grid/attention_grid.h"
 #include "kernels/latents/code_pack.h"
 
 namespace kvasir::kernels {
@@ -268,6 +269,10 @@ int32_t PromptRowsOfAll(const PagedAttentionArgs& params,
     *why = "prompts: computed as single rows, as requested";
     return 0;
   }
+  if (params.key_bias != nullptr) {
+    *why = "prompts: attention adds a key bias";
+    return 0;
+  }
   if (!(params.scale > 0.0f)) {
     *why = "prompts: the scale is not above 0";
     return 0;
@@ -347,6 +352,23 @@ std::string TooLittleShared(absl::string_view what, int64_t bytes,
   return absl::StrCat(what, " need ", bytes,
                       " bytes of shared memory, but a CTA has only ",
                       device.cta_shared_bytes);
+}
+
+absl::Status AddKeyBias(const PagedAttentionArgs& params, DeviceTables* tables,
+                        DeviceKeyBias* bias) {
+  const AttentionKeyBias& from = *params.key_bias;
+  bias->tile_pairs = static_cast<int32_t>(from.tile_pairs);
+  bias->exact_pairs = static_cast<int32_t>(from.exact_pairs);
+  bias->tile_columns =
+      static_cast<int32_t>(KeyBiasTileColumns(from.tile_pairs));
+  const int64_t pairs = from.tile_pairs + from.exact_pairs;
+  const std::vector<uint64_t> steps(from.steps,
+                                    from.steps + params.num_kv_heads * pairs);
+  KVASIR_RETURN_IF_ERROR(Add(steps, tables, &bias->steps));
+  const std::vector<int64_t> columns(from.query_column,
+                                     from.query_column + params.num_heads);
+  KVASIR_RETURN_IF_ERROR(Add(columns, tables, &bias->column));
+  return Add(KeyBiasTurns(from, params.num_kv_heads), tables, &bias->turns);
 }
 
 // Chooses the fastest kernels whose shared memory a CTA can have. If there are
@@ -440,6 +462,9 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
   KVASIR_RETURN_IF_ERROR(
       AddExactSlots(params.value_exact, tables, &device.value_exact));
   device.dtype = params.dtype;
+  if (params.key_bias != nullptr) {
+    KVASIR_RETURN_IF_ERROR(AddKeyBias(params, tables, &device.key_bias));
+  }
   KVASIR_RETURN_IF_ERROR(
       AddChunks(params, made, tables, &device, &kernels->why));
   device.cta_shared_bytes = on.cta_shared_bytes();
