@@ -12,8 +12,11 @@
 #include "base/status_macros.h"
 #include "model/files/file.h"
 #include "model/files/json.h"
+#include "model/gguf/gguf_family.h"
+#include "model/gguf/gguf_header.h"
 #include "model/shapes/family.h"
 #include "model/shapes/family_config.h"
+#include "model/shapes/gguf_config.h"
 #include "model/shapes/rope_config.h"
 
 namespace kvasir::model {
@@ -329,13 +332,38 @@ absl::Status ParseGenerationConfig(std::string_view text,
   return fields.IntWithin("max_new_tokens", 0, kMaxCount).status();
 }
 
-absl::StatusOr<DecoderSpec> LoadModelConfig(const std::string& folder) {
-  const std::string path = absl::StrCat(folder, "/config.json");
-  KVASIR_ASSIGN_OR_RETURN(const std::string text,
-                          ReadSmallFile(path, kMaxConfigBytes));
-  KVASIR_ASSIGN_OR_RETURN(DecoderSpec spec, ParseConfig(text, path));
+namespace {
+
+absl::StatusOr<DecoderSpec> LoadGgufConfig(const std::string& path) {
+  KVASIR_ASSIGN_OR_RETURN(const RandomAccessFile file,
+                          RandomAccessFile::Open(path));
+  KVASIR_ASSIGN_OR_RETURN(const GgufHeader header, GgufHeader::Read(file));
+  KVASIR_ASSIGN_OR_RETURN(const GgufConfig config,
+                          ReadGgufConfig(header, file));
+  KVASIR_ASSIGN_OR_RETURN(DecoderSpec spec, ParseConfig(config.json, path));
+  const std::vector<float>& factors = config.rope_factors;
+  if (factors.empty()) return spec;
+  if (factors.size() != spec.rope.frequencies.size()) {
+    return header.Error(
+        kGgufRopeFactors,
+        absl::StrFormat("want a number for each of the %d pairs, have %d",
+                        spec.rope.frequencies.size(), factors.size()));
+  }
+  for (size_t pair = 0; pair < factors.size(); ++pair) {
+    spec.rope.frequencies[pair] /= factors[pair];
+  }
+  return spec;
+}
+
+}  // namespace
+
+absl::StatusOr<DecoderSpec> LoadModelConfig(const std::string& path) {
+  if (MayBeGguf(path)) return LoadGgufConfig(path);
+  KVASIR_ASSIGN_OR_RETURN(const std::string text, LoadConfigText(path));
+  KVASIR_ASSIGN_OR_RETURN(
+      DecoderSpec spec, ParseConfig(text, absl::StrCat(path, "/config.json")));
   const std::string generation_path =
-      absl::StrCat(folder, "/generation_config.json");
+      absl::StrCat(path, "/generation_config.json");
   if (FileExists(generation_path)) {
     KVASIR_ASSIGN_OR_RETURN(const std::string generation,
                             ReadSmallFile(generation_path, kMaxConfigBytes));
@@ -343,6 +371,17 @@ absl::StatusOr<DecoderSpec> LoadModelConfig(const std::string& folder) {
         ParseGenerationConfig(generation, generation_path, &spec));
   }
   return spec;
+}
+
+absl::StatusOr<std::string> LoadConfigText(const std::string& path) {
+  if (!MayBeGguf(path)) {
+    return ReadSmallFile(absl::StrCat(path, "/config.json"), kMaxConfigBytes);
+  }
+  KVASIR_ASSIGN_OR_RETURN(const RandomAccessFile file,
+                          RandomAccessFile::Open(path));
+  KVASIR_ASSIGN_OR_RETURN(const GgufHeader header, GgufHeader::Read(file));
+  KVASIR_ASSIGN_OR_RETURN(GgufConfig config, ReadGgufConfig(header, file));
+  return std::move(config.json);
 }
 
 }  // namespace kvasir::model

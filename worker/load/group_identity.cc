@@ -8,13 +8,12 @@
 #include "base/sha256.h"
 #include "base/status_macros.h"
 #include "kernels/device/dtype.h"
+#include "model/shapes/config.h"
 #include "worker/ranks/group/rank_identity.h"
 #include "worker/ranks/rank.h"
 
 namespace kvasir::cli {
 namespace {
-
-constexpr int64_t kMaxConfigBytes = 16 << 20;
 
 // Hashes the config and the names, types and shapes of all tensors. Checkpoints
 // that differ only in the values of weights get the same id. Ranks find such a
@@ -25,10 +24,8 @@ absl::StatusOr<std::string> CheckpointId(const ModelSource& source,
     return absl::StrCat("random weights of ", source.name, ", seed ",
                         weights_seed);
   }
-  KVASIR_ASSIGN_OR_RETURN(
-      std::string text,
-      ReadTextFile(source.checkpoint->folder() + "/config.json",
-                   kMaxConfigBytes));
+  KVASIR_ASSIGN_OR_RETURN(std::string text,
+                          model::LoadConfigText(source.checkpoint->folder()));
   for (const auto& [name, entry] : source.checkpoint->tensors().entries()) {
     absl::StrAppend(&text, "\n", name, " ", static_cast<int>(entry.info->type),
                     " ", absl::StrJoin(entry.info->shape, "x"));

@@ -1,5 +1,5 @@
-// Opens the model that a command's flags name: a checkpoint folder, or a shape
-// with random weights; and the plan of its cache.
+// Opens the model that a command's flags name: a checkpoint (a folder or a GGUF
+// file), or a shape with random weights; and the plan of its cache.
 #pragma once
 
 #include <cstdint>
