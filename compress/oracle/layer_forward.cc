@@ -605,6 +605,7 @@ absl::StatusOr<at::Tensor> Attend(const Call& asked, const at::Tensor& x) {
   inputs.near_value = std::move(values.exact);
   inputs.near_value_tokens = values.exact_window;
   inputs.sliding_window = program.sliding_window;
+  inputs.score_cap = call.spec().score_cap;
   at::Tensor mixed = (eviction.has_value() ? Evict(call, inputs, *eviction)
                                            : CausalAttention(inputs))
                          .flatten(2);

@@ -1,5 +1,7 @@
 #include "compress/oracle/outer_forward.h"
 
+#include "compress/oracle/attention_core.h"
+
 namespace kvasir::compress {
 
 at::Tensor Normalize(const model::DecoderSpec& spec, const at::Tensor& x,
@@ -50,7 +52,8 @@ at::Tensor FinalNorm(const model::DecoderSpec& spec, const OuterTensors& outer,
 
 at::Tensor FinalLogits(const model::DecoderSpec& spec,
                        const OuterTensors& outer, const at::Tensor& hidden) {
-  return at::linear(FinalNorm(spec, outer, hidden), outer.head);
+  return SoftCap(at::linear(FinalNorm(spec, outer, hidden), outer.head),
+                 spec.logit_cap);
 }
 
 }  // namespace kvasir::compress

@@ -430,6 +430,31 @@ TEST(ActivationCudaTest,
   }
 }
 
+TEST(ActivationCudaTest, CappedNumbersEqualTheReference) {
+  constexpr float kCap = 30.0f;
+  for (const DType dtype : kDTypes) {
+    EmulatedTest test;
+    auto x = Rounded(RandomFloats(3 * 77, 1, 40.0f), dtype);
+    x[0] = INFINITY;
+    x[1] = -INFINITY;
+    std::vector<float> want(x.size());
+    const ActivationArgs args = {
+        x.data(),    want.data(), 3, 77, ActivationKind::kSoftCap,
+        DType::kF32, kCap};
+    TestStream reference(1, CpuBackend::kReference);
+    KVASIR_EXPECT_OK(
+        Activation(reference.stream(), OnDevice(args), reference.workspace()));
+    const DeviceBuffer memory = test.PutNumbers(x, dtype);
+    const auto at = memory.as<float>();
+    Workspace none(nullptr, 0);
+    KVASIR_EXPECT_OK(Activation(
+        test.stream(), {at, at, 3, 77, ActivationKind::kSoftCap, dtype, kCap},
+        none));
+    EXPECT_LE(WorstError(want, test.GetNumbers(memory, dtype), 77),
+              ToleranceOf(dtype));
+  }
+}
+
 TEST(ActivationCudaTest, LargeInputsGiveTheLimitsOfTheFunction) {
   const std::vector<float> x = {13.0f,  -13.0f, 15.0f, -15.0f,   89.0f,
                                 -89.0f, 3e4f,   -3e4f, INFINITY, -INFINITY};

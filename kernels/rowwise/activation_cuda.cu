@@ -50,6 +50,12 @@ struct GeluOf {
 struct GeluTanhOf {
   KVASIR_DEVICE float operator()(float x) const { return simt::GeluTanh(x); }
 };
+struct SoftCapOf {
+  float cap;
+  KVASIR_DEVICE float operator()(float x) const {
+    return simt::SoftCap(x, cap);
+  }
+};
 struct ReluOf {
   KVASIR_DEVICE float operator()(float x) const { return x < 0.0f ? 0.0f : x; }
 };
@@ -85,6 +91,8 @@ ActivationKernel(simt::OnRows<ActivationArgs> on) {
       return Activate<T, n>(on, GeluTanhOf());
     case ActivationKind::kRelu:
       return Activate<T, n>(on, ReluOf());
+    case ActivationKind::kSoftCap:
+      return Activate<T, n>(on, SoftCapOf{on.args.cap});
   }
 }
 

@@ -135,6 +135,12 @@ inline float GeluTanh(float x) {
   return twice < -exp_constants::kHighest ? 0.0f : x / (1.0f + Exp(-twice));
 }
 
+// SoftCap(x, cap) is cap * tanh(x / cap), computed as
+// cap - 2 cap / (1 + exp(2 x / cap)); cap > 0.
+inline float SoftCap(float x, float cap) {
+  return cap - 2.0f * cap / (1.0f + Exp(x * (2.0f / cap)));
+}
+
 inline float Relu(float x) { return x < 0.0f ? 0.0f : x; }
 
 // SinCosReduced computes sine and cosine of r in [-pi/4, pi/4]. The error of

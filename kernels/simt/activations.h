@@ -19,4 +19,10 @@ KVASIR_DEVICE float GeluTanh(float x) {
   return x / (1.0f + Exp2(-twice * kLog2E));
 }
 
+// If the power overflows, the quotient is 0.
+KVASIR_DEVICE float SoftCap(float x, float cap) {
+  const float power = Exp2(x * (2.0f / cap * kLog2E));
+  return cap - 2.0f * cap / (1.0f + power);
+}
+
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt

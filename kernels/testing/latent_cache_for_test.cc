@@ -599,6 +599,7 @@ PagedAttentionArgs LatentCache::Params() {
   params.scale = kScale;
   params.causal = spec_.causal;
   params.window = spec_.window;
+  params.score_cap = spec_.score_cap;
   params.key_exact = key_exact_.slots;
   params.value_exact = value_exact_.slots;
   params.metadata = metadata_;
@@ -979,7 +980,9 @@ LatentCache::Weights LatentCache::WeightsOf(const LatentAsk& ask, int64_t row,
       }
     }
     score += KeyBiasOf(q, head, spec_.first_position + position);
-    weights.push_back(score * static_cast<double>(kScale));
+    score *= static_cast<double>(kScale);
+    const auto cap = static_cast<double>(spec_.score_cap);
+    weights.push_back(cap > 0 ? cap * std::tanh(score / cap) : score);
   }
   const double max =
       weights.empty() ? 0.0 : *std::max_element(weights.begin(), weights.end());

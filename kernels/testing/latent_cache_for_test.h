@@ -61,6 +61,7 @@ struct LatentSpec {
   std::vector<PartSpec> values = {PartSpec()};
   int64_t page_tokens = 16;
   int64_t window = 0;
+  float score_cap = 0.0f;
   bool causal = true;
   // The position of slot 0; if it is above 0, launches pass positions.
   int64_t first_position = 0;

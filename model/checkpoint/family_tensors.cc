@@ -93,7 +93,7 @@ constexpr std::array<NameRow, 2> kOlmo2Layer = {{
     {"post_feedforward_layernorm.", "mlp.output_norm."},
 }};
 
-constexpr std::array<NameRow, 3> kGemma3Layer = {{
+constexpr std::array<NameRow, 3> kGemmaLayer = {{
     {"post_attention_layernorm.", "self_attn.output_norm."},
     {"pre_feedforward_layernorm.", "post_attention_layernorm."},
     {"post_feedforward_layernorm.", "mlp.output_norm."},
@@ -108,12 +108,13 @@ constexpr std::array<NameRow, 5> kPhi3Layer = {{
 }};
 
 // Names that a table does not have are those of Llama.
-constexpr std::array<FamilyNames, 5> kFamilies = {{
+constexpr std::array<FamilyNames, 6> kFamilies = {{
     {"gpt_neox", "gpt_neox.layers.", {}, kNeoxLayer, kNeoxOuter},
     {"opt", "model.decoder.layers.", "decoder.layers.", kOptLayer, kOptOuter},
     {"olmo2", kOurLayers, {}, kOlmo2Layer, {}},
     {"phi3", kOurLayers, {}, kPhi3Layer, {}},
-    {"gemma3_text", kOurLayers, {}, kGemma3Layer, {}},
+    {"gemma2", kOurLayers, {}, kGemmaLayer, {}},
+    {"gemma3_text", kOurLayers, {}, kGemmaLayer, {}},
 }};
 
 const FamilyNames* NamesOf(const DecoderSpec& spec) {

@@ -115,6 +115,9 @@ std::string OutputsText(const DecoderSpec& spec) {
                           spec.norm_weight_offset, spec.embedding_scale,
                           spec.score_scale);
   }
+  if (spec.score_cap != 0 || spec.logit_cap != 0) {
+    absl::StrAppendFormat(&text, " caps %a %a", spec.score_cap, spec.logit_cap);
+  }
   const auto add_rope = [&text](const std::vector<double>& frequencies) {
     for (const double frequency : frequencies) {
       absl::StrAppendFormat(&text, " %a", frequency);

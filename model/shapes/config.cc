@@ -43,13 +43,12 @@ struct RefusedRow {
   std::string_view reason;
 };
 
-constexpr std::array<RefusedRow, 9> kRefused = {{
+constexpr std::array<RefusedRow, 8> kRefused = {{
     {"Qwen3Moe", "mixture-of-experts layers are not served"},
     {"Qwen2Moe", "mixture-of-experts layers are not served"},
     {"Mixtral", "mixture-of-experts layers are not served"},
     {"Gemma3", "models with images are not served; want Gemma3ForCausalLM"},
-    {"Gemma2", "soft caps of attention scores are not served"},
-    {"Gemma", "only the text models of Gemma 3 are served"},
+    {"Gemma", "only Gemma 2 and the text models of Gemma 3 are served"},
     {"Phi3Small", "its block-sparse attention is not served"},
     {"GPTNeoXJapanese", "its biases are in other places than GPT-NeoX's"},
     {"DeepseekV", "multi-head latent attention is not served"},
@@ -132,7 +131,7 @@ absl::Status RefuseQuantization(const JsonFields& fields) {
 
 // Refuses fields that change the mathematics in a way that the decoder
 // description cannot express. Values that change nothing are allowed.
-absl::Status RefuseWhatChangesTheModel(const JsonFields& fields,
+absl::Status RefuseWhatChangesTheModel(const JsonFields& fields, Family family,
                                        int64_t head_dim) {
   for (const std::string_view name :
        {"use_qk_norm", "qk_norm", "qk_layernorm"}) {
@@ -152,6 +151,8 @@ absl::Status RefuseWhatChangesTheModel(const JsonFields& fields,
       {"logits_scaling", 1},
   }};
   for (const Factor& factor : factors) {
+    // ParseFamily reads the caps of Gemma 2.
+    if (family == Family::kGemma2 && factor.neutral == 0) continue;
     KVASIR_ASSIGN_OR_RETURN(const std::optional<double> value,
                             fields.Number(factor.name));
     // Files may have fewer digits than a double.
@@ -279,7 +280,8 @@ absl::StatusOr<DecoderSpec> ParseConfig(std::string_view text,
   spec.model_type = names.model_type;
   KVASIR_RETURN_IF_ERROR(RefuseQuantization(fields));
   KVASIR_RETURN_IF_ERROR(ParseSizes(fields, family, &spec));
-  KVASIR_RETURN_IF_ERROR(RefuseWhatChangesTheModel(fields, spec.head_dim));
+  KVASIR_RETURN_IF_ERROR(
+      RefuseWhatChangesTheModel(fields, family, spec.head_dim));
   KVASIR_RETURN_IF_ERROR(ParseFamily(fields, family, &spec));
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> bos,
                           fields.Int("bos_token_id"));

@@ -98,6 +98,9 @@ struct DecoderSpec {
   std::optional<RopeSpec> window_rope;
   // The factor of the dot products of queries and keys. 0: head_dim^-0.5.
   double score_scale = 0;
+  // Scores and logits x become cap * tanh(x / cap). 0: no cap.
+  double score_cap = 0;
+  double logit_cap = 0;
   QkNorm qk_norm = QkNorm::kNone;
   bool qkv_bias = false;
   bool o_bias = false;

@@ -18,6 +18,7 @@ enum class Family {
   kOlmo2,
   kPhi3,
   kGemma3,
+  kGemma2,
 };
 
 // The names of a family, and what it assumes if config.json lacks a field.
@@ -34,7 +35,7 @@ struct FamilyNames {
 };
 
 // Indexed by Family. docs/models.md lists them for users.
-inline constexpr std::array<FamilyNames, 10> kFamilies = {{
+inline constexpr std::array<FamilyNames, 11> kFamilies = {{
     {.architecture = "LlamaForCausalLM",
      .model_type = "llama",
      .default_eos = 2},
@@ -74,6 +75,12 @@ inline constexpr std::array<FamilyNames, 10> kFamilies = {{
      .default_kv_heads = 4,
      .default_head_dim = 256,
      .default_theta = 1e6,
+     .default_tied = true},
+    {.architecture = "Gemma2ForCausalLM",
+     .model_type = "gemma2",
+     .default_eos = 1,
+     .default_kv_heads = 4,
+     .default_head_dim = 256,
      .default_tied = true},
 }};
 

@@ -31,15 +31,18 @@ constexpr std::array<ActivationRow, 5> kPlainActivations = {{
     {"relu", MlpKind::kRelu},
 }};
 
+bool IsGemma(Family family) {
+  return family == Family::kGemma2 || family == Family::kGemma3;
+}
+
 absl::Status ParseActivation(const JsonFields& fields, Family family,
                              DecoderSpec* spec) {
   const std::string_view field = family == Family::kOpt ? "activation_function"
-                                 : family == Family::kGemma3
-                                     ? "hidden_activation"
-                                     : "hidden_act";
+                                 : IsGemma(family)      ? "hidden_activation"
+                                                        : "hidden_act";
   KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> act,
                           fields.String(field));
-  if (family == Family::kGemma3) {
+  if (IsGemma(family)) {
     constexpr std::string_view kOnly = "gelu_pytorch_tanh";
     spec->mlp = MlpKind::kGatedGeluTanh;
     if (act.value_or(std::string(kOnly)) == kOnly) return absl::OkStatus();
@@ -72,7 +75,7 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
                          DecoderSpec* spec) {
   if (family == Family::kLlama || family == Family::kQwen3 ||
       family == Family::kSmolLm3 || family == Family::kOlmo2 ||
-      family == Family::kGemma3) {
+      IsGemma(family)) {
     KVASIR_ASSIGN_OR_RETURN(spec->qkv_bias,
                             fields.BoolOr("attention_bias", false));
     spec->o_bias = spec->qkv_bias;
@@ -108,8 +111,27 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
   return absl::OkStatus();
 }
 
-// The text models of Gemma 3. Layers with a window rotate by another base.
-absl::Status ParseGemma3(const JsonFields& fields, DecoderSpec* spec) {
+// Gemma 2 caps scores and logits. A missing field means the default, and null
+// means no cap.
+absl::Status ParseCaps(const JsonFields& fields, DecoderSpec* spec) {
+  struct Cap {
+    std::string_view name;
+    double fallback;
+    double* cap;
+  };
+  for (const Cap& each :
+       {Cap{"attn_logit_softcapping", 50, &spec->score_cap},
+        Cap{"final_logit_softcapping", 30, &spec->logit_cap}}) {
+    if (fields.IsNull(each.name)) continue;
+    KVASIR_ASSIGN_OR_RETURN(
+        *each.cap, fields.NumberIn(each.name, 1e-3, 1e6, each.fallback));
+  }
+  return absl::OkStatus();
+}
+
+// Gemma 2 and the text models of Gemma 3.
+absl::Status ParseGemma(const JsonFields& fields, Family family,
+                        DecoderSpec* spec) {
   KVASIR_ASSIGN_OR_RETURN(const bool both_ways,
                           fields.BoolOr("use_bidirectional_attention", false));
   if (both_ways) {
@@ -118,7 +140,6 @@ absl::Status ParseGemma3(const JsonFields& fields, DecoderSpec* spec) {
   }
   KVASIR_ASSIGN_OR_RETURN(spec->norm_eps,
                           fields.NumberIn("rms_norm_eps", 1e-30, 1.0, 1e-6));
-  spec->qk_norm = QkNorm::kHeads;
   spec->norm_outputs = true;
   spec->norm_weight_offset = 1;
   spec->embedding_scale = std::sqrt(static_cast<double>(spec->hidden_size));
@@ -127,15 +148,17 @@ absl::Status ParseGemma3(const JsonFields& fields, DecoderSpec* spec) {
       const double scalar,
       fields.NumberIn("query_pre_attn_scalar", 1e-6, 1e6, kDefaultScalar));
   spec->score_scale = 1 / std::sqrt(scalar);
+  const bool two_bases = family == Family::kGemma3;
   RopeContext context = {
       .head_dim = spec->head_dim,
       .max_position_embeddings = spec->max_position_embeddings,
-      .default_theta =
-          kFamilies[static_cast<size_t>(Family::kGemma3)].default_theta,
-      .layer_type = "full_attention"};
+      .default_theta = kFamilies[static_cast<size_t>(family)].default_theta,
+      .layer_type = two_bases ? "full_attention" : ""};
   KVASIR_ASSIGN_OR_RETURN(RopeConfig rope, ParseRope(fields, context));
   spec->rope = std::move(rope.rope);
   spec->max_position_embeddings = rope.max_positions;
+  if (!two_bases) return ParseCaps(fields, spec);
+  spec->qk_norm = QkNorm::kHeads;
   context.layer_type = "sliding_attention";
   context.default_theta = 10000;
   KVASIR_ASSIGN_OR_RETURN(rope, ParseRope(fields, context));
@@ -323,13 +346,14 @@ absl::StatusOr<Windows> DefaultWindows(const JsonFields& fields, Family family,
     case Family::kPhi3:
       use = fields.Find(kName) != nullptr;
       break;
+    case Family::kGemma2:
     case Family::kGemma3: {
       if (fields.IsNull(kName)) {
         return fields.Error(kName, "want the width of the windows, have null");
       }
       windows.reads_types = true;
       // Older files have the first name, transformers 4 writes the second.
-      constexpr int64_t kDefaultPattern = 6;
+      const int64_t default_pattern = family == Family::kGemma3 ? 6 : 2;
       std::optional<int64_t> pattern;
       for (const std::string_view each :
            {"sliding_window_pattern", "_sliding_window_pattern"}) {
@@ -339,7 +363,7 @@ absl::StatusOr<Windows> DefaultWindows(const JsonFields& fields, Family family,
       }
       for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {
         windows.layers[static_cast<size_t>(layer)] =
-            (layer + 1) % pattern.value_or(kDefaultPattern) != 0;
+            (layer + 1) % pattern.value_or(default_pattern) != 0;
       }
       break;
     }
@@ -424,8 +448,9 @@ absl::Status ParseFamily(const JsonFields& fields, Family family,
       return ParseNeox(fields, spec);
     case Family::kOpt:
       return ParseOpt(fields, spec);
+    case Family::kGemma2:
     case Family::kGemma3:
-      return ParseGemma3(fields, spec);
+      return ParseGemma(fields, family, spec);
     default:
       return ParseRotaryFamily(fields, family, spec);
   }

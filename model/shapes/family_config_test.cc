@@ -249,6 +249,26 @@ TEST(FamilyConfigTest, TheOldAndTheNewFormOfAGemma3ConfigMeanTheSame) {
   EXPECT_EQ(WindowsOf(spec), WindowsOf(other));
 }
 
+TEST(FamilyConfigTest,
+     Gemma2CapsScoresAndLogitsAndHasAWindowInEverySecondLayer) {
+  json config = Small("Gemma2ForCausalLM", "gemma2");
+  config["sliding_window"] = 9;
+  DecoderSpec spec = MustParse(config);
+  EXPECT_THAT(WindowsOf(spec), ElementsAre(9, 0, 9));
+  EXPECT_EQ(spec.score_cap, 50);
+  EXPECT_EQ(spec.logit_cap, 30);
+  EXPECT_EQ(spec.qk_norm, QkNorm::kNone);
+  EXPECT_FALSE(spec.window_rope.has_value());
+  EXPECT_TRUE(spec.norm_inputs && spec.norm_outputs && spec.tied_head);
+  config["attn_logit_softcapping"] = nullptr;
+  config["final_logit_softcapping"] = 20;
+  spec = MustParse(config);
+  EXPECT_EQ(spec.score_cap, 0);
+  EXPECT_EQ(spec.logit_cap, 20);
+  EXPECT_THAT(Parse(With(config, "final_logit_softcapping", -1)),
+              StatusIs(kWrong, HasSubstr("final_logit_softcapping: want")));
+}
+
 TEST(FamilyConfigTest, WhatGemma3MayHaveButIsNotServedIsRefusedByName) {
   for (const auto& [field, value] :
        std::map<std::string, json>{{"attn_logit_softcapping", 50.0},
@@ -347,7 +367,9 @@ TEST(ModelsPageTest, ThePageListsEveryFamilyWithThePlansThatItHas) {
     const std::string key = "`" + std::string(names.architecture) + "`";
     ASSERT_TRUE(plans.contains(key)) << key;
     const DecoderSpec spec = MustParse(SmallConfigOf(names));
-    EXPECT_EQ(plans[key], spec.qk_norm == QkNorm::kNone ? "all" : "whole keys");
+    EXPECT_EQ(plans[key], spec.qk_norm != QkNorm::kNone ? "whole keys"
+                          : spec.score_cap != 0         ? "named"
+                                                        : "all");
   }
 }
 

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GenerationConfig,
@@ -77,6 +79,11 @@ FAMILIES = {
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, RECENT | dict(pad_token_id=0)),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM, RECENT),
     "phi3": (Phi3Config, Phi3ForCausalLM, RECENT | dict(pad_token_id=0)),
+    "gemma2": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        RECENT | dict(hidden_size=24, head_dim=10, sliding_window=7, pad_token_id=0),
+    ),
     "gemma3": (
         Gemma3TextConfig,
         Gemma3ForCausalLM,
@@ -357,6 +364,30 @@ def model_cases():
             "bfloat16",
             {"v5_config": True},
         ),
+        # The caps are so low that most scores and logits change.
+        "gemma2-tied": (
+            "gemma2",
+            dict(
+                num_hidden_layers=3,
+                query_pre_attn_scalar=12,
+                attn_logit_softcapping=2.0,
+                final_logit_softcapping=3.0,
+                tie_word_embeddings=True,
+            ),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        "gemma2-full-bias": (
+            "gemma2",
+            dict(
+                num_key_value_heads=1,
+                attention_bias=True,
+                layer_types=["full_attention", "full_attention"],
+                final_logit_softcapping=None,
+            ),
+            "bfloat16",
+            {"greedy": True, "v5_config": True},
+        ),
         "gemma3-tied": (
             "gemma3",
             dict(
@@ -441,7 +472,7 @@ def edit_config(path, options):
         scaling = config["rope_scaling"]
         scaling["type"] = scaling.pop("rope_type")
     if options.get("v5_config"):
-        config["rope_parameters"] = config.pop("rope_scaling") or {
+        config["rope_parameters"] = config.pop("rope_scaling", None) or {
             "rope_type": "default"
         }
         config["rope_parameters"]["rope_theta"] = config.pop("rope_theta")
@@ -594,19 +625,15 @@ def refused_cases():
             ),
             "GPT2LMHeadModel",
         ),
-        "gemma2": (
+        "gemma": (
             BASE
             | dict(
-                architectures=["Gemma2ForCausalLM"],
-                model_type="gemma2",
+                architectures=["GemmaForCausalLM"],
+                model_type="gemma",
                 head_dim=8,
                 hidden_activation="gelu_pytorch_tanh",
-                query_pre_attn_scalar=8,
-                attn_logit_softcapping=50.0,
-                final_logit_softcapping=30.0,
-                sliding_window=16,
             ),
-            "Gemma2ForCausalLM",
+            "GemmaForCausalLM",
         ),
         "mixtral-experts": (
             BASE

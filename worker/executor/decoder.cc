@@ -240,8 +240,14 @@ absl::Status Decoder::Logits(Stream& stream,
     KVASIR_RETURN_IF_ERROR(kernels::Matmul(stream, params, workspace));
   }
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
-  return parts_.collective->AllGather(stream, logits, num_rows, first_columns,
-                                      workspace);
+  KVASIR_RETURN_IF_ERROR(parts_.collective->AllGather(
+      stream, logits, num_rows, first_columns, workspace));
+  if (spec().logit_cap == 0) return absl::OkStatus();
+  return kernels::Activation(
+      stream,
+      {logits, logits, num_rows, ids.count, kernels::ActivationKind::kSoftCap,
+       kernels::DType::kF32, static_cast<float>(spec().logit_cap)},
+      workspace);
 }
 
 absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,

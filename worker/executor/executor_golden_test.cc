@@ -58,9 +58,17 @@ std::vector<std::string> PlainModelNames() {
 
 // The golden models that also have greedy tokens.
 std::vector<std::string> GreedyModelNames() {
-  return {"gemma3-scaled-v5-config", "gemma3-tied",         "olmo2",
-          "olmo2-bias-tied",         "phi3-longrope-short", "phi3-part-window",
-          "qwen3-bias-window",       "qwen3-tied",          "smollm3-tied",
+  return {"gemma2-full-bias",
+          "gemma2-tied",
+          "gemma3-scaled-v5-config",
+          "gemma3-tied",
+          "olmo2",
+          "olmo2-bias-tied",
+          "phi3-longrope-short",
+          "phi3-part-window",
+          "qwen3-bias-window",
+          "qwen3-tied",
+          "smollm3-tied",
           "smollm3-window"};
 }
 

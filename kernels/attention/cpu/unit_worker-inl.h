@@ -607,6 +607,7 @@ class PanelWorker {
     args.max = state_ + at.max;
     args.sum = state_ + at.sum;
     args.scale = params_.scale;
+    args.cap = params_.score_cap;
     args.visible = visible;
     Softmax(args, rows, [&](int64_t r, float factor) {
       Scale(factor, grid_.out_width(), state_ + at.out + r * grid_.out_width());

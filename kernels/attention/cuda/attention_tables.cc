@@ -422,6 +422,7 @@ absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
     }
   }
   if (params.mass.most_rows > 0) return NotServed("attention mass");
+  if (params.score_cap > 0.0f) return NotServed("scores with a cap");
   const int64_t width = MostOutWidth(PartsOf(params), params.num_kv_heads);
   if (width <= kDeviceMostOutWidth) return absl::OkStatus();
   return NotServed(absl::StrCat("values of ", width,

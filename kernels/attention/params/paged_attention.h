@@ -160,7 +160,8 @@ struct AttentionMass {
 // head j = h / (Hq / Hkv):
 //   visible slots s: s <= p (if not causal: s up to the last new slot),
 //     s > p - window if window > 0, and s in a live page (first_live_index)
-//   score_s = scale * (sum over key parts of q[r, h] . key(s, j) + key bias)
+//   score_s = scale * (sum over key parts of q[r, h] . key(s, j) + key bias);
+//     with a score_cap, SoftCap(score_s, score_cap) (scalar_math.h)
 //   out[r, h] = softmax(score) . value, per value part
 // The query is already rotated (and lifted, if the part is absorbed). The new
 // tokens' latents are already in the cache, and their exact rows in `fresh`. A
@@ -266,6 +267,7 @@ struct PagedAttentionParamsIn {
   const AttentionSequence* sequences = nullptr;
   int64_t num_sequences = 0;
   float scale = 1.0f;
+  float score_cap = 0.0f;  // 0: scores have no cap. Only on a CPU.
   bool causal = true;
   // the most slots that a query sees, including its own; 0: all
   int64_t window = 0;

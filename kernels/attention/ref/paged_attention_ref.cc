@@ -485,7 +485,8 @@ float Row::Score(int64_t slot) const {
     score = p == 0 ? dot : score + dot;
   }
   if (params_.key_bias != nullptr) score = AddKeyBias(slot, score);
-  return score * params_.scale;
+  score = score * params_.scale;
+  return params_.score_cap > 0.0f ? SoftCap(score, params_.score_cap) : score;
 }
 
 // Adds slots [begin, end), which are in one block, to the partial result.

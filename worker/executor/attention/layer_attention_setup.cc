@@ -533,6 +533,7 @@ LayerAttention::MakeLaunch(LaunchedRows rows) const {
       parts_.spec->score_scale != 0
           ? parts_.spec->score_scale
           : 1.0 / std::sqrt(static_cast<double>(program().head_dim)));
+  shape.score_cap = static_cast<float>(parts_.spec->score_cap);
   shape.window =
       parts_.spec->layers[static_cast<size_t>(parts_.layer)].sliding_window;
   shape.key_exact = ExactSlotsOf(parts_.arena->key_ring);
