@@ -177,8 +177,7 @@ absl::StatusOr<PlanCheck> ComparePlanWithDense(
   const plan::AttentionShape shape = model::AttentionShapeOf(spec);
   KVASIR_ASSIGN_OR_RETURN(
       const std::shared_ptr<const ServedPlan> own,
-      ServePlan(WithoutEvictions(plan->resolved->source), shape,
-                {.key_bias = plan->leaves_key_bias_out()}));
+      ServePlan(WithoutEvictions(plan->resolved->source), shape, {}));
   KVASIR_ASSIGN_OR_RETURN(
       const std::shared_ptr<const ServedPlan> dense,
       ServePlan(plan::FullRankPlan(shape, kvasir::v1::BF16), shape, {}));
