@@ -284,7 +284,8 @@ absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
   std::shared_ptr<const worker::ServedPlan> served = source.served;
   const worker::ServeOptions serve =
       ServeOptionsOf(request.model, device.get());
-  if (serve != ServeOptionsOf(request.model, nullptr)) {
+  if (serve.lift_prompts !=
+      ServeOptionsOf(request.model, nullptr).lift_prompts) {
     KVASIR_ASSIGN_OR_RETURN(served, worker::ServePlan(source.plan, serve));
   }
   options.plan_check = request.plan_check;

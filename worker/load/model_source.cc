@@ -180,10 +180,9 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path,
 
 worker::ServeOptions ServeOptionsOf(const ModelOptions& options,
                                     const kernels::Device* device) {
-  return {
-      .lift_prompts = !options.deterministic &&
-                      (device == nullptr || worker::PromptsMayLift(*device)),
-      .key_bias = device == nullptr || worker::KeyBiasMayBeLeftOut(*device)};
+  return {.lift_prompts =
+              !options.deterministic &&
+              (device == nullptr || worker::PromptsMayLift(*device))};
 }
 
 DeviceWish DeviceWishOf(const ModelSource& source,

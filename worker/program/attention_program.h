@@ -210,13 +210,6 @@ absl::StatusOr<AttentionProgram> MakeAttentionProgram(
     const plan::ResolvedAttention& attention, const plan::AttentionShape& shape,
     int64_t layer, const RankHeads& heads);
 
-// Where the bias of keys is added, if this device leaves biases out of codes
-// (ServeOptions::key_bias). It is left out only of whole keys, one for each KV
-// head, whose codes have a scale for each token. Static ranges were measured
-// with the bias.
-KeyBias KeyBiasOf(const plan::ResolvedAttention& attention,
-                  const plan::AttentionShape& shape);
-
 // The number of programs that this process has made so far. For tests.
 int64_t NumAttentionPrograms();
 

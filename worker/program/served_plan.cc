@@ -125,7 +125,6 @@ absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
         MakeAttentionProgram(attention, plan->shape, layer,
                              {plan->query_heads, plan->kv_heads}));
     KVASIR_RETURN_IF_ERROR(CheckAttentionLimits(program, layer, attention));
-    if (options.key_bias) program.key_bias = KeyBiasOf(attention, plan->shape);
     if (options.lift_prompts) {
       PlanPromptLifts(&program);
       DropPromptLiftsBeyondLimits(attention, &program);

@@ -35,10 +35,6 @@ struct ServeOptions {
   // Whether prompts may lift latents (prompt_lift.h). They do so only if that
   // is cheaper and the kernels can do it.
   bool lift_prompts = true;
-  // Whether codes of keys leave out the bias of the key projection (KeyBiasOf).
-  bool key_bias = true;
-
-  friend bool operator==(const ServeOptions&, const ServeOptions&) = default;
 };
 
 // Every plan is served except one with:

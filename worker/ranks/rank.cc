@@ -46,10 +46,6 @@ bool PromptsMayLift(const kernels::Device& device) {
   return device.kind() == kernels::DeviceKind::kCpu;
 }
 
-bool KeyBiasMayBeLeftOut(const kernels::Device& device) {
-  return device.kind() == kernels::DeviceKind::kCpu;
-}
-
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory) {
   const int64_t left =
       std::max(int64_t{0}, memory.available_bytes - memory.weight_bytes -
@@ -101,12 +97,10 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
                           Start(spec, options, collective));
   plan::TpShard shard;
   if (collective != nullptr) shard = collective->shard();
-  const ServeOptions serve = {
-      .lift_prompts = !options.deterministic && PromptsMayLift(*rank->device_),
-      .key_bias = KeyBiasMayBeLeftOut(*rank->device_)};
-  KVASIR_ASSIGN_OR_RETURN(
-      std::shared_ptr<const ServedPlan> served,
-      ServePlan(plan, model::AttentionShapeOf(spec), serve, shard));
+  const bool lift = !options.deterministic && PromptsMayLift(*rank->device_);
+  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<const ServedPlan> served,
+                          ServePlan(plan, model::AttentionShapeOf(spec),
+                                    {.lift_prompts = lift}, shard));
   KVASIR_RETURN_IF_ERROR(
       rank->Load(std::move(served), source, options, collective));
   return rank;

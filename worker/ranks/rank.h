@@ -104,9 +104,6 @@ struct RankOptions {
 // Whether the device supports lifting the latents of prompts (prompt_lift.h).
 // False for a GPU.
 bool PromptsMayLift(const kernels::Device& device);
-// Whether the device supports codes of keys without the key projection's bias
-// (ServeOptions::key_bias). False for a GPU: its codes include the bias.
-bool KeyBiasMayBeLeftOut(const kernels::Device& device);
 
 // Memory sizes that CheckPoolFitsMemory compares.
 struct PoolMemory {

@@ -269,10 +269,6 @@ int32_t PromptRowsOfAll(const PagedAttentionArgs& params,
     *why = "prompts: computed as single rows, as requested";
     return 0;
   }
-  if (params.key_bias != nullptr) {
-    *why = "prompts: attention adds a key bias";
-    return 0;
-  }
   if (!(params.scale > 0.0f)) {
     *why = "prompts: the scale is not above 0";
     return 0;
