@@ -21,7 +21,7 @@ enum class Class : uint8_t { kLetter, kNumber, kNewline, kSpace, kOther };
 
 Class Classify(char32_t c) {
   if (IsLetter(c)) return Class::kLetter;
-  if (IsNumeric(c)) return Class::kNumber;
+  if (IsNumber(c)) return Class::kNumber;
   if (c == '\r' || c == '\n') return Class::kNewline;
   if (IsWhiteSpace(c)) return Class::kSpace;
   return Class::kOther;

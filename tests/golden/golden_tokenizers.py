@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 
+import golden_unicode
 from tokenizers import (
     AddedToken,
     Regex,
@@ -595,6 +596,7 @@ def write(root, built_in):
         write_cases(folder / name, tok, name, TEXTS)
         print(f"  {name}: {tok.get_vocab_size()} tokens")
     write_pipelines(folder / "pipelines")
+    golden_unicode.write(folder)
     if (built_in / "tokenizer.json").exists():
         (folder / "tiny").mkdir()
         tok = Tokenizer.from_file(str(built_in / "tokenizer.json"))
