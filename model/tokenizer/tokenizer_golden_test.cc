@@ -106,8 +106,7 @@ INSTANTIATE_TEST_SUITE_P(All, GoldenTokenizerTest,
 TEST(GoldenTokenizerTest, EveryGoldenTokenizerFolderIsTested) {
   int folders = 0;
   for (const auto& entry : std::filesystem::directory_iterator(Folder())) {
-    folders += entry.is_directory() &&
-               entry.path().filename() != "pipelines" &&
+    folders += entry.is_directory() && entry.path().filename() != "pipelines" &&
                entry.path().filename() != "tiny";
   }
   EXPECT_EQ(folders, 7);

@@ -88,6 +88,24 @@ bool IsWhiteSpace(char32_t c) {
   return u_isUWhiteSpace(static_cast<UChar32>(c)) != 0;
 }
 
+size_t SpaceEnd(std::string_view text, size_t begin) {
+  while (begin < text.size()) {
+    const Utf8Char c = FirstChar(text.substr(begin));
+    if (!IsWhiteSpace(c.value)) break;
+    begin += c.size;
+  }
+  return begin;
+}
+
+size_t SpaceBegin(std::string_view text, size_t end, size_t least) {
+  while (end > least) {
+    const size_t begin = PreviousCharBegin(text, end);
+    if (!IsWhiteSpace(FirstChar(text.substr(begin)).value)) break;
+    end = begin;
+  }
+  return std::max(end, least);
+}
+
 bool IsPunctuation(char32_t c) {
   if (c < 0x80)
     return u_isgraph(static_cast<UChar32>(c)) &&

@@ -14,6 +14,10 @@
 namespace kvasir::model {
 
 bool IsWhiteSpace(char32_t c);
+// The end of the whitespace that begins at `begin`, and the beginning of the
+// whitespace that ends at `end`, but not before `least`.
+size_t SpaceEnd(std::string_view text, size_t begin);
+size_t SpaceBegin(std::string_view text, size_t end, size_t least);
 // Category P of Unicode 8.0, and punctuation and symbols of ASCII.
 bool IsPunctuation(char32_t c);
 bool IsNumeric(char32_t c);  // category N of Unicode 17.0
