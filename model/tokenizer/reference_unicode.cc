@@ -105,8 +105,8 @@ constexpr AddedRange kChanged[] = {
     {0x1171E, 0x1171E, U_GC_MC_MASK, USCRIPT_AHOM},
 };
 
-// What Unicode 15.1 and 16.0 added to binary properties. Added letters are
-// alphabetic, and those of category Lu and Ll have a case.
+// The characters that Unicode 15.1 and 16.0 added to binary properties, except
+// for added letters: these are alphabetic, and Lu and Ll have a case.
 struct PropertyRange {
   UProperty property;
   const char16_t* added;

@@ -5,7 +5,7 @@ import random
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-# What the strings are made of. Each piece stands alone once, too.
+# The strings are made of these pieces. Each occurs at least once.
 PIECES = (
     "\n|\r|\r\n|\t|\x0b|\x0c|\x1c|\x85|\u00a0|\u1680|\u180e|\u2003|\u2028|\u2029"
     "|\u200b|\u200c|\u200d|\ufeff|\u3000|\x00|\x7f|\u00ad| |  |    "
