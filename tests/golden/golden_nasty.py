@@ -1,4 +1,12 @@
-"""Strings that break tokenizers, with the reference's ids for every type of tokenizer."""
+"""Strings that break tokenizers, with the reference's ids for every type of tokenizer.
+
+texts.json lists the strings. cases.json has for each type:
+- name; base and change: the members that are replaced in byte.json or sentencepiece.json.
+  Without base, name is a folder of ../.
+- ids: those of each string, without special tokens.
+- decoded: the texts that ids decode to, by index, if they differ from the strings; null if
+  a text has a U+FFFD.
+"""
 
 import json
 import random

@@ -1,4 +1,8 @@
-"""Digests of the reference's sets and mappings over all code points."""
+"""Digests of the reference's sets and mappings over all code points.
+
+A digest is the start of a SHA-256 over lines: begin-end for each range of a set, or a code
+point and the UTF-8 bytes of its result. Computing them takes minutes.
+"""
 
 import hashlib
 import json
