@@ -197,4 +197,18 @@ KVASIR_HOST_DEVICE inline void RotateByQuarter(uint32_t quarter, float sin_r,
   *sin_out = (quarter >= 2u) ? -b : b;
 }
 
+// The cosine and sine of an angle in units of 2^-64 turns.
+struct UnitVector {
+  float cosine;
+  float sine;
+};
+KVASIR_HOST_DEVICE inline UnitVector UnitVectorAt(uint64_t turns) {
+  const ReducedAngle angle = ReduceTurns(turns);
+  UnitVector vector;
+  SinCosReduced(angle.remainder, &vector.sine, &vector.cosine);
+  RotateByQuarter(angle.quarter, vector.sine, vector.cosine, &vector.sine,
+                  &vector.cosine);
+  return vector;
+}
+
 }  // namespace kvasir::kernels

@@ -131,9 +131,13 @@ absl::StatusOr<PlanCheck> PlanComparison::Compare(
       const std::shared_ptr<const ServedPlan> own,
       ServePlan(WithoutEvictions(source), shape_, {}, shard));
   if (dense_ == nullptr) {
+    // A float32 cache has no error of its own, but only CPUs have it.
+    const auto dtype = rank_.device->kind() == kernels::DeviceKind::kCpu
+                           ? kvasir::v1::F32
+                           : kvasir::v1::BF16;
     KVASIR_ASSIGN_OR_RETURN(
-        dense_, ServePlan(plan::FullRankPlan(shape_, kvasir::v1::BF16), shape_,
-                          {}, shard));
+        dense_,
+        ServePlan(plan::FullRankPlan(shape_, dtype), shape_, {}, shard));
   }
   if (!HaveEqualWeights(*own, *dense_, rank_.spec->num_layers())) {
     check.skipped = kPlanHasOwnWeights;

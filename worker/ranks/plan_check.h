@@ -72,8 +72,8 @@ bool IsDensePlan(const kvasir::v1::KvPlan& plan,
 void UsePrograms(const std::shared_ptr<const ServedPlan>& plan,
                  ModelWeights* weights);
 
-// Runs a text with a bf16 cache and with the caches of plans. The dense cache
-// runs once for all plans.
+// Runs a text with a dense cache (float32 on a CPU, else bf16) and with the
+// caches of plans. The dense cache runs once for all plans.
 //
 // All ranks of a group must compare the same plans in the same order, and then
 // get the same results.

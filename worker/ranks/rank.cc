@@ -74,7 +74,7 @@ absl::Status CheckPoolFitsMemory(const PoolMemory& memory) {
 
 std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec, int64_t page_tokens,
-                      const std::string& weights_id) {
+                      const std::string& weights_id, bool key_bias_left_out) {
   return cache::CacheId(
       plan, {.shape = model::AttentionShapeOf(spec),
              .page_tokens = page_tokens,
@@ -82,6 +82,7 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                           spec.rope.pairing == model::RopePairing::kInterleaved,
                       .frequencies = spec.rope.frequencies,
                       .attention_factor = spec.rope.attention_factor},
+             .key_bias_left_out = key_bias_left_out,
              .tensor_fingerprint = weights_id});
 }
 
@@ -267,10 +268,11 @@ absl::Status Rank::ChoosePlan(
   for (size_t i = 0; i < plans.size(); ++i) {
     KVASIR_ASSIGN_OR_RETURN(
         PlanCheck check,
-        comparison.Compare(plans[i],
-                           CacheIdOf(plans[i]->resolved->source, spec_,
-                                     options.page_tokens, weights_id),
-                           weights));
+        comparison.Compare(
+            plans[i],
+            CacheIdOf(plans[i]->resolved->source, spec_, options.page_tokens,
+                      weights_id, plans[i]->leaves_key_bias_out()),
+            weights));
     const bool cannot_compare = !check.skipped.empty();
     plan_checks_.push_back(std::move(check));
     used = i;
@@ -287,7 +289,7 @@ absl::Status Rank::ChoosePlan(
 absl::Status Rank::Agree(std::string weight_tiles, const RankOptions& options) {
   const auto own_cache_id = [&] {
     return CacheIdOf(plan_->resolved->source, spec_, options.page_tokens,
-                     weights_id_);
+                     weights_id_, plan_->leaves_key_bias_out());
   };
   if (!options.agree) {
     KVASIR_ASSIGN_OR_RETURN(

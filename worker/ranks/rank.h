@@ -123,9 +123,10 @@ struct PoolMemory {
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory);
 
 // Returns the cache::CacheId of a model with these weights.
+// `key_bias_left_out` is ServedPlan::leaves_key_bias_out.
 std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec, int64_t page_tokens,
-                      const std::string& weights_id);
+                      const std::string& weights_id, bool key_bias_left_out);
 
 // Everything that one rank needs to run a model.
 //

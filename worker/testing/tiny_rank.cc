@@ -50,6 +50,14 @@ model::ModelShape TinyQwen3Shape() {
   return shape;
 }
 
+model::ModelShape TinyBiasedShape() {
+  model::ModelShape shape = TinyShape();
+  shape.name = "tiny-biased-test";
+  shape.family = model::Family::kQwen2;
+  shape.qkv_bias = true;
+  return shape;
+}
+
 model::ModelShape TinyWindowShape(int64_t sliding_window) {
   model::ModelShape shape = TinyShape();
   shape.name = "tiny-window-test";

@@ -26,6 +26,8 @@ model::ModelShape TinyNeoxShape();
 model::ModelShape TinyOptShape();
 // The model of TinyShape, but queries and keys are normalized (QK-norm).
 model::ModelShape TinyQwen3Shape();
+// The model of TinyShape, with biases of q, k and v.
+model::ModelShape TinyBiasedShape();
 // The model of TinyShape, but with this sliding window in each layer.
 model::ModelShape TinyWindowShape(int64_t sliding_window);
 

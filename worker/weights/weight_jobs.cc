@@ -384,7 +384,7 @@ absl::Status WeightJobs::Matrix(std::vector<TensorRows> parts, int64_t k,
 
 absl::Status WeightJobs::Floats(std::vector<TensorRows> parts, int64_t size,
                                 kernels::DevicePtr<const float>* out,
-                                float offset) {
+                                std::function<void(absl::Span<float>)> finish) {
   WeightJob job;
   job.bytes = size * static_cast<int64_t>(sizeof(float));
   KVASIR_ASSIGN_OR_RETURN(WeightMemory* const memory, Allocate(job.bytes));
@@ -397,9 +397,9 @@ absl::Status WeightJobs::Floats(std::vector<TensorRows> parts, int64_t size,
         {std::move(part.tensor), part.columns, {std::move(sink)}});
   }
   *out = memory->floats();
-  if (offset != 0) {
-    job.finish = [memory, size, offset]() -> absl::Status {
-      for (int64_t i = 0; i < size; ++i) memory->host_floats()[i] += offset;
+  if (finish) {
+    job.finish = [memory, size, finish = std::move(finish)] {
+      finish(absl::MakeSpan(memory->host_floats(), static_cast<size_t>(size)));
       return absl::OkStatus();
     };
   }

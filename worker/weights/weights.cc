@@ -1,5 +1,6 @@
 #include "worker/weights/weights.h"
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -183,8 +184,15 @@ class Planner {
   }
   absl::Status RmsWeight(std::string tensor, int64_t size,
                          kernels::DevicePtr<const float>* out) {
+    std::function<void(absl::Span<float>)> add_offset;
+    if (spec_.norm_weight_offset != 0) {
+      add_offset = [offset = static_cast<float>(spec_.norm_weight_offset)](
+                       absl::Span<float> weights) {
+        for (float& weight : weights) weight += offset;
+      };
+    }
     return jobs_->Floats({Slice(std::move(tensor), 1, {0, size, 0})}, size, out,
-                         static_cast<float>(spec_.norm_weight_offset));
+                         std::move(add_offset));
   }
   // Loads a vector of the model's hidden size.
   absl::Status Vector(std::string tensor,

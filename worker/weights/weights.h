@@ -87,6 +87,9 @@ struct LayerWeights {
   // for all heads together.
   kernels::DevicePtr<const float> q_norm;
   kernels::DevicePtr<const float> k_norm;
+  // A copy of qkv_bias in host memory; null if there is no bias. Zeros if the
+  // weights have no memory.
+  std::shared_ptr<const std::vector<float>> host_qkv_bias;
   kernels::PackedMatrix o;  // [attention.output_columns, M]
   // [M]; null except on rank 0, because outputs are summed over ranks.
   kernels::DevicePtr<const float> o_bias;

@@ -62,7 +62,7 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
     return Rows{activations_.Take(workspace, input.padded_tokens * columns),
                 columns, t};
   };
-  const Rows rows = take(plan.row_columns);
+  const Rows rows = take(row_columns_);
   Sums sums;
   sums.latents = take(plan.value.attended_columns);
   if (plan.value.lifted) {
@@ -72,6 +72,12 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
   KVASIR_RETURN_IF_ERROR(Project(stream, input, rows, workspace));
   KVASIR_RETURN_IF_ERROR(NormalizeHeads(stream, rows, workspace));
   KVASIR_RETURN_IF_ERROR(RotateRows(stream, input, rows, workspace));
+  if (key_bias_ != nullptr) {
+    const StepPartScope part_of_step(parts_.profile, stream,
+                                     StepPart::kRotation);
+    KVASIR_RETURN_IF_ERROR(kernels::KeyBias(
+        stream, *key_bias_->op, {rows.row, input.positions, t}, workspace));
+  }
   for (size_t p = 0; p < keys_.size(); ++p) {
     KVASIR_RETURN_IF_ERROR(MakeLatents(
         stream, plan.key[p], parts_.weights->key[p], rows, workspace));
@@ -124,7 +130,7 @@ absl::Status LayerAttention::Project(Stream& stream,
   params.x_row_stride = parts_.weights->qkv.k;
   params.num_rows = rows.num_tokens;
   params.weight = parts_.weights->qkv;
-  params.bias = parts_.weights->qkv_bias;
+  params.bias = qkv_bias_;
   params.y = rows.row;
   params.y_row_stride = rows.stride;
   return Matmul(stream, params, workspace);
