@@ -334,7 +334,7 @@ class LatentCache {
                    double* out) const;
 
   void MakeKeyBias();
-  // What the key bias adds to the product of a query row and a key.
+  // Returns what the key bias adds to the product of a query row and a key.
   double KeyBiasOf(const float* q, int64_t head, int64_t position) const;
 
   const LatentSpec spec_;

@@ -3,15 +3,13 @@
 //
 // The slots of a split have the positions of eight tiles in order. All threads
 // first compute the cosines and sines of these tiles' angles for the item's KV
-// head (KeyBiasAngles). Then a warp adds the key bias to the scores of one row
-// (AddKeyBias): for each tile, one number for all slots, and two multiply-adds
-// per slot for each exact pair. The numbers u and v of an exact pair are turned
-// to the tile's first position once per row and tile. A CPU turns the pair
-// instead, so bits differ.
+// head. Then a warp adds the key bias to the scores of one row: for each tile,
+// one number for all slots, and two multiply-adds per slot for each exact pair.
+// The numbers u and v of an exact pair are turned to the tile's first position
+// once per row and tile. A CPU turns the pair instead, so bits differ.
 //
-// Cost: with S tile pairs and E exact pairs, a row and a tile take about 8 S /
-// 32
-// + 25 + 12 E instructions of a warp. That is about 1.3 per slot with E = 4.
+// Cost: with S tile pairs and E exact pairs, a row and a tile take about S / 4
+// + 25 + 14 E instructions of a warp: 1.3 per slot with S = 18 and E = 4.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -23,79 +21,111 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 inline constexpr int32_t kTilesOfSplit =
     static_cast<int32_t>(kAttentionSplitSlots / kKeyBiasTile);
 
-// Fills `angles` [kTilesOfSplit][pairs][2], in shared memory: the cosines and
-// sines of each tile's centre (tile pairs) or first position (exact pairs). All
-// threads of the CTA must call it.
-KVASIR_DEVICE void FillKeyBiasAngles(const DeviceKeyBias& bias, int64_t kv_head,
-                                     int64_t split, int32_t threads,
-                                     float* angles) {
-  const int32_t pairs = bias.tile_pairs + bias.exact_pairs;
-  const uint64_t* const steps = bias.steps + kv_head * pairs;
-  for (auto i = static_cast<int32_t>(simt::Thread()); i < kTilesOfSplit * pairs;
-       i += threads) {
-    const int32_t pair = i % pairs;
-    int64_t position = split + i / pairs * kKeyBiasTile;
-    if (pair < bias.tile_pairs) position = KeyBiasCentre(position);
-    const UnitVector at = UnitVectorAt(simt::LoadGlobal(steps + pair) *
-                                       static_cast<uint64_t>(position));
-    simt::StoreShared(angles + 2 * i, at.cosine);
-    simt::StoreShared(angles + 2 * i + 1, at.sine);
-  }
+// The KV head of an item. With a key bias, each unit has one.
+KVASIR_DEVICE int64_t KvHeadOf(const AttentionDevice& device,
+                               const Item& item) {
+  return Quotient(device.heads[item.unit.first_head],
+                  Quotient(device.num_heads, device.num_kv_heads));
 }
 
-// Adds the key bias to a row's scores. scores[k] is the score of slot slot(k)
-// of the split, which must ascend with k, times `factor`. A warp must call it.
-// `q` is the row's numbers for the key bias.
-template <typename T, int32_t count, typename Slot>
-KVASIR_DEVICE void AddKeyBias(const DeviceKeyBias& bias, int64_t kv_head,
-                              const T* q, const float* angles, float factor,
-                              const Slot& slot, float (&scores)[count]) {
-  const int32_t tile_pairs = bias.tile_pairs;
-  const int32_t pairs = tile_pairs + bias.exact_pairs;
-  const auto number = [&](int32_t column) {
-    return simt::ToFloat(simt::LoadGlobal(q + column));
-  };
-  constexpr int32_t kEach = count / kTilesOfSplit;
-  static_assert(kEach * kTilesOfSplit == count);
-  KVASIR_UNROLL
-  for (int32_t tile = 0; tile < kTilesOfSplit; ++tile) {
-    const float* const of_tile = angles + 2 * tile * pairs;
-    float sum = 0.0f;
-    for (auto p = static_cast<int32_t>(simt::Lane()); p < tile_pairs;
-         p += static_cast<int32_t>(simt::kWarp)) {
-      sum = simt::Fma(number(p), simt::LoadShared(of_tile + 2 * p), sum);
-      sum = simt::Fma(number(tile_pairs + p),
-                      simt::LoadShared(of_tile + 2 * p + 1), sum);
-    }
-    sum = simt::WarpSum(sum);
-    float added[kEach];
-    KVASIR_UNROLL
-    for (int32_t k = 0; k < kEach; ++k) added[k] = sum;
-    for (int32_t e = 0; e < bias.exact_pairs; ++e) {
-      const int32_t column = bias.tile_columns + 2 * e;
-      const float c = simt::LoadShared(of_tile + 2 * (tile_pairs + e));
-      const float s = simt::LoadShared(of_tile + 2 * (tile_pairs + e) + 1);
-      const float u = number(column);
-      const float v = number(column + 1);
-      const float turned_u = simt::Fma(u, c, v * s);
-      const float turned_v = simt::Fma(v, c, -(u * s));
-      const float* const turns =
-          bias.turns + (kv_head * bias.exact_pairs + e) * 2 * kKeyBiasTile;
-      KVASIR_UNROLL
-      for (int32_t k = 0; k < kEach; ++k) {
-        const int32_t i = slot(tile * kEach + k) % int32_t{kKeyBiasTile};
-        added[k] = simt::Fma(turned_u, simt::LoadGlobal(turns + i), added[k]);
-        added[k] = simt::Fma(
-            turned_v, simt::LoadGlobal(turns + kKeyBiasTile + i), added[k]);
-      }
-    }
-    KVASIR_UNROLL
-    for (int32_t k = 0; k < kEach; ++k) {
-      float& score = scores[tile * kEach + k];
-      score = simt::Fma(added[k], factor, score);
+// Adds the key bias of a layer to the scores of an item's rows over a split.
+// Does nothing if the layer has no key bias.
+template <typename T>
+class SplitKeyBias {
+ public:
+  // `angles` is shared memory of DeviceKeyBias::shared_bytes().
+  KVASIR_DEVICE SplitKeyBias(const AttentionKernelArgs& args, float* angles)
+      : args_(args), bias_(args.device.key_bias), angles_(angles) {}
+
+  // Computes the angles of the split's tiles, [kTilesOfSplit][pairs][2]: the
+  // cosines and sines of each tile's centre (tile pairs) or first position
+  // (exact pairs). All `threads` threads of the CTA must call it, and a barrier
+  // must follow.
+  KVASIR_DEVICE void Fill(const Item& item, int64_t split,
+                          int32_t threads) const {
+    if (bias_.steps == nullptr) return;
+    const int32_t pairs = bias_.tile_pairs + bias_.exact_pairs;
+    const uint64_t* const steps =
+        bias_.steps + KvHeadOf(args_.device, item) * pairs;
+    for (auto i = static_cast<int32_t>(simt::Thread());
+         i < kTilesOfSplit * pairs; i += threads) {
+      const int32_t pair = i % pairs;
+      int64_t position = split + i / pairs * kKeyBiasTile;
+      if (pair < bias_.tile_pairs) position = KeyBiasCentre(position);
+      const UnitVector at = UnitVectorAt(simt::LoadGlobal(steps + pair) *
+                                         static_cast<uint64_t>(position));
+      simt::StoreShared(angles_ + 2 * i, at.cosine);
+      simt::StoreShared(angles_ + 2 * i + 1, at.sine);
     }
   }
-}
+
+  // Adds to a row's scores, which are in units of log2(e). scores[k] is the
+  // score of slot slot(k) of the split, which must ascend with k. A warp must
+  // call it.
+  template <int32_t count, typename Slot>
+  KVASIR_DEVICE void AddTo(const Item& item, int32_t row, const Slot& slot,
+                           float (&scores)[count]) const {
+    if (bias_.steps == nullptr || row >= item.rows()) return;
+    const int32_t tile_pairs = bias_.tile_pairs;
+    const int32_t pairs = tile_pairs + bias_.exact_pairs;
+    const float factor = args_.device.scale * simt::kLog2E;
+    const float* const all_turns = bias_.turns + KvHeadOf(args_.device, item) *
+                                                     bias_.exact_pairs * 2 *
+                                                     kKeyBiasTile;
+    const T* const q =
+        static_cast<const T*>(args_.q) +
+        RowStart(args_, item, row, bias_.column, args_.device.q_row_stride);
+    const auto number = [q](int32_t column) {
+      return simt::ToFloat(simt::LoadGlobal(q + column));
+    };
+    constexpr int32_t kEach = count / kTilesOfSplit;
+    static_assert(kEach * kTilesOfSplit == count);
+    KVASIR_UNROLL
+    for (int32_t tile = 0; tile < kTilesOfSplit; ++tile) {
+      const float* const angles = angles_ + 2 * tile * pairs;
+      float sum = 0.0f;
+      KVASIR_NO_UNROLL
+      for (auto p = static_cast<int32_t>(simt::Lane()); p < tile_pairs;
+           p += static_cast<int32_t>(simt::kWarp)) {
+        sum = simt::Fma(number(p), simt::LoadShared(angles + 2 * p), sum);
+        sum = simt::Fma(number(tile_pairs + p),
+                        simt::LoadShared(angles + 2 * p + 1), sum);
+      }
+      sum = simt::WarpSum(sum);
+      float added[kEach];
+      KVASIR_UNROLL
+      for (int32_t k = 0; k < kEach; ++k) added[k] = sum;
+      KVASIR_NO_UNROLL
+      for (int32_t e = 0; e < bias_.exact_pairs; ++e) {
+        const int32_t column = bias_.tile_columns + 2 * e;
+        const float c = simt::LoadShared(angles + 2 * (tile_pairs + e));
+        const float s = simt::LoadShared(angles + 2 * (tile_pairs + e) + 1);
+        const float u = number(column);
+        const float v = number(column + 1);
+        const float turned_u = simt::Fma(u, c, v * s);
+        const float turned_v = simt::Fma(v, c, -(u * s));
+        const float* const turns = all_turns + e * 2 * kKeyBiasTile;
+        KVASIR_UNROLL
+        for (int32_t k = 0; k < kEach; ++k) {
+          const int32_t i = slot(tile * kEach + k) % int32_t{kKeyBiasTile};
+          added[k] = simt::Fma(turned_u, simt::LoadGlobal(turns + i), added[k]);
+          added[k] = simt::Fma(
+              turned_v, simt::LoadGlobal(turns + kKeyBiasTile + i), added[k]);
+        }
+      }
+      KVASIR_UNROLL
+      for (int32_t k = 0; k < kEach; ++k) {
+        float& score = scores[tile * kEach + k];
+        score = simt::Fma(added[k], factor, score);
+      }
+    }
+  }
+
+ private:
+  const AttentionKernelArgs& args_;
+  const DeviceKeyBias& bias_;
+  float* const angles_;
+};
 
 // Adds the key bias to a warp's scores of one tile, in the layout of products
 // of tensor cores: score(r, n, j) is the lane's score of its r-th row and slot

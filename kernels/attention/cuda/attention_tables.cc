@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/attention/cuda/attention_chunks.h"
-#include "kernels/attention/grid/attention_grid.h"
+#include "kernels/attention/grid/key_bias_turns.h"
 #include "kernels/latents/code_pack.h"
 
 namespace kvasir::kernels {

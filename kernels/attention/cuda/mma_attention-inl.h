@@ -194,11 +194,7 @@ class MmaAttention : MmaRing<kind, exact> {
   KVASIR_DEVICE void ComputeSplit(bool first) {
     FindPlaces();
     if (first) FillQueries();
-    if (has_key_bias()) {
-      FillKeyBiasAngles(device_.key_bias, KvHead(), split_,
-                        kWarps * static_cast<int32_t>(simt::kWarp),
-                        key_angles_);
-    }
+    key_bias().Fill(item_, split_, kWarps * int32_t{simt::kWarp});
     simt::SyncCta();
     BeginLoads();
     char* stage = ring_;
@@ -226,14 +222,6 @@ class MmaAttention : MmaRing<kind, exact> {
       }
       if constexpr (exact) SumExact(chunk);
     }
-  }
-  KVASIR_DEVICE bool has_key_bias() const {
-    return device_.key_bias.steps != nullptr;
-  }
-  // The KV head of the item's unit, if there is a key bias.
-  KVASIR_DEVICE int64_t KvHead() const {
-    return Quotient(device_.heads[item_.unit.first_head],
-                    Quotient(device_.num_heads, device_.num_kv_heads));
   }
   KVASIR_DEVICE void Score(int32_t index, int32_t block, char* stage) {
     const LatentChunkOnDevice chunk = ChunkOf(index);
@@ -460,6 +448,9 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
+  KVASIR_DEVICE SplitKeyBias<T> key_bias() const {
+    return {args_, key_angles_};
+  }
   // Converts scores to weights (softmax). A warp computes two rows of a tile.
   KVASIR_DEVICE void Weigh() {
     KVASIR_NO_UNROLL
@@ -493,14 +484,7 @@ class MmaAttention : MmaRing<kind, exact> {
       const auto slot_of = [this](int32_t k) {
         return 64 * (k / 2) + 2 * lane_ + k % 2;
       };
-      if (has_key_bias()) {
-        AddKeyBias<T>(device_.key_bias, KvHead(),
-                      static_cast<const T*>(args_.q) +
-                          RowStart(args_, item_, row, device_.key_bias.column,
-                                   device_.q_row_stride),
-                      key_angles_, device_.scale * simt::kLog2E, slot_of,
-                      weight);
-      }
+      key_bias().AddTo(item_, row, slot_of, weight);
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 32; ++k) {
         if (!all && (slot_of(k) < begin || slot_of(k) >= end)) {
@@ -793,16 +777,6 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  struct Sums {
-    float d[tiles][4];
-  };
-  static KVASIR_DEVICE void Clear(Sums* sums) {
-    KVASIR_UNROLL
-    for (int32_t n = 0; n < tiles; ++n) {
-      KVASIR_UNROLL
-      for (int32_t i = 0; i < 4; ++i) sums->d[n][i] = 0.0f;
-    }
-  }
   float* scores_;  // [rows][kScoreStride]
   // the lane's row of weights, from which LoadMatrices loads
   const float* weights_;
@@ -811,13 +785,13 @@ class MmaAttention : MmaRing<kind, exact> {
   float* query_sums_;  // [runs of keys][rows]
   uint32_t* tables_;   // [tables][kTableWords]
   uint16_t* q_;        // [rows][q_stride_]
-  float* key_angles_;  // FillKeyBiasAngles
+  float* key_angles_;  // for SplitKeyBias
   float* sums_;        // [rows][out_width]
   int32_t q_stride_;
   int32_t g_, c_;  // lane / 4, lane % 4
 
   SlotRange seen_;  // slots that at least one row of the item sees
-  Sums score_, run_, sum_[2];
+  TileSums<tiles> score_, run_, sum_[2];
   // whether sums_ and factors_ have results of earlier splits
   bool merged_;
   bool one_tile_;  // whether the item has at most 8 rows

@@ -117,4 +117,18 @@ KVASIR_DEVICE uint32_t Codes8(uint32_t word) {
   }
 }
 
+// The sums of products that a lane has, for each tile of 8 rows.
+template <int32_t tiles>
+struct TileSums {
+  float d[tiles][4];
+};
+template <int32_t tiles>
+KVASIR_DEVICE void Clear(TileSums<tiles>* sums) {
+  KVASIR_UNROLL
+  for (int32_t n = 0; n < tiles; ++n) {
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < 4; ++i) sums->d[n][i] = 0.0f;
+  }
+}
+
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

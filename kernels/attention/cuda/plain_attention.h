@@ -62,10 +62,8 @@ class PlainAttention {
       // split.
       if (slots_.end == 0 && item.partial < 0) continue;
       Score();
-      if (has_key_bias()) {
-        FillKeyBiasAngles(device_.key_bias, kv_head_, split_,
-                          static_cast<int32_t>(kPlainThreads), key_angles_);
-      }
+      SplitKeyBias<T>(args_, key_angles_)
+          .Fill(item_, split_, int32_t{kPlainThreads});
       simt::SyncCta();
       Weigh();
       Sum();
@@ -232,9 +230,6 @@ class PlainAttention {
     }
   }
 
-  KVASIR_DEVICE bool has_key_bias() const {
-    return device_.key_bias.steps != nullptr;
-  }
   // Converts scores to weights (softmax). Each warp computes four rows.
   KVASIR_DEVICE void Weigh() {
     const auto warp = static_cast<int32_t>(simt::Warp());
@@ -257,15 +252,9 @@ class PlainAttention {
       for (int32_t k = 0; k < kSplit / 32; ++k) {
         weights[k] = sees(k) ? simt::LoadShared(of_row + 32 * k) : kHidden;
       }
-      if (has_key_bias() && row < item_.rows()) {
-        AddKeyBias<T>(
-            device_.key_bias, kv_head_,
-            static_cast<const T*>(args_.q) + RowStart(args_, item_, row,
-                                                      device_.key_bias.column,
-                                                      device_.q_row_stride),
-            key_angles_, device_.scale * simt::kLog2E,
-            [lane](int32_t k) { return 32 * k + lane; }, weights);
-      }
+      SplitKeyBias<T>(args_, key_angles_)
+          .AddTo(
+              item_, row, [lane](int32_t k) { return 32 * k + lane; }, weights);
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 32; ++k) {
         if (!sees(k)) weights[k] = kHidden;
@@ -393,7 +382,7 @@ class PlainAttention {
   float* q_;           // [rows][64]
   float* factors_;     // [4][rows]: written by EndSoftmax
   int32_t* pages_;     // [64]
-  float* key_angles_;  // FillKeyBiasAngles
+  float* key_angles_;  // for SplitKeyBias
   float* sums_;        // [rows][out_width]
   // the slot of a block (or channel of a chunk) that this thread computes
   int32_t lane_;

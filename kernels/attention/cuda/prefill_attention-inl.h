@@ -315,9 +315,6 @@ class PrefillAttention : PrefillLoads<T, tiles> {
   }
   KVASIR_DEVICE void AddKeyBias() {
     const DeviceKeyBias& bias = device_.key_bias;
-    const int64_t kv_head =
-        Quotient(device_.heads[item_.unit.first_head],
-                 Quotient(device_.num_heads, device_.num_kv_heads));
     const auto numbers_of = [&](int32_t r) -> const T* {
       if (RowOf(r) >= item_.rows()) return nullptr;
       return static_cast<const T*>(args_.q) + RowStart(args_, item_, RowOf(r),
@@ -325,8 +322,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
                                                        device_.q_row_stride);
     };
     AddKeyBiasToTile<T, kLaneRows>(
-        bias, kv_head, int64_t{visit_.block()} * kBlock, numbers_of,
-        [this](int32_t r, int32_t n, int32_t j) -> float& {
+        bias, KvHeadOf(device_, item_), int64_t{visit_.block()} * kBlock,
+        numbers_of, [this](int32_t r, int32_t n, int32_t j) -> float& {
           return score_.d[r / 2][n][r % 2 * 2 + j];
         });
   }

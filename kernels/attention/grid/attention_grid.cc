@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <limits>
 
-#include "kernels/simd/scalar_math.h"
+#include "kernels/attention/grid/key_bias_turns.h"
 
 namespace kvasir::kernels {
 namespace {
@@ -751,24 +751,6 @@ AttentionUnit AttentionGrid::PanelOf(const AttentionUnit& unit,
   const int64_t begin = unit.num_queries * panel / panels;
   const int64_t end = unit.num_queries * (panel + 1) / panels;
   return {unit.sequence, unit.slice, unit.query_begin + begin, end - begin};
-}
-
-std::vector<float> KeyBiasTurns(const AttentionKeyBias& bias,
-                                int64_t num_kv_heads) {
-  const int64_t pairs = bias.tile_pairs + bias.exact_pairs;
-  std::vector<float> turns;
-  for (int64_t j = 0; j < num_kv_heads; ++j) {
-    for (int64_t p = bias.tile_pairs; p < pairs; ++p) {
-      const size_t at = turns.size();
-      turns.resize(at + 2 * kKeyBiasTile);
-      for (size_t i = 0; i < kKeyBiasTile; ++i) {
-        const UnitVector turn = UnitVectorAt(bias.steps[j * pairs + p] * i);
-        turns[at + i] = turn.cosine;
-        turns[at + kKeyBiasTile + i] = turn.sine;
-      }
-    }
-  }
-  return turns;
 }
 
 bool UnitCursor::MoveTo(int64_t index, AttentionUnit* unit) {

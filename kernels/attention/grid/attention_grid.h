@@ -309,12 +309,6 @@ class AttentionGrid {
   float* mass_memory_ = nullptr;
 };
 
-// The cosines [64] and sines [64] by which each exact pair of each KV head
-// turns from the start of a tile to each of its positions: [Hkv, exact_pairs,
-// 2, 64].
-std::vector<float> KeyBiasTurns(const AttentionKeyBias& bias,
-                                int64_t num_kv_heads);
-
 // Visits all units of a launch in one fixed order.
 class UnitCursor {
  public:

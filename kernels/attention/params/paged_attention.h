@@ -127,7 +127,7 @@ int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
                               : part.latents.groups[group].width;
 }
 
-// What a key bias adds to scores, if the cache has keys without it
+// Describes what a key bias adds to scores, if the cache has keys without it
 // (kernels/latents/key_bias.h). The tables are in host memory. Every KV head
 // has its own group in the first key part.
 struct AttentionKeyBias {
