@@ -107,8 +107,11 @@ absl::Status Route(Stream& stream, const RouteParams& params,
         " tokens with ", params.top_k, " experts each"));
   }
   Workspace::Scope scope(&workspace);
-  const auto scratch =
-      workspace.Take<int32_t>(params.num_experts * ScratchThreads(stream));
+  DevicePtr<int32_t> scratch;  // a GPU needs none
+  if (stream.device() == DeviceKind::kCpu) {
+    scratch =
+        workspace.Take<int32_t>(params.num_experts * ScratchThreads(stream));
+  }
   if (workspace.counting()) return CheckServed(kKernels, stream);
   if (!workspace.status().ok()) return workspace.status();
   return Launch(kKernels, stream, params, scratch);

@@ -23,8 +23,8 @@ struct GroupedMatmulParamsIn {
   // are not read.
   Ptr<const int32_t> first_rows = nullptr;
   int64_t num_groups = 0;
-  // The weight of group 0. That of group g begins g * weight.bytes() bytes
-  // later.
+  // The weight of group 0. The weights of all groups follow each other in
+  // memory: group g's begins g * weight.bytes() bytes after this one.
   PackedMatrixIn<Ptr> weight;
   Ptr<float> y = nullptr;     // [T, N], rows y_row_stride apart
   int64_t y_row_stride = 0;   // in elements

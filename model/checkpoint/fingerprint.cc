@@ -108,12 +108,18 @@ std::string OutputsText(const DecoderSpec& spec) {
   if (spec.qk_norm != QkNorm::kNone) {
     absl::StrAppendFormat(&text, " qk norm %d", static_cast<int>(spec.qk_norm));
   }
+  if (spec.experts.count > 0) {
+    absl::StrAppendFormat(&text, " experts %d of %d normalize %d",
+                          spec.experts.top_k, spec.experts.count,
+                          spec.experts.normalize);
+  }
   for (const double frequency : spec.rope.frequencies) {
     absl::StrAppendFormat(&text, " %a", frequency);
   }
   for (const LayerSpec& layer : spec.layers) {
     absl::StrAppendFormat(&text, " window %d", layer.sliding_window);
     if (!layer.rope) text += " no rope";
+    if (layer.experts) text += " experts";
   }
   return text;
 }

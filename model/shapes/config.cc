@@ -40,10 +40,8 @@ struct RefusedRow {
   std::string_view reason;
 };
 
-constexpr std::array<RefusedRow, 8> kRefused = {{
-    {"Qwen3Moe", "mixture-of-experts layers are not served"},
-    {"Qwen2Moe", "mixture-of-experts layers are not served"},
-    {"Mixtral", "mixture-of-experts layers are not served"},
+constexpr std::array<RefusedRow, 6> kRefused = {{
+    {"Qwen2Moe", "experts that all tokens share are not served"},
     {"Olmo2", "norms after attention and MLP are not served"},
     {"Gemma", "its norms, activation and soft caps are not served"},
     {"Phi3", "its fused projections are not served"},

@@ -15,12 +15,16 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -68,6 +72,8 @@ FAMILIES = {
     "mistral": (MistralConfig, MistralForCausalLM, SMALL),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, SMALL),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, RECENT),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, RECENT),
+    "qwen3moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, RECENT),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, RECENT | dict(pad_token_id=0)),
     "neox": (GPTNeoXConfig, GPTNeoXForCausalLM, NEOX),
     "opt": (OPTConfig, OPTForCausalLM, OPT),
@@ -290,6 +296,72 @@ def model_cases():
             "bfloat16",
             {"greedy": True},
         ),
+        "mixtral-window": (
+            "mixtral",
+            dict(
+                intermediate_size=20,
+                num_local_experts=5,
+                num_experts_per_tok=2,
+                sliding_window=10,
+            ),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        "mixtral-one-of-three": (
+            "mixtral",
+            dict(
+                hidden_size=24,
+                head_dim=10,
+                num_local_experts=3,
+                num_experts_per_tok=1,
+                tie_word_embeddings=True,
+            ),
+            "float32",
+            {"greedy": True},
+        ),
+        "mixtral-all-experts": (
+            "mixtral",
+            dict(
+                num_key_value_heads=4,
+                intermediate_size=28,
+                num_local_experts=3,
+                num_experts_per_tok=3,
+                sliding_window=None,
+            ),
+            "float16",
+            {"greedy": True, "v5_config": True},
+        ),
+        "qwen3moe-mixed": (
+            "qwen3moe",
+            dict(
+                head_dim=16,
+                num_hidden_layers=5,
+                num_experts=7,
+                num_experts_per_tok=3,
+                moe_intermediate_size=12,
+                decoder_sparse_step=2,
+                mlp_only_layers=[1],
+                norm_topk_prob=True,
+            ),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        "qwen3moe-not-normalized": (
+            "qwen3moe",
+            dict(
+                head_dim=10,
+                num_experts=11,
+                num_experts_per_tok=2,
+                moe_intermediate_size=18,
+                norm_topk_prob=False,
+                attention_bias=True,
+                use_sliding_window=True,
+                sliding_window=9,
+                tie_word_embeddings=True,
+            ),
+            "bfloat16",
+            {"greedy": True, "v5_config": True},
+        ),
         "smollm3-window": (
             "smollm3",
             dict(
@@ -334,7 +406,8 @@ def weight_for(case, name, shape, hidden):
     if "embed" in name or "lm_head" in name:
         return normal(shape, 2.0 * hidden**-0.5, case, name)
     attends = ("q_proj", "k_proj", "query_key_value")
-    gain = 2.0 if any(part in name for part in attends) else 1.0
+    is_router = name.endswith("mlp.gate.weight") or "moe.gate." in name
+    gain = 2.0 if is_router or any(part in name for part in attends) else 1.0
     return normal(shape, gain * shape[-1] ** -0.5, case, name)
 
 
@@ -346,10 +419,12 @@ def edit_config(path, options):
         scaling = config["rope_scaling"]
         scaling["type"] = scaling.pop("rope_type")
     if options.get("v5_config"):
-        config["rope_parameters"] = config.pop("rope_scaling") or {
+        config["rope_parameters"] = config.pop("rope_scaling", None) or {
             "rope_type": "default"
         }
         config["rope_parameters"]["rope_theta"] = config.pop("rope_theta")
+        if "num_experts" in config:
+            config["num_local_experts"] = config.pop("num_experts")
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
@@ -470,15 +545,15 @@ def refused_cases():
         long_factor=[2.0] * 4,
     )
     return {
-        "qwen3-experts": (
+        "qwen2-shared-expert": (
             BASE
             | dict(
-                architectures=["Qwen3MoeForCausalLM"],
-                model_type="qwen3_moe",
+                architectures=["Qwen2MoeForCausalLM"],
+                model_type="qwen2_moe",
                 num_experts=4,
                 num_experts_per_tok=2,
             ),
-            "Qwen3MoeForCausalLM",
+            "Qwen2MoeForCausalLM",
         ),
         "gpt2": (
             dict(
@@ -507,16 +582,6 @@ def refused_cases():
                 sliding_window=16,
             ),
             "Gemma2ForCausalLM",
-        ),
-        "mixtral-experts": (
-            BASE
-            | dict(
-                architectures=["MixtralForCausalLM"],
-                model_type="mixtral",
-                num_local_experts=4,
-                num_experts_per_tok=2,
-            ),
-            "MixtralForCausalLM",
         ),
         "no-architecture": (
             {k: v for k, v in llama.items() if k != "architectures"}

@@ -57,7 +57,9 @@ std::vector<std::string> PlainModelNames() {
 
 // The golden models that also have greedy tokens.
 std::vector<std::string> GreedyModelNames() {
-  return {"qwen3-bias-window", "qwen3-tied", "smollm3-tied", "smollm3-window"};
+  return {"mixtral-all-experts",     "mixtral-one-of-three", "mixtral-window",
+          "qwen3-bias-window",       "qwen3-tied",           "qwen3moe-mixed",
+          "qwen3moe-not-normalized", "smollm3-tied",         "smollm3-window"};
 }
 
 std::vector<std::string> ModelNames() {
