@@ -7,7 +7,8 @@
 namespace kvasir::plan {
 
 bool TpSizeFits(const TpDealt& dealt, int64_t size) {
-  return KvHeadsOfRank({.rank = 0, .size = size}, dealt.num_kv_heads).ok() &&
+  return (size == 1 || dealt.whole_because == nullptr) &&
+         KvHeadsOfRank({.rank = 0, .size = size}, dealt.num_kv_heads).ok() &&
          dealt.num_heads % size == 0 && dealt.num_features % size == 0;
 }
 
@@ -21,6 +22,12 @@ std::vector<int64_t> FittingTpSizes(const TpDealt& dealt) {
 
 absl::Status CheckTpSize(const TpDealt& dealt, int64_t size) {
   if (TpSizeFits(dealt, size)) return absl::OkStatus();
+  if (dealt.whole_because != nullptr && size > 1) {
+    return absl::UnimplementedError(
+        absl::StrCat("the model cannot be divided among ", size,
+                     " tensor-parallel ranks, because ", dealt.whole_because,
+                     "; ", WouldDo(FittingTpSizes(dealt))));
+  }
   return absl::InvalidArgumentError(absl::StrCat(
       dealt.num_kv_heads, " KV heads, ", dealt.num_heads, " query heads and ",
       dealt.num_features, " MLP features cannot be divided among ", size,

@@ -15,6 +15,8 @@ struct TpDealt {
   int64_t num_kv_heads = 0;
   int64_t num_heads = 0;     // query heads
   int64_t num_features = 0;  // features of the MLP's hidden layer
+  // Why the model cannot be split; null: it can.
+  const char* whole_because = nullptr;
 };
 
 // True if `size` divides the numbers of query heads and of features, and

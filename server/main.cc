@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
   AddPerplexityCommand(&app, &exit_code);
   AddCheckPlanCommand(&app, &exit_code);
   AddInspectCommand(&app, &exit_code);
+  AddConvertCommand(&app, &exit_code);
   AddBenchCommand(&app, &exit_code);
   AddDrainCommand(&app, &exit_code);
   AddTokenCommand(&app, &exit_code);

@@ -167,6 +167,7 @@ std::string CacheId(const kvasir::v1::KvPlan& plan,
   for (double frequency : identity.rope.frequencies) hasher.Add(frequency);
   hasher.Add(identity.rope.attention_factor);
   hasher.Add(identity.tensor_fingerprint);
+  if (identity.key_bias_left_out) hasher.Add(true);
   return hasher.Finish();
 }
 

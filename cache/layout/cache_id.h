@@ -28,6 +28,8 @@ struct CacheIdentity {
   plan::AttentionShape shape;
   int64_t page_tokens = 0;
   RopeIdentity rope;
+  // Whether some layer's keys are stored without the bias of their projection.
+  bool key_bias_left_out = false;
   // The loader's fingerprint of all tensors that affect the cached latents.
   std::string tensor_fingerprint;
 };

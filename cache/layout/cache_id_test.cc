@@ -54,6 +54,7 @@ TEST(CacheIdTest,
             ->mutable_codec()
             ->set_dtype(F16);
       },
+      [](Case& c) { c.identity.key_bias_left_out = true; },
       [](Case& c) {
         c.plan.mutable_layers(0)->mutable_key()->mutable_parts(0)->set_stored(
             kvasir::v1::PRE_ROPE);

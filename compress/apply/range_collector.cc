@@ -209,7 +209,7 @@ absl::StatusOr<RangeCollector> RangeCollector::Create(
           at::from_blob(const_cast<int32_t*>(sequence.data()),
                         {1, sample.sequence_tokens}, at::kInt)
               .to(at::kLong);
-      collector.hidden_.push_back(EmbedTokens(outer, ids));
+      collector.hidden_.push_back(EmbedTokens(base.spec(), outer, ids));
     }
     return absl::OkStatus();
   }));

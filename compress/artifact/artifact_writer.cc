@@ -231,7 +231,7 @@ class ShardSequence {
   int64_t total_bytes_ = 0;
   std::map<std::string, int> shard_of_;
   std::map<std::string, std::string> linked_;  // file name by tensor name
-  std::map<std::string, const model::SafetensorsFile*> linked_files_;
+  std::map<std::string, const model::TensorFile*> linked_files_;
 };
 
 // Checks that all numbers in `piece`, which begins at byte `at` of the tensor,

@@ -424,7 +424,8 @@ absl::Status Calibrator::Forward(const Resident& resident, MicroBatch& batch,
   batch.hidden.resize(static_cast<size_t>(spec_.num_layers()) + 1);
   for (int64_t i = 0; i < batch.count; ++i) {
     const at::Tensor ids = IdsOf(Sequence(batch.first + i)).to(options_.device);
-    batch.hidden[0].push_back(EmbedTokens(resident.outer, ids).to(at::kFloat));
+    batch.hidden[0].push_back(
+        EmbedTokens(spec_, resident.outer, ids).to(at::kFloat));
   }
   for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
     const auto index = static_cast<size_t>(layer);

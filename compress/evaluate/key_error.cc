@@ -91,15 +91,15 @@ absl::StatusOr<KeyErrorMeter> KeyErrorMeter::Create(
     std::vector<Moments> plain(meter.layers_.size());
     std::vector<Moments> rotated(meter.layers_.size());
     for (const at::Tensor& ids : windows) {
-      at::Tensor hidden =
-          EmbedTokens(teacher.outer(), ids.unsqueeze(0).to(teacher.device()));
+      at::Tensor hidden = EmbedTokens(teacher.spec(), teacher.outer(),
+                                      ids.unsqueeze(0).to(teacher.device()));
       for (size_t l = 0; l < meter.layers_.size(); ++l) {
         Recorder recorder;
         const auto index = static_cast<int64_t>(l);
         KVASIR_ASSIGN_OR_RETURN(
             hidden, LayerForward(teacher.program(index), teacher.layer(index),
-                                 teacher.RotationOf(hidden.size(1)), hidden,
-                                 {.observer = &recorder}));
+                                 teacher.RotationOf(hidden.size(1), index),
+                                 hidden, {.observer = &recorder}));
         Layer& layer = meter.layers_[l];
         layer.inputs.push_back(recorder.input);
         layer.rotated_keys.push_back(recorder.rotated_key);
@@ -135,7 +135,7 @@ absl::StatusOr<std::optional<KeyError>> KeyErrorMeter::Measure(
         Recorder recorder;
         KVASIR_RETURN_IF_ERROR(
             AttentionForward(decoder.program(index), decoder.layer(index),
-                             decoder.RotationOf(layer.inputs[w].size(1)),
+                             decoder.RotationOf(layer.inputs[w].size(1), index),
                              layer.inputs[w], {.observer = &recorder})
                 .status());
         if (!recorder.rotated_key.defined()) return std::nullopt;

@@ -57,6 +57,10 @@ at::Tensor WithSinks(const at::Tensor& seen, const at::Tensor& exact,
   return at::cat({exact.slice(1, 0, first), seen.slice(1, first)}, 1);
 }
 
+at::Tensor SoftCap(const at::Tensor& x, double cap) {
+  return cap == 0 ? x : at::tanh(x / cap) * cap;
+}
+
 at::Tensor CausalAttention(const AttentionInputs& inputs) {
   const int64_t batch = inputs.query.size(0);
   const int64_t length = inputs.query.size(1);
@@ -106,7 +110,9 @@ at::Tensor CausalAttention(const AttentionInputs& inputs) {
           scores);
     }
     const at::Tensor weights =
-        at::softmax(scores + Mask(block, inputs.sliding_window, options), -1);
+        at::softmax(SoftCap(scores, inputs.score_cap) +
+                        Mask(block, inputs.sliding_window, options),
+                    -1);
     const std::vector<int64_t> by_row = {batch * kv_heads, rows, block.keys()};
     at::Tensor mixed;
     if (near_values) {

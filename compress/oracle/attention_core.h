@@ -27,7 +27,11 @@ struct AttentionInputs {
   // The largest number of keys that a query sees, including its own key; 0: no
   // limit, so it sees its own key and all earlier keys.
   int64_t sliding_window = 0;
+  double score_cap = 0;  // DecoderSpec::score_cap
 };
+
+// Returns x with cap * tanh(x / cap) for each number; x itself if the cap is 0.
+at::Tensor SoftCap(const at::Tensor& x, double cap);
 
 // Returns `seen` [B, T, ...], but with the first `sinks` tokens taken from
 // `exact`. This is what queries see in a cache that keeps these tokens exact.

@@ -146,8 +146,9 @@ class UnitRun {
           at::bmm(query, held_key(heads_.near_key)).view(by_query), scores);
     }
     const at::Tensor weights =
-        at::softmax(scores.masked_fill(slots.unsqueeze(0).gt(own),
-                                       -std::numeric_limits<float>::infinity()),
+        at::softmax(SoftCap(scores, inputs_.score_cap)
+                        .masked_fill(slots.unsqueeze(0).gt(own),
+                                     -std::numeric_limits<float>::infinity()),
                     -1);
     AddMass(weights, first, end);
     const std::vector<int64_t> by_row = {kv_heads, share * rows, slots.size(0)};

@@ -90,7 +90,7 @@ absl::StatusOr<at::Tensor> NormalizeHeads(const Call& call,
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor weight,
                           call.Get(module + ".weight"));
   const at::Tensor heads =
-      rows.view({rows.size(0), rows.size(1), -1, spec.head_dim});
+      rows.view({rows.size(0), rows.size(1), -1, weight.size(0)});
   return Normalize(spec, heads, weight, at::Tensor()).flatten(2);
 }
 
@@ -585,7 +585,9 @@ absl::StatusOr<at::Tensor> Attend(const Call& asked, const at::Tensor& x) {
     call.hooks.observer->OnAttentionInput(program.layer, x);
   }
   const double scale =
-      1.0 / std::sqrt(static_cast<double>(call.spec().head_dim));
+      call.spec().score_scale != 0
+          ? call.spec().score_scale
+          : 1.0 / std::sqrt(static_cast<double>(call.spec().head_dim));
   AttentionInputs inputs;
   KVASIR_ASSIGN_OR_RETURN(
       inputs.query,
@@ -604,6 +606,7 @@ absl::StatusOr<at::Tensor> Attend(const Call& asked, const at::Tensor& x) {
   inputs.near_value = std::move(values.exact);
   inputs.near_value_tokens = values.exact_window;
   inputs.sliding_window = program.sliding_window;
+  inputs.score_cap = call.spec().score_cap;
   at::Tensor mixed = (eviction.has_value() ? Evict(call, inputs, *eviction)
                                            : CausalAttention(inputs))
                          .flatten(2);
@@ -625,12 +628,26 @@ absl::StatusOr<at::Tensor> LayerNormalize(const Call& call,
   return Normalize(call.spec(), hidden, weight, bias);
 }
 
+// Normalizes what attention or MLP reads, if the model does.
+absl::StatusOr<at::Tensor> Input(const Call& call, const std::string& module,
+                                 const at::Tensor& hidden) {
+  if (!call.spec().norm_inputs) return hidden;
+  return LayerNormalize(call, module, hidden);
+}
+
+// Normalizes what attention or MLP returns, if the model does.
+absl::StatusOr<at::Tensor> Output(const Call& call, const std::string& module,
+                                  const at::Tensor& out) {
+  if (!call.spec().norm_outputs) return out;
+  return LayerNormalize(call, module, out);
+}
+
 }  // namespace
 
 absl::StatusOr<at::Tensor> AttentionInput(const LayerProgram& program,
                                           const TensorMap& tensors,
                                           const at::Tensor& hidden) {
-  return LayerNormalize({program, tensors, {}, {}}, "input_layernorm", hidden);
+  return Input({program, tensors, {}, {}}, "input_layernorm", hidden);
 }
 
 absl::StatusOr<at::Tensor> AttentionForward(const LayerProgram& program,
@@ -654,16 +671,19 @@ absl::StatusOr<at::Tensor> LayerForward(const LayerProgram& program,
       rotation.cos.defined() ? rotation.Slice(hidden.size(1)) : rotation,
       hooks};
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor x,
-                          LayerNormalize(call, "input_layernorm", hidden));
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor attention, Attend(call, x));
+                          Input(call, "input_layernorm", hidden));
+  KVASIR_ASSIGN_OR_RETURN(at::Tensor attention, Attend(call, x));
+  KVASIR_ASSIGN_OR_RETURN(attention,
+                          Output(call, "self_attn.output_norm", attention));
   const at::Tensor between = hidden + attention;
   KVASIR_ASSIGN_OR_RETURN(
       const at::Tensor mlp_input,
-      LayerNormalize(call, "post_attention_layernorm",
-                     program.spec.parallel_residual ? hidden : between));
+      Input(call, "post_attention_layernorm",
+            program.spec.parallel_residual ? hidden : between));
   KVASIR_ASSIGN_OR_RETURN(
-      const at::Tensor mlp,
+      at::Tensor mlp,
       MlpForward(program.spec, program.layer, tensors, mlp_input));
+  KVASIR_ASSIGN_OR_RETURN(mlp, Output(call, "mlp.output_norm", mlp));
   return between + mlp;
 }
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "compress/oracle/outer_forward.h"
 #include "model/checkpoint/plan_tensors.h"
 
 namespace kvasir::compress {
@@ -35,26 +36,13 @@ struct Call {
 // Applies the MLP whose tensors begin with `prefix`.
 absl::StatusOr<at::Tensor> Mlp(const Call& call, const std::string& prefix,
                                const at::Tensor& x) {
-  KVASIR_ASSIGN_OR_RETURN(at::Tensor inner,
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor up,
                           call.Project(prefix + "up_proj", x));
-  switch (call.spec.mlp) {
-    case model::MlpKind::kGatedSilu: {
-      KVASIR_ASSIGN_OR_RETURN(const at::Tensor gate,
-                              call.Project(prefix + "gate_proj", x));
-      inner = at::silu(gate) * inner;
-      break;
-    }
-    case model::MlpKind::kGelu:
-      inner = at::gelu(inner);
-      break;
-    case model::MlpKind::kGeluTanh:
-      inner = at::gelu(inner, "tanh");
-      break;
-    case model::MlpKind::kRelu:
-      inner = at::relu(inner);
-      break;
+  at::Tensor gate;
+  if (model::IsGated(call.spec.mlp)) {
+    KVASIR_ASSIGN_OR_RETURN(gate, call.Project(prefix + "gate_proj", x));
   }
-  return call.Project(prefix + "down_proj", inner);
+  return call.Project(prefix + "down_proj", Activate(call.spec.mlp, up, gate));
 }
 
 // Applies the experts to rows [T, M].

@@ -96,13 +96,17 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::FromTensors(
   });
 }
 
-Rotation ReferenceDecoder::RotationOf(int64_t num_positions) const {
+Rotation ReferenceDecoder::RotationOf(int64_t num_positions,
+                                      int64_t layer) const {
+  const at::NoGradGuard no_grad;
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device());
+  // Another layer or a longer text may have other frequencies.
+  if (spec_.window_rope.has_value() || !spec_.rope.long_frequencies.empty()) {
+    return MakeRotation(spec_.rope_of(layer), num_positions, options);
+  }
   const std::lock_guard lock(turned_->mutex);
   if (num_positions > turned_->positions) {
-    const at::NoGradGuard no_grad;
-    turned_->rotation =
-        MakeRotation(spec_.rope, num_positions,
-                     at::TensorOptions().dtype(at::kFloat).device(device()));
+    turned_->rotation = MakeRotation(spec_.rope, num_positions, options);
     turned_->positions = num_positions;
   }
   return turned_->rotation;
@@ -117,9 +121,10 @@ absl::StatusOr<at::Tensor> ReferenceDecoder::LastHidden(
         ids.dim() == 2 ? absl::StrCat(" with T = ", ids.size(1)) : ""));
   }
   return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
-    at::Tensor hidden = EmbedTokens(outer_, ids.to(device()));
-    const Rotation rotation = RotationOf(ids.size(1));
+    at::Tensor hidden = EmbedTokens(spec_, outer_, ids.to(device()));
     for (size_t i = 0; i < layers_.size(); ++i) {
+      const Rotation rotation =
+          RotationOf(ids.size(1), static_cast<int64_t>(i));
       KVASIR_ASSIGN_OR_RETURN(hidden, LayerForward(programs_[i], layers_[i],
                                                    rotation, hidden, hooks));
     }

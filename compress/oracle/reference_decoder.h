@@ -74,9 +74,9 @@ class ReferenceDecoder {
   const LayerProgram& program(int64_t index) const {
     return programs_[static_cast<size_t>(index)];
   }
-  // Returns a rotation for the positions 0 .. `num_positions` - 1 and possibly
-  // more.
-  Rotation RotationOf(int64_t num_positions) const;
+  // Returns a layer's rotation for the positions 0 .. `num_positions` - 1 and
+  // possibly more.
+  Rotation RotationOf(int64_t num_positions, int64_t layer) const;
 
  private:
   ReferenceDecoder() = default;

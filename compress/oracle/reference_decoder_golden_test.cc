@@ -125,8 +125,8 @@ TEST(ReferenceDecoderLoadTest,
   KVASIR_ASSERT_OK(checkpoint);
   const auto decoder = ReferenceDecoder::Load(*checkpoint, std::nullopt);
   KVASIR_ASSERT_OK(decoder);
-  EXPECT_EQ(decoder->RotationOf(3).cos.size(0), 3);
-  EXPECT_EQ(decoder->RotationOf(7).sin.size(0), 7);
+  EXPECT_EQ(decoder->RotationOf(3, 0).cos.size(0), 3);
+  EXPECT_EQ(decoder->RotationOf(7, 0).sin.size(0), 7);
 }
 
 TEST(ReferenceDecoderLoadTest, ACheckpointMustHaveTheTensorsThatThePlanNeeds) {

@@ -7,10 +7,12 @@ namespace kvasir::compress {
 Rotation MakeRotation(const model::RopeSpec& rope, int64_t num_positions,
                       const at::TensorOptions& options,
                       int64_t first_position) {
+  model::RopeSpec chosen = rope;
+  model::ChooseRope(first_position + num_positions, &chosen);
   const auto doubles = at::TensorOptions().dtype(at::kDouble);
   const at::Tensor angle = at::outer(
       at::arange(first_position, first_position + num_positions, doubles),
-      at::tensor(rope.frequencies, doubles));
+      at::tensor(chosen.frequencies, doubles));
   const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
   const auto narrow = [&](const at::Tensor& table) {
     return (table * rope.attention_factor).to(options.device(), type);

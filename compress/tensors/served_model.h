@@ -10,6 +10,19 @@ namespace kvasir::compress {
 // UNIMPLEMENTED for a model whose keys the methods cannot compress, with the
 // reason. Evaluation by the reference decoder serves every family.
 inline absl::Status CheckMethodsServe(const model::DecoderSpec& spec) {
+  if (!spec.rope.long_frequencies.empty()) {
+    return absl::UnimplementedError(absl::StrCat(
+        spec.architecture,
+        " rotates by LongRoPE, whose frequencies depend on the served length, "
+        "and the methods measure keys with one choice of them; serve the model "
+        "with a named plan, such as --kv-plan rotated-4bit"));
+  }
+  if (spec.score_cap != 0 || spec.logit_cap != 0) {
+    return absl::UnimplementedError(absl::StrCat(
+        spec.architecture,
+        " caps its scores and logits, and no method was measured with caps; "
+        "serve the model with a named plan, such as --kv-plan rotated-4bit"));
+  }
   if (spec.qk_norm == model::QkNorm::kNone) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat(
       spec.architecture,

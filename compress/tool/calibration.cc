@@ -277,6 +277,12 @@ absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags) {
         checkpoint.status().code(),
         absl::StrCat("--model: ", checkpoint.status().message()));
   }
+  if (checkpoint->is_gguf()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--model: ", flags.model,
+        " is a GGUF file; give a Hugging Face folder, as kvasir convert writes "
+        "it"));
+  }
   const absl::Status served = compress::CheckMethodsServe(checkpoint->spec());
   if (!served.ok()) {
     return absl::Status(served.code(),

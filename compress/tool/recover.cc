@@ -87,6 +87,13 @@ absl::Status OpenModels(const RecoverFlags& flags, Inputs& inputs) {
   KVASIR_RETURN_IF_ERROR(compress::CheckMethodsServe(model.spec()));
   KVASIR_ASSIGN_OR_RETURN(model::Checkpoint teacher,
                           model::Checkpoint::Open(flags.teacher));
+  for (const model::Checkpoint* const checkpoint : {&model, &teacher}) {
+    if (!checkpoint->is_gguf()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(checkpoint->folder(),
+                     " is a GGUF file; give a Hugging Face folder, as kvasir "
+                     "convert writes it"));
+  }
   if (teacher.kv_plan_json().has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat(flags.teacher, " has a ", compress::kPlanFile,

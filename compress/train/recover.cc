@@ -31,13 +31,13 @@ absl::StatusOr<at::Tensor> FinalStates(const ReferenceDecoder& decoder,
                                        const at::Tensor& ids,
                                        const LayerHooks& hooks,
                                        const LayerTensors& layer_tensors = {}) {
-  at::Tensor hidden = EmbedTokens(decoder.outer(), ids);
+  at::Tensor hidden = EmbedTokens(decoder.spec(), decoder.outer(), ids);
   for (int64_t l = 0; l < decoder.spec().num_layers(); ++l) {
     KVASIR_ASSIGN_OR_RETURN(
         hidden,
         LayerForward(decoder.program(l),
                      layer_tensors ? layer_tensors(l) : decoder.layer(l),
-                     decoder.RotationOf(hidden.size(1)), hidden, hooks));
+                     decoder.RotationOf(hidden.size(1), l), hidden, hooks));
   }
   return FinalNorm(decoder.spec(), decoder.outer(), hidden).flatten(0, 1);
 }

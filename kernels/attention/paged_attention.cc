@@ -241,6 +241,37 @@ absl::Status CheckKeys(const PagedAttentionParams& params,
   return absl::OkStatus();
 }
 
+absl::Status CheckKeyBias(const PagedAttentionParams& params) {
+  const AttentionKeyBias& bias = *params.key_bias;
+  if (bias.tile_pairs < 0 || bias.tile_pairs > kAttentionMaxHeadDim / 2) {
+    return Invalid("tile_pairs of the key bias", 0, kAttentionMaxHeadDim / 2,
+                   bias.tile_pairs);
+  }
+  if (bias.exact_pairs < 0 || bias.exact_pairs > kMostExactPairs) {
+    return Invalid("exact_pairs of the key bias", 0, kMostExactPairs,
+                   bias.exact_pairs);
+  }
+  const int32_t* const group_of_head = params.keys[0].group_of_head;
+  for (int64_t j = 1; j < params.num_kv_heads; ++j) {
+    if (std::find(group_of_head, group_of_head + j, group_of_head[j]) ==
+        group_of_head + j) {
+      continue;
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat(kKernels.op,
+                     ": a key bias needs a group of keys for each KV head, but "
+                     "KV head ",
+                     j, " shares group ", group_of_head[j]));
+  }
+  for (int64_t h = 0; h < params.num_heads; ++h) {
+    KVASIR_RETURN_IF_ERROR(
+        CheckColumns("q_row_stride", bias.query_column[h],
+                     KeyBiasColumns(bias.tile_pairs, bias.exact_pairs),
+                     params.q_row_stride));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckValues(const PagedAttentionParams& params,
                          const AttentionValuePart& part,
                          int64_t device_granule) {
@@ -316,6 +347,9 @@ absl::Status Check(const PagedAttentionParams& params, int64_t device_granule) {
   for (int64_t p = 0; p < params.num_value_parts; ++p) {
     KVASIR_RETURN_IF_ERROR(
         CheckValues(params, params.values[p], device_granule));
+  }
+  if (params.key_bias != nullptr) {
+    KVASIR_RETURN_IF_ERROR(CheckKeyBias(params));
   }
   return absl::OkStatus();
 }

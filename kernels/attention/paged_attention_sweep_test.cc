@@ -119,6 +119,26 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
                          ::testing::Values(Reads::kAbsorbed, Reads::kRebuilt,
                                            Reads::kAsStored, Reads::kLifted));
 
+// Every codec, with a window, blocks that are seen in part and as a whole, one
+// split more than one, and caps that change nearly every score or nearly none.
+TEST(ScoreCapTest, CappedScoresMatchExactAttentionForEveryCodec) {
+  uint32_t seed = Seed();
+  for (const float cap : {0.75f, 5.0f, 500.0f}) {
+    for (const auto& [name, codec] : Codecs(24)) {
+      SCOPED_TRACE(std::string(name) + ", cap " + std::to_string(cap));
+      LatentSpec spec = SpecOf(
+          {KeysOf(codec, seed % 2 == 0 ? Reads::kAbsorbed : Reads::kRebuilt)},
+          {codec});
+      spec.score_cap = cap;
+      if (seed % 3 == 0) spec.window = 50;
+      const int64_t context = seed % 5 == 0 ? kAttentionSplitSlots + 9 : 150;
+      LatentCache cache(spec, {context}, seed++);
+      cache.Write(0, 0, context);
+      ExpectDefinition(cache, {{0, context - 5, 5}});
+    }
+  }
+}
+
 // With this seed, the terms of one output number cancel almost completely, so
 // its error is large relative to the number itself.
 TEST(WorstErrorTest,

@@ -412,6 +412,102 @@ void ExpectRightByEither(const Outcome& outcome, DType dtype) {
 const LatentSpec kDense = OfHeads(8, 2, Numbers({40}), Numbers({72}));
 const LatentSpec kFour = OfHeads(8, 2, Codes({64}, {4}), Codes({64}, {4}));
 
+// Layers whose keys are stored without a key bias.
+std::vector<LatentSpec> BiasedSpecs() {
+  LatentSpec exact =
+      OfHeads(6, 2, Levels(Codes({64}, {4})), Levels(Codes({64}, {4})));
+  exact.sinks = 4;
+  exact.key_exact = 28;
+  exact.value_exact = 28;
+  exact.exact_page_rows = 8;
+  for (auto* side : {&exact.keys, &exact.values}) {
+    for (PartSpec& part : *side) part.exact_alignment = 16;
+  }
+  LatentSpec window = OfHeads(4, 2, Codes({64}, {8}), Codes({64}, {8}));
+  window.window = 50;
+  LatentSpec many = OfHeads(24, 2, Codes({64}, {4}), Codes({64}, {4}));
+  LatentSpec few_pairs = kFour;
+  few_pairs.bias_tile_pairs = 0;
+  few_pairs.bias_exact_pairs = 4;
+  LatentSpec many_pairs = kFour;
+  many_pairs.bias_tile_pairs = 40;
+  many_pairs.bias_exact_pairs = 8;
+  LatentSpec no_exact = kFour;
+  no_exact.bias_exact_pairs = 0;
+  std::vector<LatentSpec> specs = {kFour,     exact,      window,  many,
+                                   few_pairs, many_pairs, no_exact};
+  for (LatentSpec& spec : specs) spec.key_bias = true;
+  return specs;
+}
+
+TEST(KeyBiasCudaTest, ScoresHaveTheKeyBiasInEveryKernel) {
+  uint64_t seed = 0;
+  for (const LatentSpec& spec : BiasedSpecs()) {
+    for (const DType dtype : kBothKernels) {
+      LatentCache cache(spec, {1, 65, 600}, 1);
+      const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 40, 25}, {2, 599, 1}};
+      for (const LatentAsk& ask : asks) {
+        cache.Write(ask.sequence, 0, ask.start + ask.count);
+      }
+      cache.RoundQueries(dtype);
+      EmulatedTest test(++seed);
+      const Outcome outcome = Attend(test, {cache, asks, dtype});
+      SCOPED_TRACE(seed);
+      ExpectRightByEither(outcome, dtype);
+      EXPECT_EQ(outcome.prompt_items > 0, dtype != DType::kF32);
+    }
+  }
+}
+
+TEST(KeyBiasCudaTest, TheBitsOfARowDoNotDependOnOtherRows) {
+  constexpr int64_t kFirst = 506;
+  constexpr int64_t kTokens = 522;
+  for (const DType dtype : kBothKernels) {
+    LatentCache cache(BiasedSpecs()[0], {kTokens, 40}, 2);
+    cache.Write(0, 0, kTokens);
+    cache.Write(1, 0, 40);
+    cache.RoundQueries(dtype);
+    EmulatedTest test(1);
+    const Outcome whole =
+        Attend(test, {cache, {{0, kFirst, kTokens - kFirst}}, dtype});
+    const int64_t row =
+        static_cast<int64_t>(whole.got.size()) / (kTokens - kFirst);
+    for (const int64_t chunk : {1, 3, 16}) {
+      std::vector<float> chunks;
+      for (int64_t t = kFirst; t < kTokens; t += chunk) {
+        const int64_t count = std::min(chunk, kTokens - t);
+        EmulatedTest other(static_cast<uint64_t>(t));
+        const Outcome part = Attend(
+            other, {cache, {{1, 37, 3}, {0, t, count}}, dtype, 64, false});
+        chunks.insert(chunks.end(), part.got.begin() + 3 * row, part.got.end());
+      }
+      EXPECT_TRUE(SameBits(whole.got, chunks)) << chunk;
+    }
+  }
+}
+
+TEST(KeyBiasCudaTest, ChunksOfAPromptDoNotChangeItsBits) {
+  for (const size_t index : {0, 1}) {
+    LatentCache cache(BiasedSpecs()[index], {170}, 2);
+    cache.Write(0, 0, 170);
+    cache.RoundQueries(DType::kBf16);
+    EmulatedTest test(1);
+    const Outcome whole = Attend(test, {cache, {{0, 50, 120}}, DType::kBf16});
+    ExpectRight(whole, DType::kBf16);
+    for (const int64_t chunk : {20, 60}) {
+      std::vector<float> chunks;
+      for (int64_t t = 50; t < 170; t += chunk) {
+        EmulatedTest other(static_cast<uint64_t>(t));
+        const Outcome part =
+            Attend(other, {cache, {{0, t, chunk}}, DType::kBf16, 64, false});
+        EXPECT_GT(part.prompt_items, 0);
+        chunks.insert(chunks.end(), part.got.begin(), part.got.end());
+      }
+      EXPECT_TRUE(SameBits(whole.got, chunks)) << index << " " << chunk;
+    }
+  }
+}
+
 TEST(AttentionCudaTest, SupportsGroupsOfOneToSixteenHeadsAndMore) {
   for (const DType dtype : kBothKernels) {
     for (const int64_t heads : {1, 2, 3, 5, 7, 8, 9, 12, 16, 17, 40}) {

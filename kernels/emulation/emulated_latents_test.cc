@@ -166,6 +166,77 @@ TEST(HadamardCudaTest, AHadamardBlockThatDoesNotFitInSharedMemoryIsRefused) {
                     "GPU kernel, which supports at most 12288")));
 }
 
+// ---- key_bias
+
+TEST(KeyBiasCudaTest, GivesTheSameBitsAsTheReference) {
+  struct Shape {
+    int64_t heads, kv_heads, dim, tile, exact;
+  };
+  uint64_t seed = 0;
+  for (const Shape& shape : {Shape{6, 2, 64, 18, 4}, Shape{1, 1, 8, 2, 1},
+                             Shape{9, 3, 128, 40, 0}, Shape{4, 4, 256, 0, 8}}) {
+    for (const DType dtype : kDTypes) {
+      for (const int64_t tokens : {0, 1, 5}) {
+        const int64_t columns = KeyBiasColumns(shape.tile, shape.exact);
+        std::vector<int64_t> query_column, key_column, out_column;
+        int64_t next = 1;
+        const auto place = [&](int64_t heads, int64_t width,
+                               std::vector<int64_t>* places) {
+          for (int64_t h = 0; h < heads; ++h, next += width + 1) {
+            places->push_back(next);
+          }
+        };
+        place(shape.heads, shape.dim, &query_column);
+        place(shape.kv_heads, shape.dim, &key_column);
+        place(shape.heads, columns, &out_column);
+        std::vector<KeyBiasPair> pairs;
+        const std::vector<float> biases = RandomFloats(
+            shape.kv_heads * (shape.tile + shape.exact) * 2, 7, 9.0f);
+        for (size_t i = 0; i < biases.size() / 2; ++i) {
+          const auto p = static_cast<int32_t>(i) %
+                         static_cast<int32_t>(shape.tile + shape.exact);
+          pairs.push_back({p, p + static_cast<int32_t>(shape.dim / 2),
+                           biases[2 * i], biases[2 * i + 1],
+                           RopeStep(0.003 / static_cast<double>(i + 1))});
+        }
+        std::vector<int64_t> positions;
+        for (int64_t t = 0; t < tokens; ++t) positions.push_back(t * 5077 + 31);
+        KeyBiasParams params;
+        params.row_stride = next;
+        params.num_heads = shape.heads;
+        params.num_kv_heads = shape.kv_heads;
+        params.tile_pairs = shape.tile;
+        params.exact_pairs = shape.exact;
+        const KeyBiasTables tables = {key_column, query_column, out_column,
+                                      pairs};
+        std::vector<float> rows =
+            Rounded(RandomFloats(tokens * next, 8), dtype);
+        EmulatedTest test(++seed);
+        const DeviceBuffer on_device = test.PutNumbers(rows, dtype);
+        const DeviceBuffer at = test.Put(positions);
+        TestStream reference(1, CpuBackend::kReference);
+        const auto host = Prepare(reference.device(), params, tables);
+        KVASIR_ASSERT_OK(host.status());
+        KVASIR_EXPECT_OK(
+            KeyBias(reference.stream(), *host,
+                    {OnDevice(rows.data()),
+                     OnDevice<const int64_t>(positions.data()), tokens},
+                    reference.workspace()));
+        params.dtype = dtype;
+        const auto prepared = Prepare(test.device(), params, tables);
+        KVASIR_ASSERT_OK(prepared.status());
+        Workspace none(nullptr, 0);
+        KVASIR_EXPECT_OK(
+            KeyBias(test.stream(), *prepared,
+                    {on_device.as<float>(), at.as<int64_t>(), tokens}, none));
+        EXPECT_TRUE(SameNumbers(Rounded(rows, dtype),
+                                test.GetNumbers(on_device, dtype)))
+            << DTypeName(dtype) << " seed " << seed;
+      }
+    }
+  }
+}
+
 // ---- lift
 
 struct LiftCase {

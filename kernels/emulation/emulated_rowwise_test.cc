@@ -117,6 +117,57 @@ TEST(NormCudaTest, TheNormEqualsTheReferenceWithinTheToleranceOfTheNumberType) {
   }
 }
 
+// Heads inside the rows of tokens. Rows of 64 and 24 numbers are read in packs
+// of 16 bytes, unless the distance of tokens does not allow it.
+TEST(NormCudaTest, RowsInsideLongerOnesEqualTheReferenceAndLeaveTheRestAsItIs) {
+  struct Parts {
+    int64_t tokens, parts, columns, first, stride;
+  };
+  uint64_t seed = 0;
+  for (const DType dtype : kDTypes) {
+    for (const Parts& c : {Parts{3, 4, 64, 64, 448}, Parts{2, 1, 24, 8, 40},
+                           Parts{4, 2, 24, 3, 55}, Parts{2, 3, 10, 0, 30}}) {
+      SCOPED_TRACE(testing::Message()
+                   << c.tokens << " tokens of " << c.parts << " heads of "
+                   << c.columns << " " << DTypeName(dtype));
+      EmulatedTest test(++seed);
+      const auto numbers = Rounded(RandomFloats(c.tokens * c.stride, 1), dtype);
+      const auto weight = RandomFloats(c.columns, 2);
+      std::vector<float> want = numbers;
+      NormArgs args;
+      args.x = want.data() + c.first;
+      args.out = args.x;
+      args.weight = weight.data();
+      args.num_rows = c.tokens * c.parts;
+      args.columns = c.columns;
+      args.num_parts = c.parts;
+      args.stride = c.stride;
+      TestStream reference(1, CpuBackend::kReference);
+      KVASIR_EXPECT_OK(
+          Norm(reference.stream(), OnDevice(args), reference.workspace()));
+      const DeviceBuffer memory = test.PutNumbers(numbers, dtype);
+      const DeviceBuffer weights = test.Put(weight);
+      NormParams params;
+      params.x = (memory.as<char>() + c.first * DTypeBytes(dtype)).as<float>();
+      params.out = params.x;
+      params.weight = weights.as<float>();
+      params.num_rows = args.num_rows;
+      params.columns = c.columns;
+      params.num_parts = c.parts;
+      params.stride = c.stride;
+      params.dtype = dtype;
+      Workspace none(nullptr, 0);
+      KVASIR_EXPECT_OK(Norm(test.stream(), params, none));
+      const auto got = test.GetNumbers(memory, dtype);
+      EXPECT_LE(WorstError(want, got, c.stride), ToleranceOf(dtype));
+      for (size_t i = 0; i < got.size(); ++i) {
+        if (want[i] != numbers[i]) continue;  // a number of a head
+        EXPECT_EQ(got[i], numbers[i]) << i;
+      }
+    }
+  }
+}
+
 TEST(NormCudaTest, GivesTheSameBitsOnEverySeed) {
   for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
     const NormCase c = {kind, DType::kBf16, 5, 600};
@@ -250,7 +301,8 @@ DevicePtr<T> Number(const DeviceBuffer& buffer, DType dtype, int64_t index) {
 std::vector<float> GateByKernel(EmulatedTest& test, DType dtype, int64_t rows,
                                 int64_t features,
                                 const std::vector<float>& gate_up,
-                                int64_t ahead = 0) {
+                                int64_t ahead = 0,
+                                GateKind kind = GateKind::kSilu) {
   const DeviceBuffer in = test.PutNumbers(Behind(ahead, gate_up), dtype);
   const DeviceBuffer out = test.PutNumbers(
       Behind(ahead,
@@ -260,15 +312,17 @@ std::vector<float> GateByKernel(EmulatedTest& test, DType dtype, int64_t rows,
   KVASIR_EXPECT_OK(
       SiluMul(test.stream(),
               {Number<float>(in, dtype, ahead),
-               Number<float>(out, dtype, ahead), rows, features, dtype},
+               Number<float>(out, dtype, ahead), rows, features, dtype, kind},
               none));
   return From(ahead, test.GetNumbers(out, dtype));
 }
 
 std::vector<float> GateByReference(int64_t rows, int64_t features,
-                                   const std::vector<float>& gate_up) {
+                                   const std::vector<float>& gate_up,
+                                   GateKind kind) {
   std::vector<float> out(static_cast<size_t>(rows * features));
-  const SiluMulArgs args = {gate_up.data(), out.data(), rows, features};
+  SiluMulArgs args = {gate_up.data(), out.data(), rows, features};
+  args.gate = kind;
   TestStream reference(1, CpuBackend::kReference);
   KVASIR_EXPECT_OK(
       SiluMul(reference.stream(), OnDevice(args), reference.workspace()));
@@ -283,17 +337,19 @@ TEST(SiluMulCudaTest,
      SiluMulEqualsTheReferenceWithinTheToleranceOfTheNumberType) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
-    EmulatedTest test(++seed, /*multiprocessors=*/1);
-    for (const auto& [rows, features] : kShapes) {
-      const auto gate_up =
-          Rounded(RandomFloats(rows * 2 * features, 1, 4.0f), dtype);
-      const auto want = GateByReference(rows, features, gate_up);
-      for (const int64_t ahead : AheadOf(dtype)) {
-        const auto got =
-            GateByKernel(test, dtype, rows, features, gate_up, ahead);
-        EXPECT_LE(WorstError(want, got, features), ToleranceOf(dtype))
-            << rows << " rows of " << features << " " << DTypeName(dtype)
-            << ", " << ahead << " ahead";
+    for (const GateKind kind : {GateKind::kSilu, GateKind::kGeluTanh}) {
+      EmulatedTest test(++seed, /*multiprocessors=*/1);
+      for (const auto& [rows, features] : kShapes) {
+        const auto gate_up =
+            Rounded(RandomFloats(rows * 2 * features, 1, 4.0f), dtype);
+        const auto want = GateByReference(rows, features, gate_up, kind);
+        for (const int64_t ahead : AheadOf(dtype)) {
+          const auto got =
+              GateByKernel(test, dtype, rows, features, gate_up, ahead, kind);
+          EXPECT_LE(WorstError(want, got, features), ToleranceOf(dtype))
+              << rows << " rows of " << features << " " << DTypeName(dtype)
+              << ", " << ahead << " ahead";
+        }
       }
     }
   }
@@ -371,6 +427,31 @@ TEST(ActivationCudaTest,
         }
       }
     }
+  }
+}
+
+TEST(ActivationCudaTest, CappedNumbersEqualTheReference) {
+  constexpr float kCap = 30.0f;
+  for (const DType dtype : kDTypes) {
+    EmulatedTest test;
+    auto x = Rounded(RandomFloats(3 * 77, 1, 40.0f), dtype);
+    x[0] = INFINITY;
+    x[1] = -INFINITY;
+    std::vector<float> want(x.size());
+    const ActivationArgs args = {
+        x.data(),    want.data(), 3, 77, ActivationKind::kSoftCap,
+        DType::kF32, kCap};
+    TestStream reference(1, CpuBackend::kReference);
+    KVASIR_EXPECT_OK(
+        Activation(reference.stream(), OnDevice(args), reference.workspace()));
+    const DeviceBuffer memory = test.PutNumbers(x, dtype);
+    const auto at = memory.as<float>();
+    Workspace none(nullptr, 0);
+    KVASIR_EXPECT_OK(Activation(
+        test.stream(), {at, at, 3, 77, ActivationKind::kSoftCap, dtype, kCap},
+        none));
+    EXPECT_LE(WorstError(want, test.GetNumbers(memory, dtype), 77),
+              ToleranceOf(dtype));
   }
 }
 
@@ -595,6 +676,7 @@ struct EmbeddingCase {
   bool positions = false;
   bool tied = false;
   int64_t first_id = 0;
+  float scale = 1.0f;
 };
 
 std::vector<float> EmbedByKernel(EmulatedTest& test, const EmbeddingCase& c,
@@ -630,6 +712,7 @@ std::vector<float> EmbedByKernel(EmulatedTest& test, const EmbeddingCase& c,
   }
   params.out = out.as<float>();
   params.dtype = c.dtype;
+  params.scale = c.scale;
   Workspace none(nullptr, 0);
   KVASIR_EXPECT_OK(Embedding(test.stream(), params, none));
   return test.GetNumbers(out, c.dtype);
@@ -657,6 +740,7 @@ void ExpectEmbedding(EmulatedTest& test, const EmbeddingCase& c) {
   args.position_table = c.positions ? places.data() : nullptr;
   args.num_positions = kPlaces;
   args.positions = positions.data();
+  args.scale = c.scale;
   args.out = want.data();
   TestStream reference(1, CpuBackend::kReference);
   KVASIR_EXPECT_OK(
@@ -678,6 +762,7 @@ TEST(EmbeddingCudaTest, TheEmbeddingEqualsTheReference) {
       ExpectEmbedding(test, {dtype, table, {3, -1, 11, 0, 3}, 300});
       ExpectEmbedding(test, {dtype, table, {3, -1, 5}, 70, true});
       ExpectEmbedding(test, {dtype, table, {2, 9}, 70, false, true});
+      ExpectEmbedding(test, {dtype, table, {2, 9}, 70, true, true, 0, 8.75f});
       ExpectEmbedding(test,
                       {dtype, table, {5, 20, 30, 31}, 9, true, false, 20});
       ExpectEmbedding(test,

@@ -11,6 +11,7 @@
 #include "kernels/latents/copy_pages.h"
 #include "kernels/latents/hadamard.h"
 #include "kernels/latents/hadamard_tables.h"
+#include "kernels/latents/key_bias.h"
 #include "kernels/latents/kv_append.h"
 #include "kernels/latents/lift.h"
 
@@ -19,6 +20,7 @@ namespace kvasir::kernels {
 using PreparedLift = Prepared<LiftParams>;
 using PreparedComplexLift = Prepared<ComplexLiftParams>;
 using PreparedHadamard = Prepared<HadamardParams>;
+using PreparedKeyBias = Prepared<KeyBiasParams>;
 using PreparedKvAppend = Prepared<KvAppendParams>;
 
 // The columns at which the input and the output of each query head begin.
@@ -73,6 +75,21 @@ absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
                                          absl::Span<const KvAppendPart> parts);
 absl::Status KvAppend(Stream& stream, const PreparedKvAppend& prepared,
                       const KvAppendRows& rows, Workspace& workspace);
+
+// Tables that Prepare copies from host memory to the device. The columns and
+// pairs are those of KeyBiasParams.
+struct KeyBiasTables {
+  absl::Span<const int64_t> key_column;    // [Hkv]
+  absl::Span<const int64_t> query_column;  // [Hq]
+  absl::Span<const int64_t> out_column;    // [Hq]
+  absl::Span<const KeyBiasPair> pairs;     // [Hkv, tile_pairs + exact_pairs]
+};
+// `shape` has the stride, the type and the numbers of heads and pairs.
+absl::StatusOr<PreparedKeyBias> Prepare(Device& device,
+                                        const KeyBiasParams& shape,
+                                        const KeyBiasTables& tables);
+absl::Status KeyBias(Stream& stream, const PreparedKeyBias& prepared,
+                     const KeyBiasRows& rows, Workspace& workspace);
 
 absl::Status CopyPages(Stream& stream, const CopyPagesParams& params,
                        Workspace& workspace);

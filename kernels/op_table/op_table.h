@@ -9,6 +9,7 @@
 #include "kernels/device/device_ops.h"
 #include "kernels/latents/copy_pages.h"
 #include "kernels/latents/hadamard.h"
+#include "kernels/latents/key_bias.h"
 #include "kernels/latents/kv_append.h"
 #include "kernels/latents/lift.h"
 #include "kernels/linear/matmul.h"
@@ -33,6 +34,7 @@ void CountTokensCuda(const CountTokensArgs& args, Launcher& launcher);
 void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
 void GatherRowsCuda(const GatherRowsArgs& args, Launcher& launcher);
 void HadamardCuda(const HadamardArgs& args, float* scratch, Launcher& launcher);
+void KeyBiasCuda(const KeyBiasArgs& args, Launcher& launcher);
 void KvAppendCuda(const KvAppendArgs& args, float* scratch, Launcher& launcher);
 void LiftCuda(const LiftArgs& args, float* scratch, Launcher& launcher);
 void LogSoftmaxCuda(const LogSoftmaxArgs& args, Launcher& launcher);
@@ -56,6 +58,7 @@ inline DeviceOps Ops() {
       MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
       MakeDeviceOp<GatherRowsParams>("gather_rows", &GatherRowsCuda),
       MakeDeviceOp<HadamardParams, DevicePtr<float>>("hadamard", &HadamardCuda),
+      MakeDeviceOp<KeyBiasParams>("key_bias", &KeyBiasCuda),
       MakeDeviceOp<KvAppendParams, DevicePtr<float>>("kv_append",
                                                      &KvAppendCuda),
       MakeDeviceOp<LiftParams, DevicePtr<float>>("lift", &LiftCuda),

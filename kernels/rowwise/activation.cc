@@ -20,6 +20,10 @@ absl::Status Activation(Stream& stream, const ActivationParams& params,
   if (params.columns < 1) {
     return Refuse(kKernels.op, "columns", 1, params.columns);
   }
+  if (params.kind == ActivationKind::kSoftCap && !(params.cap > 0.0f)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kKernels.op, ": the cap must be above 0, is ", params.cap));
+  }
   if (workspace.counting()) return CheckServed(kKernels, stream);
   return Launch(kKernels, stream, params);
 }

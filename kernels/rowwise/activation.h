@@ -1,5 +1,5 @@
 // activation: the activation function between the two matrices of an MLP
-// without a gate. C++17.
+// without a gate, and the cap of logits. C++17.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@ enum class ActivationKind {
   kGelu,
   kGeluTanh,  // kGelu approximated by tanh
   kRelu,      // max(x, 0)
+  kSoftCap,   // cap * tanh(x / cap)
 };
 
 // out[t, i] = activation(x[t, i]), as scalar_math.h computes it.
@@ -25,6 +26,7 @@ struct ActivationParamsIn {
   int64_t columns = 0;           // F
   ActivationKind kind = ActivationKind::kGelu;
   DType dtype = DType::kF32;  // the type of x and out
+  float cap = 0.0f;           // above 0 for kSoftCap
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

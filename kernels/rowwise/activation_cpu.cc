@@ -26,9 +26,15 @@ struct ReluOf {
   float operator()(float x) const { return Relu(x); }
 };
 
+struct SoftCapOf {
+  float cap;
+  HWY_INLINE Vec operator()(Vec x) const { return SoftCapVec(x, cap); }
+  float operator()(float x) const { return SoftCap(x, cap); }
+};
+
 template <typename Function>
-void Activate(const float* x, int64_t count, float* out) {
-  const Function function;
+void Activate(const float* x, int64_t count, float* out,
+              const Function& function = {}) {
   int64_t i = 0;
   for (; i + kVecLanes <= count; i += kVecLanes) {
     hn::StoreU(function(LoadFloats(x + i)), kFloats, out + i);
@@ -47,6 +53,8 @@ void ActivateRows(const ActivationArgs& params, int64_t begin, int64_t end) {
       return Activate<GeluTanhOf>(x, count, out);
     case ActivationKind::kRelu:
       return Activate<ReluOf>(x, count, out);
+    case ActivationKind::kSoftCap:
+      return Activate<SoftCapOf>(x, count, out, {params.cap});
   }
 }
 

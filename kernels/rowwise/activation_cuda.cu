@@ -16,6 +16,7 @@
 // Shortest possible time: the bytes divided by the memory's bandwidth.
 #include "kernels/rowwise/activation.h"
 #include "kernels/simd/scalar_math.h"
+#include "kernels/simt/activations.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
@@ -47,11 +48,12 @@ struct GeluOf {
   }
 };
 struct GeluTanhOf {
+  KVASIR_DEVICE float operator()(float x) const { return simt::GeluTanh(x); }
+};
+struct SoftCapOf {
+  float cap;
   KVASIR_DEVICE float operator()(float x) const {
-    namespace c = gelu_constants;
-    const float twice = x * simt::Fma(x * x, c::kCubic, c::kLinear);
-    if (twice < -exp_constants::kHighest) return 0.0f;
-    return x / (1.0f + simt::Exp2(-twice * simt::kLog2E));
+    return simt::SoftCap(x, cap);
   }
 };
 struct ReluOf {
@@ -89,6 +91,8 @@ ActivationKernel(simt::OnRows<ActivationArgs> on) {
       return Activate<T, n>(on, GeluTanhOf());
     case ActivationKind::kRelu:
       return Activate<T, n>(on, ReluOf());
+    case ActivationKind::kSoftCap:
+      return Activate<T, n>(on, SoftCapOf{on.args.cap});
   }
 }
 

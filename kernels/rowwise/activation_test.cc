@@ -13,8 +13,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
+constexpr float kCap = 2.75f;
+
 double Definition(ActivationKind kind, double x) {
   switch (kind) {
+    case ActivationKind::kSoftCap:
+      return kCap * std::tanh(x / kCap);
     case ActivationKind::kGelu:
       return x * std::erfc(-x / std::sqrt(2.0)) / 2.0;
     case ActivationKind::kGeluTanh:
@@ -44,7 +48,8 @@ TEST_P(ActivationTest, MatchesTheDefinitionOnEveryBackEndAlsoInPlace) {
   const auto x = RandomFloats(rows * columns, 1, 4.0f);
   const auto run = [&](TestStream& test) {
     std::vector<float> out(x.size(), kPoison);
-    const ActivationArgs params = {x.data(), out.data(), rows, columns, kind};
+    const ActivationArgs params = {x.data(), out.data(),  rows, columns,
+                                   kind,     DType::kF32, kCap};
     KVASIR_EXPECT_OK(
         Activation(test.stream(), OnDevice(params), test.workspace()));
     return out;
@@ -53,8 +58,9 @@ TEST_P(ActivationTest, MatchesTheDefinitionOnEveryBackEndAlsoInPlace) {
   const auto truth = run(reference);
   for (size_t i = 0; i < truth.size(); ++i) {
     const double wide = static_cast<double>(x[i]);
-    ASSERT_NEAR(Definition(kind, wide), static_cast<double>(truth[i]),
-                2e-7 * std::abs(wide))
+    ASSERT_NEAR(
+        Definition(kind, wide), static_cast<double>(truth[i]),
+        2e-7 * std::abs(wide) + (kind == ActivationKind::kSoftCap ? 1e-6 : 0.0))
         << wide;
   }
   TestStream one(1);
@@ -63,8 +69,13 @@ TEST_P(ActivationTest, MatchesTheDefinitionOnEveryBackEndAlsoInPlace) {
     EXPECT_TRUE(SameBits(truth, run(one)));
     EXPECT_TRUE(SameBits(truth, run(three)));
     std::vector<float> in_place = x;
-    const ActivationArgs params = {in_place.data(), in_place.data(), rows,
-                                   columns, kind};
+    const ActivationArgs params = {in_place.data(),
+                                   in_place.data(),
+                                   rows,
+                                   columns,
+                                   kind,
+                                   DType::kF32,
+                                   kCap};
     KVASIR_EXPECT_OK(
         Activation(one.stream(), OnDevice(params), one.workspace()));
     EXPECT_TRUE(SameBits(truth, in_place));
@@ -78,8 +89,39 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{ActivationKind::kGelu, 16, 1003},
                       Case{ActivationKind::kGeluTanh, 5, 77},
                       Case{ActivationKind::kGeluTanh, 16, 1003},
+                      Case{ActivationKind::kSoftCap, 5, 77},
+                      Case{ActivationKind::kSoftCap, 16, 1003},
                       Case{ActivationKind::kRelu, 5, 77},
                       Case{ActivationKind::kRelu, 33, 1003}));
+
+TEST(SoftCapTest, LargeInputsGiveTheCapAndACapOf0IsRefused) {
+  std::vector<float> x;
+  for (const float far :
+       {300.0f, 1e20f, 1e38f, std::numeric_limits<float>::infinity()}) {
+    for (int i = 0; i < 37; ++i) x.push_back(i % 2 == 0 ? far : -far);
+  }
+  std::vector<float> out(x.size(), kPoison);
+  ActivationArgs params = {x.data(),
+                           out.data(),
+                           1,
+                           static_cast<int64_t>(x.size()),
+                           ActivationKind::kSoftCap,
+                           DType::kF32,
+                           kCap};
+  for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
+    TestStream test(1, backend);
+    KVASIR_ASSERT_OK(
+        Activation(test.stream(), OnDevice(params), test.workspace()));
+    for (size_t i = 0; i < x.size(); ++i) {
+      EXPECT_EQ(out[i], std::copysign(kCap, x[i])) << x[i];
+    }
+  }
+  params.cap = 0.0f;
+  TestStream test;
+  EXPECT_THAT(Activation(test.stream(), OnDevice(params), test.workspace()),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("the cap must be above 0, is 0")));
+}
 
 // Inputs far from 0 are placed in every lane of a vector and in the remainder.
 TEST(ActivationEndsTest, LargeInputsGiveTheSameResultOnEveryBackEnd) {

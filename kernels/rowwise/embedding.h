@@ -10,9 +10,9 @@
 
 namespace kvasir::kernels {
 
-// out[t, :] = float32(table[ids[t] - first_id, :]). If the output head uses the
-// same weights (a tied head), the packed weights of the head serve as the
-// table.
+// out[t, :] = scale * float32(table[ids[t] - first_id, :]). If the output head
+// uses the same weights (a tied head), the packed weights of the head serve as
+// the table.
 //
 // An id outside [first_id, first_id + vocab) gives a row of zeros. So if the
 // table is split over ranks, the sum of the rows of all ranks is the row of the
@@ -36,6 +36,7 @@ struct EmbeddingParamsIn {
   Ptr<const int64_t> positions = nullptr;  // [T]
   Ptr<float> out = nullptr;                // [T, M]
   DType dtype = DType::kF32;               // the type of activations
+  float scale = 1.0f;
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

@@ -19,18 +19,19 @@ template <typename T>
 void EmbedRow(const EmbeddingArgs& params, int64_t id, float* out) {
   if (params.table != nullptr) {
     const T* row = static_cast<const T*>(params.table) + id * params.hidden;
+    const Vec scale = Broadcast(params.scale);
     int64_t i = 0;
     for (; i + kVecLanes <= params.hidden; i += kVecLanes) {
-      hn::StoreU(LoadFloats(row + i), kFloats, out + i);
+      hn::StoreU(hn::Mul(scale, LoadFloats(row + i)), kFloats, out + i);
     }
-    for (; i < params.hidden; ++i) out[i] = ToFloat(row[i]);
+    for (; i < params.hidden; ++i) out[i] = params.scale * ToFloat(row[i]);
     return;
   }
   const T* column = static_cast<const T*>(params.packed.data) +
                     id / kPanelColumns * params.hidden * kPanelColumns +
                     id % kPanelColumns;
   for (int64_t i = 0; i < params.hidden; ++i) {
-    out[i] = ToFloat(column[i * kPanelColumns]);
+    out[i] = params.scale * ToFloat(column[i * kPanelColumns]);
   }
 }
 

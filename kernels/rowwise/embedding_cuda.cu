@@ -34,8 +34,9 @@ EmbeddingKernel(EmbeddingArgs args) {
   const DType dtype = tied ? args.packed.dtype : args.table_dtype;
   T* const out = reinterpret_cast<T*>(args.out) + token * args.hidden;
   for (int64_t i = simt::Thread(); i < args.hidden; i += kThreads) {
-    float number =
-        known ? simt::LoadNumber(table, dtype, id * args.hidden + i) : 0.0f;
+    float number = known ? args.scale * simt::LoadNumber(table, dtype,
+                                                         id * args.hidden + i)
+                         : 0.0f;
     if (placed) {
       number += simt::LoadNumber(args.position_table, args.position_dtype,
                                  position * args.hidden + i);

@@ -30,25 +30,29 @@ TEST_P(EmbeddingTest, RowsAreReadFromTheTableOrFromTheTiedOutputHead) {
     TestStream test(2, backend);
     ForEachSimdTarget([&] {
       for (const bool packed : {false, true}) {
-        std::vector<float> out(ids.size() * kHidden, kPoison);
-        EmbeddingArgs params;
-        params.ids = ids.data();
-        params.num_tokens = static_cast<int64_t>(ids.size());
-        params.vocab = kVocab;
-        params.hidden = kHidden;
-        params.table = packed ? nullptr : table.data();
-        params.table_dtype = GetParam();
-        params.packed = packed ? head : PackedMatrixArgs();
-        params.out = out.data();
-        KVASIR_ASSERT_OK(
-            Embedding(test.stream(), OnDevice(params), test.workspace()));
-        for (size_t i = 0; i < out.size(); ++i) {
-          const int32_t id = ids[i / kHidden];
-          const bool valid = id >= 0 && id < kVocab;
-          ASSERT_EQ(
-              valid ? table.at(id * kHidden + static_cast<int64_t>(i % kHidden))
-                    : 0.0f,
-              out[i]);
+        for (const float scale : {1.0f, 5.4772256f}) {
+          std::vector<float> out(ids.size() * kHidden, kPoison);
+          EmbeddingArgs params;
+          params.ids = ids.data();
+          params.num_tokens = static_cast<int64_t>(ids.size());
+          params.vocab = kVocab;
+          params.hidden = kHidden;
+          params.table = packed ? nullptr : table.data();
+          params.table_dtype = GetParam();
+          params.packed = packed ? head : PackedMatrixArgs();
+          params.out = out.data();
+          params.scale = scale;
+          KVASIR_ASSERT_OK(
+              Embedding(test.stream(), OnDevice(params), test.workspace()));
+          for (size_t i = 0; i < out.size(); ++i) {
+            const int32_t id = ids[i / kHidden];
+            const bool valid = id >= 0 && id < kVocab;
+            ASSERT_EQ(valid
+                          ? scale * table.at(id * kHidden +
+                                             static_cast<int64_t>(i % kHidden))
+                          : 0.0f,
+                      out[i]);
+          }
         }
       }
     });

@@ -1,5 +1,5 @@
 // silu_mul: the activation of a gated MLP. It multiplies the second half of
-// each row by silu of the first half. C++17.
+// each row by silu or gelu of the first half. C++17.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,13 @@
 
 namespace kvasir::kernels {
 
-// out[t, i] = silu(gate_up[t, i]) * gate_up[t, F + i], silu(g) = g/(1+exp(-g)).
+enum class GateKind {
+  kSilu,      // silu(g) = g / (1 + exp(-g))
+  kGeluTanh,  // ActivationKind::kGeluTanh
+};
+
+// out[t, i] = gate(gate_up[t, i]) * gate_up[t, F + i], as scalar_math.h
+// computes the gate.
 template <template <typename> class Ptr>
 struct SiluMulParamsIn {
   Ptr<const float> gate_up = nullptr;  // [T, 2F]
@@ -17,6 +23,7 @@ struct SiluMulParamsIn {
   int64_t num_rows = 0;                // T
   int64_t features = 0;                // F
   DType dtype = DType::kF32;           // the type of activations
+  GateKind gate = GateKind::kSilu;
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

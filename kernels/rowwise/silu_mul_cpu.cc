@@ -13,7 +13,18 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-void MultiplyRows(const SiluMulArgs& params, int64_t begin, int64_t end) {
+struct SiluOf {
+  HWY_INLINE Vec operator()(Vec x) const { return SiluVec(x); }
+  float operator()(float x) const { return Silu(x); }
+};
+struct GeluTanhGate {
+  HWY_INLINE Vec operator()(Vec x) const { return GeluTanhVec(x); }
+  float operator()(float x) const { return GeluTanh(x); }
+};
+
+template <typename Function>
+void Multiply(const SiluMulArgs& params, int64_t begin, int64_t end) {
+  const Function function;
   const int64_t features = params.features;
   for (int64_t t = begin; t < end; ++t) {
     const float* gate = params.gate_up + t * 2 * features;
@@ -21,10 +32,19 @@ void MultiplyRows(const SiluMulArgs& params, int64_t begin, int64_t end) {
     float* out = params.out + t * features;
     int64_t i = 0;
     for (; i + kVecLanes <= features; i += kVecLanes) {
-      const Vec silu = SiluVec(LoadFloats(gate + i));
-      hn::StoreU(hn::Mul(silu, LoadFloats(up + i)), kFloats, out + i);
+      const Vec factor = function(LoadFloats(gate + i));
+      hn::StoreU(hn::Mul(factor, LoadFloats(up + i)), kFloats, out + i);
     }
-    for (; i < features; ++i) out[i] = Silu(gate[i]) * up[i];
+    for (; i < features; ++i) out[i] = function(gate[i]) * up[i];
+  }
+}
+
+void MultiplyRows(const SiluMulArgs& params, int64_t begin, int64_t end) {
+  switch (params.gate) {
+    case GateKind::kSilu:
+      return Multiply<SiluOf>(params, begin, end);
+    case GateKind::kGeluTanh:
+      return Multiply<GeluTanhGate>(params, begin, end);
   }
 }
 

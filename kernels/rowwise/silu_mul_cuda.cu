@@ -15,21 +15,22 @@
 // kernel is bound by its bytes.
 // Shortest possible time: the bytes divided by the memory's bandwidth.
 #include "kernels/rowwise/silu_mul.h"
-#include "kernels/simd/scalar_math.h"
+#include "kernels/simt/activations.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// Returns 0 if the exponential overflows, as Silu on the CPU does.
-KVASIR_DEVICE float SiluOf(float gate) {
-  if (gate < -exp_constants::kHighest) return 0.0f;
-  return gate / (1.0f + simt::Exp2(-gate * simt::kLog2E));
-}
+struct SiluOf {
+  KVASIR_DEVICE float operator()(float x) const { return simt::Silu(x); }
+};
+struct GeluTanhOf {
+  KVASIR_DEVICE float operator()(float x) const { return simt::GeluTanh(x); }
+};
 
-template <typename T, int n>
-KVASIR_KERNEL(simt::kRowThreads)
-SiluMulKernel(simt::OnRows<SiluMulArgs> on) {
+template <typename T, int n, typename Function>
+KVASIR_DEVICE void Multiply(const simt::OnRows<SiluMulArgs>& on,
+                            const Function& function) {
   using Pack = simt::Pack<T, n>;
   const SiluMulArgs& args = on.args;
   const int64_t features = args.features;
@@ -45,12 +46,23 @@ SiluMulKernel(simt::OnRows<SiluMulArgs> on) {
         KVASIR_UNROLL
         for (int k = 0; k < n; ++k) {
           product.number[k] =
-              simt::FromFloat<T>(SiluOf(simt::ToFloat(gates.number[k])) *
+              simt::FromFloat<T>(function(simt::ToFloat(gates.number[k])) *
                                  simt::ToFloat(ups.number[k]));
         }
         simt::StoreGlobal(
             reinterpret_cast<Pack*>(out + row * features + column), product);
       });
+}
+
+template <typename T, int n>
+KVASIR_KERNEL(simt::kRowThreads)
+SiluMulKernel(simt::OnRows<SiluMulArgs> on) {
+  switch (on.args.gate) {
+    case GateKind::kSilu:
+      return Multiply<T, n>(on, SiluOf());
+    case GateKind::kGeluTanh:
+      return Multiply<T, n>(on, GeluTanhOf());
+  }
 }
 
 template <typename T>

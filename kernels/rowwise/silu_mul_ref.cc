@@ -10,7 +10,8 @@ void SiluMulReference(const SiluMulArgs& params, CpuStream&) {
     const float* gate = params.gate_up + t * 2 * features;
     const float* up = gate + features;
     float* out = params.out + t * features;
-    for (int64_t i = 0; i < features; ++i) out[i] = Silu(gate[i]) * up[i];
+    const auto function = params.gate == GateKind::kSilu ? &Silu : &GeluTanh;
+    for (int64_t i = 0; i < features; ++i) out[i] = function(gate[i]) * up[i];
   }
 }
 

@@ -9,9 +9,11 @@ namespace kvasir::kernels {
 namespace {
 
 std::vector<float> Gate(TestStream& test, int64_t rows, int64_t features,
-                        const std::vector<float>& gate_up) {
+                        const std::vector<float>& gate_up,
+                        GateKind kind = GateKind::kSilu) {
   std::vector<float> out(static_cast<size_t>(rows * features), kPoison);
   SiluMulArgs params = {gate_up.data(), out.data(), rows, features};
+  params.gate = kind;
   KVASIR_EXPECT_OK(SiluMul(test.stream(), OnDevice(params), test.workspace()));
   return out;
 }
@@ -46,6 +48,35 @@ TEST_P(SiluMulTest, SiluMulMatchesItsDefinitionAndIsEqualOnEveryBackEnd) {
   ForEachSimdTarget([&] {
     EXPECT_TRUE(SameBits(truth, Gate(one, rows, features, gate_up)));
     EXPECT_TRUE(SameBits(truth, Gate(three, rows, features, gate_up)));
+  });
+}
+
+TEST_P(SiluMulTest, AGeluGateMatchesItsDefinitionAndIsEqualOnEveryBackEnd) {
+  const int64_t rows = GetParam().rows;
+  const int64_t features = GetParam().features;
+  const auto gate_up = RandomFloats(rows * 2 * features, 2, 6.0f);
+  TestStream reference(1, CpuBackend::kReference);
+  const auto truth =
+      Gate(reference, rows, features, gate_up, GateKind::kGeluTanh);
+  for (size_t i = 0; i < truth.size(); ++i) {
+    const size_t width = static_cast<size_t>(features);
+    const size_t at = i / width * 2 * width + i % width;
+    const double gate = static_cast<double>(gate_up[at]);
+    const double up = static_cast<double>(gate_up[at + width]);
+    const double inner =
+        std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
+    const double expected = 0.5 * gate * (1 + std::tanh(inner)) * up;
+    ASSERT_NEAR(expected, static_cast<double>(truth[i]),
+                2e-6 * (std::abs(expected) + std::abs(up)))
+        << gate;
+  }
+  TestStream one(1);
+  TestStream three(3);
+  ForEachSimdTarget([&] {
+    for (TestStream* test : {&one, &three}) {
+      EXPECT_TRUE(SameBits(
+          truth, Gate(*test, rows, features, gate_up, GateKind::kGeluTanh)));
+    }
   });
 }
 

@@ -135,6 +135,12 @@ inline float GeluTanh(float x) {
   return twice < -exp_constants::kHighest ? 0.0f : x / (1.0f + Exp(-twice));
 }
 
+// SoftCap(x, cap) is cap * tanh(x / cap), computed as
+// cap - 2 cap / (1 + exp(2 x / cap)); cap > 0.
+inline float SoftCap(float x, float cap) {
+  return cap - 2.0f * cap / (1.0f + Exp(x * (2.0f / cap)));
+}
+
 inline float Relu(float x) { return x < 0.0f ? 0.0f : x; }
 
 // SinCosReduced computes sine and cosine of r in [-pi/4, pi/4]. The error of
@@ -189,6 +195,20 @@ KVASIR_HOST_DEVICE inline void RotateByQuarter(uint32_t quarter, float sin_r,
   const float b = (quarter & 1u) ? cos_r : sin_r;
   *cos_out = (quarter == 1u || quarter == 2u) ? -a : a;
   *sin_out = (quarter >= 2u) ? -b : b;
+}
+
+// The cosine and sine of an angle in units of 2^-64 turns.
+struct UnitVector {
+  float cosine;
+  float sine;
+};
+KVASIR_HOST_DEVICE inline UnitVector UnitVectorAt(uint64_t turns) {
+  const ReducedAngle angle = ReduceTurns(turns);
+  UnitVector vector;
+  SinCosReduced(angle.remainder, &vector.sine, &vector.cosine);
+  RotateByQuarter(angle.quarter, vector.sine, vector.cosine, &vector.sine,
+                  &vector.cosine);
+  return vector;
 }
 
 }  // namespace kvasir::kernels

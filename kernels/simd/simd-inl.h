@@ -156,6 +156,12 @@ HWY_INLINE Vec GeluTanhVec(Vec x) {
                             quotient);
 }
 
+HWY_INLINE Vec SoftCapVec(Vec x, float cap) {
+  const Vec power = ExpVec(hn::Mul(x, Broadcast(2.0f / cap)));
+  return hn::Sub(Broadcast(cap), hn::Div(Broadcast(2.0f * cap),
+                                         hn::Add(Broadcast(1.0f), power)));
+}
+
 HWY_INLINE Vec ReluVec(Vec x) {
   const Vec zero = hn::Zero(kFloats);
   return hn::IfThenElse(hn::Lt(x, zero), zero, x);

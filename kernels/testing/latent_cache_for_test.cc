@@ -468,6 +468,7 @@ LatentCache::LatentCache(const LatentSpec& spec, std::vector<int64_t> lengths,
   MakeSidePages();
   WriteExact({}, 0);
   PlaceColumns();
+  if (spec.key_bias) MakeKeyBias();
   for (size_t i = 0; i < lengths_.size(); ++i) {
     q_.push_back(RandomFloats(
         (lengths_[i] - FirstAsked(static_cast<int64_t>(i))) * q_stride_,
@@ -598,11 +599,13 @@ PagedAttentionArgs LatentCache::Params() {
   params.scale = kScale;
   params.causal = spec_.causal;
   params.window = spec_.window;
+  params.score_cap = spec_.score_cap;
   params.key_exact = key_exact_.slots;
   params.value_exact = value_exact_.slots;
   params.metadata = metadata_;
   params.unit_of_head = spec_.unit_of_head.data();
   params.mass.stored_positions = spec_.stored_positions;
+  if (spec_.key_bias) params.key_bias = &key_bias_;
   if (spec_.adds_mass) {
     for (const int64_t length : lengths_) params.mass.most_rows += length;
     params.mass.most_weights = spec_.kept_weights;
@@ -826,9 +829,54 @@ void LatentCache::PlaceColumns() {
                    ? dims
                    : part.WidthOf(h / (spec_.num_heads / spec_.num_kv_heads));
     }
+    bias_columns_.push_back(q_stride_);
+    if (spec_.key_bias) {
+      q_stride_ +=
+          KeyBiasColumns(spec_.bias_tile_pairs, spec_.bias_exact_pairs);
+    }
   }
   q_stride_ += spec_.query_gap;
   out_stride_ += 5;
+}
+
+void LatentCache::MakeKeyBias() {
+  std::mt19937 random(seed_ + 2);
+  std::uniform_real_distribution<double> slow(0.0, 0.003);
+  std::uniform_real_distribution<double> fast(0.003, 1.0);
+  for (int64_t j = 0; j < spec_.num_kv_heads; ++j) {
+    for (int64_t p = 0; p < spec_.bias_tile_pairs + spec_.bias_exact_pairs;
+         ++p) {
+      bias_radians_.push_back(p < spec_.bias_tile_pairs ? slow(random)
+                                                        : fast(random));
+      bias_steps_.push_back(RopeStep(bias_radians_.back()));
+    }
+  }
+  key_bias_ = {spec_.bias_tile_pairs, spec_.bias_exact_pairs,
+               bias_steps_.data(), bias_columns_.data()};
+}
+
+double LatentCache::KeyBiasOf(const float* q, int64_t head,
+                              int64_t position) const {
+  if (!spec_.key_bias) return 0.0;
+  const int64_t kv_head = head / (spec_.num_heads / spec_.num_kv_heads);
+  const int64_t tile = spec_.bias_tile_pairs;
+  const int64_t pairs = tile + spec_.bias_exact_pairs;
+  const int64_t n = PositionOf(position);
+  const float* const numbers = q + bias_columns_[static_cast<size_t>(head)];
+  double sum = 0.0;
+  for (int64_t p = 0; p < pairs; ++p) {
+    const int64_t at = p < tile ? n / kKeyBiasTile * kKeyBiasTile + 32 : n;
+    const long double angle =
+        static_cast<long double>(
+            bias_radians_[static_cast<size_t>(kv_head * pairs + p)]) *
+        static_cast<long double>(at);
+    const int64_t u = p < tile ? p : KeyBiasTileColumns(tile) + 2 * (p - tile);
+    const int64_t v = u + (p < tile ? tile : 1);
+    sum +=
+        static_cast<double>(numbers[u]) * static_cast<double>(std::cos(angle)) +
+        static_cast<double>(numbers[v]) * static_cast<double>(std::sin(angle));
+  }
+  return sum;
 }
 
 std::vector<double> LatentCache::KeyOf(size_t p, size_t rebuild_index,
@@ -931,7 +979,10 @@ LatentCache::Weights LatentCache::WeightsOf(const LatentAsk& ask, int64_t row,
         score += static_cast<double>(from[c]) * key[c];
       }
     }
-    weights.push_back(score * static_cast<double>(kScale));
+    score += KeyBiasOf(q, head, spec_.first_position + position);
+    score *= static_cast<double>(kScale);
+    const auto cap = static_cast<double>(spec_.score_cap);
+    weights.push_back(cap > 0 ? cap * std::tanh(score / cap) : score);
   }
   const double max =
       weights.empty() ? 0.0 : *std::max_element(weights.begin(), weights.end());

@@ -61,6 +61,7 @@ struct LatentSpec {
   std::vector<PartSpec> values = {PartSpec()};
   int64_t page_tokens = 16;
   int64_t window = 0;
+  float score_cap = 0.0f;
   bool causal = true;
   // The position of slot 0; if it is above 0, launches pass positions.
   int64_t first_position = 0;
@@ -85,6 +86,11 @@ struct LatentSpec {
   // If set, rebuilt keys are rotated by the positions in the slot metadata. In
   // unit u, these positions are 1000 u greater than those of the slots.
   bool stored_positions = false;
+  // If set, the cache has keys without a bias, and queries have numbers for it
+  // (AttentionKeyBias).
+  bool key_bias = false;
+  int64_t bias_tile_pairs = 11;
+  int64_t bias_exact_pairs = 4;
   // columns at the end of a query row that belong to no head
   int64_t query_gap = 3;
   // How many of the last tokens of a sequence have queries; 0: all tokens.
@@ -327,6 +333,10 @@ class LatentCache {
   void AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
                    double* out) const;
 
+  void MakeKeyBias();
+  // What the key bias adds to the product of a query row and a key.
+  double KeyBiasOf(const float* q, int64_t head, int64_t position) const;
+
   const LatentSpec spec_;
   const std::vector<int64_t> lengths_;
   const uint32_t seed_;
@@ -340,6 +350,10 @@ class LatentCache {
   std::deque<TestLift> lifts_;
   std::vector<AttentionKeyPartArgs> keys_;
   std::vector<AttentionValuePartArgs> values_;
+  AttentionKeyBias key_bias_;
+  std::vector<double> bias_radians_;  // [Hkv][pairs]
+  std::vector<uint64_t> bias_steps_;
+  std::vector<int64_t> bias_columns_;
   SlotMetadataArgs metadata_;
   std::vector<char> metadata_memory_;
   int64_t q_stride_ = 0;

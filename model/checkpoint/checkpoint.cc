@@ -14,7 +14,9 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "model/checkpoint/family_tensors.h"
+#include "model/checkpoint/gguf_tensors.h"
 #include "model/files/file.h"
+#include "model/gguf/gguf_header.h"
 
 namespace kvasir::model {
 namespace {
@@ -162,14 +164,25 @@ absl::StatusOr<TensorStream::Block> TensorStream::Next() {
   return block;
 }
 
+absl::StatusOr<Checkpoint> Checkpoint::OpenGguf(const std::string& path) {
+  KVASIR_ASSIGN_OR_RETURN(DecoderSpec spec, LoadModelConfig(path));
+  KVASIR_ASSIGN_OR_RETURN(TensorStore store, OpenGgufTensors(path, spec));
+  Checkpoint checkpoint(path, std::move(spec), std::move(store));
+  checkpoint.is_gguf_ = true;
+  KVASIR_RETURN_IF_ERROR(checkpoint.CheckPlainTensors(/*attention=*/true));
+  return checkpoint;
+}
+
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
+  if (MayBeGguf(folder)) return OpenGguf(folder);
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error)) {
     return absl::NotFoundError(
         std::filesystem::exists(folder, error)
             ? absl::StrFormat("%s is not a folder; give the folder of a model",
                               folder)
-            : absl::StrFormat("there is no model folder %s", folder));
+            : absl::StrFormat("there is no model folder or GGUF file %s",
+                              folder));
   }
   KVASIR_ASSIGN_OR_RETURN(DecoderSpec spec, LoadModelConfig(folder));
   KVASIR_ASSIGN_OR_RETURN(TensorStore store, TensorStore::Open(folder));
@@ -190,16 +203,16 @@ std::string Checkpoint::name() const {
   const std::filesystem::path path =
       std::filesystem::weakly_canonical(folder_, error);
   if (error || path.filename().empty()) return folder_;
-  return path.filename().string();
+  return is_gguf_ ? path.stem().string() : path.filename().string();
 }
 
 absl::StatusOr<TensorStore::Entry> Checkpoint::Tensor(
     std::string_view name) const {
   const TensorStore::Entry* entry = store_.Find(name);
   if (entry == nullptr) {
-    return absl::NotFoundError(
-        absl::StrFormat("%s: tensor %s is missing", folder_,
-                        StoredTensorOf(spec(), name).name));
+    return absl::NotFoundError(absl::StrFormat(
+        "%s: tensor %s is missing", folder_,
+        is_gguf_ ? GgufNameOf(name) : StoredTensorOf(spec(), name).name));
   }
   if (!IsWeightType(entry->info->type)) {
     return absl::InvalidArgumentError(absl::StrFormat(

@@ -1,5 +1,6 @@
-// An opened checkpoint folder. It describes the model, and guarantees that all
-// needed tensors exist in the right shape before any byte of them is read.
+// An opened checkpoint: a Hugging Face folder or a GGUF file. It describes the
+// model, and guarantees that all needed tensors exist in the right shape before
+// any byte of them is read.
 #pragma once
 
 #include <cstddef>
@@ -81,10 +82,10 @@ class TensorStream {
 //   file, the tensor, and the wanted and found values.
 class Checkpoint {
  public:
-  // Opens the folder and checks the tensors that do not depend on a compression
-  // plan. Without a kv_plan.json, it also checks the attention tensors. With a
-  // kv_plan.json, the caller must read and validate the plan and then call
-  // CheckTensors.
+  // Opens a folder, or a GGUF file, which has no plan (docs/guide.md). Checks
+  // the tensors that do not depend on a compression plan. Without a
+  // kv_plan.json, it also checks the attention tensors. With a kv_plan.json,
+  // the caller must read and validate the plan and then call CheckTensors.
   static absl::StatusOr<Checkpoint> Open(const std::string& folder);
 
   // Checks that the checkpoint has the tensors that `plan` needs, in the right
@@ -96,8 +97,11 @@ class Checkpoint {
   absl::Status CheckTensors(const plan::ResolvedPlan& plan,
                             bool with_ranges = true) const;
 
+  // The folder, or the path of the GGUF file.
   const std::string& folder() const { return folder_; }
-  // The name of the folder without its path.
+  bool is_gguf() const { return is_gguf_; }
+  // The name of the folder without its path, or that of the file without the
+  // ending.
   std::string name() const;
   const DecoderSpec& spec() const { return spec_; }
   // The text of kv_plan.json, if there is one.
@@ -118,6 +122,7 @@ class Checkpoint {
         spec_(std::move(spec)),
         store_(std::move(store)) {}
 
+  static absl::StatusOr<Checkpoint> OpenGguf(const std::string& path);
   absl::Status CheckTensor(const RequiredTensor& want) const;
   absl::Status CheckPlainTensors(bool attention) const;
   // Checks that compressed layers have no attention projections except those in
@@ -126,6 +131,7 @@ class Checkpoint {
                              const std::vector<bool>& compressed) const;
 
   std::string folder_;
+  bool is_gguf_ = false;
   DecoderSpec spec_;
   TensorStore store_;
   std::optional<std::string> kv_plan_json_;

@@ -14,7 +14,21 @@ namespace kvasir::model {
 namespace {
 
 // Selects the rows of the stored tensor that belong to the canonical one.
-enum class Pick { kAll, kQuery, kKey, kValue, kAfterUnusedRows };
+enum class Pick {
+  kAll,
+  // of each head's query, key and value, which lie side by side
+  kQuery,
+  kKey,
+  kValue,
+  // of all queries, then all keys, then all values
+  kQueries,
+  kKeys,
+  kValues,
+  // of the gate's rows, then the other matrix's
+  kGate,
+  kUp,
+  kAfterUnusedRows,
+};
 
 // A module's name as the family stores it, and its canonical name. A tensor's
 // name consists of the module's name and then "weight" or "bias". For modules
@@ -82,9 +96,33 @@ constexpr std::array<NameRow, 4> kMixtralLayer = {{
     {"block_sparse_moe.experts.#.w2.", "mlp.experts.#.down_proj."},
 }};
 
-constexpr std::array<FamilyNames, 3> kFamilies = {{
+constexpr std::array<NameRow, 2> kOlmo2Layer = {{
+    {"post_attention_layernorm.", "self_attn.output_norm."},
+    {"post_feedforward_layernorm.", "mlp.output_norm."},
+}};
+
+constexpr std::array<NameRow, 3> kGemmaLayer = {{
+    {"post_attention_layernorm.", "self_attn.output_norm."},
+    {"pre_feedforward_layernorm.", "post_attention_layernorm."},
+    {"post_feedforward_layernorm.", "mlp.output_norm."},
+}};
+
+constexpr std::array<NameRow, 5> kPhi3Layer = {{
+    {"self_attn.qkv_proj.", "self_attn.q_proj.", Pick::kQueries},
+    {"self_attn.qkv_proj.", "self_attn.k_proj.", Pick::kKeys},
+    {"self_attn.qkv_proj.", "self_attn.v_proj.", Pick::kValues},
+    {"mlp.gate_up_proj.", "mlp.gate_proj.", Pick::kGate},
+    {"mlp.gate_up_proj.", "mlp.up_proj.", Pick::kUp},
+}};
+
+// Names that a table does not have are those of Llama.
+constexpr std::array<FamilyNames, 7> kFamilies = {{
     {"gpt_neox", "gpt_neox.layers.", {}, kNeoxLayer, kNeoxOuter},
     {"opt", "model.decoder.layers.", "decoder.layers.", kOptLayer, kOptOuter},
+    {"olmo2", kOurLayers, {}, kOlmo2Layer, {}},
+    {"phi3", kOurLayers, {}, kPhi3Layer, {}},
+    {"gemma2", kOurLayers, {}, kGemmaLayer, {}},
+    {"gemma3_text", kOurLayers, {}, kGemmaLayer, {}},
     {"mixtral", kOurLayers, {}, kMixtralLayer, {}},
 }};
 
@@ -147,23 +185,36 @@ struct Picked {
 
 Picked RowsOf(const DecoderSpec& spec, Pick pick) {
   const int64_t d = spec.head_dim;
-  const int64_t head_rows = spec.num_heads * d;
+  const int64_t q = spec.num_heads * d;
+  const int64_t kv = spec.num_kv_heads * d;
+  const int64_t f = spec.intermediate_size;
+  const auto run = [](int64_t first, int64_t count, int64_t stored) {
+    return Picked{{first, count, 0}, count, stored};
+  };
   switch (pick) {
     case Pick::kAll:
-      return {};
-    case Pick::kAfterUnusedRows: {
-      const int64_t count = spec.max_position_embeddings;
-      return {
-          {kUnusedOptPositions, count, 0}, count, kUnusedOptPositions + count};
-    }
-    case Pick::kQuery:
-      return {{0, d, 3 * d}, head_rows, 3 * head_rows};
-    case Pick::kKey:
-      return {{d, d, 3 * d}, head_rows, 3 * head_rows};
-    case Pick::kValue:
       break;
+    case Pick::kQuery:
+      return {{0, d, 3 * d}, q, 3 * q};
+    case Pick::kKey:
+      return {{d, d, 3 * d}, q, 3 * q};
+    case Pick::kValue:
+      return {{2 * d, d, 3 * d}, q, 3 * q};
+    case Pick::kQueries:
+      return run(0, q, q + 2 * kv);
+    case Pick::kKeys:
+      return run(q, kv, q + 2 * kv);
+    case Pick::kValues:
+      return run(q + kv, kv, q + 2 * kv);
+    case Pick::kGate:
+      return run(0, f, 2 * f);
+    case Pick::kUp:
+      return run(f, f, 2 * f);
+    case Pick::kAfterUnusedRows:
+      return run(kUnusedOptPositions, spec.max_position_embeddings,
+                 kUnusedOptPositions + spec.max_position_embeddings);
   }
-  return {{2 * d, d, 3 * d}, head_rows, 3 * head_rows};
+  return {};
 }
 
 struct Renamed {

@@ -21,7 +21,7 @@ struct StoredTensor {
 };
 
 // The stored tensor for a canonical name. It may be a part of a stored tensor:
-// in GPT-NeoX some rows of the fused query_key_value, in OPT the table of
+// in GPT-NeoX and Phi-3 some rows of a fused projection, in OPT the table of
 // positions without its first two rows, which are unused.
 //
 // Returns a name unchanged if it is not in the family's table, or if it names

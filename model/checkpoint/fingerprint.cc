@@ -113,8 +113,30 @@ std::string OutputsText(const DecoderSpec& spec) {
                           spec.experts.top_k, spec.experts.count,
                           spec.experts.normalize);
   }
-  for (const double frequency : spec.rope.frequencies) {
-    absl::StrAppendFormat(&text, " %a", frequency);
+  if (!spec.norm_inputs || spec.norm_outputs || spec.norm_weight_offset != 0 ||
+      spec.embedding_scale != 1 || spec.score_scale != 0) {
+    absl::StrAppendFormat(&text, " norms %d%d offset %a embedding %a scores %a",
+                          spec.norm_inputs, spec.norm_outputs,
+                          spec.norm_weight_offset, spec.embedding_scale,
+                          spec.score_scale);
+  }
+  if (spec.score_cap != 0 || spec.logit_cap != 0) {
+    absl::StrAppendFormat(&text, " caps %a %a", spec.score_cap, spec.logit_cap);
+  }
+  const auto add_rope = [&text](const std::vector<double>& frequencies) {
+    for (const double frequency : frequencies) {
+      absl::StrAppendFormat(&text, " %a", frequency);
+    }
+  };
+  add_rope(spec.rope.frequencies);
+  if (!spec.rope.long_frequencies.empty()) {
+    absl::StrAppendFormat(&text, " beyond %d", spec.rope.short_positions);
+    add_rope(spec.rope.long_frequencies);
+  }
+  if (spec.window_rope.has_value()) {
+    absl::StrAppendFormat(&text, " in windows %a",
+                          spec.window_rope->attention_factor);
+    add_rope(spec.window_rope->frequencies);
   }
   for (const LayerSpec& layer : spec.layers) {
     absl::StrAppendFormat(&text, " window %d", layer.sliding_window);

@@ -55,11 +55,20 @@ std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec,
     tensors.push_back({absl::StrCat(module, ".weight"), std::move(shape)});
   };
   const bool norm_bias = spec.norm == NormKind::kLayerNorm;
-  add("input_layernorm", {m}, norm_bias);
-  add("post_attention_layernorm", {m}, norm_bias);
+  if (spec.norm_inputs) {
+    add("input_layernorm", {m}, norm_bias);
+    add("post_attention_layernorm", {m}, norm_bias);
+  }
+  if (spec.norm_outputs) {
+    add("self_attn.output_norm", {m}, norm_bias);
+    add("mlp.output_norm", {m}, norm_bias);
+  }
   if (spec.qk_norm != QkNorm::kNone) {
-    add("self_attn.q_norm", {spec.head_dim}, false);
-    add("self_attn.k_norm", {spec.head_dim}, false);
+    const bool all = spec.qk_norm == QkNorm::kAllHeads;
+    add("self_attn.q_norm", {(all ? spec.num_heads : 1) * spec.head_dim},
+        false);
+    add("self_attn.k_norm", {(all ? spec.num_kv_heads : 1) * spec.head_dim},
+        false);
   }
   const auto add_mlp = [&](const std::string& prefix, int64_t f) {
     if (IsGated(spec.mlp)) {

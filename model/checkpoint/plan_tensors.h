@@ -29,8 +29,8 @@ absl::StatusOr<std::vector<RequiredTensor>> RequiredTensors(
     const DecoderSpec& spec, const plan::ResolvedPlan& plan);
 
 // The tensors of a layer that no plan changes: those of the MLP and of all
-// norms, also of queries and keys. The names omit the
-// prefix "model.layers.{l}.".
+// norms, also of queries and keys. "post_attention_layernorm" is the norm of
+// the MLP's input, as in Llama. The names omit the prefix "model.layers.{l}.".
 std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec,
                                               int64_t layer);
 
@@ -45,6 +45,7 @@ inline constexpr std::string_view kEmbeddingName = "model.embed_tokens.weight";
 // Learned positions [max_position_embeddings, M].
 inline constexpr std::string_view kPositionsName =
     "model.embed_positions.weight";
+inline constexpr std::string_view kFinalNorm = "model.norm";
 inline constexpr std::string_view kFinalNormName = "model.norm.weight";
 inline constexpr std::string_view kFinalNormBiasName = "model.norm.bias";
 inline constexpr std::string_view kHeadName = "lm_head.weight";

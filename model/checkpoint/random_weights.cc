@@ -148,11 +148,17 @@ void ListLlama(const ModelShape& shape, double residual, double embedding,
   list.Table("model.embed_tokens", shape.vocab_size, m, embedding);
   for (int64_t i = 0; i < shape.num_layers; ++i) {
     list.prefix = absl::StrCat("model.layers.", i, ".");
-    list.Norm("input_layernorm", m);
     list.Projection("self_attn.q_proj", q_size, m, 1.0);
     list.Projection("self_attn.k_proj", kv_size, m, 1.0);
     list.Projection("self_attn.v_proj", kv_size, m, 1.0);
     list.Matrix("self_attn.o_proj", m, q_size, residual);
+    if (shape.family == Family::kOlmo2) {
+      list.Norm("self_attn.q_norm", q_size);
+      list.Norm("self_attn.k_norm", kv_size);
+      list.Norm("post_feedforward_layernorm", m);
+    } else {
+      list.Norm("input_layernorm", m);
+    }
     if (HasQkNorm(shape.family)) {
       list.Norm("self_attn.q_norm", shape.head_dim);
       list.Norm("self_attn.k_norm", shape.head_dim);

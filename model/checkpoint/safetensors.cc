@@ -81,9 +81,21 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   return SafetensorsFile(std::move(file), data_start_bytes, std::move(tensors));
 }
 
-absl::Status SafetensorsFile::Read(const TensorInfo& tensor,
-                                   uint64_t offset_bytes,
-                                   std::span<std::byte> out) const {
+absl::Status SafetensorsFile::ReadWhole(const TensorInfo& tensor,
+                                        uint64_t offset_bytes,
+                                        std::span<std::byte> out) const {
+  return file().Read(RangeOf(tensor, offset_bytes, out.size()).begin_bytes,
+                     out);
+}
+
+TensorFile::FileRange SafetensorsFile::RangeOf(const TensorInfo& tensor,
+                                               uint64_t offset_bytes,
+                                               uint64_t size_bytes) const {
+  return {data_start_bytes_ + tensor.begin_bytes + offset_bytes, size_bytes};
+}
+
+absl::Status TensorFile::Read(const TensorInfo& tensor, uint64_t offset_bytes,
+                              std::span<std::byte> out) const {
   if (offset_bytes > tensor.size_bytes ||
       out.size() > tensor.size_bytes - offset_bytes) {
     return absl::OutOfRangeError(absl::StrFormat(
@@ -91,11 +103,12 @@ absl::Status SafetensorsFile::Read(const TensorInfo& tensor,
         "tensor has only %d bytes",
         path(), tensor.name, out.size(), offset_bytes, tensor.size_bytes));
   }
-  const absl::Status status = ForEachPiece(
-      tensor, offset_bytes, out.size(),
-      [&](uint64_t place, uint64_t size, uint64_t offset) {
-        return file_.Read(place, out.subspan(offset - offset_bytes, size));
-      });
+  const absl::Status status =
+      ForEachPiece(tensor, offset_bytes, out.size(),
+                   [&](uint64_t place, uint64_t size, uint64_t offset) {
+                     return ReadWhole(tensor, place,
+                                      out.subspan(offset - offset_bytes, size));
+                   });
   if (!status.ok()) {
     return absl::Status(
         status.code(),
@@ -104,13 +117,10 @@ absl::Status SafetensorsFile::Read(const TensorInfo& tensor,
   return status;
 }
 
-absl::Status SafetensorsFile::ForEachPiece(
+absl::Status TensorFile::ForEachPiece(
     const TensorInfo& tensor, uint64_t offset_bytes, uint64_t size_bytes,
-    absl::FunctionRef<absl::Status(uint64_t, uint64_t, uint64_t)> piece) const {
-  const uint64_t begin = data_start_bytes_ + tensor.begin_bytes;
-  if (tensor.rows.all()) {
-    return piece(begin + offset_bytes, size_bytes, offset_bytes);
-  }
+    absl::FunctionRef<absl::Status(uint64_t, uint64_t, uint64_t)> piece) {
+  if (tensor.rows.all()) return piece(offset_bytes, size_bytes, offset_bytes);
   const uint64_t row_bytes = tensor.row_bytes();
   const uint64_t block_bytes =
       static_cast<uint64_t>(tensor.rows.block_rows) * row_bytes;
@@ -121,33 +131,35 @@ absl::Status SafetensorsFile::ForEachPiece(
     const uint64_t size = std::min(block_bytes - inside, end - at);
     const uint64_t row = static_cast<uint64_t>(tensor.rows.first) +
                          block * static_cast<uint64_t>(tensor.rows.stride);
-    KVASIR_RETURN_IF_ERROR(piece(begin + row * row_bytes + inside, size, at));
+    KVASIR_RETURN_IF_ERROR(piece(row * row_bytes + inside, size, at));
     at += size;
   }
   return absl::OkStatus();
 }
 
-void SafetensorsFile::WillNeed(const TensorInfo& tensor, uint64_t offset_bytes,
-                               uint64_t size_bytes) const {
+void TensorFile::WillNeed(const TensorInfo& tensor, uint64_t offset_bytes,
+                          uint64_t size_bytes) const {
   ForEachPiece(tensor, offset_bytes, size_bytes,
                [&](uint64_t place, uint64_t size, uint64_t) {
-                 file_.WillNeed(place, size);
+                 const FileRange range = RangeOf(tensor, place, size);
+                 file_.WillNeed(range.begin_bytes, range.size_bytes);
                  return absl::OkStatus();
                })
       .IgnoreError();  // a hint to the page cache
 }
 
-void SafetensorsFile::Release(const TensorInfo& tensor, uint64_t offset_bytes,
-                              uint64_t size_bytes) const {
+void TensorFile::Release(const TensorInfo& tensor, uint64_t offset_bytes,
+                         uint64_t size_bytes) const {
   ForEachPiece(tensor, offset_bytes, size_bytes,
                [&](uint64_t place, uint64_t size, uint64_t) {
-                 file_.Release(place, size);
+                 const FileRange range = RangeOf(tensor, place, size);
+                 file_.Release(range.begin_bytes, range.size_bytes);
                  return absl::OkStatus();
                })
       .IgnoreError();  // a hint to the page cache
 }
 
-absl::StatusOr<std::string> SafetensorsFile::Fingerprint() const {
+absl::StatusOr<std::string> TensorFile::Fingerprint() const {
   const uint64_t size = file_.size_bytes();
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(
       XXH3_createState(), &XXH3_freeState);
@@ -182,7 +194,7 @@ namespace {
 // such file.
 absl::Status CheckLinkedFiles(
     const JsonFields& index,
-    const std::vector<std::unique_ptr<SafetensorsFile>>& files) {
+    const std::vector<std::unique_ptr<TensorFile>>& files) {
   const nlohmann::json* metadata = index.Find("metadata");
   if (metadata == nullptr || !metadata->is_object()) return absl::OkStatus();
   const JsonFields fields(*metadata, absl::StrCat(index.where(), ": metadata"));
@@ -216,16 +228,24 @@ absl::Status CheckLinkedFiles(
 
 }  // namespace
 
-absl::StatusOr<TensorStore> TensorStore::OpenSingle(const std::string& path) {
+TensorStore TensorStore::Of(std::unique_ptr<TensorFile> file) {
   TensorStore store;
-  KVASIR_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
-  store.files_.push_back(std::make_unique<SafetensorsFile>(std::move(file)));
-  for (const TensorInfo& info : store.files_[0]->tensors()) {
-    store.entries_[info.name] = Entry{store.files_[0].get(), &info};
+  for (const TensorInfo& info : file->tensors()) {
+    store.entries_[info.name] = Entry{file.get(), &info};
   }
   store.stored_ = store.entries_;
+  store.files_.push_back(std::move(file));
   return store;
 }
+
+namespace {
+
+absl::StatusOr<TensorStore> OpenSingle(const std::string& path) {
+  KVASIR_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
+  return TensorStore::Of(std::make_unique<SafetensorsFile>(std::move(file)));
+}
+
+}  // namespace
 
 absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
   const std::string single = absl::StrCat(folder, "/", kSingleFile);
@@ -264,7 +284,7 @@ absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
     return OpenSingle(single);
   }
   struct Shard {
-    const SafetensorsFile* file = nullptr;
+    const TensorFile* file = nullptr;
     std::map<std::string_view, const TensorInfo*> tensors;
   };
   std::map<std::string, Shard> shards;

@@ -1,5 +1,6 @@
 // Reads safetensors files: one file, or a folder of shards with an index.
-// Everything in a file is checked before it is used.
+// Everything in a file is checked before it is used. Files of other formats
+// (gguf_tensors.h) are read through the same interface.
 #pragma once
 
 #include <cstddef>
@@ -86,11 +87,11 @@ struct TensorInfo {
 absl::StatusOr<std::vector<TensorInfo>> ParseSafetensorsHeader(
     std::string_view json, uint64_t data_bytes, std::string_view where);
 
-// One open safetensors file.
+// One open file with tensors.
 // Threads: const methods may be called from any thread.
-class SafetensorsFile {
+class TensorFile {
  public:
-  static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
+  virtual ~TensorFile() = default;
 
   const std::string& path() const { return file_.path(); }
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
@@ -111,23 +112,54 @@ class SafetensorsFile {
   void Release(const TensorInfo& tensor, uint64_t offset_bytes,
                uint64_t size_bytes) const;
 
+ protected:
+  struct FileRange {
+    uint64_t begin_bytes = 0;
+    uint64_t size_bytes = 0;
+  };
+
+  TensorFile(TensorFile&&) = default;
+  TensorFile(RandomAccessFile file, std::vector<TensorInfo> tensors)
+      : file_(std::move(file)), tensors_(std::move(tensors)) {}
+
+  const RandomAccessFile& file() const { return file_; }
+
+  // Reads bytes of the whole tensor, whatever rows `tensor` selects. They lie
+  // inside the tensor.
+  virtual absl::Status ReadWhole(const TensorInfo& tensor,
+                                 uint64_t offset_bytes,
+                                 std::span<std::byte> out) const = 0;
+  // The part of the file that ReadWhole reads for these bytes.
+  virtual FileRange RangeOf(const TensorInfo& tensor, uint64_t offset_bytes,
+                            uint64_t size_bytes) const = 0;
+
+ private:
+  // Calls piece(offset in the whole tensor, number of bytes, offset in the
+  // selected rows) for each contiguous piece, in order.
+  static absl::Status ForEachPiece(
+      const TensorInfo& tensor, uint64_t offset_bytes, uint64_t size_bytes,
+      absl::FunctionRef<absl::Status(uint64_t, uint64_t, uint64_t)> piece);
+
+  RandomAccessFile file_;
+  std::vector<TensorInfo> tensors_;
+};
+
+class SafetensorsFile final : public TensorFile {
+ public:
+  static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
+
  private:
   SafetensorsFile(RandomAccessFile file, uint64_t data_start_bytes,
                   std::vector<TensorInfo> tensors)
-      : file_(std::move(file)),
-        data_start_bytes_(data_start_bytes),
-        tensors_(std::move(tensors)) {}
+      : TensorFile(std::move(file), std::move(tensors)),
+        data_start_bytes_(data_start_bytes) {}
 
-  // Calls piece(place in the file, number of bytes, offset in the tensor) for
-  // each contiguous piece, in order.
-  absl::Status ForEachPiece(
-      const TensorInfo& tensor, uint64_t offset_bytes, uint64_t size_bytes,
-      absl::FunctionRef<absl::Status(uint64_t, uint64_t, uint64_t)> piece)
-      const;
+  absl::Status ReadWhole(const TensorInfo& tensor, uint64_t offset_bytes,
+                         std::span<std::byte> out) const override;
+  FileRange RangeOf(const TensorInfo& tensor, uint64_t offset_bytes,
+                    uint64_t size_bytes) const override;
 
-  RandomAccessFile file_;
   uint64_t data_start_bytes_;
-  std::vector<TensorInfo> tensors_;
 };
 
 // Gives a name to a stored tensor or to a selection of its rows.
@@ -138,23 +170,25 @@ struct TensorView {
   int64_t num_rows = 0;
 };
 
-// The tensors of a checkpoint folder, by name. They are in model.safetensors,
-// or in the shards that model.safetensors.index.json lists. If there are both,
-// and the index does not list model.safetensors, then this file is read and a
-// warning names the two. Threads: const
-// methods may be called from any thread. Errors: NOT_FOUND for a folder without
-// either file. FAILED_PRECONDITION if the
+// The tensors of a checkpoint, by name. In a folder they are in
+// model.safetensors, or in the shards that model.safetensors.index.json lists.
+// If there are both, and the index does not list model.safetensors, then this
+// file is read and a warning names the two. Threads: const methods may be
+// called from any thread. Errors: NOT_FOUND for a folder without either file.
+// FAILED_PRECONDITION if the
 //   fingerprint of a shard differs from the index (docs/artifact.md).
 class TensorStore {
  public:
   struct Entry {
-    const SafetensorsFile* file = nullptr;
+    const TensorFile* file = nullptr;
     const TensorInfo* info = nullptr;
   };
 
   using Entries = std::map<std::string, Entry, std::less<>>;
 
   static absl::StatusOr<TensorStore> Open(const std::string& folder);
+  // The tensors of one file.
+  static TensorStore Of(std::unique_ptr<TensorFile> file);
 
   // Replaces each stored tensor by the views that `views_of` returns for it:
   // the tensor or selections of its rows, each with its own name.
@@ -170,9 +204,7 @@ class TensorStore {
   const Entries& stored() const { return stored_; }
 
  private:
-  static absl::StatusOr<TensorStore> OpenSingle(const std::string& path);
-
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::vector<std::unique_ptr<TensorFile>> files_;
   std::vector<std::unique_ptr<TensorInfo>> choices_;
   Entries entries_;
   Entries stored_;

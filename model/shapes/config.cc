@@ -12,8 +12,11 @@
 #include "base/status_macros.h"
 #include "model/files/file.h"
 #include "model/files/json.h"
+#include "model/gguf/gguf_family.h"
+#include "model/gguf/gguf_header.h"
 #include "model/shapes/family.h"
 #include "model/shapes/family_config.h"
+#include "model/shapes/gguf_config.h"
 #include "model/shapes/rope_config.h"
 
 namespace kvasir::model {
@@ -42,9 +45,9 @@ struct RefusedRow {
 
 constexpr std::array<RefusedRow, 6> kRefused = {{
     {"Qwen2Moe", "experts that all tokens share are not served"},
-    {"Olmo2", "norms after attention and MLP are not served"},
-    {"Gemma", "its norms, activation and soft caps are not served"},
-    {"Phi3", "its fused projections are not served"},
+    {"Gemma3", "models with images are not served; want Gemma3ForCausalLM"},
+    {"Gemma", "only Gemma 2 and the text models of Gemma 3 are served"},
+    {"Phi3Small", "its block-sparse attention is not served"},
     {"GPTNeoXJapanese", "its biases are in other places than GPT-NeoX's"},
     {"DeepseekV", "multi-head latent attention is not served"},
 }};
@@ -126,7 +129,7 @@ absl::Status RefuseQuantization(const JsonFields& fields) {
 
 // Refuses fields that change the mathematics in a way that the decoder
 // description cannot express. Values that change nothing are allowed.
-absl::Status RefuseWhatChangesTheModel(const JsonFields& fields,
+absl::Status RefuseWhatChangesTheModel(const JsonFields& fields, Family family,
                                        int64_t head_dim) {
   for (const std::string_view name :
        {"use_qk_norm", "qk_norm", "qk_layernorm"}) {
@@ -146,6 +149,8 @@ absl::Status RefuseWhatChangesTheModel(const JsonFields& fields,
       {"logits_scaling", 1},
   }};
   for (const Factor& factor : factors) {
+    // ParseFamily reads the caps of Gemma 2.
+    if (family == Family::kGemma2 && factor.neutral == 0) continue;
     KVASIR_ASSIGN_OR_RETURN(const std::optional<double> value,
                             fields.Number(factor.name));
     // Files may have fewer digits than a double.
@@ -273,7 +278,8 @@ absl::StatusOr<DecoderSpec> ParseConfig(std::string_view text,
   spec.model_type = names.model_type;
   KVASIR_RETURN_IF_ERROR(RefuseQuantization(fields));
   KVASIR_RETURN_IF_ERROR(ParseSizes(fields, family, &spec));
-  KVASIR_RETURN_IF_ERROR(RefuseWhatChangesTheModel(fields, spec.head_dim));
+  KVASIR_RETURN_IF_ERROR(
+      RefuseWhatChangesTheModel(fields, family, spec.head_dim));
   KVASIR_RETURN_IF_ERROR(ParseFamily(fields, family, &spec));
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> bos,
                           fields.Int("bos_token_id"));
@@ -324,13 +330,38 @@ absl::Status ParseGenerationConfig(std::string_view text,
   return fields.IntWithin("max_new_tokens", 0, kMaxCount).status();
 }
 
-absl::StatusOr<DecoderSpec> LoadModelConfig(const std::string& folder) {
-  const std::string path = absl::StrCat(folder, "/config.json");
-  KVASIR_ASSIGN_OR_RETURN(const std::string text,
-                          ReadSmallFile(path, kMaxConfigBytes));
-  KVASIR_ASSIGN_OR_RETURN(DecoderSpec spec, ParseConfig(text, path));
+namespace {
+
+absl::StatusOr<DecoderSpec> LoadGgufConfig(const std::string& path) {
+  KVASIR_ASSIGN_OR_RETURN(const RandomAccessFile file,
+                          RandomAccessFile::Open(path));
+  KVASIR_ASSIGN_OR_RETURN(const GgufHeader header, GgufHeader::Read(file));
+  KVASIR_ASSIGN_OR_RETURN(const GgufConfig config,
+                          ReadGgufConfig(header, file));
+  KVASIR_ASSIGN_OR_RETURN(DecoderSpec spec, ParseConfig(config.json, path));
+  const std::vector<float>& factors = config.rope_factors;
+  if (factors.empty()) return spec;
+  if (factors.size() != spec.rope.frequencies.size()) {
+    return header.Error(
+        kGgufRopeFactors,
+        absl::StrFormat("want a number for each of the %d pairs, have %d",
+                        spec.rope.frequencies.size(), factors.size()));
+  }
+  for (size_t pair = 0; pair < factors.size(); ++pair) {
+    spec.rope.frequencies[pair] /= factors[pair];
+  }
+  return spec;
+}
+
+}  // namespace
+
+absl::StatusOr<DecoderSpec> LoadModelConfig(const std::string& path) {
+  if (MayBeGguf(path)) return LoadGgufConfig(path);
+  KVASIR_ASSIGN_OR_RETURN(const std::string text, LoadConfigText(path));
+  KVASIR_ASSIGN_OR_RETURN(
+      DecoderSpec spec, ParseConfig(text, absl::StrCat(path, "/config.json")));
   const std::string generation_path =
-      absl::StrCat(folder, "/generation_config.json");
+      absl::StrCat(path, "/generation_config.json");
   if (FileExists(generation_path)) {
     KVASIR_ASSIGN_OR_RETURN(const std::string generation,
                             ReadSmallFile(generation_path, kMaxConfigBytes));
@@ -338,6 +369,17 @@ absl::StatusOr<DecoderSpec> LoadModelConfig(const std::string& folder) {
         ParseGenerationConfig(generation, generation_path, &spec));
   }
   return spec;
+}
+
+absl::StatusOr<std::string> LoadConfigText(const std::string& path) {
+  if (!MayBeGguf(path)) {
+    return ReadSmallFile(absl::StrCat(path, "/config.json"), kMaxConfigBytes);
+  }
+  KVASIR_ASSIGN_OR_RETURN(const RandomAccessFile file,
+                          RandomAccessFile::Open(path));
+  KVASIR_ASSIGN_OR_RETURN(const GgufHeader header, GgufHeader::Read(file));
+  KVASIR_ASSIGN_OR_RETURN(GgufConfig config, ReadGgufConfig(header, file));
+  return std::move(config.json);
 }
 
 }  // namespace kvasir::model

@@ -21,14 +21,18 @@ enum class MlpKind {
   kGelu,       // down(gelu(up(x))), exact
   kGeluTanh,   // the same with the tanh approximation
   kRelu,
+  kGatedGeluTanh,  // down(gelu(gate(x)) * up(x)), with the tanh approximation
 };
-inline bool IsGated(MlpKind kind) { return kind == MlpKind::kGatedSilu; }
+inline bool IsGated(MlpKind kind) {
+  return kind == MlpKind::kGatedSilu || kind == MlpKind::kGatedGeluTanh;
+}
 inline int64_t MlpMatrices(MlpKind kind) { return IsGated(kind) ? 3 : 2; }
 
 // RMSNorm of queries and keys, after their projection and before RoPE.
 enum class QkNorm {
   kNone,
-  kHeads,  // of each head by itself; all heads share the weight [D]
+  kHeads,     // of each head by itself; all heads share the weight [D]
+  kAllHeads,  // of all heads together; the weights are [Hq * D] and [Hkv * D]
 };
 
 using plan::RopePairing;
@@ -42,8 +46,12 @@ struct RopeSpec {
   // Radians per position for each pair [rotary_dim / 2], with scaling (llama3,
   // YaRN, linear) applied, in double precision.
   std::vector<double> frequencies;
-  // The factor by which cos and sin are multiplied (YaRN's attention factor;
-  // otherwise 1).
+  // LongRoPE (arXiv:2402.13753): the frequencies for sequences of more than
+  // `short_positions` tokens. Empty: `frequencies` serve all lengths.
+  std::vector<double> long_frequencies;
+  int64_t short_positions = 0;
+  // The factor by which cos and sin are multiplied (the attention factor of
+  // YaRN and LongRoPE; otherwise 1).
   double attention_factor = 1.0;
 
   friend bool operator==(const RopeSpec&, const RopeSpec&) = default;
@@ -84,6 +92,12 @@ struct DecoderSpec {
   int64_t max_position_embeddings = 0;
   NormKind norm = NormKind::kRmsNorm;
   double norm_eps = 1e-5;
+  // RMSNorm adds this to its stored weights: 1 in Gemma, else 0.
+  double norm_weight_offset = 0;
+  // A layer may normalize what attention and MLP read, and what they return,
+  // before this is added to the residual stream.
+  bool norm_inputs = true;
+  bool norm_outputs = false;
   MlpKind mlp = MlpKind::kGatedSilu;
   // True: attention and MLP both read the layer's input x; the result is x +
   // attention(norm1(x)) + mlp(norm2(x)). False: the MLP reads x +
@@ -92,7 +106,17 @@ struct DecoderSpec {
   // True: each position has a learned vector, which is added to the token's
   // embedding. The table of these vectors is [max_position_embeddings, M].
   bool learned_positions = false;
+  // The factor of the embeddings, before positions are added.
+  double embedding_scale = 1;
   RopeSpec rope;
+  // The RoPE of layers with a sliding window, if it is another one. It differs
+  // from `rope` only in its frequencies and attention factor.
+  std::optional<RopeSpec> window_rope;
+  // The factor of the dot products of queries and keys. 0: head_dim^-0.5.
+  double score_scale = 0;
+  // Scores and logits x become cap * tanh(x / cap). 0: no cap.
+  double score_cap = 0;
+  double logit_cap = 0;
   QkNorm qk_norm = QkNorm::kNone;
   bool qkv_bias = false;
   bool o_bias = false;
@@ -107,6 +131,10 @@ struct DecoderSpec {
   // LlamaForCausalLM".
   std::string eos_source;
 
+  const RopeSpec& rope_of(int64_t layer) const {
+    const bool windowed = layers[static_cast<size_t>(layer)].sliding_window > 0;
+    return windowed && window_rope.has_value() ? *window_rope : rope;
+  }
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
   // The features of a layer's MLP or experts that the layer has, and those that
   // a token uses: the most of any layer.
@@ -130,5 +158,15 @@ struct DecoderSpec {
                : std::max(intermediate_size, of_experts);
   }
 };
+
+// Chooses the frequencies of LongRoPE for sequences of up to `max_model_len`
+// tokens. A cache holds keys of one choice only, so a server chooses once.
+inline void ChooseRope(int64_t max_model_len, RopeSpec* rope) {
+  if (rope->long_frequencies.empty()) return;
+  if (max_model_len > rope->short_positions) {
+    rope->frequencies = rope->long_frequencies;
+  }
+  rope->long_frequencies.clear();
+}
 
 }  // namespace kvasir::model

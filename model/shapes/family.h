@@ -14,6 +14,10 @@ enum class Family {
   kOpt,
   kQwen3,
   kSmolLm3,
+  kOlmo2,
+  kPhi3,
+  kGemma3,
+  kGemma2,
   kMixtral,
   kQwen3Moe,
 };
@@ -33,7 +37,7 @@ struct FamilyNames {
 };
 
 // Indexed by Family. docs/models.md lists them for users.
-inline constexpr std::array<FamilyNames, 9> kFamilies = {{
+inline constexpr std::array<FamilyNames, 13> kFamilies = {{
     {.architecture = "LlamaForCausalLM",
      .model_type = "llama",
      .default_eos = 2},
@@ -60,6 +64,27 @@ inline constexpr std::array<FamilyNames, 9> kFamilies = {{
      .default_eos = 128001,
      .default_kv_heads = 4,
      .default_theta = 2e6,
+     .default_tied = true},
+    {.architecture = "Olmo2ForCausalLM",
+     .model_type = "olmo2",
+     .default_eos = 50279,
+     .default_eps = 1e-5},
+    {.architecture = "Phi3ForCausalLM",
+     .model_type = "phi3",
+     .default_eos = 32000,
+     .default_eps = 1e-5},
+    {.architecture = "Gemma3ForCausalLM",
+     .model_type = "gemma3_text",
+     .default_eos = 1,
+     .default_kv_heads = 4,
+     .default_head_dim = 256,
+     .default_theta = 1e6,
+     .default_tied = true},
+    {.architecture = "Gemma2ForCausalLM",
+     .model_type = "gemma2",
+     .default_eos = 1,
+     .default_kv_heads = 4,
+     .default_head_dim = 256,
      .default_tied = true},
     {.architecture = "MixtralForCausalLM",
      .model_type = "mixtral",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -30,12 +31,25 @@ constexpr std::array<ActivationRow, 5> kPlainActivations = {{
     {"relu", MlpKind::kRelu},
 }};
 
+bool IsGemma(Family family) {
+  return family == Family::kGemma2 || family == Family::kGemma3;
+}
+
 absl::Status ParseActivation(const JsonFields& fields, Family family,
                              DecoderSpec* spec) {
-  const std::string_view field =
-      family == Family::kOpt ? "activation_function" : "hidden_act";
+  const std::string_view field = family == Family::kOpt ? "activation_function"
+                                 : IsGemma(family)      ? "hidden_activation"
+                                                        : "hidden_act";
   KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> act,
                           fields.String(field));
+  if (IsGemma(family)) {
+    constexpr std::string_view kOnly = "gelu_pytorch_tanh";
+    spec->mlp = MlpKind::kGatedGeluTanh;
+    if (act.value_or(std::string(kOnly)) == kOnly) return absl::OkStatus();
+    return fields.Unserved(
+        field,
+        absl::StrFormat("\"%s\" is not served; want \"%s\"", *act, kOnly));
+  }
   if (!HasLayerNorm(family)) {
     if (!act.has_value() || *act == "silu" || *act == "swish") {
       return absl::OkStatus();
@@ -60,12 +74,15 @@ absl::Status ParseActivation(const JsonFields& fields, Family family,
 absl::Status ParseBiases(const JsonFields& fields, Family family,
                          DecoderSpec* spec) {
   if (family == Family::kLlama || HasQkNorm(family) ||
-      family == Family::kSmolLm3) {
+      family == Family::kSmolLm3 || family == Family::kOlmo2 ||
+      IsGemma(family)) {
     KVASIR_ASSIGN_OR_RETURN(spec->qkv_bias,
                             fields.BoolOr("attention_bias", false));
     spec->o_bias = spec->qkv_bias;
     KVASIR_ASSIGN_OR_RETURN(spec->mlp_bias, fields.BoolOr("mlp_bias", false));
-    if (!HasQkNorm(family) || !spec->mlp_bias) return absl::OkStatus();
+    const bool may_have =
+        family == Family::kLlama || family == Family::kSmolLm3;
+    if (may_have || !spec->mlp_bias) return absl::OkStatus();
     return fields.Unserved(
         "mlp_bias", absl::StrCat(spec->architecture, " does not have it"));
   }
@@ -80,9 +97,9 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
     return absl::OkStatus();
   }
   spec->qkv_bias = family == Family::kQwen2;
-  // The reference implementations of Mistral and Qwen2 ignore both fields,
-  // because the family determines the biases. A file that contradicts its
-  // family describes another model and is refused.
+  // The reference implementations of Mistral, Qwen2 and Phi-3 ignore both
+  // fields, because the family determines the biases. A file that contradicts
+  // its family describes another model and is refused.
   for (const std::string_view name : {"attention_bias", "mlp_bias"}) {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> on, fields.Bool(name));
     const bool expected = name == "attention_bias" && spec->qkv_bias;
@@ -91,6 +108,61 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
           name, absl::StrCat(spec->architecture, " does not have it"));
     }
   }
+  return absl::OkStatus();
+}
+
+// Gemma 2 caps scores and logits. A missing field means the default, and null
+// means no cap.
+absl::Status ParseCaps(const JsonFields& fields, DecoderSpec* spec) {
+  struct Cap {
+    std::string_view name;
+    double fallback;
+    double* cap;
+  };
+  for (const Cap& each :
+       {Cap{"attn_logit_softcapping", 50, &spec->score_cap},
+        Cap{"final_logit_softcapping", 30, &spec->logit_cap}}) {
+    if (fields.IsNull(each.name)) continue;
+    KVASIR_ASSIGN_OR_RETURN(
+        *each.cap, fields.NumberIn(each.name, 1e-3, 1e6, each.fallback));
+  }
+  return absl::OkStatus();
+}
+
+// Gemma 2 and the text models of Gemma 3.
+absl::Status ParseGemma(const JsonFields& fields, Family family,
+                        DecoderSpec* spec) {
+  KVASIR_ASSIGN_OR_RETURN(const bool both_ways,
+                          fields.BoolOr("use_bidirectional_attention", false));
+  if (both_ways) {
+    return fields.Unserved("use_bidirectional_attention",
+                           "attention to later tokens is not served");
+  }
+  KVASIR_ASSIGN_OR_RETURN(spec->norm_eps,
+                          fields.NumberIn("rms_norm_eps", 1e-30, 1.0, 1e-6));
+  spec->norm_outputs = true;
+  spec->norm_weight_offset = 1;
+  spec->embedding_scale = std::sqrt(static_cast<double>(spec->hidden_size));
+  constexpr double kDefaultScalar = 256;
+  KVASIR_ASSIGN_OR_RETURN(
+      const double scalar,
+      fields.NumberIn("query_pre_attn_scalar", 1e-6, 1e6, kDefaultScalar));
+  spec->score_scale = 1 / std::sqrt(scalar);
+  const bool two_bases = family == Family::kGemma3;
+  RopeContext context = {
+      .head_dim = spec->head_dim,
+      .max_position_embeddings = spec->max_position_embeddings,
+      .default_theta = kFamilies[static_cast<size_t>(family)].default_theta,
+      .layer_type = two_bases ? "full_attention" : ""};
+  KVASIR_ASSIGN_OR_RETURN(RopeConfig rope, ParseRope(fields, context));
+  spec->rope = std::move(rope.rope);
+  spec->max_position_embeddings = rope.max_positions;
+  if (!two_bases) return ParseCaps(fields, spec);
+  spec->qk_norm = QkNorm::kHeads;
+  context.layer_type = "sliding_attention";
+  context.default_theta = 10000;
+  KVASIR_ASSIGN_OR_RETURN(rope, ParseRope(fields, context));
+  spec->window_rope = std::move(rope.rope);
   return absl::OkStatus();
 }
 
@@ -103,14 +175,19 @@ absl::Status ParseRotaryFamily(const JsonFields& fields, Family family,
       spec->norm_eps,
       fields.NumberIn("rms_norm_eps", 1e-30, 1.0, names.default_eps));
   KVASIR_ASSIGN_OR_RETURN(
-      RopeConfig rope,
-      ParseRope(fields,
-                {.head_dim = spec->head_dim,
-                 .max_position_embeddings = spec->max_position_embeddings,
-                 .default_theta = names.default_theta}));
+      RopeConfig rope, ParseRope(fields, {.head_dim = spec->head_dim,
+                                          .max_position_embeddings =
+                                              spec->max_position_embeddings,
+                                          .default_theta = names.default_theta,
+                                          .phi3 = family == Family::kPhi3}));
   spec->rope = std::move(rope.rope);
   spec->max_position_embeddings = rope.max_positions;
   if (HasQkNorm(family)) spec->qk_norm = QkNorm::kHeads;
+  if (family == Family::kOlmo2) {
+    spec->qk_norm = QkNorm::kAllHeads;
+    spec->norm_inputs = false;
+    spec->norm_outputs = true;
+  }
   return absl::OkStatus();
 }
 
@@ -341,6 +418,30 @@ absl::StatusOr<Windows> DefaultWindows(const JsonFields& fields, Family family,
       }
       break;
     }
+    case Family::kPhi3:
+      use = fields.Find(kName) != nullptr;
+      break;
+    case Family::kGemma2:
+    case Family::kGemma3: {
+      if (fields.IsNull(kName)) {
+        return fields.Error(kName, "want the width of the windows, have null");
+      }
+      windows.reads_types = true;
+      // Older files have the first name, transformers 4 writes the second.
+      const int64_t default_pattern = family == Family::kGemma3 ? 6 : 2;
+      std::optional<int64_t> pattern;
+      for (const std::string_view each :
+           {"sliding_window_pattern", "_sliding_window_pattern"}) {
+        KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> given,
+                                fields.IntWithin(each, 1, kMaxPositions));
+        if (!pattern.has_value()) pattern = given;
+      }
+      for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {
+        windows.layers[static_cast<size_t>(layer)] =
+            (layer + 1) % pattern.value_or(default_pattern) != 0;
+      }
+      break;
+    }
     case Family::kSmolLm3: {
       KVASIR_ASSIGN_OR_RETURN(use, fields.BoolOr("use_sliding_window", false));
       use = use && fields.Find(kName) != nullptr;
@@ -425,6 +526,9 @@ absl::Status ParseFamily(const JsonFields& fields, Family family,
       return ParseNeox(fields, spec);
     case Family::kOpt:
       return ParseOpt(fields, spec);
+    case Family::kGemma2:
+    case Family::kGemma3:
+      return ParseGemma(fields, family, spec);
     default:
       return ParseRotaryFamily(fields, family, spec);
   }

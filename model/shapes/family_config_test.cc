@@ -16,6 +16,7 @@
 #include "model/files/file.h"
 #include "model/shapes/config.h"
 #include "model/shapes/test_configs.h"
+#include "model/shapes/tp_dealt.h"
 
 namespace kvasir::model {
 namespace {
@@ -35,6 +36,9 @@ json Small(const char* architecture, const char* model_type) {
 json SmallQwen3() { return Small("Qwen3ForCausalLM", "qwen3"); }
 json SmallMixtral() { return Small("MixtralForCausalLM", "mixtral"); }
 json SmallQwen3Moe() { return Small("Qwen3MoeForCausalLM", "qwen3_moe"); }
+json SmallOlmo2() { return Small("Olmo2ForCausalLM", "olmo2"); }
+json SmallPhi3() { return Small("Phi3ForCausalLM", "phi3"); }
+json SmallGemma3() { return Small("Gemma3ForCausalLM", "gemma3_text"); }
 json SmallSmolLm3() { return Small("SmolLM3ForCausalLM", "smollm3"); }
 
 // Whether each layer rotates.
@@ -208,6 +212,157 @@ TEST(FamilyConfigTest, OnlyLayersOfSmolLm3WithoutRopeHaveWindowsByDefault) {
   EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(0, 7, 0));
 }
 
+TEST(FamilyConfigTest, Olmo2NormalizesOutputsAndAllHeadsTogether) {
+  const DecoderSpec spec = MustParse(SmallOlmo2());
+  EXPECT_EQ(spec.qk_norm, QkNorm::kAllHeads);
+  EXPECT_TRUE(spec.norm_outputs && !spec.norm_inputs);
+  EXPECT_FALSE(spec.qkv_bias);
+  EXPECT_THAT(Parse(With(SmallOlmo2(), "mlp_bias", true)),
+              StatusIs(kNotServed, HasSubstr("mlp_bias")));
+}
+
+TEST(FamilyConfigTest, AModelThatNormalizesAllHeadsTogetherRunsOnOneRank) {
+  const plan::TpDealt dealt = TpDealtOf(MustParse(SmallOlmo2()));
+  KVASIR_EXPECT_OK(plan::CheckTpSize(dealt, 1));
+  EXPECT_THAT(plan::CheckTpSize(dealt, 2),
+              StatusIs(kNotServed,
+                       HasSubstr("cannot be divided among 2 tensor-parallel "
+                                 "ranks, because the norm of queries and keys "
+                                 "(QK-norm) sums over all heads; possible "
+                                 "numbers of ranks: 1")));
+  KVASIR_EXPECT_OK(plan::CheckTpSize(TpDealtOf(MustParse(SmallQwen3())), 2));
+}
+
+json LongRope() {
+  return {{"type", "longrope"},
+          {"short_factor", {1, 1.5, 1, 1, 1, 1, 1, 2}},
+          {"long_factor", {1, 1, 1, 1, 1, 1, 1, 4}}};
+}
+
+TEST(FamilyConfigTest, LongRopeChoosesItsFrequenciesByTheServedLength) {
+  json config = With(SmallPhi3(), "rope_scaling", LongRope());
+  config["original_max_position_embeddings"] = 64;
+  const DecoderSpec spec = MustParse(config);
+  const double slowest = std::pow(10000.0, -14.0 / 16);
+  EXPECT_NEAR(spec.rope.frequencies[1] * 1.5, std::pow(10000.0, -2.0 / 16),
+              1e-12);
+  EXPECT_NEAR(spec.rope.frequencies[7] * 2, slowest, 1e-12);
+  EXPECT_NEAR(spec.rope.attention_factor,
+              std::sqrt(1 + std::log(256.0 / 64) / std::log(64.0)), 1e-12);
+  RopeSpec rope = spec.rope;
+  ChooseRope(64, &rope);
+  EXPECT_EQ(rope.frequencies, spec.rope.frequencies);
+  EXPECT_TRUE(rope.long_frequencies.empty());
+  rope = spec.rope;
+  ChooseRope(65, &rope);
+  EXPECT_NEAR(rope.frequencies[7] * 4, slowest, 1e-12);
+  for (const char* name : {"su", "yarn"}) {
+    config["rope_scaling"]["type"] = name;
+    EXPECT_EQ(MustParse(config).rope, spec.rope) << name;
+  }
+  json moved = SmallPhi3();
+  moved["rope_parameters"] = LongRope();
+  moved["rope_parameters"]["original_max_position_embeddings"] = 64;
+  EXPECT_EQ(MustParse(moved).rope, spec.rope);
+  moved["original_max_position_embeddings"] = 32;
+  EXPECT_THAT(Parse(moved), StatusIs(kWrong, HasSubstr("disagrees")));
+}
+
+TEST(FamilyConfigTest, LongRopeFactorsThatDoNotFitThePairsAreRefused) {
+  json config = With(SmallPhi3(), "rope_scaling", LongRope());
+  config["rope_scaling"]["long_factor"] = {1, 2};
+  EXPECT_THAT(Parse(config),
+              StatusIs(kWrong, HasSubstr("long_factor: want a list of 8 "
+                                         "factors, have [1,2]")));
+  config["rope_scaling"] = LongRope();
+  config["rope_scaling"]["short_factor"][3] = 0;
+  EXPECT_THAT(Parse(config), StatusIs(kWrong, HasSubstr("short_factor: want "
+                                                        "factors from")));
+  config = With(SmallLlama(), "rope_scaling", LongRope());
+  EXPECT_THAT(Parse(config), StatusIs(kNotServed, HasSubstr("longrope")));
+}
+
+TEST(FamilyConfigTest, APartOfEachHeadOfPhi3Rotates) {
+  EXPECT_EQ(MustParse(SmallPhi3()).rope.rotary_dim, 16);
+  EXPECT_EQ(MustParse(With(SmallPhi3(), "partial_rotary_factor", 0.75))
+                .rope.rotary_dim,
+            12);
+  EXPECT_THAT(Parse(With(SmallPhi3(), "partial_rotary_factor", 0.7)),
+              StatusIs(kNotServed, HasSubstr("have 0.7: 11 dims")));
+}
+
+TEST(FamilyConfigTest, Gemma3HasTwoRopeBasesAndFourNormsInALayer) {
+  json config = With(SmallGemma3(), "num_hidden_layers", 7);
+  config["head_dim"] = 16;
+  config["sliding_window"] = 9;
+  const DecoderSpec spec = MustParse(config);
+  EXPECT_THAT(WindowsOf(spec), ElementsAre(9, 9, 9, 9, 9, 0, 9));
+  EXPECT_NEAR(spec.rope_of(5).frequencies[1] * std::pow(1e6, 0.125), 1, 1e-12);
+  EXPECT_NEAR(spec.rope_of(6).frequencies[1] * std::pow(1e4, 0.125), 1, 1e-12);
+  EXPECT_EQ(spec.qk_norm, QkNorm::kHeads);
+  EXPECT_TRUE(spec.norm_inputs && spec.norm_outputs && spec.tied_head);
+  EXPECT_EQ(spec.norm_weight_offset, 1);
+  EXPECT_EQ(spec.embedding_scale, 8);     // sqrt(64)
+  EXPECT_EQ(spec.score_scale, 1.0 / 16);  // 256^-0.5
+  EXPECT_EQ(spec.mlp, MlpKind::kGatedGeluTanh);
+  EXPECT_EQ(MustParse(SmallGemma3()).head_dim, 256);
+}
+
+TEST(FamilyConfigTest, TheOldAndTheNewFormOfAGemma3ConfigMeanTheSame) {
+  json old_form = With(SmallGemma3(), "rope_theta", 5000.0);
+  old_form["rope_local_base_freq"] = 300.0;
+  old_form["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
+  old_form["sliding_window_pattern"] = 2;
+  json new_form = SmallGemma3();
+  new_form["rope_parameters"] = {
+      {"full_attention",
+       {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 5000.0}}},
+      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 300.0}}}};
+  new_form["layer_types"] = {"sliding_attention", "full_attention",
+                             "sliding_attention"};
+  const DecoderSpec spec = MustParse(old_form);
+  const DecoderSpec other = MustParse(new_form);
+  EXPECT_EQ(spec.rope, other.rope);
+  EXPECT_EQ(spec.window_rope, other.window_rope);
+  EXPECT_NE(spec.rope, *spec.window_rope);
+  EXPECT_EQ(WindowsOf(spec), WindowsOf(other));
+}
+
+TEST(FamilyConfigTest,
+     Gemma2CapsScoresAndLogitsAndHasAWindowInEverySecondLayer) {
+  json config = Small("Gemma2ForCausalLM", "gemma2");
+  config["sliding_window"] = 9;
+  DecoderSpec spec = MustParse(config);
+  EXPECT_THAT(WindowsOf(spec), ElementsAre(9, 0, 9));
+  EXPECT_EQ(spec.score_cap, 50);
+  EXPECT_EQ(spec.logit_cap, 30);
+  EXPECT_EQ(spec.qk_norm, QkNorm::kNone);
+  EXPECT_FALSE(spec.window_rope.has_value());
+  EXPECT_TRUE(spec.norm_inputs && spec.norm_outputs && spec.tied_head);
+  config["attn_logit_softcapping"] = nullptr;
+  config["final_logit_softcapping"] = 20;
+  spec = MustParse(config);
+  EXPECT_EQ(spec.score_cap, 0);
+  EXPECT_EQ(spec.logit_cap, 20);
+  EXPECT_THAT(Parse(With(config, "final_logit_softcapping", -1)),
+              StatusIs(kWrong, HasSubstr("final_logit_softcapping: want")));
+}
+
+TEST(FamilyConfigTest, WhatGemma3MayHaveButIsNotServedIsRefusedByName) {
+  for (const auto& [field, value] :
+       std::map<std::string, json>{{"attn_logit_softcapping", 50.0},
+                                   {"final_logit_softcapping", 30.0},
+                                   {"use_bidirectional_attention", true},
+                                   {"hidden_activation", "silu"}}) {
+    EXPECT_THAT(Parse(With(SmallGemma3(), field.c_str(), value)),
+                StatusIs(kNotServed, HasSubstr(field)));
+  }
+  EXPECT_THAT(Parse(With(SmallGemma3(), "sliding_window", nullptr)),
+              StatusIs(kWrong, HasSubstr("sliding_window")));
+  EXPECT_THAT(Parse(Small("Gemma3ForConditionalGeneration", "gemma3")),
+              StatusIs(kNotServed, HasSubstr("images")));
+}
+
 // Llama 3.2 and 3.3, as transformers 4 and 5 write them.
 TEST(FamilyConfigTest, TheOldAndTheNewFormOfALlama3ConfigMeanTheSame) {
   json old_form = json::parse(R"({
@@ -291,7 +446,9 @@ TEST(ModelsPageTest, ThePageListsEveryFamilyWithThePlansThatItHas) {
     const std::string key = "`" + std::string(names.architecture) + "`";
     ASSERT_TRUE(plans.contains(key)) << key;
     const DecoderSpec spec = MustParse(SmallConfigOf(names));
-    EXPECT_EQ(plans[key], spec.qk_norm == QkNorm::kNone ? "all" : "whole keys");
+    EXPECT_EQ(plans[key], spec.qk_norm != QkNorm::kNone ? "whole keys"
+                          : spec.score_cap != 0         ? "named"
+                                                        : "all");
   }
 }
 

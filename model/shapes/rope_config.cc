@@ -245,6 +245,78 @@ absl::StatusOr<int64_t> NeoxRotaryDim(const JsonFields& root,
   return dim;
 }
 
+absl::StatusOr<int64_t> Phi3RotaryDim(const JsonFields& root,
+                                      const JsonFields& rope,
+                                      int64_t head_dim) {
+  KVASIR_ASSIGN_OR_RETURN(
+      const double part,
+      OneOf({{root, "partial_rotary_factor"}, {rope, "partial_rotary_factor"}},
+            0, 1, 1.0));
+  const auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * part);
+  if (dim < 2 || dim % 2 != 0) {
+    return root.Unserved(
+        "partial_rotary_factor",
+        absl::StrFormat("want a part of head_dim %d that is an even number of "
+                        "dims, have %g: %d dims",
+                        head_dim, part, dim));
+  }
+  return dim;
+}
+
+// Returns `frequencies`, each divided by its own factor in the list `name`.
+absl::StatusOr<std::vector<double>> DividedByFactors(
+    const JsonFields& fields, std::string_view name,
+    std::vector<double> frequencies) {
+  const nlohmann::json* list = fields.Find(name);
+  if (list == nullptr || !list->is_array() ||
+      list->size() != frequencies.size()) {
+    return fields.Error(
+        name, absl::StrFormat("want a list of %d factors, have %s",
+                              frequencies.size(),
+                              list == nullptr ? "none" : JsonExcerpt(*list)));
+  }
+  for (size_t f = 0; f < frequencies.size(); ++f) {
+    const nlohmann::json& factor = (*list)[f];
+    if (!factor.is_number() || !(factor.get<double>() >= 1 / kMaxFactor) ||
+        factor.get<double>() > kMaxFactor) {
+      return fields.Error(
+          name,
+          absl::StrFormat("want factors from %g to %g, have %s", 1 / kMaxFactor,
+                          kMaxFactor, JsonExcerpt(factor)));
+    }
+    frequencies[f] /= factor.get<double>();
+  }
+  return frequencies;
+}
+
+// LongRoPE as Phi-3 has it (arXiv:2402.13753): each pair has one factor for
+// sequences within the original context, and one for longer sequences.
+absl::Status ApplyLongRope(const JsonFields& root, const JsonFields& fields,
+                           const RopeContext& context, RopeConfig* config) {
+  constexpr std::string_view kOriginal = "original_max_position_embeddings";
+  constexpr int64_t kDefaultOriginal = 4096;
+  KVASIR_ASSIGN_OR_RETURN(
+      const double original,
+      OneOf({{root, kOriginal}, {fields, kOriginal}}, 2,
+            static_cast<double>(kMaxPositions), kDefaultOriginal));
+  RopeSpec& rope = config->rope;
+  rope.short_positions = static_cast<int64_t>(original);
+  KVASIR_ASSIGN_OR_RETURN(
+      rope.long_frequencies,
+      DividedByFactors(fields, "long_factor", rope.frequencies));
+  KVASIR_ASSIGN_OR_RETURN(
+      rope.frequencies,
+      DividedByFactors(fields, "short_factor", rope.frequencies));
+  const double factor =
+      static_cast<double>(context.max_position_embeddings) / original;
+  const double usual =
+      factor <= 1 ? 1.0 : std::sqrt(1 + std::log(factor) / std::log(original));
+  KVASIR_ASSIGN_OR_RETURN(
+      rope.attention_factor,
+      fields.NumberIn("attention_factor", 1 / kMaxFactor, kMaxFactor, usual));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<double> ThetaOf(const JsonFields& root, const JsonFields& rope,
                                const RopeContext& context) {
   if (context.neox) {
@@ -282,6 +354,10 @@ absl::Status ApplyScaling(const JsonFields& root, const JsonFields& fields,
     for (double& frequency : config->rope.frequencies) frequency /= factor;
     return absl::OkStatus();
   }
+  // Older files of Phi-3 call LongRoPE "su" or "yarn".
+  if (context.phi3 && (type == "longrope" || type == "su" || type == "yarn")) {
+    return ApplyLongRope(root, fields, context, config);
+  }
   if (type == "llama3") return ApplyLlama3(root, fields, context, config);
   if (type == "yarn") return ApplyYarn(root, fields, theta, context, config);
   if (type == "dynamic" || type == "longrope" || type == "su") {
@@ -304,6 +380,29 @@ absl::StatusOr<RopeConfig> ParseRopeObject(const JsonFields& root,
                                            std::string_view name,
                                            const nlohmann::json& object,
                                            const RopeContext& context) {
+  if (!context.layer_type.empty()) {
+    const JsonFields types(object,
+                           absl::StrFormat("%s: %s", root.where(), name));
+    if (const nlohmann::json* own = types.Find(context.layer_type);
+        own != nullptr && own->is_object()) {
+      RopeContext of_type = context;
+      of_type.layer_type = {};
+      const nlohmann::json empty = nlohmann::json::object();
+      return ParseRopeObject(JsonFields(empty, root.where()),
+                             absl::StrFormat("%s.%s", name, context.layer_type),
+                             *own, of_type);
+    }
+    if (context.layer_type == "sliding_attention") {
+      KVASIR_ASSIGN_OR_RETURN(const double theta,
+                              root.NumberIn("rope_local_base_freq", kMinTheta,
+                                            kMaxTheta, context.default_theta));
+      RopeConfig config;
+      config.max_positions = context.max_position_embeddings;
+      config.rope.rotary_dim = context.head_dim;
+      config.rope.frequencies = DefaultFrequencies(theta, context.head_dim);
+      return config;
+    }
+  }
   for (const auto& [key, value] : object.items()) {
     if (value.is_object()) {
       return root.Unserved(absl::StrFormat("%s.%s", name, key),
@@ -319,6 +418,9 @@ absl::StatusOr<RopeConfig> ParseRopeObject(const JsonFields& root,
   if (context.neox) {
     KVASIR_ASSIGN_OR_RETURN(config.rope.rotary_dim,
                             NeoxRotaryDim(root, fields, context.head_dim));
+  } else if (context.phi3) {
+    KVASIR_ASSIGN_OR_RETURN(config.rope.rotary_dim,
+                            Phi3RotaryDim(root, fields, context.head_dim));
   } else {
     KVASIR_RETURN_IF_ERROR(RefusePartialRotary(root));
     KVASIR_RETURN_IF_ERROR(RefusePartialRotary(fields));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "model/files/json.h"
@@ -21,6 +22,13 @@ struct RopeContext {
   // True for GPT-NeoX: only a part of each head rotates, and the fields have
   // older names.
   bool neox = false;
+  // True for Phi-3: a part of each head may rotate, and LongRoPE is served.
+  bool phi3 = false;
+  // For Gemma 3: "full_attention" or "sliding_attention", the layers whose RoPE
+  // is read. Each may have an object of its own in rope_parameters. If not,
+  // scaling and rope_theta are those of full attention, and
+  // rope_local_base_freq is the base of the others.
+  std::string_view layer_type;
 };
 
 struct RopeConfig {
@@ -33,8 +41,8 @@ struct RopeConfig {
 };
 
 // `root` is the whole config. UNIMPLEMENTED for scalings that depend on the
-// sequence's length ("dynamic", "longrope"), and for partly rotated heads in
-// families other than GPT-NeoX.
+// sequence's length ("dynamic", and except in Phi-3 "longrope"), and for partly
+// rotated heads in families other than GPT-NeoX and Phi-3.
 absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
                                      const RopeContext& context);
 

@@ -19,7 +19,11 @@ inline plan::TpDealt TpDealtOf(const DecoderSpec& spec) {
   }
   return {.num_kv_heads = spec.num_kv_heads,
           .num_heads = spec.num_heads,
-          .num_features = features};
+          .num_features = features,
+          .whole_because =
+              spec.qk_norm == QkNorm::kAllHeads
+                  ? "the norm of queries and keys (QK-norm) sums over all heads"
+                  : nullptr};
 }
 
 }  // namespace kvasir::model

@@ -9,9 +9,11 @@
 #include "base/status_macros.h"
 #include "base/string_view.h"
 #include "model/files/file.h"
+#include "model/gguf/gguf_header.h"
 #include "model/tokenizer/added_tokens.h"
 #include "model/tokenizer/bpe.h"
 #include "model/tokenizer/detokenizer_stages.h"
+#include "model/tokenizer/gguf_tokenizer.h"
 #include "model/tokenizer/pre_tokenizer.h"
 #include "model/tokenizer/text_budget.h"
 #include "model/tokenizer/text_normalizer.h"
@@ -491,6 +493,13 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(
   std::filesystem::path file = path;
   std::error_code error;
   if (std::filesystem::is_directory(file, error)) file /= "tokenizer.json";
+  if (MayBeGguf(path) && file.extension() != ".json") {
+    KVASIR_ASSIGN_OR_RETURN(const GgufHeader header, GgufHeader::Open(path));
+    KVASIR_ASSIGN_OR_RETURN(const GgufTokenizer made, TokenizerOfGguf(header));
+    return FromFiles({.tokenizer = made.tokenizer_json,
+                      .config = made.config_json,
+                      .name = path});
+  }
   if (!std::filesystem::exists(file, error)) return NoTokenizer(file);
   const std::filesystem::path folder = file.parent_path();
   KVASIR_ASSIGN_OR_RETURN(const std::string text,

@@ -59,8 +59,9 @@ class Tokenizer {
   static constexpr size_t kMaxFileBytes = size_t{128} << 20;
   static constexpr size_t kMaxTextBytes = size_t{64} << 20;
 
-  // `path` is a checkpoint folder or a tokenizer.json. The files beside it that
-  // TokenizerFiles names are read as well, and chat_template.jinja.
+  // `path` is a checkpoint folder, a tokenizer.json or a GGUF file. The files
+  // beside a tokenizer.json that TokenizerFiles names are read as well, and
+  // chat_template.jinja.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(
       const std::string& path);
 

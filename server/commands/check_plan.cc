@@ -27,9 +27,9 @@ struct CheckPlanFlags {
   bool json = false;
 };
 
-void Print(const std::string& plan, const worker::PlanCheck& check, bool json) {
+void Print(const worker::PlanCheck& check, bool json) {
   if (json) {
-    nlohmann::ordered_json found{{"plan", plan}};
+    nlohmann::ordered_json found{{"plan", check.plan}};
     if (check.is_dense || check.tokens > 0) {
       found["kl"] = check.kl;
       found["tokens"] = check.tokens;
@@ -41,12 +41,12 @@ void Print(const std::string& plan, const worker::PlanCheck& check, bool json) {
   } else if (check.is_dense) {
     std::printf("plan check: the cache is not compressed\n");
   } else if (!check.skipped.empty()) {
-    std::printf("plan check: %s: not compared: %s\n", plan.c_str(),
+    std::printf("plan check: %s: not compared: %s\n", check.plan.c_str(),
                 check.skipped.c_str());
   } else {
     std::printf(
-        "plan check: %s: KL %.4f a token over %lld tokens, %s\n", plan.c_str(),
-        check.kl, static_cast<long long>(check.tokens),
+        "plan check: %s: KL %.4f a token over %lld tokens, %s\n",
+        check.plan.c_str(), check.kl, static_cast<long long>(check.tokens),
         check.is_known
             ? "measured earlier"
             : absl::StrFormat("%.1f s", absl::ToDoubleSeconds(check.duration))
@@ -66,9 +66,8 @@ absl::Status Run(const CheckPlanFlags& flags) {
       std::min(kPlanCheckTokens, source.spec.max_position_embeddings);
   KVASIR_ASSIGN_OR_RETURN(
       const std::unique_ptr<LoadedModel> model,
-      LoadWithPlanCheck(tokenizer.get(), "refuse", &request));
-  Print(model->rank().plan().source.method(), model->rank().plan_check(),
-        flags.json);
+      LoadWithPlanCheck(tokenizer.get(), "refuse", std::move(request)));
+  Print(model->rank().plan_checks().back(), flags.json);
   return absl::OkStatus();
 }
 

@@ -16,6 +16,7 @@ void AddRouterCommand(CLI::App* app, int* exit_code);
 void AddGenerateCommand(CLI::App* app, int* exit_code);
 void AddPerplexityCommand(CLI::App* app, int* exit_code);
 void AddCheckPlanCommand(CLI::App* app, int* exit_code);
+void AddConvertCommand(CLI::App* app, int* exit_code);
 void AddInspectCommand(CLI::App* app, int* exit_code);
 void AddBenchCommand(CLI::App* app, int* exit_code);
 void AddDrainCommand(CLI::App* app, int* exit_code);

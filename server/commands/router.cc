@@ -71,8 +71,8 @@ void AddRouterCommand(CLI::App* app, int* exit_code) {
   CLI::App* command = app->add_subcommand(
       "router", "serve clients' requests by one or more workers");
   AddModelFlag(command, "--model", config->tokenizer_folder,
-               "folder with the workers' tokenizer, or the name of a "
-               "known model; without it, requests must contain token "
+               "folder or GGUF file with the workers' tokenizer, or the name "
+               "of a known model; without it, requests must contain token "
                "ids");
   AddDuration(command, "--start-timeout", config->start_timeout,
               "how long the first worker may take to answer at the "

@@ -87,6 +87,12 @@ void AddStepFlags(CLI::App* app, EngineFlags* options) {
                  "then copied back instead of computed again; 0: none; auto: "
                  "a quarter of the KV cache pool, or none if --max-num-seqs "
                  "sequences of full length fit into the pool");
+  AddFlag(app, "--plan-check", options->plan_check,
+          "at the start, compare the predictions with the plan's cache and "
+          "with a dense cache on a built-in text; refuse: do not serve a plan "
+          "that changes them much; warn: serve it with a warning; off: do not "
+          "compare")
+      ->check(CLI::IsMember({"refuse", "warn", "off"}));
   AddDuration(app, "--watchdog", options->watchdog,
               "if no step finishes for this long although work is waiting: "
               "report NOT_SERVING, log the step's plan and exit");
@@ -115,12 +121,6 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options) {
       }))
       ->type_name("BUDGET|plan")
       ->group("Eviction");
-  AddFlag(app, "--plan-check", options->plan_check,
-          "at the start, compare the predictions with the plan's cache and "
-          "with a dense cache on a built-in text; refuse: do not serve a plan "
-          "that changes them much; warn: serve it with a warning; off: do not "
-          "compare")
-      ->check(CLI::IsMember({"refuse", "warn", "off"}));
   app->add_flag("--prefix-caching,!--no-prefix-caching",
                 options->prefix_caching,
                 "reuse cached pages of prompts that begin with the same "

@@ -19,9 +19,7 @@
 #include "base/status_macros.h"
 #include "model/files/json.h"
 #include "nlohmann/json.hpp"
-#include "plan/presets.h"
 #include "worker/load/model_options.h"
-#include "worker/load/model_source.h"
 
 namespace kvasir::cli {
 namespace {
@@ -81,7 +79,7 @@ std::vector<int32_t> TextTokens(const model::Tokenizer* tokenizer) {
 constexpr absl::Duration kAutoTimeLimit = absl::Minutes(1);
 
 // Another version makes earlier results unknown.
-constexpr char kCheckVersion[] = "1\n";
+constexpr char kCheckVersion[] = "2\n";
 
 // The folder of results of earlier checks; empty if there is none.
 std::string FolderOfChecks() {
@@ -133,32 +131,31 @@ void KeepCheck(const worker::PlanCheck& check) {
   std::filesystem::rename(part, file, ignored);
 }
 
-void LogPlanCheck(const std::string& plan, const worker::PlanCheck& check) {
+void LogPlanCheck(const worker::PlanCheck& check) {
   if (check.is_dense) return;
   if (!check.skipped.empty()) {
     const auto log = check.skipped == worker::kPlanHasOwnWeights
                          ? &base::LogInfo
                          : &base::LogWarning;
-    log("plan check skipped", {{"plan", plan}, {"why", check.skipped}});
+    log("plan check skipped", {{"plan", check.plan}, {"why", check.skipped}});
     return;
   }
   base::LogInfo("plan check",
-                {{"plan", plan},
+                {{"plan", check.plan},
                  {"kl_per_token", check.kl},
                  {"tokens", check.tokens},
                  {"seconds", absl::ToDoubleSeconds(check.duration)},
                  {"known", check.is_known ? "yes" : "no"}});
 }
 
-absl::Status Judge(const std::string& plan, const worker::PlanCheck& check,
-                   absl::string_view mode) {
+absl::Status Judge(const worker::PlanCheck& check, absl::string_view mode) {
   if (check.is_dense || !check.skipped.empty() || check.kl <= kPlanCheckWarns) {
     return absl::OkStatus();
   }
   const std::string found = absl::StrFormat(
       "the plan %s changes this model: the predictions differ from those with "
       "a dense cache by a divergence of %.3f nats a token",
-      plan, check.kl);
+      check.plan, check.kl);
   // This also refuses a divergence that is not a number.
   if (mode == "refuse" && !(check.kl <= kPlanCheckRefuses)) {
     return absl::FailedPreconditionError(absl::StrFormat(
@@ -171,86 +168,35 @@ absl::Status Judge(const std::string& plan, const worker::PlanCheck& check,
   return absl::OkStatus();
 }
 
-// The names of plans that any checkpoint can use, those of fewest bytes first.
-// The last one is the dense plan.
-std::vector<std::string> PlansOfAnyCheckpoint() {
-  std::vector<std::string> names;
-  for (const plan::PlanPreset& preset : plan::PlanPresets()) {
-    if (preset.any_checkpoint) names.push_back(preset.name);
-  }
-  std::reverse(names.begin(), names.end());
-  return names;
-}
-
-// Loads the model with the first plan whose divergence is small enough. Returns
-// null if there is none.
-absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithMeasuredPlan(
-    LoadRequest* request) {
-  for (const std::string& plan : PlansOfAnyCheckpoint()) {
-    if (plan == plan::kDensePreset) break;
-    request->model.kv_plan = plan;
-    auto model = LoadedModel::Load(*request);
-    if (absl::IsUnimplemented(model.status())) {
-      base::LogInfo(
-          "--kv-plan auto: a plan does not fit the model",
-          {{"plan", plan}, {"why", std::string(model.status().message())}});
-      continue;
-    }
-    KVASIR_RETURN_IF_ERROR(model.status());
-    const worker::PlanCheck& check = (*model)->rank().plan_check();
-    KeepCheck(check);
-    LogPlanCheck(plan, check);
-    if (check.skipped.empty() && check.kl <= kPlanCheckAuto) return model;
-    // The other plans cannot be compared either.
-    if (!check.skipped.empty()) break;
-  }
-  return nullptr;
-}
-
-// Whether --kv-plan auto has plans to choose from.
-absl::StatusOr<bool> HasChoice(const LoadRequest& request) {
-  if (request.group != nullptr || request.plan_check->token_ids.empty()) {
-    return false;
-  }
-  KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
-                          OpenModelSource(request.model, PlanUse::kLook));
-  return !source.checkpoint.has_value() ||
-         !source.checkpoint->kv_plan_json().has_value();
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithPlanCheck(
     const model::Tokenizer* tokenizer, absl::string_view mode,
-    LoadRequest* request) {
-  const bool is_auto = request->model.kv_plan == kAutoPlan;
+    LoadRequest request) {
+  const bool is_auto = request.model.kv_plan == kAutoPlan;
   if (mode == "off") {
     base::LogInfo("plan check off", {});
-    return LoadedModel::Load(*request);
+    return LoadedModel::Load(request);
   }
-  request->plan_check.emplace();
-  request->plan_check->token_ids = TextTokens(tokenizer);
-  request->plan_check->known = KnownCheck;
-  std::unique_ptr<LoadedModel> model;
-  if (is_auto) {
-    request->plan_check->time_limit = kAutoTimeLimit;
-    KVASIR_ASSIGN_OR_RETURN(const bool has_choice, HasChoice(*request));
-    if (has_choice) {
-      KVASIR_ASSIGN_OR_RETURN(model, LoadWithMeasuredPlan(request));
+  request.plan_check = {.token_ids = TextTokens(tokenizer),
+                        .known = KnownCheck,
+                        .most_kl = kPlanCheckAuto};
+  if (is_auto) request.plan_check->time_limit = kAutoTimeLimit;
+  request.choose_plan = is_auto;
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model,
+                          LoadedModel::Load(request));
+  const worker::Rank& rank = model->rank();
+  const std::string& plan = rank.plan().source.method();
+  // All ranks of a group have the same results, and the first one logs them.
+  if (request.group == nullptr || request.group->shard().rank == 0) {
+    for (const worker::PlanCheck& check : rank.plan_checks()) {
+      KeepCheck(check);
+      LogPlanCheck(check);
     }
-    if (model == nullptr) request->model.kv_plan.clear();
+    if (is_auto) base::LogInfo("--kv-plan auto", {{"plan", plan}});
   }
-  const bool is_measured = model != nullptr;
-  if (!is_measured) {
-    KVASIR_ASSIGN_OR_RETURN(model, LoadedModel::Load(*request));
-  }
-  const std::string plan = model->rank().plan().source.method();
-  if (is_auto) base::LogInfo("--kv-plan auto", {{"plan", plan}});
-  if (is_measured) return model;
-  const worker::PlanCheck& check = model->rank().plan_check();
-  KeepCheck(check);
-  LogPlanCheck(plan, check);
-  KVASIR_RETURN_IF_ERROR(Judge(plan, check, mode));
+  const worker::PlanCheck& served = rank.plan_checks().back();
+  if (!is_auto) KVASIR_RETURN_IF_ERROR(Judge(served, mode));
   return model;
 }
 

@@ -27,14 +27,14 @@ inline constexpr int64_t kPlanCheckTokens = 512;
 // Loads the model. `mode` is the value of --plan-check: refuse, warn or off.
 // Unless it is off, the plan is compared with a dense cache on a built-in text,
 // and the result is logged and kept in the user's cache folder for later
-// starts. With --kv-plan auto, the model is loaded with each named plan,
-// beginning with the one of fewest bytes, until the divergence is small enough.
-// `request->model.kv_plan` is then the plan's name. `tokenizer` may be null.
+// starts. With --kv-plan auto, the named plans are compared, beginning with the
+// one of fewest bytes, until the divergence is small enough. `tokenizer` may be
+// null.
 //
 // Errors: those of LoadedModel::Load; FAILED_PRECONDITION for a plan that
 // changes the model too much.
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithPlanCheck(
     const model::Tokenizer* tokenizer, absl::string_view mode,
-    LoadRequest* request);
+    LoadRequest request);
 
 }  // namespace kvasir::cli

@@ -9,6 +9,8 @@
 #include "base/cli/units.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "server/runtime/plan_check.h"
+#include "server/runtime/router_runtime.h"
 #include "server/runtime/worker_runtime.h"
 
 namespace kvasir::cli {
@@ -36,7 +38,14 @@ absl::StatusOr<std::unique_ptr<RankRuntime>> RankRuntime::Create(
   FollowerGroup& group = *runtime->group_;
   LoadRequest request = LoadRequestOf(options.model, options.engine);
   request.group = &group;
-  KVASIR_ASSIGN_OR_RETURN(runtime->model_, LoadedModel::Load(request));
+  std::shared_ptr<const model::Tokenizer> tokenizer;
+  if (options.engine.plan_check != "off" && !options.model.model.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(tokenizer, LoadTokenizer(options.model.model));
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      runtime->model_,
+      LoadWithPlanCheck(tokenizer.get(), options.engine.plan_check,
+                        std::move(request)));
   LoadedModel& model = *runtime->model_;
   const kernels::Device& device = model.rank().device();
   runtime->device_metrics_ = std::make_shared<DeviceMetrics>(

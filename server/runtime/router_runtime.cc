@@ -21,6 +21,10 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "model/gguf/gguf_header.h"
+#include "model/shapes/config.h"
+#include "model/tokenizer/gguf_tokenizer.h"
+#include "router/facades/text/tokenizer_bundle.h"
 #include "router/facades/text/tokenizer_codec.h"
 #include "router/policy/policy.h"
 #include "router/replicas/grpc_worker_client.h"
@@ -54,7 +58,7 @@ void ReturnFreedMemory() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 // How often TrimWhenSilent checks the process's size, and by how much the
 // process must have grown since the last malloc_trim.
 constexpr absl::Duration kTrimInterval = absl::Seconds(5);
-constexpr size_t kTrimGrowthBytes = 16 << 20;
+constexpr size_t kTrimGrowthBytes = 8 << 20;
 
 size_t ResidentBytes() {
   size_t total_pages = 0;
@@ -113,16 +117,30 @@ bool IsOn(const std::string& flag, const base::ListenAddress& listen) {
   return flag == "on" || (flag == "auto" && base::IsLocal(listen));
 }
 
+// The files that a folder would have for the tokenizer of a GGUF file.
+absl::StatusOr<router::NamedFiles> FilesOfGguf(const std::string& path) {
+  KVASIR_ASSIGN_OR_RETURN(const model::GgufHeader header,
+                          model::GgufHeader::Open(path));
+  KVASIR_ASSIGN_OR_RETURN(const model::GgufTokenizer tokenizer,
+                          model::TokenizerOfGguf(header));
+  router::NamedFiles files = {{"tokenizer.json", tokenizer.tokenizer_json},
+                              {"tokenizer_config.json", tokenizer.config_json}};
+  KVASIR_ASSIGN_OR_RETURN(files["config.json"], model::LoadConfigText(path));
+  return files;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
     const std::string& folder) {
   std::error_code error;
-  if (!std::filesystem::is_directory(folder, error)) {
-    return absl::NotFoundError(absl::StrCat(
-        "--model ", folder,
-        std::filesystem::exists(folder, error) ? " is not a folder"
-                                               : " does not exist"));
+  if (!std::filesystem::is_directory(folder, error) &&
+      !std::filesystem::is_regular_file(folder, error)) {
+    return absl::NotFoundError(
+        absl::StrCat("--model ", folder,
+                     std::filesystem::exists(folder, error)
+                         ? " is neither a folder nor a GGUF file"
+                         : " does not exist"));
   }
   auto tokenizer = model::Tokenizer::Load(folder);
   if (absl::IsNotFound(tokenizer.status())) return nullptr;
@@ -221,6 +239,11 @@ router::FacadeOptions RouterRuntime::OptionsOfFacades(
   facade.share_tokenizer = IsOn(options.router.share_tokenizer, options.listen);
   if (tokenizer_ != nullptr) {
     facade.tokenizer_folder = options.tokenizer_folder;
+    if (model::MayBeGguf(options.tokenizer_folder)) {
+      facade.make_tokenizer_files = [path = options.tokenizer_folder] {
+        return FilesOfGguf(path);
+      };
+    }
     const auto codec =
         std::make_shared<const router::TokenizerCodec>(tokenizer_);
     for (const std::string& name : model_names()) facade.codecs[name] = codec;

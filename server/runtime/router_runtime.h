@@ -50,7 +50,7 @@ struct RouterRuntimeOptions {
   // Called from any thread when the runtime becomes able or unable to serve
   // requests, until the runtime is destroyed. May be empty.
   std::function<void(bool serving)> on_health;
-  // The folder from which the tokenizer was read.
+  // The folder or the GGUF file from which the tokenizer was read.
   std::string tokenizer_folder;
 };
 

@@ -133,7 +133,7 @@ absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
     return absl::NotFoundError(absl::StrCat(
         model.random_weights
             ? "--random-weights has no tokenizer"
-            : absl::StrCat("--model ", model.model, " has no tokenizer.json"),
+            : absl::StrCat("--model ", model.model, " has no tokenizer"),
         ", so a text cannot be tokenized; `kvasir serve` accepts token ids "
         "(docs/kserve.md)"));
   }

@@ -139,8 +139,13 @@ worker::WorkerConstants ConstantsOf(LoadedModel& model) {
       .kv_fixed_bytes_per_sequence =
           static_cast<double>(model.layout().fixed_bytes_per_sequence()),
       .kv_compression_ratio = model.kv_compression_ratio()};
-  const worker::PlanCheck& check = model.rank().plan_check();
-  if (check.is_dense || check.tokens > 0) constants.plan_check_kl = check.kl;
+  const auto& checks = model.rank().plan_checks();
+  if (worker::IsDensePlan(model.rank().plan().source,
+                          model::AttentionShapeOf(model.source().spec))) {
+    constants.plan_check_kl = 0;
+  } else if (!checks.empty() && checks.back().skipped.empty()) {
+    constants.plan_check_kl = checks.back().kl;
+  }
   for (const LayerSideSummary& side :
        SummarizePlan(*model.source().plan, model.layout())) {
     constants.layers.push_back(
@@ -310,8 +315,8 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
   };
   request.progress = options.progress;
   KVASIR_ASSIGN_OR_RETURN(
-      runtime->model_,
-      LoadWithPlanCheck(options.tokenizer.get(), flags.plan_check, &request));
+      runtime->model_, LoadWithPlanCheck(options.tokenizer.get(),
+                                         flags.plan_check, std::move(request)));
   LoadedModel& model = *runtime->model_;
   runtime->metrics_ = std::make_shared<worker::WorkerMetrics>(
       ConstantsOf(model),

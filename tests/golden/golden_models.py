@@ -8,6 +8,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GenerationConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
@@ -17,8 +21,12 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -75,6 +83,19 @@ FAMILIES = {
     "mixtral": (MixtralConfig, MixtralForCausalLM, RECENT),
     "qwen3moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, RECENT),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, RECENT | dict(pad_token_id=0)),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM, RECENT),
+    "phi3": (Phi3Config, Phi3ForCausalLM, RECENT | dict(pad_token_id=0)),
+    "gemma2": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        RECENT | dict(hidden_size=24, head_dim=10, sliding_window=7, pad_token_id=0),
+    ),
+    "gemma3": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        {k: v for k, v in RECENT.items() if k != "rope_theta"}
+        | dict(hidden_size=24, head_dim=10, sliding_window=7, pad_token_id=0),
+    ),
     "neox": (GPTNeoXConfig, GPTNeoXForCausalLM, NEOX),
     "opt": (OPTConfig, OPTForCausalLM, OPT),
 }
@@ -87,6 +108,11 @@ LLAMA3 = dict(
     low_freq_factor=1.0,
     high_freq_factor=4.0,
     original_max_position_embeddings=32,
+)
+LONGROPE = dict(
+    type="longrope",
+    short_factor=[1.0, 1.1, 1.3, 1.4],
+    long_factor=[1.0, 2.0, 3.5, 8.0],
 )
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=24)
 
@@ -362,6 +388,104 @@ def model_cases():
             "bfloat16",
             {"greedy": True, "v5_config": True},
         ),
+        "olmo2": (
+            "olmo2",
+            dict(hidden_size=24, num_attention_heads=3, num_key_value_heads=1),
+            "bfloat16",
+            {"greedy": True, "v5_config": True},
+        ),
+        "olmo2-bias-tied": (
+            "olmo2",
+            dict(
+                hidden_size=24,
+                num_key_value_heads=4,
+                head_dim=10,
+                attention_bias=True,
+                tie_word_embeddings=True,
+                rope_theta=500000.0,
+            ),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        "phi3-part-window": (
+            "phi3",
+            dict(partial_rotary_factor=0.75, sliding_window=11),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        # All positions are within the original context.
+        "phi3-longrope-short": (
+            "phi3",
+            dict(
+                max_position_embeddings=512,
+                original_max_position_embeddings=128,
+                rope_scaling=LONGROPE,
+                tie_word_embeddings=True,
+            ),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        # The context is longer than the original one.
+        "phi3-longrope-long": (
+            "phi3",
+            dict(
+                num_hidden_layers=1,
+                original_max_position_embeddings=24,
+                rope_scaling=LONGROPE,
+            ),
+            "bfloat16",
+            {"v5_config": True},
+        ),
+        # The caps are so low that most scores and logits change.
+        "gemma2-tied": (
+            "gemma2",
+            dict(
+                num_hidden_layers=3,
+                query_pre_attn_scalar=12,
+                attn_logit_softcapping=2.0,
+                final_logit_softcapping=3.0,
+                tie_word_embeddings=True,
+            ),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        "gemma2-full-bias": (
+            "gemma2",
+            dict(
+                num_key_value_heads=1,
+                attention_bias=True,
+                layer_types=["full_attention", "full_attention"],
+                final_logit_softcapping=None,
+            ),
+            "bfloat16",
+            {"greedy": True, "v5_config": True},
+        ),
+        "gemma3-tied": (
+            "gemma3",
+            dict(
+                num_hidden_layers=4,
+                sliding_window_pattern=3,
+                query_pre_attn_scalar=12,
+                tie_word_embeddings=True,
+            ),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        "gemma3-scaled-v5-config": (
+            "gemma3",
+            dict(
+                num_hidden_layers=3,
+                num_key_value_heads=1,
+                query_pre_attn_scalar=10,
+                attention_bias=True,
+                layer_types=["full_attention", "sliding_attention", "full_attention"],
+                rope_theta=50000.0,
+                rope_local_base_freq=3000.0,
+                rope_scaling=dict(rope_type="linear", factor=4.0),
+            ),
+            "bfloat16",
+            {"greedy": True, "v5_layer_types": True},
+        ),
         "smollm3-window": (
             "smollm3",
             dict(
@@ -400,7 +524,9 @@ def weight_for(case, name, shape, hidden):
     """Returns a random weight. Its scale makes attention far from uniform, makes every bias matter and gives logits a
     standard deviation of about 2."""
     if name.endswith("norm.weight"):
-        return 1.0 + normal(shape, 0.2, case, name)
+        # Gemma adds 1 to the weights of its norms.
+        mean = 0.0 if case.startswith("gemma") else 1.0
+        return mean + normal(shape, 0.2, case, name)
     if name.endswith("bias"):
         return normal(shape, 0.5, case, name)
     if "embed" in name or "lm_head" in name:
@@ -425,6 +551,11 @@ def edit_config(path, options):
         config["rope_parameters"]["rope_theta"] = config.pop("rope_theta")
         if "num_experts" in config:
             config["num_local_experts"] = config.pop("num_experts")
+    if options.get("v5_layer_types"):
+        full = config.pop("rope_scaling") | dict(rope_theta=config.pop("rope_theta"))
+        local = dict(rope_theta=config.pop("rope_local_base_freq"), rope_type="default")
+        config["rope_parameters"] = dict(full_attention=full, sliding_attention=local)
+        del config["_sliding_window_pattern"]
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
@@ -569,19 +700,15 @@ def refused_cases():
             ),
             "GPT2LMHeadModel",
         ),
-        "gemma2": (
+        "gemma": (
             BASE
             | dict(
-                architectures=["Gemma2ForCausalLM"],
-                model_type="gemma2",
+                architectures=["GemmaForCausalLM"],
+                model_type="gemma",
                 head_dim=8,
                 hidden_activation="gelu_pytorch_tanh",
-                query_pre_attn_scalar=8,
-                attn_logit_softcapping=50.0,
-                final_logit_softcapping=30.0,
-                sliding_window=16,
             ),
-            "Gemma2ForCausalLM",
+            "GemmaForCausalLM",
         ),
         "no-architecture": (
             {k: v for k, v in llama.items() if k != "architectures"}

@@ -3,6 +3,7 @@
 
   make_fixtures.py               writes everything (seeds are names)
   make_fixtures.py --tokenizers  writes the tokenizers only (needs no torch)
+  make_fixtures.py --gguf        writes the GGUF blocks only (needs only gguf)
   make_fixtures.py --check       writes to a temporary folder and compares
 """
 
@@ -12,10 +13,8 @@ import pathlib
 import sys
 import tempfile
 
-import golden_tokenizers
-
 HERE = pathlib.Path(__file__).resolve().parent
-FOLDERS = ("models", "refused", "tokenizers")
+FOLDERS = ("gguf", "models", "refused", "tokenizers")
 SIZE_LIMIT_BYTES = 3_000_000
 
 
@@ -36,8 +35,16 @@ def write_models(root):
 
 
 def write_tokenizers(root):
+    import golden_tokenizers
+
     # The tokenizer of the built-in model is read from the source tree. Its cases are written to `root`.
     golden_tokenizers.write(root, HERE.parent.parent / "models" / "tiny")
+
+
+def write_gguf(root):
+    import golden_gguf
+
+    golden_gguf.write(root)
 
 
 def check():
@@ -45,6 +52,7 @@ def check():
         fresh = pathlib.Path(tmp)
         write_models(fresh)
         write_tokenizers(fresh)
+        write_gguf(fresh)
         want, have = all_files(fresh), all_files(HERE)
         bad = [f"missing or extra: {p}" for p in set(want) ^ set(have)]
         bad += [
@@ -64,12 +72,17 @@ def main():
     )
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--tokenizers", action="store_true")
+    parser.add_argument("--gguf", action="store_true")
     arguments = parser.parse_args()
     if arguments.check:
         sys.exit(0 if check() else 1)
-    if not arguments.tokenizers:
+    writes_all = not arguments.tokenizers and not arguments.gguf
+    if writes_all:
         write_models(HERE)
-    write_tokenizers(HERE)
+    if writes_all or arguments.tokenizers:
+        write_tokenizers(HERE)
+    if writes_all or arguments.gguf:
+        write_gguf(HERE)
     total = sum((HERE / p).stat().st_size for p in all_files(HERE))
     print(f"{len(all_files(HERE))} files, {total} bytes (limit {SIZE_LIMIT_BYTES})")
     sys.exit(0 if total <= SIZE_LIMIT_BYTES else 1)

@@ -465,7 +465,7 @@ def test_generate_reports_a_missing_tokenizer(tmp_path):
     (folder / "tokenizer.json").unlink()
     refused = run("generate", "--model", folder, "--prompt", "x", check=False)
     assert refused.returncode == 1
-    assert "has no tokenizer.json" in refused.stderr and "accepts token ids" in refused.stderr
+    assert "has no tokenizer" in refused.stderr and "accepts token ids" in refused.stderr
 
 
 def test_generate_allocates_a_pool_only_for_its_own_tokens(tmp_path):

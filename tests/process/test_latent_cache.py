@@ -93,14 +93,15 @@ METHODS = {
 
 
 # In turn: a quarter of each head turns; positions are learned; there are biases and grouped heads; the window is
-# shorter than the texts. All are small and random, with biases other than 0.
+# shorter than the texts; one of the two layers has no RoPE. All are small and random, with biases other than 0.
 FAMILIES = {
     "pythia-160m": ("palu", "rap-exact", "commuting", "svdq-rotated", "channel", "joint-exact"),
     "opt-125m": ("palu", "palu-4", "svdq", "joint-4"),
     "qwen2.5-0.5b": ("palu", "rap-4", "commuting", "svdq", "joint"),
     "mistral-7b": ("palu-4", "commuting", "svdq-exact", "svdq-sinks-exact", "joint-exact"),
+    "smollm3-3b": ("palu", "rap-4", "commuting", "svdq", "channel"),
 }
-GROUPED = ("qwen2.5-0.5b", "mistral-7b")
+GROUPED = ("qwen2.5-0.5b", "mistral-7b", "smollm3-3b")
 SLIDING_WINDOW = 40
 UNIFORM_PALU = PALU + ["--search", "uniform", "--group-heads"]
 FAMILY_METHODS = {
@@ -183,6 +184,8 @@ def family(request, calibrations, tmp_path_factory):
     (base / "generation_config.json").unlink(missing_ok=True)
     if "sliding_window" in config:
         config["sliding_window"] = SLIDING_WINDOW
+    if config["model_type"] == "smollm3":
+        config["no_rope_layers"] = [0, 1]
     (base / "config.json").write_text(json.dumps(config))
     methods = {name: FAMILY_METHODS[name] for name in FAMILIES[request.param]}
     return base, methods, made(base, methods, folder)
@@ -283,10 +286,53 @@ def test_the_loss_with_evictions_equals_that_of_the_python_reference_in_other_fa
         check_evicted_loss(own[name][0], nats[name], FAMILY_TOLERANCE[tolerance])
 
 
-def generated(model):
+def generated(model, *flags):
     done = run("generate", "--model", model, "--prompt", PROMPT, "--max-tokens", 8,
-               "--temperature", 0, "--ignore-eos", "--json")
+               "--temperature", 0, "--ignore-eos", "--json", *flags)
     return json.loads(done.stdout)["text"]
+
+
+@pytest.fixture(scope="module")
+def qk_norm(tmp_path_factory):
+    """A small random model with QK-norm, whose heads are wider than hidden size / heads."""
+    base = tmp_path_factory.mktemp("qk-norm") / "base"
+    compress("init", "--like", "qwen3-0.6b", "--layers", 2, "--hidden", 48, "--heads", 4,
+             "--kv-heads", 2, "--head-dim", 32, "--intermediate", 96, "--vocab", 4096,
+             "--context", 256, "--tokenizer", TINY, "--dtype", "f32", "--out", base, "--quiet")
+    amplify_attention(base / "model.safetensors")
+    config = json.loads((base / "config.json").read_text())
+    (base / "generation_config.json").unlink(missing_ok=True)
+    (base / "config.json").write_text(json.dumps(config | {"bos_token_id": 0, "eos_token_id": 1}))
+    return base
+
+
+def test_a_model_with_qk_norm_serves_named_plans_and_its_loss_is_the_references(qk_norm, tmp_path):
+    compress("evaluate", "--teacher", qk_norm, qk_norm, "--text", EVALUATION, "--windows", WINDOWS,
+             "--window-tokens", WINDOW_TOKENS, "--quiet", "--json", tmp_path / "rows.json")
+    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    dense = perplexity(qk_norm, "--kv-dtype", "f32")
+    assert math.log(dense["perplexity"]) == pytest.approx(row["nats_per_token"], rel=2e-5)
+    for plan, tolerance in ("dense-bf16", 1e-3), ("dense-8bit", 5e-3), ("rotated-4bit", 5e-2):
+        flags = ["--kv-plan", plan]
+        found = perplexity(qk_norm, *flags)["perplexity"]
+        assert math.log(found) == pytest.approx(row["nats_per_token"], rel=tolerance), plan
+        assert perplexity(qk_norm, *flags, *WAYS[0])["perplexity"] == found
+        with KvasirProcess("serve", "--threads", 2, "--plan-check", "off", *flags,
+                           model=qk_norm) as server:
+            text, _, tokens = triton.generate(server.grpc, server.ready["model"], PROMPT,
+                                              max_tokens=8, temperature=0, ignore_eos=True)
+        assert tokens == 8
+        assert text == generated(qk_norm, *flags), plan
+
+
+def test_a_plan_of_low_rank_keys_is_refused_for_a_model_with_qk_norm(qk_norm, artifacts, tmp_path):
+    plan = json.loads((artifacts["palu-each"][0] / "kv_plan.json").read_text())
+    plan["layers"] = plan["layers"][:2]
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan))
+    done = run("inspect", qk_norm, "--kv-plan", path, check=False)
+    assert done.returncode != 0
+    assert "normalizes its keys (QK-norm) after the projection: only a full space is possible" in done.stderr
 
 
 def test_prompts_reuse_reconstructed_latents_only_if_several_heads_share_them(artifacts):

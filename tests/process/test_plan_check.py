@@ -61,6 +61,24 @@ def test_a_plan_that_changes_a_model_too_much_is_refused_unless_a_flag_says_othe
         assert "plan check off" in server.log()
 
 
+def test_auto_takes_no_plan_that_cannot_store_the_lengths_of_keys(tmp_path):
+    """Codes store a key's length or scale as a float16. These keys are longer, but the model computes the same as before,
+    because its queries are as much smaller."""
+    folder = altered_model(tmp_path / "tiny")
+    tensors = read_tensors(folder / "model.safetensors")
+    for layer in range(LAYERS):
+        for name, exponent in ("q", -20), ("k", 20):
+            key = f"model.layers.{layer}.self_attn.{name}_proj.weight"
+            dtype, shape, data = tensors[key]
+            values = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+            tensors[key] = (dtype, shape, bf16(np.ldexp(values, exponent)))
+    write_tensors(folder / "model.safetensors", tensors)
+    done = run("check-plan", "--model", folder, "--kv-plan", "rotated-4bit")
+    assert "W the plan rotated-4bit changes this model" in done.stderr, done.stderr
+    done = run("check-plan", "--model", folder, "--kv-plan", "auto", "--json")
+    assert json.loads(done.stdout)["plan"] == "full", done.stdout
+
+
 @pytest.mark.parametrize("has_biases", [False, True])
 def test_auto_takes_the_smallest_plan_that_hardly_changes_the_model(has_biases, with_biases):
     model = with_biases if has_biases else TINY
@@ -80,11 +98,15 @@ def test_auto_keeps_the_plan_of_a_converted_model():
         assert 'I plan check skipped plan=palu why="the plan has weights of its own"' in server.log()
 
 
-def test_several_ranks_do_not_compare_plans():
-    with KvasirProcess("serve", "--kv-plan", "auto", "--tp", "2") as server:
-        assert "--kv-plan auto plan=full" in server.log() and "skipped" not in server.log()
-    with KvasirProcess("serve", "--kv-plan", "dense-8bit", "--tp", "2") as server:
-        assert ' plan check skipped plan=dense-8bit why="several ranks share the model"' in server.log()
+def test_ranks_of_a_group_compare_plans_together(with_biases):
+    with KvasirProcess("serve", "--kv-plan", "auto", "--tp", "2", "--threads", "1", model=with_biases) as server:
+        log = server.log()
+        (plan,) = re.findall(r" --kv-plan auto plan=(\S+)", log)
+        tried = re.findall(r" plan check plan=(\S+) kl_per_token=(\S+) ", log)
+        assert [(float(kl) <= 0.02) for _, kl in tried] == [name == plan for name, _ in tried] != []
+        assert triton.generate(server.grpc, server.ready["model"], "It was", max_tokens=4, temperature=0.0)
+    done = run("serve", "--model", with_biases, "--kv-plan", "rotated-4bit", "--tp", "2", "--threads", "1", "--grpc-port", "0", check=False)
+    assert done.returncode == 1 and "the plan rotated-4bit changes this model" in done.stderr, done.stderr
 
 
 def test_the_result_is_kept_for_later_starts(tmp_path, monkeypatch):

@@ -73,9 +73,10 @@ def long_model(tmp_path_factory):
 
 
 class Endless:
-    """Requests that run until something ends them; the model needs a long context."""
+    """Requests that run until something ends them; the model needs a long context. A router gives some of them to each
+    of two replicas, even if its last load report of one still counts all requests of `answers`."""
 
-    def __init__(self, address, model, count=4):
+    def __init__(self, address, model, count=3 * len(PROMPTS)):
         self.stream = triton.Stream(address)
         for i in range(count):
             inputs = triton.text_inputs(f"{i}: It was", max_tokens=100_000, temperature=0.0, ignore_eos=True)

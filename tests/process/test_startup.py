@@ -153,8 +153,8 @@ def test_the_error_for_an_unknown_plan_names_it_and_its_flag():
     assert "--kv-plan" in text and "README.md" in text
 
 
-def test_a_model_path_that_is_a_file_is_refused():
-    assert "is not a folder" in refused("serve", "--model", TINY / "README.md")
+def test_a_model_path_that_is_another_file_is_refused():
+    assert "is neither a folder nor a GGUF file" in refused("serve", "--model", TINY / "README.md")
 
 
 @pytest.mark.parametrize("command", ["serve", "worker", "inspect", "generate", "perplexity"])

@@ -1,6 +1,7 @@
 #include "worker/executor/decoder.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -53,7 +54,8 @@ kernels::ActivationKind ActivationOf(model::MlpKind kind) {
     case model::MlpKind::kGeluTanh:
       return kernels::ActivationKind::kGeluTanh;
     case model::MlpKind::kRelu:
-    case model::MlpKind::kGatedSilu:  // has its own kernel
+    case model::MlpKind::kGatedSilu:  // gated kinds have their own kernel
+    case model::MlpKind::kGatedGeluTanh:
       break;
   }
   return kernels::ActivationKind::kRelu;
@@ -68,19 +70,14 @@ absl::StatusOr<Decoder> Decoder::Create(const Parts& parts,
                                         kernels::Device* device) {
   Decoder decoder(device);
   decoder.parts_ = parts;
-  std::vector<uint64_t> steps;
-  for (const double frequency : parts.spec->rope.frequencies) {
-    steps.push_back(kernels::RopeStep(frequency));
-  }
   decoder.hadamard_ = std::make_unique<kernels::HadamardTables>(device);
-  KVASIR_RETURN_IF_ERROR(decoder.CreateLayers(device, steps));
+  KVASIR_RETURN_IF_ERROR(decoder.CreateLayers(device));
   decoder.FindStepKinds();
   decoder.parts_.plan = nullptr;
   return decoder;
 }
 
-absl::Status Decoder::CreateLayers(kernels::Device* device,
-                                   absl::Span<const uint64_t> rope_steps) {
+absl::Status Decoder::CreateLayers(kernels::Device* device) {
   int64_t fresh_bytes = 0;
   for (const KvArenas::Layer& arena : parts_.arenas->layers()) {
     fresh_bytes = std::max(
@@ -89,13 +86,29 @@ absl::Status Decoder::CreateLayers(kernels::Device* device,
   KVASIR_ASSIGN_OR_RETURN(
       fresh_, device->allocator().Allocate(static_cast<size_t>(fresh_bytes),
                                            kernels::MemoryTag::kWorkspace));
-  KVASIR_ASSIGN_OR_RETURN(
-      const kernels::DevicePtr<const uint64_t> device_rope_steps,
-      tables_.Add(rope_steps));
+  // The angle steps of `rope`, and of `window_rope` if there is one.
+  struct Steps {
+    std::vector<uint64_t> on_host;
+    kernels::DevicePtr<const uint64_t> on_device;
+  };
+  std::map<const model::RopeSpec*, Steps> steps_of;
+  for (int64_t layer = 0; layer < spec().num_layers(); ++layer) {
+    const model::RopeSpec& rope = spec().rope_of(layer);
+    const auto [found, is_new] = steps_of.try_emplace(&rope);
+    if (!is_new) continue;
+    Steps& steps = found->second;
+    for (const double frequency : rope.frequencies) {
+      steps.on_host.push_back(kernels::RopeStep(frequency));
+    }
+    KVASIR_ASSIGN_OR_RETURN(
+        steps.on_device,
+        tables_.Add(absl::Span<const uint64_t>(steps.on_host)));
+  }
   for (int64_t layer = 0; layer < spec().num_layers(); ++layer) {
     const auto index = static_cast<size_t>(layer);
     const std::optional<plan::ResolvedEviction>& eviction =
         parts_.plan->layer(layer).eviction;
+    const Steps& steps = steps_of.at(&spec().rope_of(layer));
     KVASIR_ASSIGN_OR_RETURN(
         LayerAttention attention,
         LayerAttention::Create(
@@ -105,8 +118,8 @@ absl::Status Decoder::CreateLayers(kernels::Device* device,
              .weights = &parts_.weights->layers[index],
              .arena = &parts_.arenas->layers()[index],
              .rings = &parts_.arenas->rings(),
-             .rope_steps = rope_steps,
-             .device_rope_steps = device_rope_steps,
+             .rope_steps = steps.on_host,
+             .device_rope_steps = steps.on_device,
              .hadamard = hadamard_.get(),
              .fresh = {fresh_.as<char>(), parts_.max_tokens},
              .eviction = eviction.has_value() ? &*eviction : nullptr,
@@ -188,6 +201,7 @@ absl::Status Decoder::Embed(Stream& stream, const TokenBatch& batch,
   params.positions = batch.positions;
   params.out = x;
   params.dtype = activations_.dtype;
+  params.scale = static_cast<float>(spec().embedding_scale);
   KVASIR_RETURN_IF_ERROR(kernels::Embedding(stream, params, workspace));
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
   return parts_.collective->AllReduceSum(stream, x,
@@ -227,8 +241,14 @@ absl::Status Decoder::Logits(Stream& stream,
     KVASIR_RETURN_IF_ERROR(kernels::Matmul(stream, params, workspace));
   }
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
-  return parts_.collective->AllGather(stream, logits, num_rows, first_columns,
-                                      workspace);
+  KVASIR_RETURN_IF_ERROR(parts_.collective->AllGather(
+      stream, logits, num_rows, first_columns, workspace));
+  if (spec().logit_cap == 0) return absl::OkStatus();
+  return kernels::Activation(
+      stream,
+      {logits, logits, num_rows, ids.count, kernels::ActivationKind::kSoftCap,
+       kernels::DType::kF32, static_cast<float>(spec().logit_cap)},
+      workspace);
 }
 
 absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
@@ -246,26 +266,31 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
   for (int64_t layer = 0; layer < spec().num_layers(); ++layer) {
     const LayerWeights& weights =
         parts_.weights->layers[static_cast<size_t>(layer)];
-    // This norm also adds the previous layer's output to the residual stream.
+    // This also adds the previous layer's output to the residual stream.
+    kernels::DevicePtr<const float> input = normed;
     KVASIR_RETURN_IF_ERROR(
-        Norm(stream,
-             {out->x, layer == 0 ? kernels::DevicePtr<float>() : out->delta,
-              weights.input_norm, weights.input_norm_bias, normed, t},
-             workspace));
+        Input(stream,
+              {out->x, layer == 0 ? kernels::DevicePtr<float>() : out->delta,
+               weights.input_norm, weights.input_norm_bias, normed, t},
+              &input, workspace));
     KVASIR_RETURN_IF_ERROR(
-        Attention(stream, batch, layer, normed, out->delta, workspace));
+        Attention(stream, batch, layer, input, out->delta, workspace));
+    KVASIR_RETURN_IF_ERROR(NormOutput(stream, weights.attention_output_norm, t,
+                                      out->delta, workspace));
     const bool parallel = spec().parallel_residual;
     KVASIR_RETURN_IF_ERROR(
-        Norm(stream,
-             {out->x, parallel ? kernels::DevicePtr<float>() : out->delta,
-              weights.post_norm, weights.post_norm_bias, normed, t},
-             workspace));
+        Input(stream,
+              {out->x, parallel ? kernels::DevicePtr<float>() : out->delta,
+               weights.post_norm, weights.post_norm_bias, normed, t},
+              &input, workspace));
     if (parallel) {
       KVASIR_RETURN_IF_ERROR(
-          AddMlp(stream, batch, layer, normed, out->delta, workspace));
+          AddMlp(stream, batch, layer, input, out->delta, workspace));
     } else {
       KVASIR_RETURN_IF_ERROR(
-          Mlp(stream, batch, layer, normed, out->delta, workspace));
+          Mlp(stream, batch, layer, input, out->delta, workspace));
+      KVASIR_RETURN_IF_ERROR(NormOutput(stream, weights.mlp_output_norm, t,
+                                        out->delta, workspace));
     }
   }
   // Each rank has marked tokens with latents that are not finite. Sum the marks
@@ -273,6 +298,26 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
   return parts_.collective->AllReduceSum(stream, batch.not_finite, t,
                                          kernels::DType::kF32, workspace);
+}
+
+absl::Status Decoder::Input(Stream& stream, kernels::NormParams norm,
+                            kernels::DevicePtr<const float>* input,
+                            Workspace& workspace) const {
+  if (!spec().norm_inputs) {
+    *input = norm.x;
+    norm.out = nullptr;  // only the addition
+    if (!norm.residual) return absl::OkStatus();
+  }
+  return Norm(stream, norm, workspace);
+}
+
+absl::Status Decoder::NormOutput(Stream& stream,
+                                 kernels::DevicePtr<const float> weight,
+                                 int64_t num_tokens,
+                                 kernels::DevicePtr<float> x,
+                                 Workspace& workspace) const {
+  if (!spec().norm_outputs) return absl::OkStatus();
+  return Norm(stream, {x, nullptr, weight, nullptr, x, num_tokens}, workspace);
 }
 
 absl::Status Decoder::Norm(Stream& stream, kernels::NormParams norm,
@@ -359,7 +404,11 @@ absl::Status Decoder::DenseMlp(Stream& stream, const TokenBatch& batch,
       weights.gate_up, gate_up, workspace));
   if (gated_mlp) {
     KVASIR_RETURN_IF_ERROR(kernels::SiluMul(
-        stream, {gate_up, gated, num_tokens, features, activations_.dtype},
+        stream,
+        {gate_up, gated, num_tokens, features, activations_.dtype,
+         spec().mlp == model::MlpKind::kGatedSilu
+             ? kernels::GateKind::kSilu
+             : kernels::GateKind::kGeluTanh},
         workspace));
   } else {
     KVASIR_RETURN_IF_ERROR(

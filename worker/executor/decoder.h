@@ -139,8 +139,7 @@ class Decoder {
   };
 
   explicit Decoder(kernels::Device* device);
-  absl::Status CreateLayers(kernels::Device* device,
-                            absl::Span<const uint64_t> rope_steps);
+  absl::Status CreateLayers(kernels::Device* device);
   void FindStepKinds();
   absl::Status Embed(kernels::Stream& stream, const TokenBatch& batch,
                      kernels::DevicePtr<float> x,
@@ -153,6 +152,16 @@ class Decoder {
   // offset.
   absl::Status Norm(kernels::Stream& stream, kernels::NormParams norm,
                     kernels::Workspace& workspace) const;
+  // Adds the residual, if there is one, and sets `input` to what attention or
+  // MLP reads: norm.out, or norm.x in models that do not normalize it.
+  absl::Status Input(kernels::Stream& stream, kernels::NormParams norm,
+                     kernels::DevicePtr<const float>* input,
+                     kernels::Workspace& workspace) const;
+  // Normalizes the output x of attention or MLP in place, if the model does.
+  absl::Status NormOutput(kernels::Stream& stream,
+                          kernels::DevicePtr<const float> weight,
+                          int64_t num_tokens, kernels::DevicePtr<float> x,
+                          kernels::Workspace& workspace) const;
   // Adds the MLP's output for `normed` to `sum`, for models with a parallel
   // residual.
   absl::Status AddMlp(kernels::Stream& stream, const TokenBatch& batch,

@@ -49,6 +49,7 @@ std::vector<std::string> PlainModelNames() {
           "neox-whole-heads",
           "opt-tied",
           "opt-untied-no-bias",
+          "phi3-longrope-long",
           "qwen2-tied",
           "qwen2-untied",
           "qwen2-window-upper-layers",
@@ -57,9 +58,23 @@ std::vector<std::string> PlainModelNames() {
 
 // The golden models that also have greedy tokens.
 std::vector<std::string> GreedyModelNames() {
-  return {"mixtral-all-experts",     "mixtral-one-of-three", "mixtral-window",
-          "qwen3-bias-window",       "qwen3-tied",           "qwen3moe-mixed",
-          "qwen3moe-not-normalized", "smollm3-tied",         "smollm3-window"};
+  return {"gemma2-full-bias",
+          "gemma2-tied",
+          "gemma3-scaled-v5-config",
+          "gemma3-tied",
+          "mixtral-all-experts",
+          "mixtral-one-of-three",
+          "mixtral-window",
+          "olmo2",
+          "olmo2-bias-tied",
+          "phi3-longrope-short",
+          "phi3-part-window",
+          "qwen3-bias-window",
+          "qwen3-tied",
+          "qwen3moe-mixed",
+          "qwen3moe-not-normalized",
+          "smollm3-tied",
+          "smollm3-window"};
 }
 
 std::vector<std::string> ModelNames() {

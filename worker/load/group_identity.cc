@@ -8,13 +8,12 @@
 #include "base/sha256.h"
 #include "base/status_macros.h"
 #include "kernels/device/dtype.h"
+#include "model/shapes/config.h"
 #include "worker/ranks/group/rank_identity.h"
 #include "worker/ranks/rank.h"
 
 namespace kvasir::cli {
 namespace {
-
-constexpr int64_t kMaxConfigBytes = 16 << 20;
 
 // Hashes the config and the names, types and shapes of all tensors. Checkpoints
 // that differ only in the values of weights get the same id. Ranks find such a
@@ -25,10 +24,8 @@ absl::StatusOr<std::string> CheckpointId(const ModelSource& source,
     return absl::StrCat("random weights of ", source.name, ", seed ",
                         weights_seed);
   }
-  KVASIR_ASSIGN_OR_RETURN(
-      std::string text,
-      ReadTextFile(source.checkpoint->folder() + "/config.json",
-                   kMaxConfigBytes));
+  KVASIR_ASSIGN_OR_RETURN(std::string text,
+                          model::LoadConfigText(source.checkpoint->folder()));
   for (const auto& [name, entry] : source.checkpoint->tensors().entries()) {
     absl::StrAppend(&text, "\n", name, " ", static_cast<int>(entry.info->type),
                     " ", absl::StrJoin(entry.info->shape, "x"));
@@ -40,7 +37,7 @@ absl::StatusOr<std::string> CheckpointId(const ModelSource& source,
 
 absl::StatusOr<kvasir::v1::RankIdentity> IdentityOf(
     const ModelSource& source, uint64_t weights_seed,
-    const kernels::Device* device, const RunSizes& sizes) {
+    const kernels::Device* device, const RunSettings& settings) {
   kvasir::v1::RankIdentity identity;
   identity.set_api_version(worker::kRankApiVersion);
   identity.set_build(kVersion);
@@ -48,21 +45,23 @@ absl::StatusOr<kvasir::v1::RankIdentity> IdentityOf(
                           CheckpointId(source, weights_seed));
   const kvasir::v1::KvPlan& plan = source.plan->source;
   identity.set_plan_id(base::Sha256Hex(plan.SerializeAsString()));
-  identity.set_page_format_id(
-      worker::CacheIdOf(plan, source.spec, sizes.page_tokens, ""));
-  identity.set_page_tokens(static_cast<uint32_t>(sizes.page_tokens));
+  identity.set_page_format_id(worker::CacheIdOf(plan, source.spec,
+                                                settings.page_tokens, "",
+                                                /*key_bias_left_out=*/false));
+  identity.set_page_tokens(static_cast<uint32_t>(settings.page_tokens));
   identity.set_device(device == nullptr ? "cpu" : device->name());
   identity.set_numerics_id(
       device == nullptr
           ? "cpu"
           : absl::StrCat(device->numerics(), "-",
                          kernels::DTypeName(device->activations())));
-  identity.set_deterministic(sizes.deterministic);
-  identity.set_graphs(sizes.graphs);
-  identity.set_max_model_len(static_cast<uint32_t>(sizes.max_model_len));
-  identity.set_max_num_seqs(static_cast<uint32_t>(sizes.max_num_seqs));
+  identity.set_deterministic(settings.deterministic);
+  identity.set_graphs(settings.graphs);
+  identity.set_plan_check_id(settings.plan_check_id);
+  identity.set_max_model_len(static_cast<uint32_t>(settings.max_model_len));
+  identity.set_max_num_seqs(static_cast<uint32_t>(settings.max_num_seqs));
   identity.set_max_batched_tokens(
-      static_cast<uint32_t>(sizes.max_batched_tokens));
+      static_cast<uint32_t>(settings.max_batched_tokens));
   identity.set_vocab_size(static_cast<uint32_t>(source.spec.vocab_size));
   return identity;
 }

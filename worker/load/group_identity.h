@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "kernels/device/device.h"
@@ -11,13 +12,14 @@
 
 namespace kvasir::cli {
 
-struct RunSizes {
+struct RunSettings {
   int64_t page_tokens = 0;
   int64_t max_model_len = 0;
   int64_t max_num_seqs = 0;
   int64_t max_batched_tokens = 0;
   bool deterministic = false;
   bool graphs = false;
+  std::string plan_check_id;
 };
 
 // Returns the identity of a rank, which must be equal on all ranks of a group.
@@ -25,6 +27,6 @@ struct RunSizes {
 // Errors: those of reading config.json.
 absl::StatusOr<kvasir::v1::RankIdentity> IdentityOf(
     const ModelSource& source, uint64_t weights_seed,
-    const kernels::Device* device, const RunSizes& sizes);
+    const kernels::Device* device, const RunSettings& settings);
 
 }  // namespace kvasir::cli

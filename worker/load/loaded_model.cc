@@ -4,13 +4,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/cli/units.h"
 #include "base/log.h"
 #include "base/machine.h"
+#include "base/sha256.h"
 #include "base/status_macros.h"
 #include "cache/eviction/eviction_schedule.h"
 #include "cache/layout/sequence_pages.h"
 #include "model/checkpoint/weight_tiles.h"
+#include "plan/presets.h"
 #include "worker/load/device.h"
 #include "worker/load/group_identity.h"
 #include "worker/weights/weight_source.h"
@@ -26,6 +29,39 @@ absl::StatusOr<std::unique_ptr<worker::WeightSource>> OpenWeights(
   }
   return worker::RandomSource::Create(*source.shape, source.spec, *source.plan,
                                       seed, kernels::DType::kBf16);
+}
+
+// The named plans, except the dense one, that can be served without other
+// weights; those of fewest bytes first.
+std::vector<std::shared_ptr<const worker::ServedPlan>> PlansToChooseFrom(
+    const ModelSource& source, const ModelOptions& options,
+    const worker::ServeOptions& serve) {
+  std::vector<std::shared_ptr<const worker::ServedPlan>> plans;
+  if (source.checkpoint.has_value() &&
+      source.checkpoint->kv_plan_json().has_value()) {
+    return plans;
+  }
+  for (const plan::PlanPreset& preset : plan::PlanPresets()) {
+    if (!preset.any_checkpoint || preset.name == plan::kDensePreset) continue;
+    auto served = ServeNamedPlan(source, preset.name, options, serve);
+    if (served.ok()) {
+      plans.push_back(*std::move(served));
+    } else {
+      base::LogInfo("--kv-plan auto: a plan does not fit the model",
+                    {{"plan", preset.name},
+                     {"why", std::string(served.status().message())}});
+    }
+  }
+  // Presets are listed by bytes, those of most bytes first.
+  std::reverse(plans.begin(), plans.end());
+  return plans;
+}
+
+std::string PlanCheckId(const LoadRequest& request) {
+  if (!request.plan_check.has_value()) return "";
+  return base::Sha256Hex(
+      absl::StrCat(request.choose_plan, " ", request.plan_check->most_kl, " ",
+                   absl::StrJoin(request.plan_check->token_ids, ",")));
 }
 
 LocalShare LocalShareOf(const LoadRequest& request) {
@@ -84,9 +120,10 @@ absl::StatusOr<LoadedModel::Room> LoadedModel::RoomOn(
   return room;
 }
 
-absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
+absl::StatusOr<worker::PoolBytes> LoadedModel::ChoosePoolBytes(
     const LoadRequest& request, const Room& room,
-    const cache::PageLayout& layout, int64_t weight_bytes) const {
+    const plan::ResolvedPlan& plan, const cache::PageLayout& layout,
+    int64_t weight_bytes) const {
   const int64_t available = room.available_bytes;
   const int64_t left = std::max(int64_t{0}, available - weight_bytes);
   // On a GPU the pool may take all memory that the weights leave: a first step
@@ -114,12 +151,11 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
   // pool larger than `left` is refused below, so no larger pool is considered
   // here.
   const int64_t kept = worker::KeptWeightBytes(
-      *source_.plan,
+      plan,
       worker::LimitsInPool({.max_batched_tokens = request.max_batched_tokens,
                             .max_num_seqs = request.max_num_seqs,
                             .most_slots = max_model_len_},
-                           *source_.plan, layout,
-                           pages_of(std::min(budget, left))));
+                           plan, layout, pages_of(std::min(budget, left))));
   const bool apart = room.host_available_bytes.has_value();
   if (apart && weight_bytes > available) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -158,7 +194,8 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
   }
   const absl::Status fits = layout.OneSequenceFits(
       pages_of(budget), max_model_len_, request.max_batched_tokens);
-  if (fits.ok()) return PoolBytes{.pool = budget, .host_pool = host_budget};
+  if (fits.ok())
+    return worker::PoolBytes{.pool = budget, .host_pool = host_budget};
   return absl::Status(
       fits.code(),
       absl::StrCat(fits.message(), " (the pool has ",
@@ -218,7 +255,8 @@ absl::StatusOr<worker::Collective*> LoadedModel::JoinGroup(
                   .max_num_seqs = request.max_num_seqs,
                   .max_batched_tokens = request.max_batched_tokens,
                   .deterministic = request.model.deterministic,
-                  .graphs = request.graphs}));
+                  .graphs = request.graphs,
+                  .plan_check_id = PlanCheckId(request)}));
   // Every rank combines the tile hashes of all ranks, so all ranks get the same
   // weights_id, which is part of the cache_id.
   terms.combine = [](absl::Span<const std::string> tiles_by_rank)
@@ -250,13 +288,19 @@ absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
       ServeOptionsOf(request.model, nullptr).lift_prompts) {
     KVASIR_ASSIGN_OR_RETURN(served, worker::ServePlan(source.plan, serve));
   }
-  int64_t granule_bytes = 0;
+  options.plan_check = request.plan_check;
+  if (request.choose_plan && options.plan_check.has_value()) {
+    auto& plans = options.plan_check->instead;
+    plans = PlansToChooseFrom(source, request.model, serve);
+    plans.push_back(std::move(served));
+    served = std::move(plans.front());
+    plans.erase(plans.begin());
+  }
   worker::MatrixFormat matrices;
   if (device == nullptr) {
     options.memory_limit_bytes =
         base::ReadMachineLimits().memory_bytes / local.count;
   } else {
-    granule_bytes = device->page_granule_bytes();
     matrices = worker::MatrixFormat::Of(*device);
     options.make_device = [&device](auto&&...) { return std::move(device); };
   }
@@ -266,16 +310,10 @@ absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
   KVASIR_ASSIGN_OR_RETURN(
       const int64_t weight_bytes,
       worker::CountWeightBytes(source.spec, served, weights.get(), matrices));
-  KVASIR_ASSIGN_OR_RETURN(cache::PageLayout layout,
-                          cache::PageLayout::Create(
-                              *source.plan, {.page_tokens = options.page_tokens,
-                                             .granule_bytes = granule_bytes}));
-  options.layout = std::make_shared<cache::PageLayout>(std::move(layout));
-  KVASIR_ASSIGN_OR_RETURN(
-      const PoolBytes bytes,
-      ChoosePoolBytes(request, room, *options.layout, weight_bytes));
-  options.kv_cache_bytes = bytes.pool;
-  options.host_pool_bytes = bytes.host_pool;
+  options.choose_pools = [&](const plan::ResolvedPlan& plan,
+                             const cache::PageLayout& layout) {
+    return ChoosePoolBytes(request, room, plan, layout, weight_bytes);
+  };
   if (room.host_available_bytes.has_value()) {
     options.memory_utilization = request.gpu_memory_utilization;
     options.kv_cache_exact = request.kv_cache_bytes > 0;
@@ -286,7 +324,6 @@ absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
   options.executor.graphs = request.graphs;
   options.executor.profile = request.profile;
   options.progress = request.progress;
-  options.plan_check = request.plan_check;
   worker::Collective* collective = nullptr;
   if (request.group != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(collective, JoinGroup(request, device.get()));
@@ -297,6 +334,8 @@ absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
   KVASIR_ASSIGN_OR_RETURN(
       rank_, worker::Rank::Create(source.spec, served, weights.get(), options,
                                   collective));
+  source_.served = rank_->served_plan();
+  source_.plan = source_.served->resolved;
   cache::KvCacheConfig config = cache::MakeKvCacheConfig(
       this->layout(), pages(), rank_->cache_id(), rank_->host_pages());
   config.prefix_reuse = config.prefix_reuse && request.prefix_reuse;

@@ -41,8 +41,14 @@ struct LoadRequest {
   std::optional<int64_t> host_pool_bytes = 0;
   bool graphs = false;  // ModelExecutorOptions::graphs
   bool prefix_reuse = true;
-  // RankOptions::plan_check.
+  // RankOptions::plan_check, without plans to choose from. In a group, all
+  // ranks must set it equally.
   std::optional<worker::PlanCheckRequest> plan_check;
+  // Whether to serve, of the named plans that any checkpoint can use, the one
+  // of fewest bytes whose divergence is at most plan_check->most_kl. If there
+  // is none, or if the checkpoint has a plan of its own, the plan is that of
+  // `model`.
+  bool choose_plan = false;
   // If set, used instead of the plan that `model` names. For benchmarks.
   std::optional<kvasir::v1::KvPlan> plan;
   // Whether, with random weights, to raise the shape's number of positions to
@@ -111,16 +117,12 @@ class LoadedModel {
   };
   static absl::StatusOr<Room> RoomOn(const kernels::Device* device,
                                      double utilization, LocalShare local);
-  struct PoolBytes {
-    int64_t pool = 0;
-    int64_t host_pool = 0;
-  };
-  // Chooses the sizes of page pool and host pool. `weight_bytes` is the memory
-  // that the weights will take.
-  absl::StatusOr<PoolBytes> ChoosePoolBytes(const LoadRequest& request,
-                                            const Room& room,
-                                            const cache::PageLayout& layout,
-                                            int64_t weight_bytes) const;
+  // Chooses the sizes of page pool and host pool for a plan. `weight_bytes` is
+  // the memory that the weights will take.
+  absl::StatusOr<worker::PoolBytes> ChoosePoolBytes(
+      const LoadRequest& request, const Room& room,
+      const plan::ResolvedPlan& plan, const cache::PageLayout& layout,
+      int64_t weight_bytes) const;
 
   ModelSource source_;
   int64_t max_model_len_ = 0;

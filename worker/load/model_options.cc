@@ -10,7 +10,9 @@ namespace kvasir::cli {
 void AddModelFlags(CLI::App* app, ModelOptions* options) {
   AddModelFlag(
       app, "--model", options->model,
-      absl::StrCat("folder of a Hugging Face checkpoint", kOrKnownModel));
+      absl::StrCat("folder of a Hugging Face checkpoint, or a GGUF file",
+                   kOrKnownModel))
+      ->type_name("DIR|GGUF");
   AddSwitch(app, "--random-weights", options->random_weights,
             "run a model of --shape with random weights, made in memory");
   AddFlag(app, "--shape", options->shape,

@@ -27,7 +27,7 @@ inline constexpr char kAutoPlan[] = "auto";
 
 // The flags that choose a model, its weights, its cache's plan and its device.
 struct ModelOptions {
-  std::string model;            // folder of a Hugging Face checkpoint
+  std::string model;  // folder of a Hugging Face checkpoint, or a GGUF file
   bool random_weights = false;  // use random weights in a model of `shape`
   std::string shape;            // for example "llama-3-8b"
   uint64_t weights_seed = 1;

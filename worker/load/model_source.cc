@@ -46,7 +46,7 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
                                               const ModelSource& source) {
   std::error_code error;
   if (options.kv_plan == kAutoPlan) {
-    // A server that measures plans has replaced the name.
+    // The plan if there is nothing to choose from.
     ModelOptions own = options;
     own.kv_plan.clear();
     return ChoosePlan(own, source);
@@ -89,6 +89,14 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
   return plan::FullRankPlan(model::AttentionShapeOf(source.spec), dtype);
 }
 
+// Cuts exact windows to the model's length, and adds the eviction flags.
+absl::Status PreparePlan(const ModelOptions& options,
+                         const model::DecoderSpec& spec,
+                         kvasir::v1::KvPlan* plan) {
+  plan::ClampExactRows(spec.max_position_embeddings, plan);
+  return PutEviction(options.eviction, model::AttentionShapeOf(spec), plan);
+}
+
 }  // namespace
 
 kvasir::v1::DataType OwnCacheType(const ModelSource& source) {
@@ -96,12 +104,28 @@ kvasir::v1::DataType OwnCacheType(const ModelSource& source) {
                                        : kvasir::v1::BF16;
 }
 
-absl::Status ModelSource::SetPlan(const kvasir::v1::KvPlan& source) {
+absl::StatusOr<std::shared_ptr<const plan::ResolvedPlan>> ModelSource::Resolve(
+    const kvasir::v1::KvPlan& source) const {
   KVASIR_ASSIGN_OR_RETURN(
       plan::ResolvedPlan resolved,
       plan::ResolvePlan(source, model::AttentionShapeOf(spec), shard));
-  plan = std::make_shared<const plan::ResolvedPlan>(std::move(resolved));
+  return std::make_shared<const plan::ResolvedPlan>(std::move(resolved));
+}
+
+absl::Status ModelSource::SetPlan(const kvasir::v1::KvPlan& source) {
+  KVASIR_ASSIGN_OR_RETURN(plan, Resolve(source));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const worker::ServedPlan>> ServeNamedPlan(
+    const ModelSource& source, const std::string& name,
+    const ModelOptions& options, const worker::ServeOptions& serve) {
+  const plan::AttentionShape shape = model::AttentionShapeOf(source.spec);
+  KVASIR_ASSIGN_OR_RETURN(kvasir::v1::KvPlan plan,
+                          plan::MakePresetPlan(name, shape));
+  KVASIR_RETURN_IF_ERROR(PreparePlan(options, source.spec, &plan));
+  KVASIR_ASSIGN_OR_RETURN(auto resolved, source.Resolve(plan));
+  return worker::ServePlan(std::move(resolved), serve);
 }
 
 void WeightSizes::Add(const std::string& tensor, int64_t tensor_bytes) {
@@ -200,9 +224,7 @@ absl::StatusOr<ModelSource> OpenModelSource(
   if (!plan.has_value()) {
     KVASIR_ASSIGN_OR_RETURN(plan, ChoosePlan(options, source));
   }
-  plan::ClampExactRows(source.spec.max_position_embeddings, &*plan);
-  KVASIR_RETURN_IF_ERROR(PutEviction(
-      options.eviction, model::AttentionShapeOf(source.spec), &*plan));
+  KVASIR_RETURN_IF_ERROR(PreparePlan(options, source.spec, &*plan));
   KVASIR_RETURN_IF_ERROR(source.SetPlan(*plan));
   if (use == PlanUse::kRun) {
     KVASIR_ASSIGN_OR_RETURN(

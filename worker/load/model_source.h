@@ -1,5 +1,5 @@
-// Opens the model that a command's flags name: a checkpoint folder, or a shape
-// with random weights; and the plan of its cache.
+// Opens the model that a command's flags name: a checkpoint (a folder or a GGUF
+// file), or a shape with random weights; and the plan of its cache.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,11 @@ struct ModelSource {
   // converted.
   bool weights_fit = true;
 
-  // Sets `plan` to `source`, resolved for `spec` and `shard`. Errors: those of
+  // Returns `source`, resolved for `spec` and `shard`. Errors: those of
   // ResolvePlan.
+  absl::StatusOr<std::shared_ptr<const plan::ResolvedPlan>> Resolve(
+      const kvasir::v1::KvPlan& source) const;
+  // Sets `plan` to Resolve(source).
   absl::Status SetPlan(const kvasir::v1::KvPlan& source);
 };
 
@@ -71,6 +74,12 @@ absl::StatusOr<ModelSource> OpenModelSource(
     const ModelOptions& options, PlanUse use,
     std::optional<kvasir::v1::KvPlan> plan = std::nullopt,
     plan::TpShard shard = {});
+
+// Makes a named plan of the model for this rank, with the eviction flags,
+// if any. UNIMPLEMENTED if this build cannot serve it.
+absl::StatusOr<std::shared_ptr<const worker::ServedPlan>> ServeNamedPlan(
+    const ModelSource& source, const std::string& name,
+    const ModelOptions& options, const worker::ServeOptions& serve);
 
 // Returns model::OwnCacheType of the checkpoint, or bf16 for random weights.
 kvasir::v1::DataType OwnCacheType(const ModelSource& source);

@@ -97,6 +97,23 @@ bool IsLowRank(const ResolvedPart& part) {
   return part.space == Space::kLowRank || part.space == Space::kRopeLowRank;
 }
 
+// The bias is left out only of whole keys, one for each KV head, whose codes
+// have a scale for each token. Static ranges were measured with the bias.
+KeyBias KeyBiasOf(const plan::ResolvedAttention& attention,
+                  const plan::AttentionShape& shape) {
+  if (!shape.qkv_bias || shape.qk_norm || attention.key.parts.size() != 1) {
+    return KeyBias::kCached;
+  }
+  const ResolvedPart& key = attention.key.parts[0];
+  const bool codes_of_token = key.range == plan::RangeKind::kToken ||
+                              key.range == plan::RangeKind::kTokenNorm;
+  if (key.joint || key.space != Space::kFull || key.has_basis() ||
+      !codes_of_token) {
+    return KeyBias::kCached;
+  }
+  return key.stored == RopeSide::kBefore ? KeyBias::kRebuilt : KeyBias::kScored;
+}
+
 class Maker {
  public:
   Maker(const plan::ResolvedAttention& attention,
@@ -107,6 +124,7 @@ class Maker {
     out_.head_dim = shape.head_dim;
     out_.rotates = attention.rotates;
     out_.output_bias = tensors_.output_bias;
+    out_.key_bias = KeyBiasOf(attention, shape);
   }
 
   AttentionProgram Make() {

@@ -143,6 +143,14 @@ struct RebuildProgram {
   Rotation rotation;
 };
 
+// Where the bias of the key projection is added. A large bias would take most
+// of a code's levels, so codes whose scale follows the token leave it out.
+enum class KeyBias {
+  kCached,   // the cache has keys with their bias, or there is none
+  kScored,   // attention adds it to the scores (kernels/latents/key_bias.h)
+  kRebuilt,  // latents are keys before rotation; it is added when they are read
+};
+
 enum class QueryLift {
   kNone,     // queries are used as they are projected
   kMatrix,   // q' = lift^T q, with a matrix [d, R'] per KV head
@@ -175,7 +183,8 @@ struct AttentionProgram {
   int64_t head_dim = 0;  // called D in the shapes above
   bool rotates = false;
   std::vector<Projection> projections;
-  bool has_bias = false;           // whether any projection has a bias
+  bool has_bias = false;  // whether any projection has a bias
+  KeyBias key_bias = KeyBias::kCached;
   int64_t projection_columns = 0;  // columns of the fused projection
   int64_t row_columns = 0;         // columns of a token's row
   std::vector<KeyProgram> key;

@@ -100,6 +100,13 @@ absl::Status CheckTokens(const plan::ResolvedLayer& resolved,
 
 }  // namespace
 
+bool ServedPlan::leaves_key_bias_out() const {
+  return std::any_of(programs.begin(), programs.end(),
+                     [](const AttentionProgram& program) {
+                       return program.key_bias != KeyBias::kCached;
+                     });
+}
+
 absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
     std::shared_ptr<const plan::ResolvedPlan> plan,
     const ServeOptions& options) {

@@ -27,6 +27,8 @@ struct ServedPlan {
   const AttentionProgram& program(int64_t layer) const {
     return programs[static_cast<size_t>(program_of_layer(layer))];
   }
+  // Whether the cache of some layer has keys without their bias.
+  bool leaves_key_bias_out() const;
 };
 
 struct ServeOptions {

@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -13,6 +14,8 @@
 #include "base/status_macros.h"
 #include "cache/layout/layout.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "kernels/device/read_back.h"
+#include "kernels/device/workspace.h"
 #include "model/shapes/attention_shape.h"
 #include "plan/plan.h"
 #include "worker/collective/collective.h"
@@ -50,80 +53,6 @@ bool HaveEqualWeights(const ServedPlan& a, const ServedPlan& b,
     }
   }
   return true;
-}
-
-// Makes executors with these weights run the programs of `plan`.
-void UsePrograms(const std::shared_ptr<const ServedPlan>& plan,
-                 ModelWeights* weights) {
-  weights->plan = plan;
-  for (size_t layer = 0; layer < weights->layers.size(); ++layer) {
-    weights->layers[layer].attention =
-        &plan->program(static_cast<int64_t>(layer));
-  }
-}
-
-using Tap = std::function<void(const LogitsRow&)>;
-
-struct Text {
-  absl::Span<const int32_t> token_ids;
-  // Called after each step with the number of tokens so far and the time that
-  // this step took. False ends the run.
-  std::function<bool(int64_t tokens, int64_t step_tokens, absl::Duration)>
-      goes_on;
-};
-
-absl::Status RunSteps(DirectRunner* runner, const Text& text) {
-  const auto length = static_cast<int64_t>(text.token_ids.size());
-  runner->SetPrompt(1, length);
-  for (int64_t done = 0; done < length; done = runner->length(1)) {
-    const int64_t count =
-        std::min(done == 0 ? kFirstTokens : kStepTokens, length - done);
-    const absl::Time start = absl::Now();
-    KVASIR_RETURN_IF_ERROR(runner
-                               ->Run({{.sequence_id = 1,
-                                       .token_ids = text.token_ids.subspan(
-                                           static_cast<size_t>(done),
-                                           static_cast<size_t>(count))}})
-                               .status());
-    if (!text.goes_on(done + count, count, absl::Now() - start)) break;
-  }
-  return absl::OkStatus();
-}
-
-// Runs the text as one prompt with the plan's cache. `steps` is set to the
-// error of a step, if one fails; the weights are kept then.
-absl::Status RunText(const ModelExecutor::Parts& parts,
-                     const std::shared_ptr<const ServedPlan>& plan,
-                     const Text& text, Tap tap, ModelWeights* weights,
-                     absl::Status* steps) {
-  const auto length = static_cast<int64_t>(text.token_ids.size());
-  KVASIR_ASSIGN_OR_RETURN(
-      const cache::PageLayout layout,
-      cache::PageLayout::Create(
-          *plan->resolved,
-          {.page_tokens = 64,
-           .granule_bytes = parts.device->page_granule_bytes()}));
-  const ModelExecutorOptions options = {.max_model_len = length,
-                                        .max_num_seqs = 1,
-                                        .max_batched_tokens = kStepTokens,
-                                        .logits_tap = std::move(tap)};
-  ModelExecutor::Parts own = parts;
-  own.plan = plan->resolved.get();
-  own.layout = &layout;
-  own.pages = layout.PagesForBudget(
-      {.budget_bytes = layout.BytesAtLength(length, kStepTokens),
-       .max_model_len = length,
-       .max_chunk_tokens = kStepTokens});
-  UsePrograms(plan, weights);
-  KVASIR_ASSIGN_OR_RETURN(
-      const std::unique_ptr<ModelExecutor> executor,
-      ModelExecutor::Create(own, std::move(*weights), options));
-  {
-    DirectRunner runner(executor.get(), &layout, own.pages);
-    *steps = RunSteps(&runner, text);
-  }
-  *weights = std::move(*executor).TakeWeights();
-  return absl::OkStatus();
 }
 
 // log(sum(exp(logits)))
@@ -167,91 +96,207 @@ bool IsDensePlan(const kvasir::v1::KvPlan& plan,
   return false;
 }
 
-absl::StatusOr<PlanCheck> ComparePlanWithDense(
-    const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
-    kernels::Device* device, kernels::Stream* stream, int64_t max_model_len,
-    const std::string& cache_id, const PlanCheckRequest& request,
+void UsePrograms(const std::shared_ptr<const ServedPlan>& plan,
+                 ModelWeights* weights) {
+  weights->plan = plan;
+  for (size_t layer = 0; layer < weights->layers.size(); ++layer) {
+    weights->layers[layer].attention =
+        &plan->program(static_cast<int64_t>(layer));
+  }
+}
+
+PlanComparison::PlanComparison(const Rank& rank,
+                               const PlanCheckRequest& request)
+    : rank_(rank),
+      request_(request),
+      shape_(model::AttentionShapeOf(*rank.spec)) {
+  const int64_t row_bytes =
+      rank.spec->vocab_size * static_cast<int64_t>(sizeof(float));
+  tokens_ = std::min({static_cast<int64_t>(request.token_ids.size()),
+                      rank.max_model_len, 2 * kMaxPlanCheckBytes / row_bytes});
+  if (tokens_ < 1) skipped_ = "there is no text for this model";
+}
+
+absl::StatusOr<PlanCheck> PlanComparison::Compare(
+    const std::shared_ptr<const ServedPlan>& plan, const std::string& cache_id,
     ModelWeights* weights) {
   const absl::Time start = absl::Now();
-  PlanCheck check;
-  const plan::AttentionShape shape = model::AttentionShapeOf(spec);
+  const kvasir::v1::KvPlan& source = plan->resolved->source;
+  const plan::TpShard shard = rank_.collective->shard();
+  PlanCheck check = {.plan = source.method(),
+                     .is_dense = IsDensePlan(source, shape_)};
+  const absl::Cleanup use = [&] { UsePrograms(plan, weights); };
+  if (check.is_dense) return check;
   KVASIR_ASSIGN_OR_RETURN(
       const std::shared_ptr<const ServedPlan> own,
-      ServePlan(WithoutEvictions(plan->resolved->source), shape, {}));
-  KVASIR_ASSIGN_OR_RETURN(
-      const std::shared_ptr<const ServedPlan> dense,
-      ServePlan(plan::FullRankPlan(shape, kvasir::v1::BF16), shape, {}));
-  if (!HaveEqualWeights(*own, *dense, spec.num_layers())) {
+      ServePlan(WithoutEvictions(source), shape_, {}, shard));
+  if (dense_ == nullptr) {
+    // A float32 cache has no error of its own, but only CPUs have it.
+    const auto dtype = rank_.device->kind() == kernels::DeviceKind::kCpu
+                           ? kvasir::v1::F32
+                           : kvasir::v1::BF16;
+    KVASIR_ASSIGN_OR_RETURN(
+        dense_,
+        ServePlan(plan::FullRankPlan(shape_, dtype), shape_, {}, shard));
+  }
+  if (!HaveEqualWeights(*own, *dense_, rank_.spec->num_layers())) {
     check.skipped = kPlanHasOwnWeights;
     return check;
   }
-  const int64_t row_bytes =
-      spec.vocab_size * static_cast<int64_t>(sizeof(float));
-  const int64_t tokens =
-      std::min({static_cast<int64_t>(request.token_ids.size()), max_model_len,
-                2 * kMaxPlanCheckBytes / row_bytes});
-  if (tokens < 1) {
-    check.skipped = "there is no text for this model";
-    return check;
+  std::string key;
+  if (shard.size == 1 && skipped_.empty()) {
+    key = absl::StrCat(cache_id, " ", rank_.device->name(), " ",
+                       rank_.device->numerics(), " ",
+                       absl::StrJoin(absl::MakeConstSpan(request_.token_ids)
+                                         .first(static_cast<size_t>(tokens_)),
+                                     ","));
+    if (request_.known) {
+      if (auto known = request_.known(key); known.has_value()) {
+        known->plan = check.plan;
+        return *known;
+      }
+    }
   }
-  Text text = {.token_ids = absl::MakeConstSpan(request.token_ids)
-                                .first(static_cast<size_t>(tokens))};
-  const std::string key =
-      absl::StrCat(cache_id, " ", device->name(), " ", device->numerics(), " ",
-                   absl::StrJoin(text.token_ids, ","));
-  if (request.known) {
-    if (auto known = request.known(key); known.has_value()) return *known;
-  }
-  SingleRank single;
-  const ModelExecutor::Parts parts = {
-      .spec = &spec, .device = device, .stream = stream, .collective = &single};
-  // By position; empty if the position is not compared.
-  std::vector<std::vector<float>> dense_logits(static_cast<size_t>(tokens));
-  const auto keep = [&](const LogitsRow& row) {
-    if (row.position < tokens / 2) return;
-    dense_logits[static_cast<size_t>(row.position)].assign(row.logits.begin(),
-                                                           row.logits.end());
-  };
-  // The first step is slower than others, so the second one is measured.
-  text.goes_on = [&](int64_t done, int64_t step, absl::Duration took) {
-    if (done != kFirstTokens + step) return true;
-    const absl::Duration whole =
-        2 * took * (static_cast<double>(tokens) / static_cast<double>(step));
-    if (whole <= request.time_limit) return true;
-    check.skipped =
-        absl::StrCat("it would take ",
-                     absl::FormatDuration(absl::Ceil(whole, absl::Seconds(1))));
-    return false;
-  };
-  absl::Status steps;
-  KVASIR_RETURN_IF_ERROR(RunText(parts, dense, text, keep, weights, &steps));
-  if (!steps.ok()) {
-    check.skipped =
-        absl::StrCat("steps with a dense cache fail: ", steps.message());
-  }
+  KVASIR_RETURN_IF_ERROR(RunDense(weights));
+  check.skipped = skipped_;
+  if (!check.skipped.empty()) return check;
+
   const auto compare = [&](const LogitsRow& row) {
-    const auto& dense_row = dense_logits[static_cast<size_t>(row.position)];
+    const auto& dense_row = dense_logits_[static_cast<size_t>(row.position)];
     if (dense_row.empty()) return;
     check.kl += Divergence(dense_row, row.logits);
     ++check.tokens;
   };
-  if (check.skipped.empty()) {
-    text.goes_on = [&](int64_t done, int64_t, absl::Duration) {
-      if (done == tokens || absl::Now() - start <= 2 * request.time_limit) {
-        return true;
-      }
-      check.skipped = "it took more than twice its time limit";
-      return false;
-    };
-    KVASIR_RETURN_IF_ERROR(RunText(parts, own, text, compare, weights, &steps));
-    if (!steps.ok()) check.kl = std::numeric_limits<double>::quiet_NaN();
+  most_time_ = 2 * request_.time_limit;
+  KVASIR_RETURN_IF_ERROR(RunText(own, compare, weights));
+  if (too_slow_) {
+    check.skipped = "it would take more than twice its time limit";
+    return check;
   }
-  UsePrograms(plan, weights);
-  if (!check.skipped.empty()) return check;
-  if (steps.ok()) check.kl /= static_cast<double>(check.tokens);
+  check.kl = failed_ ? std::numeric_limits<double>::quiet_NaN()
+                     : check.kl / static_cast<double>(check.tokens);
   check.duration = absl::Now() - start;
-  check.key = key;
+  check.key = std::move(key);
   return check;
+}
+
+absl::Status PlanComparison::RunDense(ModelWeights* weights) {
+  if (!skipped_.empty() || !dense_logits_.empty()) return absl::OkStatus();
+  dense_logits_.resize(static_cast<size_t>(tokens_));
+  const auto keep = [this](const LogitsRow& row) {
+    if (row.position < tokens_ / 2) return;
+    dense_logits_[static_cast<size_t>(row.position)].assign(row.logits.begin(),
+                                                            row.logits.end());
+  };
+  // The other run takes about as long.
+  most_time_ = request_.time_limit / 2;
+  KVASIR_RETURN_IF_ERROR(RunText(dense_, keep, weights));
+  if (too_slow_) {
+    skipped_ = absl::StrCat(
+        "it would take ",
+        absl::FormatDuration(absl::Ceil(2 * predicted_, absl::Seconds(1))));
+  } else if (failed_) {
+    skipped_ = "steps with a dense cache fail";
+  }
+  return absl::OkStatus();
+}
+
+// Runs the text as one prompt with the plan's cache.
+absl::Status PlanComparison::RunText(
+    const std::shared_ptr<const ServedPlan>& plan,
+    std::function<void(const LogitsRow&)> tap, ModelWeights* weights) {
+  KVASIR_ASSIGN_OR_RETURN(
+      const cache::PageLayout layout,
+      cache::PageLayout::Create(
+          *plan->resolved,
+          {.page_tokens = 64,
+           .granule_bytes = rank_.device->page_granule_bytes()}));
+  const cache::PageCounts pages = layout.PagesForBudget(
+      {.budget_bytes = layout.BytesAtLength(tokens_, kStepTokens),
+       .max_model_len = tokens_,
+       .max_chunk_tokens = kStepTokens});
+  UsePrograms(plan, weights);
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ModelExecutor> executor,
+      ModelExecutor::Create({.spec = rank_.spec,
+                             .plan = plan->resolved.get(),
+                             .layout = &layout,
+                             .pages = pages,
+                             .device = rank_.device,
+                             .stream = rank_.stream,
+                             .collective = rank_.collective},
+                            std::move(*weights),
+                            {.max_model_len = tokens_,
+                             .max_num_seqs = 1,
+                             .max_batched_tokens = kStepTokens,
+                             .logits_tap = std::move(tap)}));
+  {
+    DirectRunner runner(executor.get(), &layout, pages);
+    KVASIR_RETURN_IF_ERROR(RunSteps(&runner));
+  }
+  *weights = std::move(*executor).TakeWeights();
+  return absl::OkStatus();
+}
+
+absl::Status PlanComparison::RunSteps(DirectRunner* runner) {
+  const auto text = absl::MakeConstSpan(request_.token_ids);
+  too_slow_ = false;
+  failed_ = false;
+  runner->SetPrompt(1, tokens_);
+  for (int64_t done = 0; done < tokens_;) {
+    const int64_t count =
+        std::min(done == 0 ? kFirstTokens : kStepTokens, tokens_ - done);
+    const absl::Time start = absl::Now();
+    const absl::Status step =
+        runner
+            ->Run({{.sequence_id = 1,
+                    .token_ids = text.subspan(static_cast<size_t>(done),
+                                              static_cast<size_t>(count))}})
+            .status();
+    // Ranks of a group agree on faults, so all fail or none.
+    failed_ = !step.ok();
+    if (failed_) return rank_.collective->status();
+    // The first step is slower than others, so the second one is measured.
+    if (done == kFirstTokens) {
+      const absl::Duration whole =
+          (absl::Now() - start) *
+          (static_cast<double>(tokens_) / static_cast<double>(count));
+      KVASIR_ASSIGN_OR_RETURN(too_slow_, FirstRankSays(whole > most_time_));
+      predicted_ = whole;
+      if (too_slow_) return absl::OkStatus();
+    }
+    done += count;
+  }
+  return absl::OkStatus();
+}
+
+// Whether rank 0 wants to stop. All ranks get its answer.
+absl::StatusOr<bool> PlanComparison::FirstRankSays(bool stops) {
+  const plan::TpShard shard = rank_.collective->shard();
+  if (shard.size == 1) return stops;
+  float vote = stops && shard.rank == 0 ? 1.0F : 0.0F;
+  const auto sum = [&](kernels::Workspace& workspace) -> absl::Status {
+    const auto data = workspace.Take<float>(1);
+    KVASIR_RETURN_IF_ERROR(workspace.status());
+    if (!workspace.counting()) {
+      KVASIR_RETURN_IF_ERROR(
+          kernels::Upload(*rank_.stream, data, &vote, sizeof(vote)));
+    }
+    KVASIR_RETURN_IF_ERROR(rank_.collective->AllReduceSum(
+        *rank_.stream, data, 1, kernels::DType::kF32, workspace));
+    if (workspace.counting()) return absl::OkStatus();
+    return kernels::ReadBack(*rank_.stream, &vote, data, sizeof(vote));
+  };
+  kernels::Workspace counter = kernels::Workspace::Counting();
+  KVASIR_RETURN_IF_ERROR(sum(counter));
+  KVASIR_ASSIGN_OR_RETURN(
+      const kernels::DeviceBuffer memory,
+      rank_.device->allocator().Allocate(counter.peak_bytes(),
+                                         kernels::MemoryTag::kWorkspace));
+  kernels::Workspace workspace(memory.data(), memory.bytes());
+  KVASIR_RETURN_IF_ERROR(sum(workspace));
+  KVASIR_RETURN_IF_ERROR(rank_.collective->status());
+  return vote > 0;
 }
 
 }  // namespace kvasir::worker

@@ -1,4 +1,4 @@
-// Compares a plan with a dense cache before it is served, on the model's own
+// Compares plans with a dense cache before one is served, on the model's own
 // weights and through the engine's own path.
 #pragma once
 
@@ -15,12 +15,16 @@
 #include "model/shapes/decoder_spec.h"
 #include "plan/attention_shape.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
+#include "worker/collective/collective.h"
+#include "worker/executor/launcher.h"
+#include "worker/offline/direct_runner.h"
 #include "worker/program/served_plan.h"
 #include "worker/weights/weights.h"
 
 namespace kvasir::worker {
 
 struct PlanCheck {
+  std::string plan;  // KvPlan.method
   // The divergence KL(dense || plan) of the predicted next token, in nats,
   // averaged over the second half of the text. The first half is only context,
   // because plans keep a text's first tokens exact, which hides their error in
@@ -30,7 +34,7 @@ struct PlanCheck {
   absl::Duration duration;
   bool is_known = false;  // the result of an earlier check
   // Identifies weights, plan, text and arithmetic. Empty if nothing was
-  // compared.
+  // compared, or if several ranks did so.
   std::string key;
   // Whether the plan is a dense cache itself. It is not compared then.
   bool is_dense = false;
@@ -40,13 +44,20 @@ struct PlanCheck {
 
 struct PlanCheckRequest {
   // A text. Its first tokens are used, so many that the rows of logits of the
-  // second half fit into kMaxPlanCheckBytes.
+  // second half fit into kMaxPlanCheckBytes. Equal on all ranks of a group.
   std::vector<int32_t> token_ids;
   // A check that is predicted to take longer is skipped.
   absl::Duration time_limit = absl::Seconds(30);
   // Returns the result of an earlier check with this key, if there is one. It
-  // is used instead of a comparison. May be null.
+  // is used instead of a comparison. May be null. Not called by ranks of a
+  // group, which might know different results.
   std::function<std::optional<PlanCheck>(const std::string& key)> known;
+  // Plans that need no other weights than the rank's own plan. If the
+  // divergence of the rank's plan is above `most_kl` or was not measured, the
+  // rank serves the first of these whose divergence is at most `most_kl`. If
+  // there is none, it serves the last one.
+  std::vector<std::shared_ptr<const ServedPlan>> instead;
+  double most_kl = 0;
 };
 inline constexpr int64_t kMaxPlanCheckBytes = int64_t{256} << 20;
 
@@ -57,19 +68,65 @@ inline constexpr char kPlanHasOwnWeights[] = "the plan has weights of its own";
 bool IsDensePlan(const kvasir::v1::KvPlan& plan,
                  const plan::AttentionShape& shape);
 
-// Runs the text with a bf16 cache and with the plan's cache. `weights` were
-// loaded for `plan` and are the same afterwards. A plan with weights of its own
-// is not compared, because the weights of the dense model are not there.
-// Evictions are left out, because requests choose their budgets. The text is
-// cut to `max_model_len` tokens.
+// Makes executors with these weights run the programs of `plan`.
+void UsePrograms(const std::shared_ptr<const ServedPlan>& plan,
+                 ModelWeights* weights);
+
+// Runs a text with a dense cache (float32 on a CPU, else bf16) and with the
+// caches of plans. The dense cache runs once for all plans.
 //
-// Memory: the executor of one sequence, once per cache, and the logits.
-// Errors: those of ModelExecutor::Create; the weights are lost then. A cache
-// with which steps fail is no error, but a result.
-absl::StatusOr<PlanCheck> ComparePlanWithDense(
-    const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
-    kernels::Device* device, kernels::Stream* stream, int64_t max_model_len,
-    const std::string& cache_id, const PlanCheckRequest& request,
-    ModelWeights* weights);
+// All ranks of a group must compare the same plans in the same order, and then
+// get the same results.
+// Threads: one at a time.
+class PlanComparison {
+ public:
+  struct Rank {
+    const model::DecoderSpec* spec = nullptr;
+    kernels::Device* device = nullptr;
+    kernels::Stream* stream = nullptr;
+    Collective* collective = nullptr;
+    int64_t max_model_len = 0;  // the text is cut to this length
+  };
+
+  // `request` and what `rank` points to must outlive the object.
+  PlanComparison(const Rank& rank, const PlanCheckRequest& request);
+
+  // Compares a plan. `weights` were loaded for a plan with the same tensors,
+  // and use the programs of `plan` afterwards. A plan that needs other tensors
+  // than a dense cache is not compared, because its weights differ from those
+  // of the dense model. Evictions are left out, because requests choose their
+  // budgets. `cache_id` is the plan's; it is not used in a group.
+  //
+  // Memory: the executor of one sequence, and the logits of the dense cache.
+  // Errors: those of ModelExecutor::Create and of the collective; the weights
+  // are lost then. A cache with which steps fail is no error, but a result.
+  absl::StatusOr<PlanCheck> Compare(
+      const std::shared_ptr<const ServedPlan>& plan,
+      const std::string& cache_id, ModelWeights* weights);
+
+ private:
+  absl::Status RunDense(ModelWeights* weights);
+  absl::Status RunText(const std::shared_ptr<const ServedPlan>& plan,
+                       std::function<void(const LogitsRow&)> tap,
+                       ModelWeights* weights);
+  absl::Status RunSteps(DirectRunner* runner);
+  absl::StatusOr<bool> FirstRankSays(bool stops);
+
+  const Rank rank_;
+  const PlanCheckRequest& request_;
+  const plan::AttentionShape shape_;
+  int64_t tokens_ = 0;  // of the text
+  std::shared_ptr<const ServedPlan> dense_;
+  // By position; empty if the position is not compared.
+  std::vector<std::vector<float>> dense_logits_;
+  // The most time that a run may take, as predicted by its second step.
+  absl::Duration most_time_;
+  // The outcome of the last run.
+  absl::Duration predicted_;
+  bool too_slow_ = false;  // it was stopped
+  bool failed_ = false;
+  // Why no plan can be compared; empty if plans can.
+  std::string skipped_;
+};
 
 }  // namespace kvasir::worker

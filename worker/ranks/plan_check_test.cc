@@ -1,5 +1,6 @@
 #include "worker/ranks/plan_check.h"
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -13,8 +14,11 @@
 #include "gtest/gtest.h"
 #include "model/shapes/shape_config.h"
 #include "plan/presets.h"
+#include "worker/collective/in_process_group.h"
 #include "worker/offline/direct_runner.h"
+#include "worker/testing/collective_ranks.h"
 #include "worker/testing/tiny_rank.h"
+#include "worker/testing/weights_test_util.h"
 
 namespace kvasir::worker {
 namespace {
@@ -78,7 +82,8 @@ std::vector<int32_t> Answer(Rank* rank) {
 
 TEST(PlanCheckTest, FewerBitsHaveAGreaterDivergence) {
   const auto kl = [](const std::string& preset) {
-    const PlanCheck check = RankOf(preset, Checked(kTokens))->plan_check();
+    const PlanCheck check =
+        RankOf(preset, Checked(kTokens))->plan_checks().back();
     EXPECT_THAT(check.skipped, IsEmpty());
     EXPECT_EQ(check.tokens, kTokens / 2);
     return check.kl;
@@ -100,28 +105,30 @@ TEST(PlanCheckTest, TheModelIsTheSameAfterTheCheck) {
 
 TEST(PlanCheckTest, ADensePlanIsNotCompared) {
   const PlanCheck check =
-      RankOf(plan::kDensePreset, Checked(kTokens))->plan_check();
+      RankOf(plan::kDensePreset, Checked(kTokens))->plan_checks().back();
   EXPECT_TRUE(check.is_dense);
   EXPECT_EQ(check.tokens, 0);
 }
 
 TEST(PlanCheckTest, APlanWithWeightsOfItsOwnIsNotCompared) {
-  EXPECT_THAT(RankOf("palu-50-g1", Checked(kTokens))->plan_check().skipped,
-              HasSubstr("weights of its own"));
+  EXPECT_THAT(
+      RankOf("palu-50-g1", Checked(kTokens))->plan_checks().back().skipped,
+      HasSubstr("weights of its own"));
 }
 
 TEST(PlanCheckTest, ATextThatWouldTakeTooLongIsNotCompared) {
   const auto rank =
       RankOf("rotated-4bit", Checked(kTokens, absl::ZeroDuration()));
-  EXPECT_THAT(rank->plan_check().skipped, HasSubstr("it would take "));
-  EXPECT_THAT(rank->plan_check().key, IsEmpty());
+  EXPECT_THAT(rank->plan_checks().back().skipped, HasSubstr("it would take "));
+  EXPECT_THAT(rank->plan_checks().back().key, IsEmpty());
   // The dense program is no longer in use.
   EXPECT_EQ(Answer(rank.get()),
             Answer(RankOf("rotated-4bit", TinyOptions()).get()));
 }
 
 TEST(PlanCheckTest, AnEarlierResultWithTheSameKeyIsUsed) {
-  const PlanCheck first = RankOf("dense-8bit", Checked(kTokens))->plan_check();
+  const PlanCheck first =
+      RankOf("dense-8bit", Checked(kTokens))->plan_checks().back();
   std::vector<std::string> keys;
   const auto again = [&](const std::string& preset, int64_t tokens) {
     RankOptions options = Checked(tokens);
@@ -131,7 +138,7 @@ TEST(PlanCheckTest, AnEarlierResultWithTheSameKeyIsUsed) {
       if (key != first.key) return std::nullopt;
       return PlanCheck{.kl = 7, .tokens = 1};
     };
-    return RankOf(preset, options)->plan_check().kl;
+    return RankOf(preset, options)->plan_checks().back().kl;
   };
   EXPECT_EQ(again("dense-8bit", kTokens), 7);
   EXPECT_LT(again("rotated-4bit", kTokens), 1);
@@ -153,18 +160,179 @@ TEST(PlanCheckTest, EvictionsAreLeftOut) {
     eviction->set_every_tokens(16);
     eviction->set_positions(kvasir::v1::Eviction::ORIGINAL);
   }
-  EXPECT_EQ(RankOf(evicts, Checked(kTokens))->plan_check().kl,
-            RankOf(preset, Checked(kTokens))->plan_check().kl);
+  EXPECT_EQ(RankOf(evicts, Checked(kTokens))->plan_checks().back().kl,
+            RankOf(preset, Checked(kTokens))->plan_checks().back().kl);
 }
 
 TEST(PlanCheckTest, AModelWithoutATextIsNotCompared) {
-  EXPECT_THAT(RankOf("dense-8bit", Checked(0))->plan_check().skipped,
+  EXPECT_THAT(RankOf("dense-8bit", Checked(0))->plan_checks().back().skipped,
               HasSubstr("there is no text"));
 }
 
+// A request that lets the rank choose one of these plans.
+RankOptions ChoosesFrom(const std::vector<std::string>& presets,
+                        double most_kl) {
+  RankOptions options = Checked(kTokens);
+  const model::DecoderSpec spec = *model::SpecOfShape(TinyShape());
+  for (const std::string& preset : presets) {
+    options.plan_check->instead.push_back(
+        *ServePlan(PlanOf(preset), model::AttentionShapeOf(spec), {}));
+  }
+  options.plan_check->most_kl = most_kl;
+  return options;
+}
+
+TEST(PlanCheckTest, TheFirstPlanWithASmallDivergenceIsServed) {
+  const std::vector<std::string> others = {"rotated-4bit", "dense-8bit",
+                                           "dense-bf16"};
+  const double four =
+      RankOf("rotated-4bit", Checked(kTokens))->plan_checks().back().kl;
+  const double eight =
+      RankOf("dense-8bit", Checked(kTokens))->plan_checks().back().kl;
+  ASSERT_LT(eight, four);
+  const struct {
+    double most_kl;
+    size_t compared;
+    std::string served;
+  } cases[] = {{1, 1, "rotated-3bit"},
+               {four, 2, "rotated-4bit"},
+               {eight, 3, "dense-8bit"},
+               {0, 4, "dense-bf16"}};
+  for (const auto& one : cases) {
+    const auto rank = RankOf("rotated-3bit", ChoosesFrom(others, one.most_kl));
+    ASSERT_EQ(rank->plan_checks().size(), one.compared);
+    // It is the same rank as one that was made for this plan, with the same
+    // numbers of pages.
+    const auto wanted = RankOf(one.served, Checked(kTokens));
+    EXPECT_EQ(rank->plan_checks().back().kl, wanted->plan_checks().back().kl);
+    EXPECT_EQ(rank->plan().source.method(), wanted->plan().source.method());
+    EXPECT_EQ(rank->cache_id(), wanted->cache_id());
+    EXPECT_EQ(rank->pages(), wanted->pages());
+    EXPECT_EQ(Answer(rank.get()), Answer(wanted.get())) << one.served;
+  }
+}
+
+TEST(PlanCheckTest, TheWeightsAreReadOnceForAllPlans) {
+  const auto one = RankOf("rotated-3bit", TinyOptions());
+  const auto chosen = RankOf(
+      "rotated-3bit", ChoosesFrom({"rotated-4bit", "dense-bf16"}, /*most=*/0));
+  EXPECT_EQ(chosen->read_bytes(), one->read_bytes());
+  EXPECT_EQ(chosen->allocator().use(kernels::MemoryTag::kWeights).bytes,
+            one->allocator().use(kernels::MemoryTag::kWeights).bytes);
+}
+
+TEST(PlanCheckTest, WithoutAComparisonTheLastPlanIsServed) {
+  RankOptions options = ChoosesFrom({"dense-8bit", "dense-bf16"}, 1);
+  options.plan_check->time_limit = absl::ZeroDuration();
+  const auto rank = RankOf("rotated-4bit", options);
+  EXPECT_EQ(rank->plan_checks().size(), 2);
+  EXPECT_TRUE(rank->plan_checks().back().is_dense);
+  EXPECT_EQ(Answer(rank.get()),
+            Answer(RankOf("dense-bf16", TinyOptions()).get()));
+}
+
+TEST(PlanCheckTest, ThePoolsHaveTheSizesForTheServedPlan) {
+  RankOptions options = ChoosesFrom({"dense-bf16"}, 0);
+  std::vector<std::string> plans;
+  options.choose_pools = [&](const plan::ResolvedPlan& plan,
+                             const cache::PageLayout& layout) {
+    plans.push_back(plan.source.method());
+    return PoolBytes{.pool = 3 * layout.BytesAtLength(64, 16)};
+  };
+  const auto rank = RankOf("rotated-4bit", options);
+  EXPECT_EQ(plans.size(), 2);
+  EXPECT_EQ(plans.back(), rank->plan().source.method());
+  EXPECT_EQ(rank->allocator().use(kernels::MemoryTag::kKvCache).bytes,
+            3 * rank->layout().BytesAtLength(64, 16));
+}
+
+TEST(PlanCheckTest, AllRanksOfAGroupServeTheSamePlan) {
+  const double single =
+      RankOf("rotated-4bit", Checked(kTokens))->plan_checks().back().kl;
+  for (const double most_kl : {1.0, 0.0}) {
+    std::vector<std::vector<PlanCheck>> checks(2);
+    std::vector<std::string> served(2);
+    const auto group = InProcessGroup::Create(2);
+    OnRanks(2, [&](int64_t index) {
+      const auto r = static_cast<size_t>(index);
+      Collective* const own = group[r].get();
+      const model::ModelShape shape = TinyShape();
+      const model::DecoderSpec spec = *model::SpecOfShape(shape);
+      const auto serve = [&](const std::string& preset) {
+        return *ServePlan(PlanOf(preset), model::AttentionShapeOf(spec), {},
+                          own->shard());
+      };
+      RankOptions options = Checked(kTokens);
+      options.plan_check->instead = {serve("dense-bf16")};
+      options.plan_check->most_kl = most_kl;
+      options.plan_check->known = [](const std::string&) {
+        ADD_FAILURE() << "ranks of a group may know different results";
+        return std::nullopt;
+      };
+      const auto plan = serve("rotated-4bit");
+      const auto source =
+          *RandomSource::Create(shape, spec, *plan->resolved,
+                                /*seed=*/7, kernels::DType::kBf16);
+      const auto rank = Rank::Create(spec, plan, source.get(), options, own);
+      KVASIR_EXPECT_OK(rank);
+      if (!rank.ok()) return;
+      checks[r] = (*rank)->plan_checks();
+      served[r] = (*rank)->plan().source.method();
+    });
+    EXPECT_EQ(served[0], served[1]);
+    EXPECT_EQ(served[0],
+              PlanOf(most_kl > 0 ? "rotated-4bit" : "dense-bf16").method());
+    ASSERT_FALSE(checks[0].empty());
+    EXPECT_EQ(checks[0].front().kl, checks[1].front().kl);
+    EXPECT_EQ(checks[0].front().key, "");
+    // Sums over ranks round differently.
+    EXPECT_NEAR(checks[0].front().kl, single, 0.02 * single);
+  }
+}
+
+// A model with QK-norm whose keys have some much larger dimensions than others.
+// Its queries are as much smaller, so the model computes the same.
+TEST(PlanCheckTest, UnevenNormsOfKeysCostCodesNothing) {
+  const auto kl = [](const std::string& preset, bool is_uneven) {
+    const model::ModelShape shape = TinyQwen3Shape();
+    const model::DecoderSpec spec = *model::SpecOfShape(shape);
+    const auto plan =
+        *plan::MakePresetPlan(preset, model::AttentionShapeOf(spec));
+    RandomSource random(shape, /*seed=*/7, kernels::DType::kF32);
+    ChangedSource source(&random, [&](const std::string& name,
+                                      const WeightBlock& block,
+                                      WeightSource::Consumer consume) {
+      const bool is_query = name.ends_with("self_attn.q_norm.weight");
+      const bool is_key = name.ends_with("self_attn.k_norm.weight");
+      if (!is_uneven || (!is_query && !is_key)) return consume(block);
+      const auto* const from = static_cast<const float*>(block.data);
+      std::vector<float> changed(from, from + block.num_rows);
+      for (int64_t i = 0; i < block.num_rows; ++i) {
+        const int64_t pair = (block.first_row + i) % (spec.rope.rotary_dim / 2);
+        const int exponent = pair == 1 ? 6 : 0;
+        float& weight = changed[static_cast<size_t>(i)];
+        weight = std::ldexp(weight, is_key ? exponent : -exponent);
+      }
+      WeightBlock other = block;
+      other.data = changed.data();
+      return consume(other);
+    });
+    auto rank = Rank::Create(spec, plan, &source, Checked(kTokens));
+    KVASIR_EXPECT_OK(rank);
+    return rank.ok() ? (*rank)->plan_checks().back().kl : 0;
+  };
+  for (const std::string preset :
+       {"rotated-3bit", "rotated-4bit", "dense-8bit"}) {
+    const double even = kl(preset, false);
+    EXPECT_GT(even, 0) << preset;
+    EXPECT_EQ(kl(preset, true), even) << preset;
+  }
+}
+
 TEST(PlanCheckTest, TheTextIsCutToTheLongestLengthOfTheModel) {
-  EXPECT_EQ(RankOf("dense-8bit", Checked(500))->plan_check().tokens, 64);
-  EXPECT_EQ(RankOf("dense-8bit", Checked(1))->plan_check().tokens, 1);
+  EXPECT_EQ(RankOf("dense-8bit", Checked(500))->plan_checks().back().tokens,
+            64);
+  EXPECT_EQ(RankOf("dense-8bit", Checked(1))->plan_checks().back().tokens, 1);
 }
 
 }  // namespace

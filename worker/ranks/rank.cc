@@ -74,7 +74,7 @@ absl::Status CheckPoolFitsMemory(const PoolMemory& memory) {
 
 std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec, int64_t page_tokens,
-                      const std::string& weights_id) {
+                      const std::string& weights_id, bool key_bias_left_out) {
   return cache::CacheId(
       plan, {.shape = model::AttentionShapeOf(spec),
              .page_tokens = page_tokens,
@@ -82,10 +82,11 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                           spec.rope.pairing == model::RopePairing::kInterleaved,
                       .frequencies = spec.rope.frequencies,
                       .attention_factor = spec.rope.attention_factor},
+             .key_bias_left_out = key_bias_left_out,
              .tensor_fingerprint = weights_id});
 }
 
-Rank::Rank(const model::DecoderSpec& spec) : spec_(spec) {}
+Rank::Rank(model::DecoderSpec spec) : spec_(std::move(spec)) {}
 
 Rank::~Rank() = default;
 
@@ -126,7 +127,9 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Start(
         absl::StrCat("the memory limit must be 0 bytes or more, is ",
                      options.memory_limit_bytes));
   }
-  std::unique_ptr<Rank> rank(new Rank(spec));
+  model::DecoderSpec of_length = spec;
+  model::ChooseRope(options.executor.max_model_len, &of_length.rope);
+  std::unique_ptr<Rank> rank(new Rank(std::move(of_length)));
   rank->pool_ = std::make_unique<base::ThreadPool>(options.num_threads);
   rank->device_ =
       options.make_device
@@ -154,38 +157,19 @@ cache::PageCounts Rank::LeastPages(const RankOptions& options) const {
 absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
                         WeightSource* source, const RankOptions& options,
                         Collective* collective) {
-  plan_ = std::move(plan);
   if (collective == nullptr) collective = &single_rank_;
-  const std::shared_ptr<const plan::ResolvedPlan> resolved = plan_->resolved;
-  const ModelExecutorOptions& limits = options.executor;
-  layout_ = options.layout;
-  if (layout_ == nullptr) {
-    KVASIR_ASSIGN_OR_RETURN(
-        cache::PageLayout layout,
-        cache::PageLayout::Create(
-            *resolved, {.page_tokens = options.page_tokens,
-                        .granule_bytes = device_->page_granule_bytes()}));
-    layout_ = std::make_shared<cache::PageLayout>(std::move(layout));
-  }
-  if (layout_->granule_bytes() != device_->page_granule_bytes()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the page layout has granules of ", layout_->granule_bytes(),
-        " bytes, but the device needs granules of ",
-        device_->page_granule_bytes()));
-  }
-  pages_ = options.pages;
-  if (pages_.empty()) pages_ = PagesFor(options.kv_cache_bytes, options);
-  host_pages_ = options.host_pages;
-  if (host_pages_.empty()) {
-    host_pages_ = PagesFor(options.host_pool_bytes, options);
-  }
-  KVASIR_RETURN_IF_ERROR(layout_->OneSequenceFits(pages_, limits.max_model_len,
-                                                  limits.max_batched_tokens));
-
   stream_ = device_->MakeStream();
-  if (device_->kind() != kernels::DeviceKind::kCpu) {
-    KVASIR_RETURN_IF_ERROR(CheckOps(source, options, collective));
+  std::vector<std::shared_ptr<const ServedPlan>> plans = {std::move(plan)};
+  if (options.plan_check.has_value()) {
+    plans.insert(plans.end(), options.plan_check->instead.begin(),
+                 options.plan_check->instead.end());
   }
+  if (device_->kind() != kernels::DeviceKind::kCpu) {
+    KVASIR_RETURN_IF_ERROR(
+        RemoveUnsupported(source, options, collective, &plans));
+  }
+  KVASIR_RETURN_IF_ERROR(UsePlan(plans.front(), options));
+  KVASIR_RETURN_IF_ERROR(SizePools(options));
   KVASIR_ASSIGN_OR_RETURN(
       ModelWeights weights,
       LoadWeights(spec_, plan_, source, device_.get(),
@@ -193,7 +177,8 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
   device_->FreeWriteBuffers();
   read_bytes_ = weights.read_bytes;
   std::string tiles = std::move(weights.weight_tiles);
-  KVASIR_RETURN_IF_ERROR(CheckPlan(tiles, options, collective, &weights));
+  KVASIR_RETURN_IF_ERROR(
+      ChoosePlan(plans, tiles, options, collective, &weights));
   if (options.memory_utilization > 0) {
     KVASIR_RETURN_IF_ERROR(
         MeasurePages(std::move(weights), options, collective));
@@ -208,34 +193,103 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
   return MakeExecutor(std::move(weights), options, collective);
 }
 
-absl::Status Rank::CheckPlan(const std::string& weight_tiles,
-                             const RankOptions& options, Collective* collective,
-                             ModelWeights* weights) {
-  plan_check_.is_dense =
-      IsDensePlan(plan_->resolved->source, model::AttentionShapeOf(spec_));
-  if (plan_check_.is_dense || !options.plan_check.has_value()) {
-    return absl::OkStatus();
-  }
-  if (collective->shard().size > 1) {
-    plan_check_.skipped = "several ranks share the model";
-    return absl::OkStatus();
-  }
-  KVASIR_ASSIGN_OR_RETURN(const std::string weights_id,
-                          model::CombineWeightTiles({weight_tiles}));
+absl::Status Rank::UsePlan(std::shared_ptr<const ServedPlan> plan,
+                           const RankOptions& options) {
+  plan_ = std::move(plan);
   KVASIR_ASSIGN_OR_RETURN(
-      plan_check_,
-      ComparePlanWithDense(spec_, plan_, device_.get(), stream_.get(),
-                           options.executor.max_model_len,
-                           CacheIdOf(plan_->resolved->source, spec_,
-                                     options.page_tokens, weights_id),
-                           *options.plan_check, weights));
+      cache::PageLayout layout,
+      cache::PageLayout::Create(
+          *plan_->resolved, {.page_tokens = options.page_tokens,
+                             .granule_bytes = device_->page_granule_bytes()}));
+  layout_ = std::make_shared<cache::PageLayout>(std::move(layout));
   return absl::OkStatus();
+}
+
+absl::Status Rank::SizePools(const RankOptions& options) {
+  pool_bytes_ = {.pool = options.kv_cache_bytes,
+                 .host_pool = options.host_pool_bytes};
+  if (options.choose_pools) {
+    KVASIR_ASSIGN_OR_RETURN(pool_bytes_,
+                            options.choose_pools(*plan_->resolved, *layout_));
+  }
+  pages_ = options.pages;
+  if (pages_.empty()) pages_ = PagesFor(pool_bytes_.pool, options);
+  host_pages_ = options.host_pages;
+  if (host_pages_.empty()) {
+    host_pages_ = PagesFor(pool_bytes_.host_pool, options);
+  }
+  return layout_->OneSequenceFits(pages_, options.executor.max_model_len,
+                                  options.executor.max_batched_tokens);
+}
+
+absl::Status Rank::RemoveUnsupported(
+    WeightSource* source, const RankOptions& options, Collective* collective,
+    std::vector<std::shared_ptr<const ServedPlan>>* plans) {
+  absl::Status unsupported;
+  std::vector<std::shared_ptr<const ServedPlan>> left;
+  for (const std::shared_ptr<const ServedPlan>& plan : *plans) {
+    KVASIR_RETURN_IF_ERROR(UsePlan(plan, options));
+    const absl::Status has_ops = CheckOps(source, options, collective);
+    if (has_ops.ok()) {
+      left.push_back(plan);
+      continue;
+    }
+    unsupported = has_ops;
+    plan_checks_.push_back({.plan = plan->resolved->source.method(),
+                            .skipped = std::string(has_ops.message())});
+  }
+  if (left.empty()) return unsupported;
+  *plans = std::move(left);
+  return absl::OkStatus();
+}
+
+absl::Status Rank::ChoosePlan(
+    absl::Span<const std::shared_ptr<const ServedPlan>> plans,
+    const std::string& weight_tiles, const RankOptions& options,
+    Collective* collective, ModelWeights* weights) {
+  if (!options.plan_check.has_value()) return absl::OkStatus();
+  const PlanCheckRequest& request = *options.plan_check;
+  PlanComparison comparison({.spec = &spec_,
+                             .device = device_.get(),
+                             .stream = stream_.get(),
+                             .collective = collective,
+                             .max_model_len = options.executor.max_model_len},
+                            request);
+  std::string weights_id;
+  if (collective->shard().size == 1) {
+    KVASIR_ASSIGN_OR_RETURN(weights_id,
+                            model::CombineWeightTiles({weight_tiles}));
+  }
+  const auto is_good = [&](const PlanCheck& check) {
+    return check.is_dense ||
+           (check.skipped.empty() && check.kl <= request.most_kl);
+  };
+  size_t used = 0;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    KVASIR_ASSIGN_OR_RETURN(
+        PlanCheck check,
+        comparison.Compare(
+            plans[i],
+            CacheIdOf(plans[i]->resolved->source, spec_, options.page_tokens,
+                      weights_id, plans[i]->leaves_key_bias_out()),
+            weights));
+    const bool cannot_compare = !check.skipped.empty();
+    plan_checks_.push_back(std::move(check));
+    used = i;
+    if (request.instead.empty() || is_good(plan_checks_.back())) break;
+    // Then the next plans cannot be compared either, except the last, dense
+    // one.
+    if (cannot_compare) i = std::max(i, plans.size() - 2);
+  }
+  if (used == 0) return absl::OkStatus();
+  KVASIR_RETURN_IF_ERROR(UsePlan(plans[used], options));
+  return SizePools(options);
 }
 
 absl::Status Rank::Agree(std::string weight_tiles, const RankOptions& options) {
   const auto own_cache_id = [&] {
     return CacheIdOf(plan_->resolved->source, spec_, options.page_tokens,
-                     weights_id_);
+                     weights_id_, plan_->leaves_key_bias_out());
   };
   if (!options.agree) {
     KVASIR_ASSIGN_OR_RETURN(
@@ -348,7 +402,7 @@ absl::Status Rank::MeasurePages(ModelWeights weights,
         "; for the KV cache ", std::max(budget, int64_t{0}),
         " bytes are left, ", why...));
   };
-  const int64_t asked = options.kv_cache_bytes;
+  const int64_t asked = pool_bytes_.pool;
   const auto too_small = [&] {
     return refuse("and --kv-cache-bytes asks for ", asked,
                   "; lower it, or raise --gpu-memory-utilization");

@@ -6,9 +6,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "base/thread_pool.h"
 #include "cache/layout/layout.h"
 #include "kernels/device/device.h"
@@ -41,6 +43,11 @@ struct RankAgreement {
   std::string cache_id;    // empty: every rank computes it from the weights_id
 };
 
+struct PoolBytes {
+  int64_t pool = 0;
+  int64_t host_pool = 0;
+};
+
 struct RankOptions {
   int num_threads = 1;
   kernels::CpuBackend backend = kernels::CpuBackend::kSimd;
@@ -51,9 +58,6 @@ struct RankOptions {
                                                  int64_t memory_limit_bytes)>
       make_device;
   int64_t page_tokens = 64;
-  // The plan's page layout for pages of page_tokens tokens. Null: the rank
-  // computes it.
-  std::shared_ptr<const cache::PageLayout> layout;
   // Bytes of the page pool on this rank, all page groups together. Ignored if
   // `pages` is not empty.
   int64_t kv_cache_bytes = 0;
@@ -70,6 +74,12 @@ struct RankOptions {
   // bytes, or as page counts. If neither is set, there is no host pool.
   int64_t host_pool_bytes = 0;
   cache::PageCounts host_pages;
+  // If set, it gives the sizes of both pools in place of kv_cache_bytes and
+  // host_pool_bytes. Called before any weight is read, and again if plan_check
+  // has chosen another plan.
+  std::function<absl::StatusOr<PoolBytes>(const plan::ResolvedPlan& plan,
+                                          const cache::PageLayout& layout)>
+      choose_pools;
   // Limit of all memory that the rank allocates on the device; 0: no limit.
   int64_t memory_limit_bytes = 0;
   ModelExecutorOptions executor;
@@ -80,7 +90,8 @@ struct RankOptions {
   // this flag selects PagedAttentionParams::prompts_as_rows.
   bool deterministic = false;
   // If set, the plan is compared with a dense cache before the pools are
-  // allocated. Ranks of a group skip it.
+  // allocated, and another plan may be served in its place. All ranks of a
+  // group must have the same request.
   std::optional<PlanCheckRequest> plan_check;
   // Called once, before the pools get their pages. It must block until all
   // ranks have made their offers, and return the result. Null in a group of one
@@ -112,9 +123,10 @@ struct PoolMemory {
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory);
 
 // Returns the cache::CacheId of a model with these weights.
+// `key_bias_left_out` is ServedPlan::leaves_key_bias_out.
 std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec, int64_t page_tokens,
-                      const std::string& weights_id);
+                      const std::string& weights_id, bool key_bias_left_out);
 
 // Everything that one rank needs to run a model.
 //
@@ -125,7 +137,7 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
 //   or UNIMPLEMENTED with the op's name if the device lacks a kernel. After it
 //   has read the weights, it returns RESOURCE_EXHAUSTED with the numbers if
 //   memory_utilization leaves too little memory for one sequence, or the errors
-//   of RankOptions::agree and of ComparePlanWithDense.
+//   of RankOptions::agree and of PlanComparison.
 class Rank {
  public:
   // `collective` must outlive the rank. If it is null, the group has one rank.
@@ -156,11 +168,13 @@ class Rank {
   const std::string& cache_id() const { return cache_id_; }
   // The bytes of weights that were read (ModelWeights::read_bytes).
   int64_t read_bytes() const { return read_bytes_; }
-  // The result of RankOptions::plan_check.
-  const PlanCheck& plan_check() const { return plan_check_; }
+  const std::shared_ptr<const ServedPlan>& served_plan() const { return plan_; }
+  // The results of RankOptions::plan_check, of the served plan last. Empty if
+  // no plan was compared.
+  const std::vector<PlanCheck>& plan_checks() const { return plan_checks_; }
 
  private:
-  explicit Rank(const model::DecoderSpec& spec);
+  explicit Rank(model::DecoderSpec spec);
 
   // Creates the rank with its threads and its device.
   static absl::StatusOr<std::unique_ptr<Rank>> Start(
@@ -177,10 +191,24 @@ class Rank {
   // steps launch. Reads no weights.
   absl::Status CheckOps(WeightSource* source, const RankOptions& options,
                         Collective* collective);
-  // Sets plan_check_.
-  absl::Status CheckPlan(const std::string& weight_tiles,
-                         const RankOptions& options, Collective* collective,
-                         ModelWeights* weights);
+  // Sets the plan to serve and its layout.
+  absl::Status UsePlan(std::shared_ptr<const ServedPlan> plan,
+                       const RankOptions& options);
+  // Sets the numbers of pages for this plan. FAILED_PRECONDITION if they are
+  // too few for one sequence.
+  absl::Status SizePools(const RankOptions& options);
+  // Removes the plans for which the device lacks ops, and adds a result to
+  // plan_checks_ for each of them. If none is left, returns the error of
+  // CheckOps.
+  absl::Status RemoveUnsupported(
+      WeightSource* source, const RankOptions& options, Collective* collective,
+      std::vector<std::shared_ptr<const ServedPlan>>* plans);
+  // Compares the plans in turn with a dense cache, until the divergence of one
+  // is small enough, and uses this plan.
+  absl::Status ChoosePlan(
+      absl::Span<const std::shared_ptr<const ServedPlan>> plans,
+      const std::string& weight_tiles, const RankOptions& options,
+      Collective* collective, ModelWeights* weights);
   // Calls options.agree with what this rank offers, and adopts the result.
   // FAILED_PRECONDITION if this rank lacks room for the agreed pages or has
   // another cache_id.
@@ -199,7 +227,8 @@ class Rank {
   cache::PageCounts pages_;
   cache::PageCounts host_pages_;
   int64_t read_bytes_ = 0;
-  PlanCheck plan_check_;
+  std::vector<PlanCheck> plan_checks_;
+  PoolBytes pool_bytes_;
   std::string weights_id_;
   std::string cache_id_;
   std::unique_ptr<base::ThreadPool> pool_;

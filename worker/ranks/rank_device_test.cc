@@ -1,7 +1,6 @@
 // Tests of a rank on the device that KVASIR_TEST_DEVICE names.
 #include <cstdlib>
 #include <memory>
-#include <utility>
 
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
@@ -23,21 +22,6 @@ TEST(RankDeviceDeathTest, TheHostCanReadPagesUnlessTheTestDeviceIsStrict) {
   } else {
     EXPECT_EQ(*page, 0);
   }
-}
-
-TEST(RankDeviceTest, APageLayoutWithTheGranuleOfAnotherDeviceIsRefused) {
-  RankOptions options = TinyOptions();
-  KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(options));
-  KVASIR_ASSERT_OK_AND_ASSIGN(
-      cache::PageLayout layout,
-      cache::PageLayout::Create(rank->plan(),
-                                {.page_tokens = 16, .granule_bytes = 16}));
-  options.layout = std::make_shared<cache::PageLayout>(std::move(layout));
-  EXPECT_THAT(
-      MakeTinyRank(options),
-      base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     ::testing::HasSubstr("granules of 16 bytes, but the "
-                                          "device needs granules of 0")));
 }
 
 TEST(RankDeviceDeathTest, TheTestEndsIfItsEnvironmentNamesAnUnknownDevice) {

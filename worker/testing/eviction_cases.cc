@@ -61,6 +61,16 @@ std::vector<FamilyCase> EvictionCases() {
   add({"Pairs", OnePair(kAtRuntime, "POST_ROPE", four), Full("NO_ROPE", four)},
       q_hitter);
   add(JointCase("Joint", kTwo, "PRE_ROPE", four, 6, "", 2), q_hitter);
+  add({.name = "Bias",
+       .key = Full("POST_ROPE", four),
+       .value = Full("NO_ROPE", four),
+       .key_exact = 5,
+       .value_exact = 5,
+       .sinks = 2},
+      Eviction(R"(,"units":[{"heads":[0]},{"heads":[1,3]},{"heads":[2]}])"),
+      TinyBiasedShape());
+  add({"BiasOfKeysThatRoll", Full("PRE_ROPE", four), Full("NO_ROPE", four)},
+      Eviction(R"(,"positions":"ROLLING")"), TinyBiasedShape());
   add({"Neox", Full("POST_ROPE", four), Full("NO_ROPE", four)}, q_hitter,
       TinyNeoxShape());
   add({"Opt", Full("NO_ROPE", four), Full("NO_ROPE", four)}, q_hitter,

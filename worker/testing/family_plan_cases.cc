@@ -143,6 +143,32 @@ std::vector<PlanCase> QkNormPlanCases() {
   };
 }
 
+// Codes that leave out the bias of keys: with and without exact rows, before
+// rotation, with RoPE on half of each head, and without RoPE.
+std::vector<FamilyCase> BiasCases() {
+  using namespace plan_cases;  // NOLINT: for the helpers that make plans
+  const std::string levels =
+      Codes("2", R"("per_token_norm":{"levels":[-1.5,-0.45,0.45,1.5]},)"
+                 R"("param_dtype":"F16","hadamard_online":{})");
+  return {
+      {TinyBiasedShape(),
+       {"BiasLevels", Full("POST_ROPE", levels), Full("NO_ROPE", levels), true,
+        9, 9, 3}},
+      {TinyBiasedShape(),
+       {"BiasCodes", Full("POST_ROPE", TokenCodes("8")),
+        Full("NO_ROPE", TokenCodes("8")), true}},
+      {TinyBiasedShape(),
+       {"BiasUnrotatedCodes", Full("PRE_ROPE", TokenCodes("4")),
+        Full("NO_ROPE", TokenCodes("4")), true, 5, 0, 2}},
+      {TinyNeoxShape(),
+       {"BiasOfHalfRotatedHeads", Full("POST_ROPE", TokenCodes("4")),
+        Full("NO_ROPE", TokenCodes("4")), true}},
+      {TinyOptShape(),
+       {"BiasWithoutRotation", Full("NO_ROPE", levels),
+        Full("NO_ROPE", TokenCodes("4")), true, 4, 4}},
+  };
+}
+
 }  // namespace
 
 std::vector<FamilyCase> FamilyCases(int64_t sliding_window) {
@@ -160,6 +186,7 @@ std::vector<FamilyCase> FamilyCases(int64_t sliding_window) {
     }
     cases.push_back({TinyQwen3Shape(), std::move(each)});
   }
+  for (FamilyCase& each : BiasCases()) cases.push_back(std::move(each));
   for (PlanCase& each : PlanCases()) {
     for (const char* name :
          {"PaluJointCodes", "PairsCodes", "CommutingUnrotated", "BasisCodes",

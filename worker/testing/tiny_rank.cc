@@ -70,6 +70,14 @@ model::ModelShape TinyQwen3MoeShape() {
   return shape;
 }
 
+model::ModelShape TinyBiasedShape() {
+  model::ModelShape shape = TinyShape();
+  shape.name = "tiny-biased-test";
+  shape.family = model::Family::kQwen2;
+  shape.qkv_bias = true;
+  return shape;
+}
+
 model::ModelShape TinyWindowShape(int64_t sliding_window) {
   model::ModelShape shape = TinyShape();
   shape.name = "tiny-window-test";

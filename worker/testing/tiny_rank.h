@@ -30,6 +30,8 @@ model::ModelShape TinyQwen3Shape();
 // the MLP.
 model::ModelShape TinyMixtralShape();
 model::ModelShape TinyQwen3MoeShape();
+// The model of TinyShape, with biases of q, k and v.
+model::ModelShape TinyBiasedShape();
 // The model of TinyShape, but with this sliding window in each layer.
 model::ModelShape TinyWindowShape(int64_t sliding_window);
 

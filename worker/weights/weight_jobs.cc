@@ -403,7 +403,8 @@ absl::Status WeightJobs::Matrices(std::vector<std::vector<TensorRows>> matrices,
 }
 
 absl::Status WeightJobs::Floats(std::vector<TensorRows> parts, int64_t size,
-                                kernels::DevicePtr<const float>* out) {
+                                kernels::DevicePtr<const float>* out,
+                                std::function<void(absl::Span<float>)> finish) {
   WeightJob job;
   job.bytes = size * static_cast<int64_t>(sizeof(float));
   KVASIR_ASSIGN_OR_RETURN(WeightMemory* const memory, Allocate(job.bytes));
@@ -416,6 +417,12 @@ absl::Status WeightJobs::Floats(std::vector<TensorRows> parts, int64_t size,
         {std::move(part.tensor), part.columns, {std::move(sink)}});
   }
   *out = memory->floats();
+  if (finish) {
+    job.finish = [memory, size, finish = std::move(finish)] {
+      finish(absl::MakeSpan(memory->host_floats(), static_cast<size_t>(size)));
+      return absl::OkStatus();
+    };
+  }
   Add(std::move(job));
   return absl::OkStatus();
 }

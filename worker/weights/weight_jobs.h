@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -122,9 +123,10 @@ class WeightJobs {
   absl::Status Matrices(std::vector<std::vector<TensorRows>> matrices,
                         int64_t k, kernels::PackedMatrix* out);
   // Adds a job for an array of `size` numbers. Numbers that no row fills are
-  // zero.
+  // zero. `finish` is called with the whole array once it is filled.
   absl::Status Floats(std::vector<TensorRows> parts, int64_t size,
-                      kernels::DevicePtr<const float>* out);
+                      kernels::DevicePtr<const float>* out,
+                      std::function<void(absl::Span<float>)> finish = nullptr);
   // Adds a job for a table: rows of the tensor, unchanged.
   absl::Status Table(const std::string& tensor, int64_t first_row, int64_t rows,
                      int64_t columns, kernels::DType* dtype,

@@ -1,5 +1,6 @@
 #include "worker/weights/weights.h"
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "model/shapes/tp_dealt.h"
 #include "plan/tp_size.h"
 #include "worker/weights/attention_weights.h"
+#include "worker/weights/smoothing.h"
 #include "worker/weights/weight_jobs.h"
 
 namespace kvasir::worker {
@@ -43,12 +45,9 @@ class Planner {
       KVASIR_RETURN_IF_ERROR(PlanLayer(layer));
     }
     const int64_t m = spec_.hidden_size;
-    KVASIR_RETURN_IF_ERROR(
-        Vector(std::string(model::kFinalNormName), &weights_->final_norm));
-    if (HasNormBias()) {
-      KVASIR_RETURN_IF_ERROR(Vector(std::string(model::kFinalNormBiasName),
-                                    &weights_->final_norm_bias));
-    }
+    KVASIR_RETURN_IF_ERROR(Norm(std::string(model::kFinalNorm),
+                                &weights_->final_norm,
+                                &weights_->final_norm_bias));
     if (spec_.learned_positions) {
       KVASIR_RETURN_IF_ERROR(Positions());
     }
@@ -69,21 +68,32 @@ class Planner {
     const auto name = [index](const char* part) {
       return model::LayerTensorName(index, part);
     };
-    KVASIR_RETURN_IF_ERROR(
-        Vector(name("input_layernorm.weight"), &layer.input_norm));
-    KVASIR_RETURN_IF_ERROR(
-        Vector(name("post_attention_layernorm.weight"), &layer.post_norm));
-    if (HasNormBias()) {
+    const auto norm = [&](const char* module,
+                          kernels::DevicePtr<const float>* weight,
+                          kernels::DevicePtr<const float>* bias) {
+      return Norm(model::LayerTensorName(index, module), weight, bias);
+    };
+    if (spec_.norm_inputs) {
       KVASIR_RETURN_IF_ERROR(
-          Vector(name("input_layernorm.bias"), &layer.input_norm_bias));
-      KVASIR_RETURN_IF_ERROR(
-          Vector(name("post_attention_layernorm.bias"), &layer.post_norm_bias));
+          norm("input_layernorm", &layer.input_norm, &layer.input_norm_bias));
+      KVASIR_RETURN_IF_ERROR(norm("post_attention_layernorm", &layer.post_norm,
+                                  &layer.post_norm_bias));
     }
-    if (spec_.qk_norm != model::QkNorm::kNone) {
-      KVASIR_RETURN_IF_ERROR(Vector(name("self_attn.q_norm.weight"),
-                                    spec_.head_dim, &layer.q_norm));
-      KVASIR_RETURN_IF_ERROR(Vector(name("self_attn.k_norm.weight"),
-                                    spec_.head_dim, &layer.k_norm));
+    if (spec_.norm_outputs) {
+      KVASIR_RETURN_IF_ERROR(
+          norm("self_attn.output_norm", &layer.attention_output_norm, nullptr));
+      KVASIR_RETURN_IF_ERROR(
+          norm("mlp.output_norm", &layer.mlp_output_norm, nullptr));
+    }
+    if (spec_.qk_norm == model::QkNorm::kHeads) {
+      KVASIR_RETURN_IF_ERROR(QkNorms(index, &layer));
+    } else if (spec_.qk_norm == model::QkNorm::kAllHeads) {
+      KVASIR_RETURN_IF_ERROR(RmsWeight(name("self_attn.q_norm.weight"),
+                                       spec_.num_heads * spec_.head_dim,
+                                       &layer.q_norm));
+      KVASIR_RETURN_IF_ERROR(RmsWeight(name("self_attn.k_norm.weight"),
+                                       spec_.num_kv_heads * spec_.head_dim,
+                                       &layer.k_norm));
     }
     KVASIR_RETURN_IF_ERROR(PlanAttention(
         {.spec = &spec_, .layer = index, .first_rank = shard_.rank == 0}, jobs_,
@@ -121,6 +131,49 @@ class Planner {
     return jobs_->Matrices(std::move(down), features, &experts->down);
   }
 
+  // Loads the norms of the queries and keys of each head, and smooths them if
+  // the plan has no tensors that were computed from the keys.
+  absl::Status QkNorms(int64_t index, LayerWeights* layer) {
+    const int64_t d = spec_.head_dim;
+    const AttentionProgram& program = weights_->plan->program(index);
+    const bool smooths =
+        !program.key[0].has_basis && !program.key[0].static_ranges;
+    WeightJob job;
+    std::vector<WeightMemory*> memory;
+    for (const char* part :
+         {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}) {
+      WeightSink sink;
+      sink.takes = {{0, d, 0}};
+      const int64_t bytes = d * static_cast<int64_t>(sizeof(float));
+      KVASIR_ASSIGN_OR_RETURN(sink.memory, jobs_->Allocate(bytes));
+      job.bytes += bytes;
+      memory.push_back(sink.memory);
+      job.reads.push_back(
+          {model::LayerTensorName(index, part), 1, {std::move(sink)}});
+    }
+    layer->q_norm = memory[0]->floats();
+    layer->k_norm = memory[1]->floats();
+    const model::RopeSpec& rope = spec_.rope_of(index);
+    const bool rotates = spec_.layers[static_cast<size_t>(index)].rope;
+    job.finish = [memory, d, smooths, pairing = rope.pairing,
+                  rotary_dim = rotates ? rope.rotary_dim : 0,
+                  offset = static_cast<float>(spec_.norm_weight_offset)] {
+      const auto numbers = [d](const WeightMemory* norm) {
+        return absl::MakeSpan(norm->host_floats(), static_cast<size_t>(d));
+      };
+      for (const WeightMemory* const norm : memory) {
+        for (float& weight : numbers(norm)) weight += offset;
+      }
+      if (smooths) {
+        SmoothQkNorms(pairing, rotary_dim, numbers(memory[0]),
+                      numbers(memory[1]));
+      }
+      return absl::OkStatus();
+    };
+    jobs_->Add(std::move(job));
+    return absl::OkStatus();
+  }
+
   absl::Status PlanMlp(const std::string& prefix, LayerWeights* layer) {
     const ShardSizes& shard = weights_->shard;
     const int64_t m = spec_.hidden_size;
@@ -149,15 +202,33 @@ class Planner {
 
   bool HasNormBias() const { return spec_.norm == model::NormKind::kLayerNorm; }
 
-  absl::Status Vector(std::string tensor, int64_t size,
-                      kernels::DevicePtr<const float>* out) {
-    return jobs_->Floats({Slice(std::move(tensor), 1, {0, size, 0})}, size,
-                         out);
+  // Loads the norm of a vector of the model's hidden size.
+  absl::Status Norm(const std::string& module,
+                    kernels::DevicePtr<const float>* weight,
+                    kernels::DevicePtr<const float>* bias) {
+    if (!HasNormBias()) {
+      return RmsWeight(module + ".weight", spec_.hidden_size, weight);
+    }
+    KVASIR_RETURN_IF_ERROR(Vector(module + ".weight", weight));
+    return Vector(module + ".bias", bias);
+  }
+  absl::Status RmsWeight(std::string tensor, int64_t size,
+                         kernels::DevicePtr<const float>* out) {
+    std::function<void(absl::Span<float>)> add_offset;
+    if (spec_.norm_weight_offset != 0) {
+      add_offset = [offset = static_cast<float>(spec_.norm_weight_offset)](
+                       absl::Span<float> weights) {
+        for (float& weight : weights) weight += offset;
+      };
+    }
+    return jobs_->Floats({Slice(std::move(tensor), 1, {0, size, 0})}, size, out,
+                         std::move(add_offset));
   }
   // Loads a vector of the model's hidden size.
   absl::Status Vector(std::string tensor,
                       kernels::DevicePtr<const float>* out) {
-    return Vector(std::move(tensor), spec_.hidden_size, out);
+    const int64_t m = spec_.hidden_size;
+    return jobs_->Floats({Slice(std::move(tensor), 1, {0, m, 0})}, m, out);
   }
 
   absl::Status Positions() {

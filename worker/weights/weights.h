@@ -82,8 +82,12 @@ struct ExpertWeights {
 // the model does not have them. WeightJobs::Matrix says which type matrices
 // have. M is the hidden size.
 struct LayerWeights {
-  kernels::DevicePtr<const float> input_norm;       // [M]
-  kernels::DevicePtr<const float> input_norm_bias;  // [M]
+  // Norms of what attention and MLP read, and of what they return. RMSNorms
+  // have DecoderSpec::norm_weight_offset added. [M]
+  kernels::DevicePtr<const float> input_norm;
+  kernels::DevicePtr<const float> input_norm_bias;
+  kernels::DevicePtr<const float> attention_output_norm;
+  kernels::DevicePtr<const float> mlp_output_norm;
   // Points into ModelWeights::plan. Layers with equal attention share a
   // program.
   const AttentionProgram* attention = nullptr;
@@ -91,9 +95,13 @@ struct LayerWeights {
   PartWeights value;
   kernels::PackedMatrix qkv;  // [M, attention.projection_columns]
   kernels::DevicePtr<const float> qkv_bias;  // [qkv.n]
-  // The norms of queries and keys, for all heads: [head_dim].
+  // The norms of queries and keys: [D] for each head, or [Hq * D] and [Hkv * D]
+  // for all heads together.
   kernels::DevicePtr<const float> q_norm;
   kernels::DevicePtr<const float> k_norm;
+  // A copy of qkv_bias in host memory; null if there is no bias. Zeros if the
+  // weights have no memory.
+  std::shared_ptr<const std::vector<float>> host_qkv_bias;
   kernels::PackedMatrix o;  // [attention.output_columns, M]
   // [M]; null except on rank 0, because outputs are summed over ranks.
   kernels::DevicePtr<const float> o_bias;

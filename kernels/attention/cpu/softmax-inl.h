@@ -30,6 +30,7 @@ struct SoftmaxArgs {
   float* max;
   float* sum;
   float scale;
+  float cap;  // 0: none
   // the slots that these rows see, counted from the start of the block
   VisibleRange visible;
 };
@@ -57,10 +58,12 @@ HWY_INLINE void SoftmaxTile(const SoftmaxArgs& args, int64_t first,
     return scores + r * kAttentionBlockSlots + v * kVecLanes;
   };
   Vec scale = Broadcast(args.scale);
-  if (args.visible.end - args.visible.begin < kAttentionBlockSlots) {
+  const bool capped = args.cap > 0.0f;
+  if (capped || args.visible.end - args.visible.begin < kAttentionBlockSlots) {
     for (int r = 0; r < kRows; ++r) {
       for (int v = 0; v < kVecs; ++v) {
-        const Vec scaled = hn::Mul(LoadFloats(at(r, v)), scale);
+        Vec scaled = hn::Mul(LoadFloats(at(r, v)), scale);
+        if (capped) scaled = SoftCapVec(scaled, args.cap);
         hn::StoreU(HideOthers(args.visible, v * kVecLanes, scaled), kFloats,
                    at(r, v));
       }

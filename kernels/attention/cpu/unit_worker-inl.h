@@ -13,6 +13,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/attention/cpu/code_tile-inl.h"
+#include "kernels/attention/cpu/key_bias-inl.h"
 #include "kernels/attention/cpu/latent_tile-inl.h"
 #include "kernels/attention/cpu/rebuild-inl.h"
 #include "kernels/attention/cpu/softmax-inl.h"
@@ -161,11 +162,13 @@ class PanelWorker {
         kept_(grid.mass().any() && KeepsWeights(*panel.sequence)
                   ? grid.mass_memory()
                   : nullptr),
+        key_bias_(grid, unit_, state + grid.state().key_bias),
         values_(grid, unit_, scratch, state, &loader_, &tiles->lifter()) {}
 
   // Copies the queries to the panel's state, as far as they fit, and computes
   // their sums (SumQueries). Must be called before the first block.
   void LoadQueries() const {
+    key_bias_.LoadQueries();
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       const AttentionGrid::Spans spans = unit_.KeySpans(p);
       for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
@@ -561,6 +564,7 @@ class PanelWorker {
 
   void Weigh(int64_t block, VisibleRange needed) {
     Score(block, needed);
+    key_bias_.Add(block, needed, scratch_ + grid_.scratch().scores);
     unit_.ForVisible({0, unit_.count()}, block,
                      [&](RowRange rows, VisibleRange visible) {
                        WeighScores(rows, visible);
@@ -603,6 +607,7 @@ class PanelWorker {
     args.max = state_ + at.max;
     args.sum = state_ + at.sum;
     args.scale = params_.scale;
+    args.cap = params_.score_cap;
     args.visible = visible;
     Softmax(args, rows, [&](int64_t r, float factor) {
       Scale(factor, grid_.out_width(), state_ + at.out + r * grid_.out_width());
@@ -643,6 +648,7 @@ class PanelWorker {
   BlockLoader& loader_;
   KeyRebuilder& rebuilder_;
   float* const kept_;  // null: weights are not kept
+  KeyBiasScores key_bias_;
   ValueSums values_;
 };
 

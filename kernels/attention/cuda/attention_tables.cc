@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/attention/cuda/attention_chunks.h"
+#include "kernels/attention/grid/attention_grid.h"
 #include "kernels/latents/code_pack.h"
 
 namespace kvasir::kernels {
@@ -349,6 +350,23 @@ std::string TooLittleShared(absl::string_view what, int64_t bytes,
                       device.cta_shared_bytes);
 }
 
+absl::Status AddKeyBias(const PagedAttentionArgs& params, DeviceTables* tables,
+                        DeviceKeyBias* bias) {
+  const AttentionKeyBias& from = *params.key_bias;
+  bias->tile_pairs = static_cast<int32_t>(from.tile_pairs);
+  bias->exact_pairs = static_cast<int32_t>(from.exact_pairs);
+  bias->tile_columns =
+      static_cast<int32_t>(KeyBiasTileColumns(from.tile_pairs));
+  const int64_t pairs = from.tile_pairs + from.exact_pairs;
+  const std::vector<uint64_t> steps(from.steps,
+                                    from.steps + params.num_kv_heads * pairs);
+  KVASIR_RETURN_IF_ERROR(Add(steps, tables, &bias->steps));
+  const std::vector<int64_t> columns(from.query_column,
+                                     from.query_column + params.num_heads);
+  KVASIR_RETURN_IF_ERROR(Add(columns, tables, &bias->column));
+  return Add(KeyBiasTurns(from, params.num_kv_heads), tables, &bias->turns);
+}
+
 // Chooses the fastest kernels whose shared memory a CTA can have. If there are
 // no chunks, `kernels->why` must already have the reason.
 void ChooseKernels(AttentionDevice* device, AttentionKernels* kernels) {
@@ -400,6 +418,7 @@ absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
     }
   }
   if (params.mass.most_rows > 0) return NotServed("attention mass");
+  if (params.score_cap > 0.0f) return NotServed("scores with a cap");
   const int64_t width = MostOutWidth(PartsOf(params), params.num_kv_heads);
   if (width <= kDeviceMostOutWidth) return absl::OkStatus();
   return NotServed(absl::StrCat("values of ", width,
@@ -440,6 +459,9 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
   KVASIR_RETURN_IF_ERROR(
       AddExactSlots(params.value_exact, tables, &device.value_exact));
   device.dtype = params.dtype;
+  if (params.key_bias != nullptr) {
+    KVASIR_RETURN_IF_ERROR(AddKeyBias(params, tables, &device.key_bias));
+  }
   KVASIR_RETURN_IF_ERROR(
       AddChunks(params, made, tables, &device, &kernels->why));
   device.cta_shared_bytes = on.cta_shared_bytes();

@@ -128,6 +128,24 @@ inline constexpr int64_t kMmaMostTables = 4;  // most different tables of levels
 // The most tiles per page, and the most slots per tile.
 inline constexpr int64_t kMmaMostPlaces = 65536;
 
+// The key bias of a layer (AttentionKeyBias), on the device.
+struct DeviceKeyBias {
+  int32_t tile_pairs = 0;
+  int32_t exact_pairs = 0;
+  int32_t tile_columns = 0;         // KeyBiasTileColumns
+  const uint64_t* steps = nullptr;  // [Hkv, pairs]; null: there is no key bias
+  const int64_t* column = nullptr;  // [Hq], in q
+  // [Hkv, exact_pairs][2][kKeyBiasTile]: the cosines and sines by which a pair
+  // turns from the start of a tile to each of its positions
+  const float* turns = nullptr;
+
+  // Bytes of shared memory for the angles of a split's tiles.
+  KVASIR_HOST_DEVICE int64_t shared_bytes() const {
+    return 8 * (kAttentionSplitSlots / kKeyBiasTile) *
+           int64_t{tile_pairs + exact_pairs};
+  }
+};
+
 // The data that a layer's kernels read: the parts, units and chunks, and the
 // parameters that are constant after load. All pointers are device addresses.
 struct AttentionDevice {
@@ -156,6 +174,7 @@ struct AttentionDevice {
   ExactSlots key_exact;
   ExactSlots value_exact;
   DType dtype = DType::kF32;
+  DeviceKeyBias key_bias;
   // The chunks for tensor cores. Null: tensor cores cannot be used, so the
   // plain kernel runs.
   const LatentChunkOnDevice* chunks = nullptr;
@@ -204,7 +223,7 @@ KVASIR_HOST_DEVICE inline int64_t MmaSharedBytes(
     const AttentionDevice& device) {
   return kMmaWarps * MmaStages(device.kind) * device.warp_stage_bytes +
          kMmaNextBytes + 8 * kAttentionSplitSlots +
-         device.num_tables * kMmaTableBytes +
+         device.key_bias.shared_bytes() + device.num_tables * kMmaTableBytes +
          device.tile_rows * (kMmaScoreBytes + 2 * device.query_stride + 16 +
                              4 * device.most_key_runs + 4 * device.out_width);
 }
@@ -231,7 +250,8 @@ KVASIR_HOST_DEVICE inline int64_t PromptSharedBytes(
 inline constexpr int64_t kPlainFixedBytes = 54016;
 KVASIR_HOST_DEVICE inline int64_t PlainSharedBytes(
     const AttentionDevice& device) {
-  return kPlainFixedBytes + kDeviceTileRows * 4 * device.out_width;
+  return kPlainFixedBytes + device.key_bias.shared_bytes() +
+         kDeviceTileRows * 4 * device.out_width;
 }
 
 // A sequence's entry in the scratch of a launch: its items and partial results.

@@ -45,6 +45,7 @@
 
 #include "base/host_device.h"
 #include "kernels/attention/cuda/attention_items.h"
+#include "kernels/attention/cuda/attention_key_bias.h"
 #include "kernels/attention/cuda/mma_exact-inl.h"
 #include "kernels/attention/cuda/mma_operands.h"
 #include "kernels/attention/cuda/mma_ring-inl.h"
@@ -84,6 +85,8 @@ class MmaAttention : MmaRing<kind, exact> {
         reinterpret_cast<float*>(take(device_.most_key_runs * kRows * 4));
     tables_ =
         reinterpret_cast<uint32_t*>(take(device_.num_tables * kTableWords * 4));
+    key_angles_ =
+        reinterpret_cast<float*>(take(device_.key_bias.shared_bytes()));
     sums_ = reinterpret_cast<float*>(next);
     FillLevelTables<T>(device_, tables_);
   }
@@ -191,6 +194,11 @@ class MmaAttention : MmaRing<kind, exact> {
   KVASIR_DEVICE void ComputeSplit(bool first) {
     FindPlaces();
     if (first) FillQueries();
+    if (has_key_bias()) {
+      FillKeyBiasAngles(device_.key_bias, KvHead(), split_,
+                        kWarps * static_cast<int32_t>(simt::kWarp),
+                        key_angles_);
+    }
     simt::SyncCta();
     BeginLoads();
     char* stage = ring_;
@@ -218,6 +226,14 @@ class MmaAttention : MmaRing<kind, exact> {
       }
       if constexpr (exact) SumExact(chunk);
     }
+  }
+  KVASIR_DEVICE bool has_key_bias() const {
+    return device_.key_bias.steps != nullptr;
+  }
+  // The KV head of the item's unit, if there is a key bias.
+  KVASIR_DEVICE int64_t KvHead() const {
+    return Quotient(device_.heads[item_.unit.first_head],
+                    Quotient(device_.num_heads, device_.num_kv_heads));
   }
   KVASIR_DEVICE void Score(int32_t index, int32_t block, char* stage) {
     const LatentChunkOnDevice chunk = ChunkOf(index);
@@ -470,17 +486,27 @@ class MmaAttention : MmaRing<kind, exact> {
       for (int32_t k = 0; k < kSplit / 64; ++k) {
         const auto both = simt::LoadShared(
             reinterpret_cast<const uint64_t*>(words - lane_) + 32 * k + lane_);
-        KVASIR_UNROLL
-        for (int32_t j = 0; j < 2; ++j) {
-          float score = simt::BitsAs<float>(
-              static_cast<uint32_t>(j == 0 ? both : both >> 32));
-          if (!all) {
-            const int32_t slot = 64 * k + 2 * lane_ + j;
-            score = slot >= begin && slot < end ? score : kHidden;
-          }
-          weight[2 * k + j] = score;
-          max = simt::Max(max, score);
+        weight[2 * k] = simt::BitsAs<float>(static_cast<uint32_t>(both));
+        weight[2 * k + 1] =
+            simt::BitsAs<float>(static_cast<uint32_t>(both >> 32));
+      }
+      const auto slot_of = [this](int32_t k) {
+        return 64 * (k / 2) + 2 * lane_ + k % 2;
+      };
+      if (has_key_bias()) {
+        AddKeyBias<T>(device_.key_bias, KvHead(),
+                      static_cast<const T*>(args_.q) +
+                          RowStart(args_, item_, row, device_.key_bias.column,
+                                   device_.q_row_stride),
+                      key_angles_, device_.scale * simt::kLog2E, slot_of,
+                      weight);
+      }
+      KVASIR_UNROLL
+      for (int32_t k = 0; k < kSplit / 32; ++k) {
+        if (!all && (slot_of(k) < begin || slot_of(k) >= end)) {
+          weight[k] = kHidden;
         }
+        max = simt::Max(max, weight[k]);
       }
       max = simt::WarpMax(max);
       float sum = 0.0f;
@@ -495,8 +521,7 @@ class MmaAttention : MmaRing<kind, exact> {
             ReadAsCodes(/*of_keys=*/false, item_.TokenIn(row));
         KVASIR_UNROLL
         for (int32_t k = 0; k < kSplit / 32; ++k) {
-          const int32_t slot = 64 * (k / 2) + 2 * lane_ + k % 2;
-          if (!codec.Has(slot)) weight[k] = -weight[k];
+          if (!codec.Has(slot_of(k))) weight[k] = -weight[k];
         }
       }
       simt::SyncWarp();
@@ -786,6 +811,7 @@ class MmaAttention : MmaRing<kind, exact> {
   float* query_sums_;  // [runs of keys][rows]
   uint32_t* tables_;   // [tables][kTableWords]
   uint16_t* q_;        // [rows][q_stride_]
+  float* key_angles_;  // FillKeyBiasAngles
   float* sums_;        // [rows][out_width]
   int32_t q_stride_;
   int32_t g_, c_;  // lane / 4, lane % 4

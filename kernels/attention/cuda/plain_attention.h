@@ -15,6 +15,7 @@
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
+#include "kernels/attention/cuda/attention_key_bias.h"
 #include "kernels/attention/cuda/attention_latents.h"
 #include "kernels/simt/grid.h"
 
@@ -39,7 +40,8 @@ class PlainAttention {
     q_ = tile_ + kBlock * kTileStride;
     factors_ = q_ + kRows * kChunk;
     pages_ = reinterpret_cast<int32_t*>(factors_ + 4 * kRows);
-    sums_ = factors_ + 4 * kRows + kBlock;
+    key_angles_ = factors_ + 4 * kRows + kBlock;
+    sums_ = key_angles_ + device_.key_bias.shared_bytes() / 4;
     lane_ = static_cast<int32_t>(simt::Thread()) % kBlock;
     first_row_ = static_cast<int32_t>(simt::Thread()) / kBlock * kHalf;
   }
@@ -60,6 +62,10 @@ class PlainAttention {
       // split.
       if (slots_.end == 0 && item.partial < 0) continue;
       Score();
+      if (has_key_bias()) {
+        FillKeyBiasAngles(device_.key_bias, kv_head_, split_,
+                          static_cast<int32_t>(kPlainThreads), key_angles_);
+      }
       simt::SyncCta();
       Weigh();
       Sum();
@@ -226,6 +232,9 @@ class PlainAttention {
     }
   }
 
+  KVASIR_DEVICE bool has_key_bias() const {
+    return device_.key_bias.steps != nullptr;
+  }
   // Converts scores to weights (softmax). Each warp computes four rows.
   KVASIR_DEVICE void Weigh() {
     const auto warp = static_cast<int32_t>(simt::Warp());
@@ -240,12 +249,26 @@ class PlainAttention {
       float* const of_row = weights_ + row * kSplit + lane;
       float weights[kSplit / 32];
       float max = visible.begin < visible.end ? kLeastMax : kNoSlot;
+      const auto sees = [&](int32_t k) {
+        const int64_t slot = split_ + 32 * k + lane;
+        return slot >= visible.begin && slot < visible.end;
+      };
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 32; ++k) {
-        const int64_t slot = split_ + 32 * k + lane;
-        weights[k] = kHidden;
-        if (slot < visible.begin || slot >= visible.end) continue;
-        weights[k] = simt::LoadShared(of_row + 32 * k);
+        weights[k] = sees(k) ? simt::LoadShared(of_row + 32 * k) : kHidden;
+      }
+      if (has_key_bias() && row < item_.rows()) {
+        AddKeyBias<T>(
+            device_.key_bias, kv_head_,
+            static_cast<const T*>(args_.q) + RowStart(args_, item_, row,
+                                                      device_.key_bias.column,
+                                                      device_.q_row_stride),
+            key_angles_, device_.scale * simt::kLog2E,
+            [lane](int32_t k) { return 32 * k + lane; }, weights);
+      }
+      KVASIR_UNROLL
+      for (int32_t k = 0; k < kSplit / 32; ++k) {
+        if (!sees(k)) weights[k] = kHidden;
         max = weights[k] > max ? weights[k] : max;
       }
       max = simt::WarpMax(max);
@@ -365,12 +388,13 @@ class PlainAttention {
 
   const AttentionKernelArgs& args_;
   const AttentionDevice& device_;
-  float* weights_;  // [rows][512]: scores of a split, then its weights
-  float* tile_;     // [64][kTileStride]
-  float* q_;        // [rows][64]
-  float* factors_;  // [4][rows]: written by EndSoftmax
-  int32_t* pages_;  // [64]
-  float* sums_;     // [rows][out_width]
+  float* weights_;     // [rows][512]: scores of a split, then its weights
+  float* tile_;        // [64][kTileStride]
+  float* q_;           // [rows][64]
+  float* factors_;     // [4][rows]: written by EndSoftmax
+  int32_t* pages_;     // [64]
+  float* key_angles_;  // FillKeyBiasAngles
+  float* sums_;        // [rows][out_width]
   // the slot of a block (or channel of a chunk) that this thread computes
   int32_t lane_;
   int32_t first_row_;

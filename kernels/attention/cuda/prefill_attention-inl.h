@@ -46,6 +46,7 @@
 
 #include "kernels/attention/cuda/attention_exact.h"
 #include "kernels/attention/cuda/attention_items.h"
+#include "kernels/attention/cuda/attention_key_bias.h"
 #include "kernels/attention/cuda/mma_operands.h"
 #include "kernels/attention/cuda/prefill_loads-inl.h"
 #include "kernels/attention/cuda/prefill_operands.h"
@@ -272,6 +273,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
   // blocks to the new maximum.
   KVASIR_DEVICE void Weigh() {
     if (idle_) return;
+    if (device_.key_bias.steps != nullptr) AddKeyBias();
     if (masked_) Mask();
     const float scale = device_.scale * simt::kLog2E;
     float factors[kLaneRows];
@@ -310,6 +312,23 @@ class PrefillAttention : PrefillLoads<T, tiles> {
         }
       }
     }
+  }
+  KVASIR_DEVICE void AddKeyBias() {
+    const DeviceKeyBias& bias = device_.key_bias;
+    const int64_t kv_head =
+        Quotient(device_.heads[item_.unit.first_head],
+                 Quotient(device_.num_heads, device_.num_kv_heads));
+    const auto numbers_of = [&](int32_t r) -> const T* {
+      if (RowOf(r) >= item_.rows()) return nullptr;
+      return static_cast<const T*>(args_.q) + RowStart(args_, item_, RowOf(r),
+                                                       bias.column,
+                                                       device_.q_row_stride);
+    };
+    AddKeyBiasToTile<T, kLaneRows>(
+        bias, kv_head, int64_t{visit_.block()} * kBlock, numbers_of,
+        [this](int32_t r, int32_t n, int32_t j) -> float& {
+          return score_.d[r / 2][n][r % 2 * 2 + j];
+        });
   }
   // Calls visit(score) for each score that the lane has of its r-th row.
   template <typename Visitor>

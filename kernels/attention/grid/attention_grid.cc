@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <limits>
 
+#include "kernels/simd/scalar_math.h"
+
 namespace kvasir::kernels {
 namespace {
 
@@ -105,6 +107,9 @@ AttentionGrid::AttentionGrid(const PagedAttentionArgs& params, int threads)
   }
   for (int64_t p = 0; p < params_.num_value_parts; ++p) {
     AddChunks(params_.values[p].latents);
+  }
+  if (params_.key_bias != nullptr) {
+    key_bias_turns_ = KeyBiasTurns(*params_.key_bias, params_.num_kv_heads);
   }
   const std::vector<std::vector<int64_t>> clusters = FindClusters();
   num_head_slices_ = slices_.size() - num_cluster_slices_;
@@ -448,6 +453,7 @@ PanelState AttentionGrid::DivideState(int64_t rows) const {
   state.out = divider.Take(rows * out_width_);
   state.out_minima = divider.Take(rows * minima_width_);
   state.query_sums = divider.Take(query_sums);
+  state.key_bias = divider.Take(rows * key_bias_columns());
   state.max = divider.Take(rows);
   state.sum = divider.Take(rows);
   state.total_max = divider.Take(rows);
@@ -745,6 +751,24 @@ AttentionUnit AttentionGrid::PanelOf(const AttentionUnit& unit,
   const int64_t begin = unit.num_queries * panel / panels;
   const int64_t end = unit.num_queries * (panel + 1) / panels;
   return {unit.sequence, unit.slice, unit.query_begin + begin, end - begin};
+}
+
+std::vector<float> KeyBiasTurns(const AttentionKeyBias& bias,
+                                int64_t num_kv_heads) {
+  const int64_t pairs = bias.tile_pairs + bias.exact_pairs;
+  std::vector<float> turns;
+  for (int64_t j = 0; j < num_kv_heads; ++j) {
+    for (int64_t p = bias.tile_pairs; p < pairs; ++p) {
+      const size_t at = turns.size();
+      turns.resize(at + 2 * kKeyBiasTile);
+      for (size_t i = 0; i < kKeyBiasTile; ++i) {
+        const UnitVector turn = UnitVectorAt(bias.steps[j * pairs + p] * i);
+        turns[at + i] = turn.cosine;
+        turns[at + kKeyBiasTile + i] = turn.sine;
+      }
+    }
+  }
+  return turns;
 }
 
 bool UnitCursor::MoveTo(int64_t index, AttentionUnit* unit) {

@@ -153,6 +153,18 @@ class AttentionGrid {
   // How many sums of rows of `up` the scratch holds for a whole unit. Other
   // sums are computed again for each run and stored after the held sums.
   int64_t held_lift_sums() const { return held_lift_sums_; }
+  // How many numbers for the key bias a row has; 0 if there is no key bias.
+  int64_t key_bias_columns() const {
+    const AttentionKeyBias* const bias = params_.key_bias;
+    return bias == nullptr
+               ? 0
+               : KeyBiasColumns(bias->tile_pairs, bias->exact_pairs);
+  }
+  // The KV head's part of KeyBiasTurns.
+  const float* key_bias_turns(int64_t kv_head) const {
+    return key_bias_turns_.data() +
+           kv_head * params_.key_bias->exact_pairs * 2 * kKeyBiasTile;
+  }
   const AttentionScratch& scratch() const { return scratch_; }
   const PanelState& state() const { return state_; }
 
@@ -292,9 +304,16 @@ class AttentionGrid {
   std::vector<size_t> chunk_begin_;
   std::vector<CodePiece> pieces_;
   std::vector<CodeLanes> lanes_;
+  std::vector<float> key_bias_turns_;
   MassPlan mass_;  // its slices are at the end of slices_
   float* mass_memory_ = nullptr;
 };
+
+// The cosines [64] and sines [64] by which each exact pair of each KV head
+// turns from the start of a tile to each of its positions: [Hkv, exact_pairs,
+// 2, 64].
+std::vector<float> KeyBiasTurns(const AttentionKeyBias& bias,
+                                int64_t num_kv_heads);
 
 // Visits all units of a launch in one fixed order.
 class UnitCursor {

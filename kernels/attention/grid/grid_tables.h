@@ -160,6 +160,7 @@ struct PanelState {
   int64_t out;         // [rows, out_width]: weighted sums of the current split
   int64_t out_minima;  // [rows, minima_width]: sums of weight * minimum
   int64_t query_sums;  // [parts][rows, runs of the part]
+  int64_t key_bias;    // [rows, KeyBiasColumns]: numbers for the key bias
   int64_t max;         // [rows]
   int64_t sum;         // [rows]
   int64_t total_max;   // [rows]: maxima over the splits merged so far

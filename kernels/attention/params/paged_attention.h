@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/attention/params/exact_slots.h"
+#include "kernels/latents/key_bias.h"
 #include "kernels/latents/latent_view.h"
 #include "kernels/latents/slot_metadata.h"
 #include "kernels/rowwise/rope.h"
@@ -126,12 +127,27 @@ int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
                               : part.latents.groups[group].width;
 }
 
+// What a key bias adds to scores, if the cache has keys without it
+// (kernels/latents/key_bias.h). The tables are in host memory. Every KV head
+// has its own group in the first key part.
+struct AttentionKeyBias {
+  int64_t tile_pairs = 0;   // S
+  int64_t exact_pairs = 0;  // E
+  // [Hkv, S + E]: RoPE's steps of the tile pairs of each head, then those of
+  // its exact pairs
+  const uint64_t* steps = nullptr;
+  // [Hq]: the column in a row of q at which KeyBiasColumns numbers of a query
+  // head begin
+  const int64_t* query_column = nullptr;
+};
+
 // Settings for layers that evict slots by attention mass: the softmax weight
 // that all queries together gave to a slot.
 struct AttentionMass {
   // Selects the position by which keys that are stored without rotation are
-  // rotated. True: the position that the slot metadata has for the head's unit
-  // of eviction. False: the position that AttentionSequence gives for the slot.
+  // rotated, and to which a key bias belongs. True: the position that the slot
+  // metadata has for the head's unit of eviction. False: the position that
+  // AttentionSequence gives for the slot.
   bool stored_positions = false;
   // The most rows of a launch that may add mass. 0: no row adds mass.
   int64_t most_rows = 0;
@@ -144,7 +160,8 @@ struct AttentionMass {
 // head j = h / (Hq / Hkv):
 //   visible slots s: s <= p (if not causal: s up to the last new slot),
 //     s > p - window if window > 0, and s in a live page (first_live_index)
-//   score_s = scale * sum over key parts of q[r, h] . key(s, j)
+//   score_s = scale * (sum over key parts of q[r, h] . key(s, j) + key bias);
+//     with a score_cap, SoftCap(score_s, score_cap) (scalar_math.h)
 //   out[r, h] = softmax(score) . value, per value part
 // The query is already rotated (and lifted, if the part is absorbed). The new
 // tokens' latents are already in the cache, and their exact rows in `fresh`. A
@@ -167,7 +184,17 @@ struct AttentionMass {
 //     is rotated exactly as by the op `rope`, where c and s are the cosine and
 //     sine: (a, b) -> (fma(a, c, -(b s)), fma(b, c, a s)). The score is then
 //     one FMA chain of the key and q.
-// Parts are added in order. Slots are taken in blocks of 64 at fixed positions,
+// Parts are added in order, then the key bias, for slots of every kind. Let n
+// be the slot's position, in the tile that begins at n0 and has the centre a;
+// (c_x, s_x) are the cosine and sine of x times a pair's step, and u and v the
+// query's numbers:
+//   tile pairs: one number t is added. t is the sum of u c_a over the pairs,
+//   then
+//     of v s_a: FMA chains in 16 lanes, number i in lane i % 16, then TreeSum.
+//   exact pairs, in order: with i = n - n0, c = fma(c_n0, c_i, -(s_n0 s_i)) and
+//     s = fma(s_n0, c_i, c_n0 s_i), the score becomes fma(u, c, score), then
+//     fma(v, s, score).
+// Slots are taken in blocks of 64 at fixed positions,
 // with one online-softmax step per block. After every kAttentionSplitSlots
 // slots (a split), the partial result is merged into the total, in order.
 //
@@ -240,6 +267,7 @@ struct PagedAttentionParamsIn {
   const AttentionSequence* sequences = nullptr;
   int64_t num_sequences = 0;
   float scale = 1.0f;
+  float score_cap = 0.0f;  // 0: scores have no cap. Only on a CPU.
   bool causal = true;
   // the most slots that a query sees, including its own; 0: all
   int64_t window = 0;
@@ -250,6 +278,9 @@ struct PagedAttentionParamsIn {
   // [Hkv]: unit of eviction, if there is metadata
   const int32_t* unit_of_head = nullptr;
   AttentionMass mass;
+  // null: the cache has whole keys. Otherwise the caller keeps this and its
+  // tables.
+  const AttentionKeyBias* key_bias = nullptr;
   // Only for a GPU: how many partial results its workspace has room for. Each
   // is the result of one token over one split, for all heads. Sequences whose
   // partial results do not fit are not split.

@@ -375,6 +375,7 @@ class Row {
 
   Partial EmptyPartial() const;
   int64_t PositionOf(int64_t slot) const;
+  float AddKeyBias(int64_t slot, float score) const;
   float Score(int64_t slot) const;
   void AddBlock(int64_t begin, int64_t end, Partial* partial);
   Partial ComputeSplit(int64_t begin, int64_t end);
@@ -432,6 +433,39 @@ int64_t Row::PositionOf(int64_t slot) const {
                              : slot;
 }
 
+float Row::AddKeyBias(int64_t slot, float score) const {
+  const AttentionKeyBias& bias = *params_.key_bias;
+  const uint64_t* const steps =
+      bias.steps + kv_head_ * (bias.tile_pairs + bias.exact_pairs);
+  const float* const q = q_ + bias.query_column[head_];
+  const int64_t position = PositionOf(slot);
+  const auto centre = static_cast<uint64_t>(KeyBiasCentre(position));
+  float lanes[kLanes] = {};
+  for (int64_t i = 0; i < 2 * bias.tile_pairs; ++i) {
+    const bool cosine = i < bias.tile_pairs;
+    const UnitVector at =
+        UnitVectorAt(steps[cosine ? i : i - bias.tile_pairs] * centre);
+    float& lane = lanes[i % kLanes];
+    lane = std::fma(q[i], cosine ? at.cosine : at.sine, lane);
+  }
+  score = score + TreeSum(lanes);
+  const auto in_tile = static_cast<uint64_t>(position % kKeyBiasTile);
+  const float* numbers = q + KeyBiasTileColumns(bias.tile_pairs);
+  for (int64_t e = 0; e < bias.exact_pairs; ++e, numbers += 2) {
+    const uint64_t step = steps[bias.tile_pairs + e];
+    const UnitVector first =
+        UnitVectorAt(step * (static_cast<uint64_t>(position) - in_tile));
+    const UnitVector turn = UnitVectorAt(step * in_tile);
+    score = std::fma(
+        numbers[0],
+        std::fma(first.cosine, turn.cosine, -(first.sine * turn.sine)), score);
+    score = std::fma(
+        numbers[1], std::fma(first.sine, turn.cosine, first.cosine * turn.sine),
+        score);
+  }
+  return score;
+}
+
 float Row::Score(int64_t slot) const {
   float score = 0.0f;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
@@ -450,7 +484,9 @@ float Row::Score(int64_t slot) const {
     }
     score = p == 0 ? dot : score + dot;
   }
-  return score * params_.scale;
+  if (params_.key_bias != nullptr) score = AddKeyBias(slot, score);
+  score = score * params_.scale;
+  return params_.score_cap > 0.0f ? SoftCap(score, params_.score_cap) : score;
 }
 
 // Adds slots [begin, end), which are in one block, to the partial result.

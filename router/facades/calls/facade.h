@@ -4,11 +4,14 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "router/base/canonical.h"
 #include "router/base/task_runner.h"
 #include "router/facades/calls/backend.h"
@@ -32,6 +35,10 @@ struct FacadeOptions {
   std::string server_version;
   // The folder with the tokenizer's files; empty: there is no tokenizer.
   std::string tokenizer_folder;
+  // Makes the tokenizer's files, as names and contents, if they are not in the
+  // folder. Null: they are there.
+  std::function<absl::StatusOr<std::map<std::string, std::string>>()>
+      make_tokenizer_files;
   // True: every client that may call this server may fetch the tokenizer's
   // files.
   bool share_tokenizer = false;

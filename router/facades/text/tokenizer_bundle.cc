@@ -135,13 +135,10 @@ class ZipWriter {
 
 }  // namespace
 
-absl::StatusOr<TokenizerArchive> ArchiveTokenizer(const std::string& folder) {
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<fs::path> files,
-                          TokenizerFiles(folder));
+absl::StatusOr<TokenizerArchive> ArchiveFiles(const NamedFiles& files) {
   ZipWriter writer;
-  for (const fs::path& file : files) {
-    KVASIR_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(file));
-    KVASIR_RETURN_IF_ERROR(writer.Add(file.filename().string(), bytes));
+  for (const auto& [name, bytes] : files) {
+    KVASIR_RETURN_IF_ERROR(writer.Add(name, bytes));
   }
   TokenizerArchive made;
   KVASIR_ASSIGN_OR_RETURN(made.zip, writer.Finish());
@@ -149,10 +146,26 @@ absl::StatusOr<TokenizerArchive> ArchiveTokenizer(const std::string& folder) {
   return made;
 }
 
+absl::StatusOr<TokenizerArchive> ArchiveTokenizer(const std::string& folder) {
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<fs::path> files,
+                          TokenizerFiles(folder));
+  NamedFiles contents;
+  for (const fs::path& file : files) {
+    KVASIR_ASSIGN_OR_RETURN(contents[file.filename().string()], ReadFile(file));
+  }
+  return ArchiveFiles(contents);
+}
+
+absl::StatusOr<TokenizerArchive> TokenizerBundle::Make() const {
+  if (make_files_ == nullptr) return ArchiveTokenizer(folder_);
+  KVASIR_ASSIGN_OR_RETURN(const NamedFiles files, make_files_());
+  return ArchiveFiles(files);
+}
+
 absl::StatusOr<std::shared_ptr<const TokenizerArchive>> TokenizerBundle::Get() {
   base::MutexLock lock(&mutex_);
   if (archive_ == nullptr) {
-    KVASIR_ASSIGN_OR_RETURN(TokenizerArchive made, ArchiveTokenizer(folder_));
+    KVASIR_ASSIGN_OR_RETURN(TokenizerArchive made, Make());
     archive_ = std::make_shared<const TokenizerArchive>(std::move(made));
   }
   return archive_;

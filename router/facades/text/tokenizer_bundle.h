@@ -2,8 +2,11 @@
 // gateways that tokenize themselves download.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -28,19 +31,31 @@ inline constexpr size_t kMaxBundleBytes = 200'000'000;
 // files; FAILED_PRECONDITION if they exceed the limits.
 absl::StatusOr<TokenizerArchive> ArchiveTokenizer(const std::string& folder);
 
+// The contents of files by their names.
+using NamedFiles = std::map<std::string, std::string>;
+absl::StatusOr<TokenizerArchive> ArchiveFiles(const NamedFiles& files);
+
 // An archive that is created when it is first requested, and then kept.
 // Threads: Get may be called from any thread. But it may read and compress
 // files, so do not call it on a thread for which other work waits.
 class TokenizerBundle {
  public:
-  explicit TokenizerBundle(std::string folder) : folder_(std::move(folder)) {}
+  using MakeFiles = std::function<absl::StatusOr<NamedFiles>()>;
 
-  // Returns the archive. If ArchiveTokenizer fails, returns its error, and the
-  // next call tries again.
+  // If `make_files` is not null, its files are archived instead of those in the
+  // folder.
+  explicit TokenizerBundle(std::string folder, MakeFiles make_files = nullptr)
+      : folder_(std::move(folder)), make_files_(std::move(make_files)) {}
+
+  // Returns the archive. If it cannot be made, returns the error, and the next
+  // call tries again.
   absl::StatusOr<std::shared_ptr<const TokenizerArchive>> Get();
 
  private:
+  absl::StatusOr<TokenizerArchive> Make() const;
+
   const std::string folder_;
+  const MakeFiles make_files_;
   base::Mutex mutex_;
   std::shared_ptr<const TokenizerArchive> archive_ ABSL_GUARDED_BY(mutex_);
 };

@@ -25,8 +25,8 @@ VllmEngineService::VllmEngineService(const FacadeOptions& options,
       backend_(std::make_shared<VllmEngineBackend>()) {
   threads_.Fill(options, "vllm", router, backend_.get());
   if (!options.tokenizer_folder.empty()) {
-    backend_->bundle =
-        std::make_shared<TokenizerBundle>(options.tokenizer_folder);
+    backend_->bundle = std::make_shared<TokenizerBundle>(
+        options.tokenizer_folder, options.make_tokenizer_files);
   }
   backend_->share_tokenizer = options.share_tokenizer;
   backend_->start = backend_->clock->Now();

@@ -62,7 +62,7 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
     return Rows{activations_.Take(workspace, input.padded_tokens * columns),
                 columns, t};
   };
-  const Rows rows = take(plan.row_columns);
+  const Rows rows = take(row_columns_);
   Sums sums;
   sums.latents = take(plan.value.attended_columns);
   if (plan.value.lifted) {
@@ -72,6 +72,12 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
   KVASIR_RETURN_IF_ERROR(Project(stream, input, rows, workspace));
   KVASIR_RETURN_IF_ERROR(NormalizeHeads(stream, rows, workspace));
   KVASIR_RETURN_IF_ERROR(RotateRows(stream, input, rows, workspace));
+  if (key_bias_ != nullptr) {
+    const StepPartScope part_of_step(parts_.profile, stream,
+                                     StepPart::kRotation);
+    KVASIR_RETURN_IF_ERROR(kernels::KeyBias(
+        stream, *key_bias_->op, {rows.row, input.positions, t}, workspace));
+  }
   for (size_t p = 0; p < keys_.size(); ++p) {
     KVASIR_RETURN_IF_ERROR(MakeLatents(
         stream, plan.key[p], parts_.weights->key[p], rows, workspace));
@@ -124,7 +130,7 @@ absl::Status LayerAttention::Project(Stream& stream,
   params.x_row_stride = parts_.weights->qkv.k;
   params.num_rows = rows.num_tokens;
   params.weight = parts_.weights->qkv;
-  params.bias = parts_.weights->qkv_bias;
+  params.bias = qkv_bias_;
   params.y = rows.row;
   params.y_row_stride = rows.stride;
   return Matmul(stream, params, workspace);
@@ -139,24 +145,25 @@ absl::Status LayerAttention::NormalizeHeads(Stream& stream, const Rows& rows,
   // whole heads lie side by side.
   KVASIR_CHECK(plan.key.size() == 1);
   const KeyProgram& key = plan.key[0];
-  const int64_t d = plan.head_dim;
+  const bool together = parts_.spec->qk_norm == model::QkNorm::kAllHeads;
   const auto normalize = [&](int64_t column, int64_t num_heads,
                              kernels::DevicePtr<const float> weight) {
+    const int64_t count = together ? 1 : num_heads;
     kernels::NormParams norm;
     norm.x = activations_.At(rows.row, column);
     norm.out = norm.x;
     norm.weight = weight;
-    norm.num_rows = rows.num_tokens * num_heads;
-    norm.columns = d;
+    norm.num_rows = rows.num_tokens * count;
+    norm.columns = num_heads / count * plan.head_dim;
     norm.eps = static_cast<float>(parts_.spec->norm_eps);
     norm.dtype = activations_.dtype;
-    norm.num_parts = num_heads;
+    norm.num_parts = count;
     norm.stride = rows.stride;
     return kernels::Norm(stream, norm, workspace);
   };
   KVASIR_RETURN_IF_ERROR(normalize(
       key.projected.column[0], plan.heads.query.count, parts_.weights->q_norm));
-  return normalize(key.source_column, key.source_columns / d,
+  return normalize(key.source_column, key.source_columns / plan.head_dim,
                    parts_.weights->k_norm);
 }
 

@@ -212,6 +212,9 @@ class LayerAttention {
   absl::Status PrepareHadamard(
       const std::vector<kernels::HadamardPlace>& places, int64_t stride,
       bool transposed, std::optional<kernels::PreparedHadamard>* out);
+  absl::Status PrepareKeyBias();
+  absl::Status LeaveKeyBiasToScores(absl::Span<const float> bias,
+                                    std::vector<float>* cached);
   void PlaceExact();
   absl::Status PrepareAppends();
   absl::Status PrepareEviction();
@@ -263,6 +266,13 @@ class LayerAttention {
     return is_key(part) ? parts_.arena->key[part].unit_of_group
                         : parts_.arena->value.front().unit_of_group;
   }
+  // The key bias that attention adds to scores, with its tables in host memory.
+  struct ScoredKeyBias {
+    std::optional<kernels::PreparedKeyBias> op;
+    kernels::AttentionKeyBias read;
+    std::vector<uint64_t> steps;
+    std::vector<int64_t> query_column;
+  };
   // The weighted sums that attention computes for each token: of latents and,
   // if needed, of values lifted from latents.
   struct Sums {
@@ -298,6 +308,17 @@ class LayerAttention {
   std::optional<kernels::PreparedKvAppend> keep_keys_;
   std::optional<kernels::PreparedKvAppend> keep_values_;
   std::optional<kernels::PreparedEviction> eviction_;
+  // Tables of this class's own, as opposed to those of ops.
+  kernels::DeviceTables tables_;
+  // The bias of the fused projection, without what the cache leaves out of
+  // keys.
+  kernels::DevicePtr<const float> qkv_bias_;
+  // The whole key bias [Hkv, D], if it is added to rebuilt keys; else null.
+  kernels::DevicePtr<const float> rebuilt_key_bias_;
+  std::unique_ptr<ScoredKeyBias> key_bias_;  // null: scores need no key bias
+  // The columns of a token's row: those of the program, and a query's numbers
+  // for the key bias.
+  int64_t row_columns_ = 0;
   bool rolling_ = false;  // keys rotate by slot number, not by text position
   std::unique_ptr<Launch> launch_;
   std::unique_ptr<Launch> prompt_launch_;  // null if prompts lift nothing

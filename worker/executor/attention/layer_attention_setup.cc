@@ -104,7 +104,8 @@ void Add(const std::vector<double>& flops, std::vector<double>* sum) {
 LayerAttention::LayerAttention(const Parts& parts)
     : parts_(parts),
       activations_{parts.device->activations()},
-      pairing_(PairingOf(parts.spec->rope.pairing)) {}
+      pairing_(PairingOf(parts.spec->rope_of(parts.layer).pairing)),
+      tables_(parts.device) {}
 
 absl::StatusOr<LayerAttention> LayerAttention::Create(const Parts& parts) {
   LayerAttention attention(parts);
@@ -113,6 +114,7 @@ absl::StatusOr<LayerAttention> LayerAttention::Create(const Parts& parts) {
 }
 
 absl::Status LayerAttention::PrepareAll() {
+  KVASIR_RETURN_IF_ERROR(PrepareKeyBias());
   KVASIR_RETURN_IF_ERROR(PrepareTurns());
   keys_.resize(program().key.size());
   for (size_t p = 0; p < keys_.size(); ++p) {
@@ -192,15 +194,15 @@ absl::Status LayerAttention::PrepareTurns() {
   for (const Turn& turn : MakeTurns()) {
     kernels::RopeParams shape;
     shape.q = turn.whole_queries;
-    shape.q.row_stride = program().row_columns;
+    shape.q.row_stride = row_columns_;
     shape.k = turn.whole_keys;
-    shape.k.row_stride = program().row_columns;
+    shape.k.row_stride = row_columns_;
     shape.steps = parts_.device_rope_steps;
     shape.rotary_dim = parts_.spec->rope.rotary_dim;
     shape.pairing = turn.pairing;
     shape.dtype = activations_.dtype;
     shape.attention_factor =
-        static_cast<float>(parts_.spec->rope.attention_factor);
+        static_cast<float>(parts_.spec->rope_of(parts_.layer).attention_factor);
     KVASIR_ASSIGN_OR_RETURN(
         kernels::PreparedRope rope,
         kernels::Prepare(*parts_.device, shape, {turn.queries, turn.keys, {}}));
@@ -224,8 +226,8 @@ absl::Status LayerAttention::MakeKey(size_t index, Key* key) {
   }
   if (part.lift == QueryLift::kMatrix) {
     kernels::LiftParams shape;
-    shape.x_row_stride = program().row_columns;
-    shape.y_row_stride = program().row_columns;
+    shape.x_row_stride = row_columns_;
+    shape.y_row_stride = row_columns_;
     shape.dtype = activations_.dtype;
     KVASIR_ASSIGN_OR_RETURN(
         key->lift,
@@ -235,7 +237,7 @@ absl::Status LayerAttention::MakeKey(size_t index, Key* key) {
     KVASIR_RETURN_IF_ERROR(PrepareComplexLifts(part, weights, key));
   }
   if (!part.hadamard) return absl::OkStatus();
-  const int64_t stride = program().row_columns;
+  const int64_t stride = row_columns_;
   KVASIR_RETURN_IF_ERROR(PrepareHadamard(PlacesOfLatents(part), stride,
                                          /*transposed=*/false, &key->hadamard));
   return PrepareHadamard(PlacesOfHeads(part.query), stride,
@@ -284,8 +286,8 @@ absl::Status LayerAttention::PrepareComplexLifts(const KeyProgram& part,
                                                   (end - begin) * share);
     };
     kernels::ComplexLiftParams shape;
-    shape.x_row_stride = program().row_columns;
-    shape.y_row_stride = program().row_columns;
+    shape.x_row_stride = row_columns_;
+    shape.y_row_stride = row_columns_;
     shape.num_pairs = width(begin) / 2;
     shape.pairing = pairing_;
     shape.dtype = activations_.dtype;
@@ -307,9 +309,9 @@ void LayerAttention::MakeRebuild(const KeyProgram& part,
   kernels::KeyRebuild& rebuild = key->rebuild;
   rebuild.dims = from.dims;
   if (from.lifted) rebuild.up = weights.up.data();
-  rebuild.bias = weights.up_bias;
+  rebuild.bias = rebuilt_key_bias_ ? rebuilt_key_bias_ : weights.up_bias;
   rebuild.attention_factor =
-      static_cast<float>(parts_.spec->rope.attention_factor);
+      static_cast<float>(parts_.spec->rope_of(parts_.layer).attention_factor);
   const Rotation& rotation = from.rotation;
   const bool halves = rotation.pairing == model::RopePairing::kHalfSplit;
   for (int64_t f = 0; f < rotation.num_pairs; ++f) {
@@ -335,7 +337,7 @@ absl::Status LayerAttention::MakeValue() {
   if (value.hadamard) {
     if (!program().joint) {  // a joint part is transformed with the keys
       KVASIR_RETURN_IF_ERROR(
-          PrepareHadamard(PlacesOfLatents(value), program().row_columns,
+          PrepareHadamard(PlacesOfLatents(value), row_columns_,
                           /*transposed=*/false, &value_.hadamard));
     }
     KVASIR_RETURN_IF_ERROR(
@@ -437,7 +439,7 @@ absl::Status LayerAttention::PrepareAppends() {
              kernels::KvAppendShape shape,
              std::optional<kernels::PreparedKvAppend>* out) -> absl::Status {
     if (parts.empty()) return absl::OkStatus();
-    shape.row_stride = program().row_columns;
+    shape.row_stride = row_columns_;
     shape.dtype = activations_.dtype;
     KVASIR_ASSIGN_OR_RETURN(*out,
                             kernels::Prepare(*parts_.device, shape, parts));
@@ -517,7 +519,7 @@ LayerAttention::MakeLaunch(LaunchedRows rows) const {
     shape.out_row_stride = program().heads.query.count * program().head_dim;
     Add(LiftFlops(from, from.prompt_lift->dims), &prompt_lift_flops);
   }
-  shape.q_row_stride = program().row_columns;
+  shape.q_row_stride = row_columns_;
   shape.num_heads = program().heads.query.count;
   shape.num_kv_heads = program().heads.kv.count;
   shape.keys = keys.data();
@@ -528,11 +530,15 @@ LayerAttention::MakeLaunch(LaunchedRows rows) const {
   shape.prompts_as_rows = parts_.prompts_as_rows;
   shape.dtype = activations_.dtype;
   shape.scale = static_cast<float>(
-      1.0 / std::sqrt(static_cast<double>(program().head_dim)));
+      parts_.spec->score_scale != 0
+          ? parts_.spec->score_scale
+          : 1.0 / std::sqrt(static_cast<double>(program().head_dim)));
+  shape.score_cap = static_cast<float>(parts_.spec->score_cap);
   shape.window =
       parts_.spec->layers[static_cast<size_t>(parts_.layer)].sliding_window;
   shape.key_exact = ExactSlotsOf(parts_.arena->key_ring);
   shape.value_exact = ExactSlotsOf(parts_.arena->value_ring);
+  if (key_bias_ != nullptr) shape.key_bias = &key_bias_->read;
   if (evicts()) {
     shape.metadata = parts_.arena->metadata;
     shape.unit_of_head = parts_.arena->unit_of_head.data();

@@ -1,0 +1,246 @@
+// Adds what a key bias contributes to scores. For inclusion by *_cpu.cc.
+#if defined(KVASIR_KERNELS_KEY_BIAS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVASIR_KERNELS_KEY_BIAS_INL_H_
+#undef KVASIR_KERNELS_KEY_BIAS_INL_H_
+#else
+#define KVASIR_KERNELS_KEY_BIAS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/attention/cpu/rebuild-inl.h"
+#include "kernels/attention/grid/attention_grid.h"
+#include "kernels/attention/grid/attention_rows.h"
+#include "kernels/linear/tile-inl.h"
+#include "kernels/simd/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+
+// Neighbouring slots of a block, counted from its start, whose positions are in
+// the same tile.
+struct TileRun {
+  int64_t begin;
+  int64_t end;
+  int64_t tile;  // position / kKeyBiasTile
+};
+
+// Adds the key bias to the scores of a panel's rows.
+// Threads: each object is used by one thread only.
+class KeyBiasScores {
+ public:
+  // `numbers` is the panel's PanelState::key_bias.
+  KeyBiasScores(const AttentionGrid& grid, const UnitRows& unit, float* numbers)
+      : params_(grid.params()),
+        grid_(grid),
+        unit_(unit),
+        numbers_(numbers),
+        columns_(grid.key_bias_columns()) {}
+
+  bool any() const { return params_.key_bias != nullptr; }
+
+  // Copies the queries' numbers to the panel's state. Must be called before the
+  // first block.
+  void LoadQueries() const {
+    const auto bytes = static_cast<size_t>(columns_) * sizeof(float);
+    for (int64_t r = 0; any() && r < unit_.count(); ++r) {
+      std::memcpy(numbers_ + r * columns_,
+                  params_.q + unit_.TokenRow(r) * params_.q_row_stride +
+                      params_.key_bias->query_column[unit_.HeadOf(r)],
+                  bytes);
+    }
+  }
+
+  // Adds to scores [rows, 64] of the block that begins at slot `block`. Only
+  // the scores of `slots` are used later.
+  void Add(int64_t block, VisibleRange slots, float* scores) {
+    if (!any()) return;
+    const AttentionKeyBias& bias = *params_.key_bias;
+    const AttentionGrid::Spans spans = unit_.KeySpans(0);
+    for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
+      const RowRange rows = unit_.RowsOf(*span);
+      FindRuns(span->kv_head, block, slots);
+      for (int64_t i = 0; i < num_runs_; ++i) {
+        AddTile(span->kv_head, runs_[i], rows, scores);
+      }
+      if (bias.exact_pairs == 0) continue;
+      TileArgs args = {};
+      args.a = numbers_ + rows.begin * columns_ +
+               KeyBiasTileColumns(bias.tile_pairs);
+      args.a_stride = columns_;
+      args.b = turns_;
+      args.b_stride = kBlock;
+      args.c = scores + rows.begin * kBlock;
+      args.c_stride = kBlock;
+      args.depth = 2 * bias.exact_pairs;
+      args.accumulate = true;
+      Multiply<float>(args, rows.size(), kBlock);
+    }
+  }
+
+ private:
+  static_assert(kKeyBiasTile == kAttentionBlockSlots);
+  static constexpr int64_t kMostPairs =
+      kAttentionMaxHeadDim / 2 + kMostExactPairs;
+
+  // Finds the runs of `slots` and, unless the slots have the positions of one
+  // tile in order, the positions of the slots in their tiles.
+  void FindRuns(int64_t kv_head, int64_t block, VisibleRange slots) {
+    in_order_ = !params_.mass.stored_positions && !unit_.sequence().positions;
+    if (in_order_) {
+      runs_[0] = {0, kBlock, block / kKeyBiasTile};
+      num_runs_ = 1;
+      return;
+    }
+    std::fill_n(turns_, 2 * params_.key_bias->exact_pairs * kBlock, 0.0f);
+    num_runs_ = 0;
+    for (int64_t s = slots.begin; s < slots.end; ++s) {
+      const int64_t position = PositionOf(kv_head, s);
+      const int64_t tile = position / kKeyBiasTile;
+      in_tile_[s - block] = static_cast<int32_t>(position % kKeyBiasTile);
+      if (num_runs_ > 0 && runs_[num_runs_ - 1].tile == tile) {
+        runs_[num_runs_ - 1].end = s - block + 1;
+      } else {
+        runs_[num_runs_++] = {s - block, s - block + 1, tile};
+      }
+    }
+  }
+  int64_t PositionOf(int64_t kv_head, int64_t slot) const {
+    const AttentionSequence& sequence = unit_.sequence();
+    if (!params_.mass.stored_positions) {
+      return sequence.positions.device_address()[slot];
+    }
+    const int64_t page =
+        sequence.block_table.device_address()[slot / params_.page_tokens];
+    return PositionsOf(
+        params_.metadata, page,
+        params_.unit_of_head[kv_head])[slot % params_.page_tokens];
+  }
+
+  // Adds the tile pairs to the scores of a run, and sets `turns_` of the run to
+  // the cosines and sines of the exact pairs.
+  void AddTile(int64_t kv_head, const TileRun& run, RowRange rows,
+               float* scores) {
+    const AttentionKeyBias& bias = *params_.key_bias;
+    FindAngles(bias.steps + kv_head * (bias.tile_pairs + bias.exact_pairs),
+               run.tile);
+    const float* const in_tile = grid_.key_bias_turns(kv_head);
+    for (int64_t e = 0; e < bias.exact_pairs; ++e) {
+      const int64_t p = bias.tile_pairs + e;
+      Turn(run, {cosines_[p], sines_[p]}, in_tile + e * 2 * kKeyBiasTile,
+           turns_ + e * 2 * kBlock);
+    }
+    if (bias.tile_pairs == 0) return;
+    // The numbers by which those of a query are multiplied.
+    HWY_ALIGN float factors[kAttentionMaxHeadDim + kLanes];
+    const auto bytes = static_cast<size_t>(bias.tile_pairs) * sizeof(float);
+    std::memcpy(factors, cosines_, bytes);
+    std::memcpy(factors + bias.tile_pairs, sines_, bytes);
+    const int64_t columns = KeyBiasTileColumns(bias.tile_pairs);
+    std::fill(factors + 2 * bias.tile_pairs, factors + columns, 0.0f);
+    int64_t r = rows.begin;
+    for (; r + 4 <= rows.end; r += 4) {
+      AddToRows<4>(factors, columns, run, r, scores);
+    }
+    for (; r < rows.end; ++r) {
+      AddToRows<1>(factors, columns, run, r, scores);
+    }
+  }
+
+  // Computes the cosines and sines of a tile's angles: of the centre for tile
+  // pairs, of the first position for exact pairs.
+  void FindAngles(const uint64_t* steps, int64_t tile) {
+    const int64_t tile_pairs = params_.key_bias->tile_pairs;
+    const int64_t pairs = tile_pairs + params_.key_bias->exact_pairs;
+    const auto first = static_cast<uint64_t>(tile * kKeyBiasTile);
+    const auto centre =
+        static_cast<uint64_t>(KeyBiasCentre(tile * kKeyBiasTile));
+    HWY_ALIGN uint32_t quarters[kMostPairs + kLanes];
+    for (int64_t p = 0; p < pairs; ++p) {
+      const ReducedAngle angle =
+          ReduceTurns(steps[p] * (p < tile_pairs ? centre : first));
+      quarters[p] = angle.quarter;
+      sines_[p] = angle.remainder;
+    }
+    for (int64_t p = pairs; p % kVecLanes != 0; ++p) {
+      quarters[p] = 0;
+      sines_[p] = 0.0f;
+    }
+    for (int64_t p = 0; p < pairs; p += kVecLanes) {
+      CosSinVec(LoadFloats(sines_ + p), hn::LoadU(kWords, quarters + p), 1.0f,
+                cosines_ + p, sines_ + p);
+    }
+  }
+
+  // Computes the cosines [64] and sines [64] of a pair at the slots of a run.
+  void Turn(const TileRun& run, const UnitVector& first, const float* in_tile,
+            float* to) const {
+    if (!in_order_) {
+      for (int64_t s = run.begin; s < run.end; ++s) {
+        const float c = in_tile[in_tile_[s]];
+        const float sine = in_tile[kKeyBiasTile + in_tile_[s]];
+        to[s] = std::fma(first.cosine, c, -(first.sine * sine));
+        to[kBlock + s] = std::fma(first.sine, c, first.cosine * sine);
+      }
+      return;
+    }
+    const Vec cosine = Broadcast(first.cosine);
+    const Vec sine = Broadcast(first.sine);
+    for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+      const Vec c = LoadFloats(in_tile + s);
+      const Vec turn = LoadFloats(in_tile + kKeyBiasTile + s);
+      hn::StoreU(Fma(cosine, c, hn::Neg(hn::Mul(sine, turn))), kFloats, to + s);
+      hn::StoreU(Fma(sine, c, hn::Mul(cosine, turn)), kFloats, to + kBlock + s);
+    }
+  }
+
+  template <int kRows>
+  void AddToRows(const float* factors, int64_t columns, const TileRun& run,
+                 int64_t first, float* scores) const {
+    Wide lanes[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      const float* const numbers = numbers_ + (first + r) * columns_;
+      lanes[r] = MakeWide([](int) { return hn::Zero(kFloats); });
+      for (int64_t i = 0; i < columns; i += kLanes) {
+        for (int v = 0; v < kVecsPerWide; ++v) {
+          const int64_t at = i + v * kVecLanes;
+          lanes[r].part[v] = Fma(LoadFloats(numbers + at),
+                                 LoadFloats(factors + at), lanes[r].part[v]);
+        }
+      }
+    }
+    float sums[kRows];
+    ReduceWides(lanes, AddStep(), sums);
+    for (int r = 0; r < kRows; ++r) {
+      float* const row = scores + (first + r) * kBlock;
+      if (run.end - run.begin == kBlock) {
+        AddToRow(sums[r], row);
+        continue;
+      }
+      for (int64_t s = run.begin; s < run.end; ++s) row[s] = row[s] + sums[r];
+    }
+  }
+
+  const PagedAttentionArgs& params_;
+  const AttentionGrid& grid_;
+  const UnitRows& unit_;
+  float* const numbers_;
+  const int64_t columns_;
+  bool in_order_ = true;
+  int64_t num_runs_ = 0;
+  TileRun runs_[kAttentionBlockSlots];
+  int32_t in_tile_[kAttentionBlockSlots];  // position in the tile, by slot
+  HWY_ALIGN float cosines_[kMostPairs + kLanes];
+  HWY_ALIGN float sines_[kMostPairs + kLanes];
+  // [exact pairs][2, 64]: the cosines and sines at the block's slots
+  HWY_ALIGN float turns_[2 * kMostExactPairs * kAttentionBlockSlots];
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVASIR_KERNELS_KEY_BIAS_INL_H_

@@ -1,0 +1,197 @@
+// Adds what a key bias contributes to scores (AttentionKeyBias) on a GPU.
+// C++17, device code.
+//
+// The slots of a split have the positions of eight tiles in order. All threads
+// first compute the cosines and sines of these tiles' angles for the item's KV
+// head (KeyBiasAngles). Then a warp adds the key bias to the scores of one row
+// (AddKeyBias): for each tile, one number for all slots, and two multiply-adds
+// per slot for each exact pair. The numbers u and v of an exact pair are turned
+// to the tile's first position once per row and tile. A CPU turns the pair
+// instead, so bits differ.
+//
+// Cost: with S tile pairs and E exact pairs, a row and a tile take about 8 S /
+// 32
+// + 25 + 12 E instructions of a warp. That is about 1.3 per slot with E = 4.
+#pragma once
+
+#include "kernels/attention/cuda/attention_items.h"
+#include "kernels/simd/scalar_math.h"
+#include "kernels/simt/grid.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+
+inline constexpr int32_t kTilesOfSplit =
+    static_cast<int32_t>(kAttentionSplitSlots / kKeyBiasTile);
+
+// Fills `angles` [kTilesOfSplit][pairs][2], in shared memory: the cosines and
+// sines of each tile's centre (tile pairs) or first position (exact pairs). All
+// threads of the CTA must call it.
+KVASIR_DEVICE void FillKeyBiasAngles(const DeviceKeyBias& bias, int64_t kv_head,
+                                     int64_t split, int32_t threads,
+                                     float* angles) {
+  const int32_t pairs = bias.tile_pairs + bias.exact_pairs;
+  const uint64_t* const steps = bias.steps + kv_head * pairs;
+  for (auto i = static_cast<int32_t>(simt::Thread()); i < kTilesOfSplit * pairs;
+       i += threads) {
+    const int32_t pair = i % pairs;
+    int64_t position = split + i / pairs * kKeyBiasTile;
+    if (pair < bias.tile_pairs) position = KeyBiasCentre(position);
+    const UnitVector at = UnitVectorAt(simt::LoadGlobal(steps + pair) *
+                                       static_cast<uint64_t>(position));
+    simt::StoreShared(angles + 2 * i, at.cosine);
+    simt::StoreShared(angles + 2 * i + 1, at.sine);
+  }
+}
+
+// Adds the key bias to a row's scores. scores[k] is the score of slot slot(k)
+// of the split, which must ascend with k, times `factor`. A warp must call it.
+// `q` is the row's numbers for the key bias.
+template <typename T, int32_t count, typename Slot>
+KVASIR_DEVICE void AddKeyBias(const DeviceKeyBias& bias, int64_t kv_head,
+                              const T* q, const float* angles, float factor,
+                              const Slot& slot, float (&scores)[count]) {
+  const int32_t tile_pairs = bias.tile_pairs;
+  const int32_t pairs = tile_pairs + bias.exact_pairs;
+  const auto number = [&](int32_t column) {
+    return simt::ToFloat(simt::LoadGlobal(q + column));
+  };
+  constexpr int32_t kEach = count / kTilesOfSplit;
+  static_assert(kEach * kTilesOfSplit == count);
+  KVASIR_UNROLL
+  for (int32_t tile = 0; tile < kTilesOfSplit; ++tile) {
+    const float* const of_tile = angles + 2 * tile * pairs;
+    float sum = 0.0f;
+    for (auto p = static_cast<int32_t>(simt::Lane()); p < tile_pairs;
+         p += static_cast<int32_t>(simt::kWarp)) {
+      sum = simt::Fma(number(p), simt::LoadShared(of_tile + 2 * p), sum);
+      sum = simt::Fma(number(tile_pairs + p),
+                      simt::LoadShared(of_tile + 2 * p + 1), sum);
+    }
+    sum = simt::WarpSum(sum);
+    float added[kEach];
+    KVASIR_UNROLL
+    for (int32_t k = 0; k < kEach; ++k) added[k] = sum;
+    for (int32_t e = 0; e < bias.exact_pairs; ++e) {
+      const int32_t column = bias.tile_columns + 2 * e;
+      const float c = simt::LoadShared(of_tile + 2 * (tile_pairs + e));
+      const float s = simt::LoadShared(of_tile + 2 * (tile_pairs + e) + 1);
+      const float u = number(column);
+      const float v = number(column + 1);
+      const float turned_u = simt::Fma(u, c, v * s);
+      const float turned_v = simt::Fma(v, c, -(u * s));
+      const float* const turns =
+          bias.turns + (kv_head * bias.exact_pairs + e) * 2 * kKeyBiasTile;
+      KVASIR_UNROLL
+      for (int32_t k = 0; k < kEach; ++k) {
+        const int32_t i = slot(tile * kEach + k) % int32_t{kKeyBiasTile};
+        added[k] = simt::Fma(turned_u, simt::LoadGlobal(turns + i), added[k]);
+        added[k] = simt::Fma(
+            turned_v, simt::LoadGlobal(turns + kKeyBiasTile + i), added[k]);
+      }
+    }
+    KVASIR_UNROLL
+    for (int32_t k = 0; k < kEach; ++k) {
+      float& score = scores[tile * kEach + k];
+      score = simt::Fma(added[k], factor, score);
+    }
+  }
+}
+
+// Adds the key bias to a warp's scores of one tile, in the layout of products
+// of tensor cores: score(r, n, j) is the lane's score of its r-th row and slot
+// 8n + 2 (lane % 4) + j of the tile. numbers_of(r) points to that row's numbers
+// for the key bias; null: the row does not exist. A warp must call it.
+//
+// Each lane computes the angles of one pair, and the others get them by
+// shuffles. Per tile, a lane takes about 70 + 25 S / 4 instructions and, per
+// score, 2 E multiply-adds and E / 2 loads.
+template <typename T, int32_t rows, typename NumbersOf, typename Score>
+KVASIR_DEVICE void AddKeyBiasToTile(const DeviceKeyBias& bias, int64_t kv_head,
+                                    int64_t position,
+                                    const NumbersOf& numbers_of,
+                                    const Score& score) {
+  const int32_t pairs = bias.tile_pairs + bias.exact_pairs;
+  const uint64_t* const steps = bias.steps + kv_head * pairs;
+  const auto warp = static_cast<int32_t>(simt::kWarp);
+  const auto lane = static_cast<int32_t>(simt::Lane());
+  const auto at = [&](int32_t pair, int64_t where) {
+    return pair < pairs ? UnitVectorAt(simt::LoadGlobal(steps + pair) *
+                                       static_cast<uint64_t>(where))
+                        : UnitVector{0.0f, 0.0f};
+  };
+  const auto from_lane = [](const UnitVector& vector, int32_t of) {
+    return UnitVector{
+        simt::ShuffleFrom(vector.cosine, static_cast<uint32_t>(of)),
+        simt::ShuffleFrom(vector.sine, static_cast<uint32_t>(of))};
+  };
+  const T* numbers[rows];
+  float sums[rows];
+  KVASIR_UNROLL
+  for (int32_t r = 0; r < rows; ++r) {
+    numbers[r] = numbers_of(r);
+    sums[r] = 0.0f;
+  }
+  const auto number = [&](int32_t r, int32_t column) {
+    return numbers[r] == nullptr
+               ? 0.0f
+               : simt::ToFloat(simt::LoadGlobal(numbers[r] + column));
+  };
+  KVASIR_NO_UNROLL
+  for (int32_t first = 0; first < bias.tile_pairs; first += warp) {
+    const UnitVector own = at(first + lane, KeyBiasCentre(position));
+    KVASIR_NO_UNROLL
+    for (int32_t i = 0; i < warp && first + i < bias.tile_pairs; i += 4) {
+      const UnitVector turn = from_lane(own, i + lane % 4);
+      const int32_t p = first + i + lane % 4;
+      if (p >= bias.tile_pairs) continue;
+      KVASIR_UNROLL
+      for (int32_t r = 0; r < rows; ++r) {
+        sums[r] = simt::Fma(number(r, p), turn.cosine, sums[r]);
+        sums[r] = simt::Fma(number(r, bias.tile_pairs + p), turn.sine, sums[r]);
+      }
+    }
+  }
+  KVASIR_UNROLL
+  for (int32_t r = 0; r < rows; ++r) {
+    sums[r] += simt::ShuffleXor(sums[r], 1);
+    sums[r] += simt::ShuffleXor(sums[r], 2);
+    KVASIR_UNROLL
+    for (int32_t n = 0; n < int32_t{kKeyBiasTile} / 8; ++n) {
+      score(r, n, 0) += sums[r];
+      score(r, n, 1) += sums[r];
+    }
+  }
+  const UnitVector own = at(bias.tile_pairs + lane, position);
+  KVASIR_NO_UNROLL
+  for (int32_t e = 0; e < bias.exact_pairs; ++e) {
+    const UnitVector first = from_lane(own, e);
+    const int32_t column = bias.tile_columns + 2 * e;
+    float u[rows];
+    float v[rows];
+    KVASIR_UNROLL
+    for (int32_t r = 0; r < rows; ++r) {
+      const float query_u = number(r, column);
+      const float query_v = number(r, column + 1);
+      u[r] = simt::Fma(query_u, first.cosine, query_v * first.sine);
+      v[r] = simt::Fma(query_v, first.cosine, -(query_u * first.sine));
+    }
+    const float* const turns =
+        bias.turns + (kv_head * bias.exact_pairs + e) * 2 * kKeyBiasTile +
+        2 * (lane % 4);
+    KVASIR_UNROLL
+    for (int32_t n = 0; n < int32_t{kKeyBiasTile} / 8; ++n) {
+      KVASIR_UNROLL
+      for (int32_t j = 0; j < 2; ++j) {
+        const float c = simt::LoadGlobal(turns + 8 * n + j);
+        const float s = simt::LoadGlobal(turns + kKeyBiasTile + 8 * n + j);
+        KVASIR_UNROLL
+        for (int32_t r = 0; r < rows; ++r) {
+          score(r, n, j) = simt::Fma(u[r], c, score(r, n, j));
+          score(r, n, j) = simt::Fma(v[r], s, score(r, n, j));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

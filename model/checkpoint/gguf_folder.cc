@@ -1,0 +1,195 @@
+#include "model/checkpoint/gguf_folder.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/gguf/gguf_family.h"
+#include "model/gguf/gguf_header.h"
+#include "model/shapes/gguf_config.h"
+#include "model/tokenizer/gguf_tokenizer.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kBufferBytes = size_t{4} << 20;
+
+// A file that is being written.
+class NewTextFile {
+ public:
+  explicit NewTextFile(const fs::path& path)
+      : path_(path), file_(path, std::ios::binary | std::ios::trunc) {}
+
+  void Write(std::span<const std::byte> bytes) {
+    file_.write(reinterpret_cast<const char*>(bytes.data()),
+                static_cast<std::streamsize>(bytes.size()));
+  }
+  void Write(std::string_view text) {
+    Write(std::as_bytes(std::span<const char>(text)));
+  }
+  bool ok() const { return file_.good(); }
+  // Also finds errors of earlier writes.
+  absl::Status Close() {
+    file_.close();
+    if (file_.good()) return absl::OkStatus();
+    return absl::UnavailableError(absl::StrCat("cannot write ", path_.string(),
+                                               "; is there enough space?"));
+  }
+
+ private:
+  const fs::path path_;
+  std::ofstream file_;
+};
+
+absl::Status WriteText(const fs::path& path, std::string_view text) {
+  NewTextFile file(path);
+  file.Write(text);
+  return file.Close();
+}
+
+// Calls `use` with the bytes of a tensor from front to back.
+absl::Status ForEachBlock(
+    const TensorStore::Entry& entry, std::span<std::byte> buffer,
+    absl::FunctionRef<void(std::span<const std::byte>)> use) {
+  TensorStream stream(entry, buffer);
+  while (true) {
+    KVASIR_ASSIGN_OR_RETURN(const TensorStream::Block block, stream.Next());
+    if (block.num_rows == 0) return absl::OkStatus();
+    use(block.bytes);
+  }
+}
+
+// The low 16 bits of a float32 that is exact in BF16 are zero.
+bool AreExactInBf16(std::span<const std::byte> floats) {
+  for (size_t i = 0; i + 4 <= floats.size(); i += 4) {
+    if (floats[i] != std::byte{0} || floats[i + 1] != std::byte{0}) {
+      return false;
+    }
+  }
+  return true;
+}
+
+absl::Status WriteTensors(const Checkpoint& checkpoint, const fs::path& path) {
+  std::vector<std::byte> buffer(kBufferBytes);
+  nlohmann::ordered_json header;
+  header["__metadata__"] = {{"format", "pt"}};
+  std::vector<bool> shortened;
+  uint64_t offset = 0;
+  const TensorStore::Entries& entries = checkpoint.tensors().entries();
+  for (const auto& [name, entry] : entries) {
+    bool exact = entry.info->type == TensorType::kF32;
+    if (exact) {
+      KVASIR_RETURN_IF_ERROR(ForEachBlock(
+          entry, buffer, [&exact](std::span<const std::byte> bytes) {
+            exact = exact && AreExactInBf16(bytes);
+          }));
+    }
+    shortened.push_back(exact);
+    const TensorType type = exact ? TensorType::kBF16 : entry.info->type;
+    const uint64_t size =
+        exact ? entry.info->size_bytes / 2 : entry.info->size_bytes;
+    header[name] = {{"dtype", TensorTypeName(type)},
+                    {"shape", entry.info->shape},
+                    {"data_offsets", {offset, offset + size}}};
+    offset += size;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  std::string length;
+  for (int byte = 0; byte < 8; ++byte) {
+    length.push_back(static_cast<char>(uint64_t{text.size()} >> (8 * byte)));
+  }
+  NewTextFile file(path);
+  file.Write(length);
+  file.Write(text);
+  size_t index = 0;
+  for (const auto& [name, entry] : entries) {
+    const bool shorten = shortened[index++];
+    std::vector<std::byte> halves;
+    KVASIR_RETURN_IF_ERROR(
+        ForEachBlock(entry, buffer, [&](std::span<const std::byte> bytes) {
+          if (!shorten) return file.Write(bytes);
+          halves.clear();
+          for (size_t i = 0; i + 4 <= bytes.size(); i += 4) {
+            halves.push_back(bytes[i + 2]);
+            halves.push_back(bytes[i + 3]);
+          }
+          file.Write(halves);
+        }));
+    if (!file.ok()) break;  // Close has the error
+  }
+  return file.Close();
+}
+
+absl::Status WriteFiles(const std::string& path, const fs::path& folder) {
+  KVASIR_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
+  {
+    KVASIR_ASSIGN_OR_RETURN(const RandomAccessFile file,
+                            RandomAccessFile::Open(path));
+    KVASIR_ASSIGN_OR_RETURN(const GgufHeader header, GgufHeader::Read(file));
+    KVASIR_ASSIGN_OR_RETURN(const GgufConfig config,
+                            ReadGgufConfig(header, file));
+    if (!config.rope_factors.empty()) {
+      return header.Unserved(
+          kGgufRopeFactors,
+          "config.json cannot express these factors, so the file cannot be "
+          "converted; serve the file itself");
+    }
+    KVASIR_RETURN_IF_ERROR(
+        WriteText(folder / "config.json", config.json + "\n"));
+    const absl::StatusOr<GgufTokenizer> tokenizer = TokenizerOfGguf(header);
+    if (tokenizer.ok()) {
+      KVASIR_RETURN_IF_ERROR(
+          WriteText(folder / "tokenizer.json", tokenizer->tokenizer_json));
+      KVASIR_RETURN_IF_ERROR(
+          WriteText(folder / "tokenizer_config.json", tokenizer->config_json));
+    } else if (!absl::IsNotFound(tokenizer.status())) {
+      return tokenizer.status();
+    }
+  }
+  return WriteTensors(checkpoint, folder / "model.safetensors");
+}
+
+}  // namespace
+
+absl::Status WriteFolderOfGguf(const std::string& path,
+                               const std::string& folder) {
+  std::error_code error;
+  if (!MayBeGguf(path)) {
+    return absl::NotFoundError(absl::StrCat("there is no GGUF file ", path));
+  }
+  if (fs::exists(folder, error)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(folder, " exists; give the name of a new folder"));
+  }
+  const std::string unfinished = absl::StrCat(folder, ".unfinished");
+  fs::remove_all(unfinished, error);
+  fs::create_directories(unfinished, error);
+  if (error) {
+    return absl::UnavailableError(absl::StrCat(
+        "cannot create the folder ", unfinished, ": ", error.message()));
+  }
+  KVASIR_RETURN_IF_ERROR(WriteFiles(path, unfinished));
+  fs::rename(unfinished, folder, error);
+  if (!error) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(
+      "cannot rename ", unfinished, " to ", folder, ": ", error.message()));
+}
+
+}  // namespace kvasir::model

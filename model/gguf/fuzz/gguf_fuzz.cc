@@ -1,0 +1,72 @@
+// libFuzzer target: reads any bytes as a GGUF file: header, configuration,
+// tokenizer and the blocks of its tensors.
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "base/check.h"
+#include "base/fuzz/parser_cost.h"
+#include "model/gguf/gguf_blocks.h"
+#include "model/gguf/gguf_header.h"
+#include "model/shapes/config.h"
+#include "model/shapes/gguf_config.h"
+#include "model/tokenizer/gguf_tokenizer.h"
+#include "model/tokenizer/tokenizer.h"
+
+namespace {
+
+constexpr uint64_t kWorkPerByte = 2000;
+
+void ReadTokenizer(const kvasir::model::GgufHeader& header) {
+  const auto made = kvasir::model::TokenizerOfGguf(header);
+  if (!made.ok()) return;
+  const auto tokenizer =
+      kvasir::model::Tokenizer::FromFiles({.tokenizer = made->tokenizer_json,
+                                           .config = made->config_json,
+                                           .name = "fuzz"});
+  if (!tokenizer.ok()) return;
+  const auto ids = (*tokenizer)->Encode("Hello <s> 123  \xe4\xb8\xad\n");
+  if (!ids.ok()) return;
+  for (const int32_t id : *ids) {
+    KVASIR_CHECK(id >= 0 && id < (*tokenizer)->vocab_size());
+  }
+  (void)(*tokenizer)->Decode(*ids, false);
+}
+
+void Unpack(std::string_view file, const kvasir::model::GgufHeader& header) {
+  std::array<float, kvasir::model::kMaxBlockNumbers> numbers;
+  uint64_t total = 0;
+  for (const kvasir::model::GgufTensor& tensor : header.tensors()) {
+    KVASIR_CHECK(tensor.begin_bytes <= file.size() &&
+                 tensor.size_bytes <= file.size() - tensor.begin_bytes);
+    total += tensor.size_bytes;
+    const auto block = static_cast<uint64_t>(tensor.type->block_bytes);
+    const auto* data =
+        reinterpret_cast<const uint8_t*>(file.data()) + tensor.begin_bytes;
+    KVASIR_CHECK(tensor.size_bytes % block == 0);
+    for (uint64_t i = 0; i < tensor.size_bytes / block; ++i) {
+      tensor.type->unpack(data + i * block, numbers.data());
+    }
+  }
+  KVASIR_CHECK(total <= file.size());  // tensors do not overlap
+}
+
+void Parse(std::string_view file) {
+  const auto header =
+      kvasir::model::GgufHeader::Parse(file, file.size(), "fuzz");
+  if (!header.ok()) {
+    KVASIR_CHECK(!header.status().message().empty());
+    return;
+  }
+  Unpack(file, *header);
+  ReadTokenizer(*header);
+  const auto config = kvasir::model::ConfigOfGguf(*header, {});
+  if (config.ok()) (void)kvasir::model::ParseConfig(config->json, "fuzz");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  kvasir::base::ParseAtLinearCost(data, size, kWorkPerByte, Parse);
+  return 0;
+}

@@ -1,0 +1,34 @@
+// The types of tensors in GGUF files, and how their blocks are unpacked. A
+// block holds consecutive numbers of one row. The formats are those of ggml
+// (ggml-common.h); every number equals that of dequantize() in the package
+// `gguf`, bit for bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace kvasir::model {
+
+struct GgmlType {
+  uint32_t id = 0;  // in a file
+  std::string_view name;
+  int64_t block_numbers = 0;
+  int64_t block_bytes = 0;
+  // Writes the block_numbers numbers of one block. It reads block_bytes bytes.
+  void (*unpack)(const uint8_t* block, float* numbers) = nullptr;
+};
+
+// The most numbers that a block of any type has.
+inline constexpr int64_t kMaxBlockNumbers = 256;
+
+// nullptr if the type is not served.
+const GgmlType* FindGgmlType(uint32_t id);
+// The name of a type that ggml defines but that is not served. Empty if the id
+// is not known.
+std::string_view UnservedGgmlTypeName(uint32_t id);
+// The names of all served types, for error messages.
+std::string ServedGgmlTypes();
+
+}  // namespace kvasir::model

@@ -1,0 +1,134 @@
+// Reads the header of a GGUF file: its metadata and its list of tensors
+// (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), versions 2 and
+// 3, little-endian. Everything in a file is checked before it is used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/files/file.h"
+#include "model/gguf/gguf_blocks.h"
+
+namespace kvasir::model {
+
+// The numbers are those of the format.
+enum class GgufType : uint32_t {
+  kU8 = 0,
+  kI8 = 1,
+  kU16 = 2,
+  kI16 = 3,
+  kU32 = 4,
+  kI32 = 5,
+  kF32 = 6,
+  kBool = 7,
+  kString = 8,
+  kArray = 9,
+  kU64 = 10,
+  kI64 = 11,
+  kF64 = 12,
+};
+
+// One value of the metadata.
+struct GgufValue {
+  GgufType type = GgufType::kU8;  // of an array: the type of its elements
+  bool is_array = false;
+  uint64_t count = 1;
+  // The elements as they are stored; each string follows its length.
+  std::string_view bytes;
+};
+
+struct GgufTensor {
+  std::string name;
+  const GgmlType* type = nullptr;
+  std::vector<int64_t> shape;  // outermost first, as elsewhere in this folder
+  uint64_t begin_bytes = 0;    // in the file
+  uint64_t size_bytes = 0;
+
+  int64_t num_elements() const;
+};
+
+// Owns: the bytes of the header.
+// Threads: const methods may be called from any thread.
+// Errors: all name the file and the key or the tensor, with the value found and
+//   the value wanted. INVALID_ARGUMENT for a broken file or a value of a wrong
+//   type, DATA_LOSS for a truncated file, UNIMPLEMENTED for a version, a byte
+//   order or a type of tensors that is not served, RESOURCE_EXHAUSTED for a
+//   header above the limits.
+class GgufHeader {
+ public:
+  static constexpr uint64_t kMaxHeaderBytes = uint64_t{256} << 20;
+  static constexpr uint64_t kMaxKeys = 1 << 16;
+  static constexpr uint64_t kMaxTensors = 1 << 16;
+
+  // Reads the part of the file that the header needs.
+  static absl::StatusOr<GgufHeader> Read(const RandomAccessFile& file);
+  static absl::StatusOr<GgufHeader> Open(const std::string& path);
+  // Parses the beginning of a file of `file_bytes` bytes. `where` names the
+  // file in errors. OUT_OF_RANGE if the header goes beyond `text`.
+  static absl::StatusOr<GgufHeader> Parse(std::string_view text,
+                                          uint64_t file_bytes,
+                                          const std::string& where);
+
+  GgufHeader(GgufHeader&&) = default;
+  GgufHeader& operator=(GgufHeader&&) = default;
+  GgufHeader(const GgufHeader&) = delete;
+  GgufHeader& operator=(const GgufHeader&) = delete;
+
+  const std::string& where() const { return where_; }
+  // In the order of the file. They lie inside the file and do not overlap.
+  const std::vector<GgufTensor>& tensors() const { return tensors_; }
+  const GgufTensor* FindTensor(std::string_view name) const;
+
+  // All keys, in the order of their texts.
+  const std::map<std::string_view, GgufValue>& values() const {
+    return values_;
+  }
+  // nullptr if the file does not have the key.
+  const GgufValue* Find(std::string_view key) const;
+
+  // A missing key gives nullopt, and another type INVALID_ARGUMENT. Int accepts
+  // every type of integers, and Number also both types of floating-point
+  // numbers. A float32 becomes the double of its shortest decimal (1e-05).
+  absl::StatusOr<std::optional<int64_t>> Int(std::string_view key) const;
+  absl::StatusOr<std::optional<double>> Number(std::string_view key) const;
+  absl::StatusOr<std::optional<bool>> Bool(std::string_view key) const;
+  absl::StatusOr<std::optional<std::string_view>> String(
+      std::string_view key) const;
+  // A missing key gives an empty list. The strings are views into this object.
+  absl::StatusOr<std::vector<std::string_view>> Strings(
+      std::string_view key) const;
+  absl::StatusOr<std::vector<int64_t>> Ints(std::string_view key) const;
+  absl::StatusOr<std::vector<float>> Floats(std::string_view key) const;
+
+  // INVALID_ARGUMENT, and UNIMPLEMENTED for a value whose meaning is not
+  // served: "FILE: KEY: what".
+  absl::Status Error(std::string_view key, std::string_view what) const;
+  absl::Status Unserved(std::string_view key, std::string_view what) const;
+
+ private:
+  friend class GgufHeaderReader;
+
+  GgufHeader() = default;
+
+  absl::Status TypeError(std::string_view key, std::string_view want,
+                         const GgufValue& have) const;
+
+  std::string where_;
+  std::vector<char> text_;  // values_ points into it
+  std::map<std::string_view, GgufValue> values_;
+  std::vector<GgufTensor> tensors_;
+  std::map<std::string_view, size_t> tensor_places_;
+};
+
+// True if `path` is a regular file, which only a GGUF file may be, and not a
+// folder.
+bool MayBeGguf(const std::string& path);
+
+}  // namespace kvasir::model

@@ -1,0 +1,404 @@
+#include "model/shapes/gguf_config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <numbers>
+#include <optional>
+#include <set>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "model/gguf/gguf_family.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::model {
+namespace {
+
+using nlohmann::json;
+
+// The texts of tokens that end a turn of a chat. The end token of many files is
+// that of the base model, which a chat model never writes.
+constexpr std::array<std::string_view, 9> kEndOfTurn = {
+    "<|eot_id|>",    "<|eom_id|>",      "<|im_end|>",
+    "<|end|>",       "<|endoftext|>",   "<|end_of_text|>",
+    "<end_of_turn>", "<|end_of_turn|>", "<EOT>"};
+// rope.freq_base if the file does not say it.
+constexpr double kDefaultBase = 10000;
+constexpr int64_t kControlToken = 3;
+constexpr int64_t kUserToken = 4;
+
+// Writes the fields of config.json, and notes which keys it has read.
+class ConfigWriter {
+ public:
+  ConfigWriter(const GgufHeader& header, const GgufFamily& family,
+               std::vector<float> rope_factors)
+      : header_(header),
+        family_(family),
+        rope_factors_(std::move(rope_factors)) {}
+
+  absl::StatusOr<GgufConfig> Run() {
+    config_["architectures"] = json::array({family_.hf_architecture});
+    config_["model_type"] = family_.model_type;
+    KVASIR_RETURN_IF_ERROR(Sizes());
+    KVASIR_RETURN_IF_ERROR(Rope());
+    KVASIR_RETURN_IF_ERROR(Window());
+    KVASIR_RETURN_IF_ERROR(Experts());
+    KVASIR_RETURN_IF_ERROR(RefuseOtherKeys());
+    Biases();
+    KVASIR_RETURN_IF_ERROR(Tokens());
+    return GgufConfig{
+        config_.dump(2, ' ', false, json::error_handler_t::replace),
+        std::move(rope_factors_)};
+  }
+
+ private:
+  std::string Key(std::string_view name) {
+    std::string key = absl::StrFormat("%s.%s", family_.architecture, name);
+    known_.insert(key);
+    return key;
+  }
+
+  // An integer, or an array with an equal one for each layer.
+  absl::StatusOr<std::optional<int64_t>> Count(std::string_view name) {
+    const std::string key = Key(name);
+    const GgufValue* const value = header_.Find(key);
+    if (value == nullptr || !value->is_array) return header_.Int(key);
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<int64_t> layers,
+                            header_.Ints(key));
+    if (layers.empty()) return header_.Error(key, "is an empty array");
+    for (const int64_t other : layers) {
+      if (other == layers[0]) continue;
+      return header_.Unserved(
+          key, absl::StrFormat("differs between layers (%d and %d), which is "
+                               "not served",
+                               layers[0], other));
+    }
+    return std::optional<int64_t>(layers[0]);
+  }
+
+  absl::Status Put(std::string_view name, const char* field) {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> value, Count(name));
+    if (!value.has_value()) {
+      return header_.Error(Key(name), "is missing");
+    }
+    config_[field] = *value;
+    return absl::OkStatus();
+  }
+
+  absl::Status Sizes() {
+    KVASIR_RETURN_IF_ERROR(Put("embedding_length", "hidden_size"));
+    KVASIR_RETURN_IF_ERROR(Put("block_count", "num_hidden_layers"));
+    KVASIR_RETURN_IF_ERROR(Put("feed_forward_length", "intermediate_size"));
+    KVASIR_RETURN_IF_ERROR(Put("context_length", "max_position_embeddings"));
+    KVASIR_RETURN_IF_ERROR(Put("attention.head_count", "num_attention_heads"));
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> kv_heads,
+                            Count("attention.head_count_kv"));
+    config_["num_key_value_heads"] =
+        kv_heads.has_value() ? json(*kv_heads) : config_["num_attention_heads"];
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> key_dim,
+                            Count("attention.key_length"));
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> value_dim,
+                            Count("attention.value_length"));
+    const int64_t heads = config_["num_attention_heads"].get<int64_t>();
+    const int64_t hidden = config_["hidden_size"].get<int64_t>();
+    if (key_dim.has_value()) {
+      head_dim_ = *key_dim;
+    } else if (heads > 0) {
+      head_dim_ = hidden / heads;
+    }
+    if (value_dim.value_or(head_dim_) != head_dim_) {
+      return header_.Unserved(
+          Key("attention.value_length"),
+          absl::StrFormat("want the length of keys, %d, have %d", head_dim_,
+                          *value_dim));
+    }
+    // Families have other defaults than the format. If heads do not divide the
+    // hidden size, the reader says so.
+    if (key_dim.has_value() || (heads > 0 && hidden % heads == 0)) {
+      config_["head_dim"] = head_dim_;
+    }
+    const std::string epsilon = Key("attention.layer_norm_rms_epsilon");
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<double> eps,
+                            header_.Number(epsilon));
+    if (!eps.has_value()) return header_.Error(epsilon, "is missing");
+    config_["rms_norm_eps"] = *eps;
+
+    Key("vocab_size");  // the embedding has it, too
+    const GgufTensor* const embedding = header_.FindTensor(kGgufEmbedding);
+    if (embedding == nullptr) {
+      return header_.Error(kGgufEmbedding, "the tensor is missing");
+    }
+    config_["vocab_size"] = embedding->shape[0];
+    config_["tie_word_embeddings"] = header_.FindTensor(kGgufHead) == nullptr;
+    return absl::OkStatus();
+  }
+
+  absl::Status Rope() {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<double> base,
+                            header_.Number(Key("rope.freq_base")));
+    config_["rope_theta"] = base.value_or(kDefaultBase);
+    const std::string dims_key = Key("rope.dimension_count");
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> dims,
+                            Count("rope.dimension_count"));
+    if (dims.value_or(head_dim_) != head_dim_) {
+      return header_.Unserved(
+          dims_key, absl::StrFormat("RoPE must turn whole heads: want %d, "
+                                    "have %d",
+                                    head_dim_, *dims));
+    }
+    const std::string type_key = Key("rope.scaling.type");
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string_view> type,
+                            header_.String(type_key));
+    const std::string factor_key = Key("rope.scaling.factor");
+    KVASIR_ASSIGN_OR_RETURN(std::optional<double> factor,
+                            header_.Number(factor_key));
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<double> older,
+                            header_.Number(Key("rope.scale_linear")));
+    KVASIR_ASSIGN_OR_RETURN(
+        const std::optional<int64_t> original,
+        header_.Int(Key("rope.scaling.original_context_length")));
+    Key("rope.scaling.finetuned");  // says nothing about the computation
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<double> attention,
+                            header_.Number(Key("rope.scaling.attn_factor")));
+    std::string scaling(type.value_or(""));
+    // A file without a type, or with a factor of 1, scales nothing.
+    if (!type.has_value() && older.value_or(1) != 1) {
+      scaling = "linear";
+      factor = older;
+    } else if (!type.has_value() && factor.value_or(1) != 1) {
+      scaling = "linear";
+    }
+    json yarn = json::object();
+    for (const auto& [key, field] :
+         {std::pair("rope.scaling.yarn_beta_fast", "beta_fast"),
+          std::pair("rope.scaling.yarn_beta_slow", "beta_slow")}) {
+      KVASIR_ASSIGN_OR_RETURN(const std::optional<double> value,
+                              header_.Number(Key(key)));
+      if (value.has_value()) yarn[field] = *value;
+    }
+    if (attention.value_or(1) != 1) {
+      return header_.Unserved(
+          Key("rope.scaling.attn_factor"),
+          absl::StrFormat("want 1 or no such key, have %g", *attention));
+    }
+    if (scaling.empty() || scaling == "none") {
+      PutLlama3Scaling(base.value_or(kDefaultBase));
+      return absl::OkStatus();
+    }
+    if (header_.FindTensor(kGgufRopeFactors) != nullptr) {
+      return header_.Unserved(
+          type_key, absl::StrFormat("\"%s\" together with the tensor %s is not "
+                                    "served",
+                                    scaling, kGgufRopeFactors));
+    }
+    json& rope = config_["rope_scaling"];
+    if (scaling == "yarn") rope = std::move(yarn);
+    rope["rope_type"] = scaling;
+    if (factor.has_value()) rope["factor"] = *factor;
+    if (original.has_value() && scaling != "linear") {
+      rope["original_max_position_embeddings"] = *original;
+    }
+    return absl::OkStatus();
+  }
+
+  // Says that RoPE is scaled as in Llama 3.1, if the factors of the file are
+  // those of this scaling (ApplyLlama3 in rope_config.cc). All published models
+  // with it have the same context and range, and differ only in the factor.
+  void PutLlama3Scaling(double base) {
+    if (rope_factors_.empty() || head_dim_ <= 0) return;
+    constexpr double kLow = 1;
+    constexpr double kHigh = 4;
+    constexpr int64_t kContext = 8192;
+    const double factor =
+        *std::max_element(rope_factors_.begin(), rope_factors_.end());
+    for (size_t pair = 0; pair < rope_factors_.size(); ++pair) {
+      const double frequency =
+          std::pow(base, -2.0 * static_cast<double>(pair) /
+                             static_cast<double>(head_dim_));
+      const double turns =
+          static_cast<double>(kContext) * frequency / (2 * std::numbers::pi);
+      const double keep = std::clamp((turns - kLow) / (kHigh - kLow), 0.0, 1.0);
+      const double want = 1 / ((1 - keep) / factor + keep);
+      // The file's factors were computed with float32.
+      constexpr double kTolerance = 1e-5;
+      if (std::abs(rope_factors_[pair] - want) > kTolerance * want) return;
+    }
+    config_["rope_scaling"] = {{"rope_type", "llama3"},
+                               {"factor", factor},
+                               {"low_freq_factor", kLow},
+                               {"high_freq_factor", kHigh},
+                               {"original_max_position_embeddings", kContext}};
+    rope_factors_.clear();
+  }
+
+  absl::Status Window() {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> window,
+                            Count("attention.sliding_window"));
+    // Files of some models state a window that is as long as the context.
+    if (!window.has_value() || *window == 0 ||
+        *window >= config_["max_position_embeddings"].get<int64_t>()) {
+      return absl::OkStatus();
+    }
+    if (family_.architecture != "llama") {
+      return header_.Unserved(
+          Key("attention.sliding_window"),
+          absl::StrFormat("the file does not say which layers have it: want "
+                          "none, have %d",
+                          *window));
+    }
+    config_["architectures"] = json::array({"MistralForCausalLM"});
+    config_["model_type"] = "mistral";
+    config_["sliding_window"] = *window;
+    return absl::OkStatus();
+  }
+
+  absl::Status Experts() {
+    for (const std::string_view name : {"expert_count", "expert_used_count"}) {
+      KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> count, Count(name));
+      if (count.value_or(0) == 0) continue;
+      return header_.Unserved(
+          Key(name), absl::StrFormat("mixture-of-experts layers are not "
+                                     "served: want 0, have %d",
+                                     *count));
+    }
+    return absl::OkStatus();
+  }
+
+  // A key that is not known here may change what the model computes.
+  absl::Status RefuseOtherKeys() {
+    const std::string prefix = absl::StrFormat("%s.", family_.architecture);
+    for (const auto& [key, value] : header_.values()) {
+      if (!key.starts_with(prefix) || known_.contains(key)) continue;
+      return header_.Unserved(
+          key,
+          "the key is not known, and the model may need a computation "
+          "that this engine does not support");
+    }
+    return absl::OkStatus();
+  }
+
+  void Biases() {
+    // Qwen2 and Mistral have no such fields.
+    if (family_.model_type == "qwen2" || config_.contains("sliding_window")) {
+      return;
+    }
+    config_["attention_bias"] =
+        header_.FindTensor("blk.0.attn_q.bias") != nullptr;
+    config_["mlp_bias"] = header_.FindTensor("blk.0.ffn_up.bias") != nullptr;
+  }
+
+  absl::StatusOr<std::optional<int64_t>> TokenId(std::string_view name) {
+    return header_.Int(absl::StrFormat("tokenizer.ggml.%s_token_id", name));
+  }
+
+  absl::Status Tokens() {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> bos, TokenId("bos"));
+    if (bos.has_value()) config_["bos_token_id"] = *bos;
+    std::vector<int64_t> ends;
+    const auto add = [&ends](int64_t id) {
+      if (std::find(ends.begin(), ends.end(), id) == ends.end()) {
+        ends.push_back(id);
+      }
+    };
+    for (const std::string_view name : {"eos", "eot", "eom"}) {
+      KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> id, TokenId(name));
+      if (id.has_value()) add(*id);
+    }
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string_view> tokens,
+                            header_.Strings("tokenizer.ggml.tokens"));
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<int64_t> types,
+                            header_.Ints("tokenizer.ggml.token_type"));
+    for (size_t id = 0; id < std::min(tokens.size(), types.size()); ++id) {
+      if (types[id] != kControlToken && types[id] != kUserToken) continue;
+      if (std::find(kEndOfTurn.begin(), kEndOfTurn.end(), tokens[id]) !=
+          kEndOfTurn.end()) {
+        add(static_cast<int64_t>(id));
+      }
+    }
+    config_["eos_token_id"] = ends.empty() ? json() : json(ends);
+    return absl::OkStatus();
+  }
+
+  const GgufHeader& header_;
+  const GgufFamily& family_;
+  std::vector<float> rope_factors_;
+  json config_ = json::object();
+  std::set<std::string, std::less<>> known_;
+  int64_t head_dim_ = 0;
+};
+
+absl::StatusOr<std::vector<float>> ReadRopeFactors(
+    const GgufHeader& header, const RandomAccessFile& file) {
+  std::vector<float> factors;
+  const GgufTensor* const tensor = header.FindTensor(kGgufRopeFactors);
+  if (tensor == nullptr) return factors;
+  constexpr int64_t kMostPairs = 1 << 12;
+  if (tensor->type->name != "F32" || tensor->num_elements() > kMostPairs) {
+    return header.Error(
+        kGgufRopeFactors,
+        absl::StrFormat("want at most %d numbers of type F32, have %d of %s",
+                        kMostPairs, tensor->num_elements(),
+                        tensor->type->name));
+  }
+  std::vector<uint8_t> bytes(tensor->size_bytes);
+  KVASIR_RETURN_IF_ERROR(file.Read(
+      tensor->begin_bytes, std::as_writable_bytes(std::span<uint8_t>(bytes))));
+  factors.resize(bytes.size() / sizeof(float));
+  for (size_t i = 0; i < factors.size(); ++i) {
+    tensor->type->unpack(bytes.data() + i * sizeof(float), &factors[i]);
+    if (std::isfinite(factors[i]) && factors[i] > 0) continue;
+    return header.Error(
+        kGgufRopeFactors,
+        absl::StrFormat("number %d is %g; want finite numbers above 0", i,
+                        factors[i]));
+  }
+  return factors;
+}
+
+}  // namespace
+
+absl::StatusOr<GgufConfig> ConfigOfGguf(const GgufHeader& header,
+                                        std::vector<float> rope_factors) {
+  constexpr std::string_view kKey = "general.architecture";
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string_view> architecture,
+                          header.String(kKey));
+  if (!architecture.has_value()) return header.Error(kKey, "is missing");
+  const GgufFamily* const family = FindGgufFamily(*architecture);
+  if (family == nullptr) {
+    return header.Unserved(
+        kKey,
+        absl::StrFormat(
+            "\"%s\" is not served; served are %s", architecture->substr(0, 80),
+            absl::StrJoin(kGgufFamilies, ", ",
+                          [](std::string* out, const GgufFamily& row) {
+                            out->append(row.architecture);
+                          })));
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> parts,
+                          header.Int("split.count"));
+  if (parts.value_or(1) > 1) {
+    return header.Unserved(
+        "split.count",
+        absl::StrFormat("the model is in %d files; merge them into one "
+                        "(llama-gguf-split --merge)",
+                        *parts));
+  }
+  return ConfigWriter(header, *family, std::move(rope_factors)).Run();
+}
+
+absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufHeader& header,
+                                          const RandomAccessFile& file) {
+  KVASIR_ASSIGN_OR_RETURN(std::vector<float> factors,
+                          ReadRopeFactors(header, file));
+  return ConfigOfGguf(header, std::move(factors));
+}
+
+}  // namespace kvasir::model

@@ -1,0 +1,321 @@
+#include "model/shapes/gguf_config.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "base/temp_folder.h"
+#include "model/gguf/testing/gguf_builder.h"
+#include "model/shapes/config.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::model {
+namespace {
+
+using base::StatusIs;
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// The keys of a small model, and its embedding.
+GgufBuilder Small(const std::string& architecture = "llama") {
+  GgufBuilder builder;
+  const auto key = [&](const char* name) {
+    return absl::StrCat(architecture, ".", name);
+  };
+  builder.String("general.architecture", architecture)
+      .U32(key("embedding_length"), 64)
+      .U32(key("block_count"), 2)
+      .U32(key("feed_forward_length"), 96)
+      .U32(key("context_length"), 8192)
+      .U32(key("attention.head_count"), 4)
+      .F32(key("attention.layer_norm_rms_epsilon"), 1e-6f)
+      .Tensor("token_embd.weight", {64, 7}, 0, std::string(64 * 7 * 4, '\0'));
+  return builder;
+}
+
+absl::StatusOr<json> ConfigOf(const GgufBuilder& builder) {
+  const std::string file = builder.Build();
+  const auto header = GgufHeader::Parse(file, file.size(), "x.gguf");
+  if (!header.ok()) return header.status();
+  const auto config = ConfigOfGguf(*header, {});
+  if (!config.ok()) return config.status();
+  return json::parse(config->json);
+}
+
+absl::StatusOr<DecoderSpec> SpecOf(const GgufBuilder& builder) {
+  const base::TempFolder folder;
+  return LoadModelConfig(folder.Write("x.gguf", builder.Build()));
+}
+
+TEST(GgufConfigTest, TranslatesTheSizes) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const DecoderSpec spec,
+      SpecOf(Small()
+                 .U32("llama.attention.head_count_kv", 2)
+                 .U32("llama.attention.key_length", 32)
+                 .U32("llama.attention.value_length", 32)
+                 .F32("llama.rope.freq_base", 500000)
+                 .U32("llama.expert_count", 0)));
+  EXPECT_EQ(spec.architecture, "LlamaForCausalLM");
+  EXPECT_EQ(spec.hidden_size, 64);
+  EXPECT_EQ(spec.num_layers(), 2);
+  EXPECT_EQ(spec.intermediate_size, 96);
+  EXPECT_EQ(spec.max_position_embeddings, 8192);
+  EXPECT_EQ(spec.num_heads, 4);
+  EXPECT_EQ(spec.num_kv_heads, 2);
+  EXPECT_EQ(spec.head_dim, 32);
+  EXPECT_EQ(spec.norm_eps, 1e-6);  // and not the double of the float
+  EXPECT_EQ(spec.vocab_size, 7);
+  EXPECT_TRUE(spec.tied_head);
+  EXPECT_FALSE(spec.qkv_bias);
+  EXPECT_EQ(spec.rope.rotary_dim, 32);
+  EXPECT_NEAR(spec.rope.frequencies[8], std::pow(500000, -0.5), 1e-12);
+}
+
+TEST(GgufConfigTest, MissingSizesHaveTheDefaultsOfTheFormat) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const DecoderSpec spec, SpecOf(Small("qwen2")));
+  EXPECT_EQ(spec.architecture, "Qwen2ForCausalLM");
+  EXPECT_EQ(spec.num_kv_heads, 4);
+  EXPECT_EQ(spec.head_dim, 16);
+  EXPECT_TRUE(spec.qkv_bias);
+  EXPECT_NEAR(spec.rope.frequencies[4], 0.01, 1e-12);  // base 10000
+}
+
+TEST(GgufConfigTest, ALayersArrayOfEqualSizesIsOneSize) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const json config,
+      ConfigOf(Small().I32s("llama.attention.head_count_kv", {2, 2})));
+  EXPECT_EQ(config["num_key_value_heads"], 2);
+}
+
+TEST(GgufConfigTest, EveryKeyThatNamesAnEndTokenIsRead) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const DecoderSpec spec,
+      SpecOf(Small()
+                 .U32("tokenizer.ggml.bos_token_id", 1)
+                 .U32("tokenizer.ggml.eos_token_id", 2)
+                 .U32("tokenizer.ggml.eot_token_id", 3)
+                 .U32("tokenizer.ggml.eom_token_id", 2)
+                 .Strings("tokenizer.ggml.tokens",
+                          {"a", "<s>", "</s>", "x", "<|im_end|>", "<|end|>"})
+                 .I32s("tokenizer.ggml.token_type", {1, 3, 3, 3, 3, 1})));
+  EXPECT_EQ(spec.bos_token_id, 1);
+  // Text that looks like an end token is none.
+  EXPECT_THAT(spec.eos_token_ids, ElementsAre(2, 3, 4));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const DecoderSpec none, SpecOf(Small()));
+  EXPECT_TRUE(none.eos_token_ids.empty());
+}
+
+TEST(GgufConfigTest, AWindowMakesALlamaFileAMistral) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const DecoderSpec spec,
+      SpecOf(Small().U32("llama.attention.sliding_window", 4096)));
+  EXPECT_EQ(spec.architecture, "MistralForCausalLM");
+  EXPECT_EQ(spec.layers[1].sliding_window, 4096);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const DecoderSpec whole,
+      SpecOf(Small("qwen2").U32("qwen2.attention.sliding_window", 8192)));
+  EXPECT_EQ(whole.layers[0].sliding_window, 0);
+}
+
+TEST(GgufConfigTest, ScaledRopeIsThatOfConfigJson) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      json config,
+      ConfigOf(Small()
+                   .String("llama.rope.scaling.type", "yarn")
+                   .F32("llama.rope.scaling.factor", 4)
+                   .U32("llama.rope.scaling.original_context_length", 2048)
+                   .F32("llama.rope.scaling.yarn_beta_fast", 16)));
+  EXPECT_EQ(config["rope_scaling"],
+            json({{"rope_type", "yarn"},
+                  {"factor", 4.0},
+                  {"beta_fast", 16.0},
+                  {"original_max_position_embeddings", 2048}}));
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      config, ConfigOf(Small().F32("llama.rope.scale_linear", 2)));
+  EXPECT_EQ(config["rope_scaling"],
+            json({{"rope_type", "linear"}, {"factor", 2.0}}));
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      config, ConfigOf(Small().String("llama.rope.scaling.type", "none")));
+  EXPECT_FALSE(config.contains("rope_scaling"));
+}
+
+TEST(GgufConfigTest, RopeFactorsDivideTheFrequencies) {
+  std::string factors;
+  for (const float factor : {1.f, 1.f, 2.f, 4.f, 8.f, 8.f, 8.f, 8.f}) {
+    AppendNumber(factor, &factors);
+  }
+  KVASIR_ASSERT_OK_AND_ASSIGN(const DecoderSpec plain, SpecOf(Small()));
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const DecoderSpec spec,
+      SpecOf(Small().Tensor("rope_freqs.weight", {8}, 0, factors)));
+  EXPECT_EQ(spec.rope.frequencies[1], plain.rope.frequencies[1]);
+  EXPECT_EQ(spec.rope.frequencies[3], plain.rope.frequencies[3] / 4);
+  EXPECT_EQ(spec.rope.frequencies[7], plain.rope.frequencies[7] / 8);
+}
+
+TEST(GgufConfigTest, TheFactorsOfLlama3AreItsScaling) {
+  // As the programs that write such files compute them, in float32.
+  constexpr int kPairs = 32;
+  std::vector<float> factors;
+  for (int pair = 0; pair < kPairs; ++pair) {
+    const float frequency =
+        1.f / std::pow(500000.f, static_cast<float>(pair) / kPairs);
+    const float wavelength = 2 * static_cast<float>(M_PI) / frequency;
+    const float smooth = (8192 / wavelength - 1) / 3;
+    factors.push_back(smooth > 1   ? 1.f
+                      : smooth < 0 ? 32.f
+                                   : 1 / ((1 - smooth) / 32 + smooth));
+  }
+  const auto spec_of = [&](const std::vector<float>& numbers) {
+    std::string bytes;
+    for (const float number : numbers) AppendNumber(number, &bytes);
+    return SpecOf(Small()
+                      .U32("llama.attention.key_length", 2 * kPairs)
+                      .F32("llama.rope.freq_base", 500000)
+                      .Tensor("rope_freqs.weight", {kPairs}, 0, bytes))
+        .value();
+  };
+  const DecoderSpec want =
+      ParseConfig(
+          R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+              "num_hidden_layers": 2, "intermediate_size": 96,
+              "max_position_embeddings": 8192, "num_attention_heads": 4,
+              "head_dim": 64, "vocab_size": 7, "rope_theta": 500000,
+              "rope_scaling": {"rope_type": "llama3", "factor": 32,
+                               "low_freq_factor": 1, "high_freq_factor": 4,
+                               "original_max_position_embeddings": 8192}})",
+          "config.json")
+          .value();
+  EXPECT_EQ(spec_of(factors).rope, want.rope);
+  // Other factors are used as they are.
+  factors[kPairs - 3] = 20;
+  EXPECT_NE(spec_of(factors).rope, want.rope);
+  EXPECT_EQ(spec_of(factors).rope.frequencies[kPairs - 3],
+            std::pow(500000., -(kPairs - 3.) / kPairs) / 20);
+}
+
+struct BadConfig {
+  std::string name;
+  GgufBuilder builder;
+  absl::StatusCode code;
+  std::vector<std::string> parts;
+};
+
+std::vector<BadConfig> BadConfigs() {
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  constexpr auto kUnserved = absl::StatusCode::kUnimplemented;
+  const std::string zeros(32, '\0');
+  std::string ones;
+  for (int i = 0; i < 8; ++i) AppendNumber(1.f, &ones);
+  return {
+      {"NoArchitecture",
+       GgufBuilder().U32("x", 1),
+       kInvalid,
+       {"general.architecture", "is missing"}},
+      {"UnknownArchitecture",
+       GgufBuilder().String("general.architecture", "mamba"),
+       kUnserved,
+       {"\"mamba\" is not served", "llama, qwen2, "}},
+      {"MissingSize",
+       GgufBuilder().String("general.architecture", "llama"),
+       kInvalid,
+       {"llama.embedding_length", "is missing"}},
+      {"SizeOfAWrongType",
+       GgufBuilder()
+           .String("general.architecture", "llama")
+           .String("llama.embedding_length", "64"),
+       kInvalid,
+       {"llama.embedding_length", "want an integer", "string"}},
+      {"HugeSize",
+       Small().U32("llama.attention.key_length", 1 << 20),
+       kInvalid,
+       {"head_dim", "1048576"}},
+      {"UnknownKey",
+       Small().F32("llama.attention.clamp_kqv", 8),
+       kUnserved,
+       {"llama.attention.clamp_kqv", "not known"}},
+      {"Experts",
+       Small().U32("llama.expert_count", 8),
+       kUnserved,
+       {"llama.expert_count", "have 8"}},
+      {"SizesThatDifferBetweenLayers",
+       Small().I32s("llama.attention.head_count_kv", {2, 4}),
+       kUnserved,
+       {"differs between layers (2 and 4)"}},
+      {"NoLayers",
+       Small().I32s("llama.attention.head_count_kv", {}),
+       kInvalid,
+       {"empty array"}},
+      {"ValuesOfAnotherLength",
+       Small()
+           .U32("llama.attention.key_length", 16)
+           .U32("llama.attention.value_length", 32),
+       kUnserved,
+       {"value_length", "16, have 32"}},
+      {"PartOfAHeadRotates",
+       Small().U32("llama.rope.dimension_count", 8),
+       kUnserved,
+       {"rope.dimension_count", "want 16, have 8"}},
+      {"LongRope",
+       Small().String("llama.rope.scaling.type", "longrope"),
+       kUnserved,
+       {"longrope"}},
+      {"AttentionFactor",
+       Small().F32("llama.rope.scaling.attn_factor", 2),
+       kUnserved,
+       {"attn_factor", "have 2"}},
+      {"EpsilonThatIsNotFinite",
+       GgufBuilder(Small()).F32("llama.rope.freq_base", 1.f / 0.f),
+       kInvalid,
+       {"rope.freq_base", "finite"}},
+      {"SeveralFiles",
+       Small().U32("split.count", 3),
+       kUnserved,
+       {"split.count", "in 3 files", "merge"}},
+      {"WindowOfQwen2",
+       Small("qwen2").U32("qwen2.attention.sliding_window", 128),
+       kUnserved,
+       {"sliding_window", "have 128"}},
+      {"EndTokenBeyondTheVocabulary",
+       Small().U32("tokenizer.ggml.eos_token_id", 7),
+       kInvalid,
+       {"eos_token_id", "0 to 6"}},
+      {"FewRopeFactors",
+       Small().Tensor("rope_freqs.weight", {4}, 0, zeros.substr(0, 16)),
+       kInvalid,
+       {"rope_freqs.weight", "number 0 is 0"}},
+      {"RopeFactorsOfAWrongType",
+       Small().Tensor("rope_freqs.weight", {8}, 1, zeros.substr(0, 16)),
+       kInvalid,
+       {"rope_freqs.weight", "have 8 of F16"}},
+      {"RopeFactorsAndScaling",
+       Small()
+           .Tensor("rope_freqs.weight", {8}, 0, ones)
+           .String("llama.rope.scaling.type", "linear"),
+       kUnserved,
+       {"rope_freqs.weight", "linear"}},
+  };
+}
+
+class BadGgufConfigTest : public ::testing::TestWithParam<BadConfig> {};
+
+TEST_P(BadGgufConfigTest, IsRefusedByNameWithTheValue) {
+  const absl::Status status = SpecOf(GetParam().builder).status();
+  EXPECT_EQ(status.code(), GetParam().code) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("x.gguf"));
+  for (const std::string& part : GetParam().parts) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BadGgufConfigTest,
+                         ::testing::ValuesIn(BadConfigs()),
+                         [](const auto& param) { return param.param.name; });
+
+}  // namespace
+}  // namespace kvasir::model

@@ -1,0 +1,121 @@
+"""--model FILE.gguf: every command gives what it gives for the folder with the same weights."""
+
+import io
+import json
+import subprocess
+import zipfile
+
+import grpc
+import pytest
+
+import gguf_files
+import triton
+from kvasir_process import BINARY, TINY, KvasirProcess, run
+
+PROMPT = "It was a bright cold day, and"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Makes each file once: files("Q8_0") is the path of a GGUF file whose matrices have this type."""
+    folder, made = tmp_path_factory.mktemp("gguf"), {}
+
+    def file(kind, **options):
+        key = (kind, *options.items())
+        if key not in made:
+            made[key] = gguf_files.write(TINY, folder / f"tiny-{kind}-{len(made)}.gguf", kind, **options)
+        return made[key]
+
+    return file
+
+
+def generate(model, *flags):
+    return run("generate", "--model", model, "--prompt", PROMPT, "--temperature", 0, "--max-tokens", 40, *flags).stdout
+
+
+def loss(model):
+    report = run("perplexity", "--model", model, "--kv-dtype", "f32", "--text", TINY / "evaluation.txt", "--max-windows", 2, "--json")
+    return json.loads(report.stdout)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_a_file_with_the_folders_numbers_gives_its_tokens_and_its_loss(files, kind):
+    flags = ["--kv-dtype", "f32"]
+    assert generate(files(kind), *flags) == generate(TINY, *flags)
+    have, want = loss(files(kind)), loss(TINY)
+    assert have["tokens"] == want["tokens"]
+    # A few weights are too small for float16.
+    assert have["nats_per_byte"] == pytest.approx(want["nats_per_byte"], abs=1e-6 if kind == "F16" else 0)
+
+
+@pytest.mark.parametrize("kind, most", [("Q8_0", 0.002), ("Q5_1", 0.02), ("Q5_0", 0.02), ("Q4_1", 0.05), ("Q4_0", 0.05),
+                                        ("Q4_K", 0.05)])
+def test_quantized_weights_are_served_with_nearly_the_same_loss(files, kind, most):
+    assert generate(files(kind)).startswith(PROMPT)
+    apart = loss(files(kind))["nats_per_byte"] - loss(TINY)["nats_per_byte"]
+    assert -0.01 < apart < most
+
+
+def test_inspect_and_check_plan_take_a_file(files):
+    report = json.loads(run("inspect", "--model", files("Q8_0"), "--json").stdout)
+    assert report["served"]
+    text = run("check-plan", "--model", files("Q8_0"), "--kv-plan", "rotated-4bit").stdout
+    assert "KL" in text or "kl" in text, text
+
+
+def test_two_ranks_give_the_tokens_of_one(files):
+    texts = []
+    for tp in (1, 2):
+        with KvasirProcess("serve", "--tp", tp, "--threads", "1", "--plan-check", "off", model=files("Q8_0")) as server:
+            name = server.ready["model"]
+            assert name == files("Q8_0").stem
+            texts.append(triton.generate(server.grpc, name, PROMPT, max_tokens=30, temperature=0.0, ignore_eos=True))
+    assert texts[0] == texts[1]
+
+
+def data_of(message):
+    """The bytes of the first field of a GetTokenizerChunk."""
+    if not message or message[0] != 0x0A:
+        return b""
+    size, at, shift = 0, 1, 0
+    while True:
+        size |= (message[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if message[at - 1] < 0x80:
+            return message[at:at + size]
+
+
+def test_a_gateway_gets_the_files_that_a_folder_would_have(files, tmp_path):
+    with KvasirProcess("serve", "--plan-check", "off", model=files("BF16")) as server, grpc.insecure_channel(server.grpc) as channel:
+        chunks = channel.unary_stream("/vllm.grpc.engine.VllmEngine/GetTokenizer")(b"", timeout=60)
+        archive = zipfile.ZipFile(io.BytesIO(b"".join(map(data_of, chunks))))
+    assert sorted(archive.namelist()) == ["config.json", "tokenizer.json", "tokenizer_config.json"]
+    settings, own = (json.loads(text) for text in (archive.read("tokenizer_config.json"),
+                                                   (TINY / "tokenizer_config.json").read_text()))
+    assert settings["chat_template"] == own["chat_template"] and settings["eos_token"] == own["eos_token"]
+    assert json.loads(archive.read("config.json"))["num_key_value_heads"] == 8
+
+
+def test_a_broken_file_is_refused_by_name(files, tmp_path):
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(files("BF16").read_bytes()[:-5000])
+    refused = run("serve", "--model", cut, check=False)
+    assert refused.returncode == 1
+    assert "cut.gguf: tensor" in refused.stderr and "truncated" in refused.stderr
+
+    bytes_ = bytearray(files("BF16").read_bytes())
+    at = bytes_.index(b"general.architecture") + len("general.architecture") + 12
+    assert bytes_[at:at + 5] == b"llama"
+    bytes_[at:at + 5] = b"mamba"
+    cut.write_bytes(bytes_)
+    refused = run("inspect", "--model", cut, check=False)
+    assert refused.returncode == 1 and '"mamba" is not served; served are llama, ' in refused.stderr
+
+
+def test_kvasir_compress_refuses_a_file_and_says_what_it_wants(files):
+    tool = BINARY.with_name("kvasir-compress")
+    if not tool.exists():
+        pytest.skip("no kvasir-compress in this build")
+    done = subprocess.run([tool, "plan", "--model", files("BF16"), "--method", "palu", "--keep", "0.5"],
+                          capture_output=True, text=True)
+    assert done.returncode == 1 and "is a GGUF file" in done.stderr and "folder" in done.stderr

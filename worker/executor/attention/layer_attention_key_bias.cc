@@ -1,0 +1,90 @@
+// Prepares what a layer's attention does with the bias of the key projection.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "worker/executor/attention/key_bias_split.h"
+#include "worker/executor/attention/layer_attention.h"
+
+namespace kvasir::worker {
+
+absl::Status LayerAttention::PrepareKeyBias() {
+  const LayerWeights& weights = *parts_.weights;
+  row_columns_ = program().row_columns;
+  qkv_bias_ = weights.qkv_bias;
+  if (program().key_bias == KeyBias::kCached) return absl::OkStatus();
+  const KeyProgram& key = program().key[0];
+  const auto dims = static_cast<size_t>(program().head_dim);
+  std::vector<float> projection = *weights.host_qkv_bias;
+  // For each KV head, the first column of its key.
+  std::vector<size_t> first;
+  std::vector<float> bias;
+  for (const int32_t group : key.group_of_head) {
+    const LatentProgram& latent = key.latents[static_cast<size_t>(group)];
+    KVASIR_CHECK(latent.width == program().head_dim);
+    first.push_back(static_cast<size_t>(key.latent_column + latent.column));
+    const float* const own = projection.data() + first.back();
+    bias.insert(bias.end(), own, own + dims);
+  }
+  std::vector<float> cached(bias.size(), 0.0f);
+  if (program().key_bias == KeyBias::kRebuilt) {
+    KVASIR_ASSIGN_OR_RETURN(rebuilt_key_bias_,
+                            tables_.Add<float>(absl::MakeConstSpan(bias)));
+  } else {
+    KVASIR_RETURN_IF_ERROR(LeaveKeyBiasToScores(bias, &cached));
+  }
+  for (size_t j = 0; j < first.size(); ++j) {
+    std::copy_n(cached.data() + j * dims, dims, projection.data() + first[j]);
+  }
+  KVASIR_ASSIGN_OR_RETURN(qkv_bias_,
+                          tables_.Add<float>(absl::MakeConstSpan(projection)));
+  return absl::OkStatus();
+}
+
+absl::Status LayerAttention::LeaveKeyBiasToScores(absl::Span<const float> bias,
+                                                  std::vector<float>* cached) {
+  const KeyProgram& key = program().key[0];
+  KeyTurns turns;
+  if (program().rotates) turns.steps = parts_.rope_steps;
+  turns.pairing = pairing_;
+  turns.attention_factor =
+      static_cast<float>(parts_.spec->rope_of(parts_.layer).attention_factor);
+  KeyBiasSplit split = SplitKeyBias(bias, program().head_dim, turns);
+  *cached = std::move(split.cached);
+  if (split.pairs.empty()) return absl::OkStatus();
+  key_bias_ = std::make_unique<ScoredKeyBias>();
+  const int64_t num_heads = program().heads.query.count;
+  const int64_t columns =
+      kernels::KeyBiasColumns(split.tile_pairs, split.exact_pairs);
+  for (int64_t h = 0; h < num_heads; ++h) {
+    key_bias_->query_column.push_back(row_columns_);
+    row_columns_ += columns;
+  }
+  // GPU kernels copy rows in pieces of 16 bytes.
+  row_columns_ = (row_columns_ + 15) / 16 * 16;
+  for (const kernels::KeyBiasPair& pair : split.pairs) {
+    key_bias_->steps.push_back(pair.step);
+  }
+  key_bias_->read = {split.tile_pairs, split.exact_pairs,
+                     key_bias_->steps.data(), key_bias_->query_column.data()};
+  std::vector<int64_t> key_column;
+  for (const int32_t group : key.group_of_head) {
+    key_column.push_back(key.latent_column +
+                         key.latents[static_cast<size_t>(group)].column);
+  }
+  kernels::KeyBiasParams shape;
+  shape.row_stride = row_columns_;
+  shape.num_heads = num_heads;
+  shape.num_kv_heads = program().heads.kv.count;
+  shape.tile_pairs = split.tile_pairs;
+  shape.exact_pairs = split.exact_pairs;
+  shape.dtype = activations_.dtype;
+  KVASIR_ASSIGN_OR_RETURN(
+      key_bias_->op, kernels::Prepare(*parts_.device, shape,
+                                      {key_column, key.projected.column,
+                                       key_bias_->query_column, split.pairs}));
+  return absl::OkStatus();
+}
+
+}  // namespace kvasir::worker
