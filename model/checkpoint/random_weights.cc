@@ -121,6 +121,24 @@ struct TensorLister {
   }
 };
 
+// Lists the router and the experts of one layer, under the family's names.
+void ListExperts(const ModelShape& shape, double residual, TensorLister& list) {
+  const int64_t m = shape.hidden_size;
+  const int64_t f = shape.intermediate_size;
+  const bool mixtral = shape.family == Family::kMixtral;
+  const std::string layer = list.prefix;
+  list.prefix = absl::StrCat(layer, mixtral ? "block_sparse_moe." : "mlp.");
+  list.Matrix("gate", shape.num_experts, m, 1.0);
+  const std::string experts = absl::StrCat(list.prefix, "experts.");
+  for (int64_t expert = 0; expert < shape.num_experts; ++expert) {
+    list.prefix = absl::StrCat(experts, expert, ".");
+    list.Matrix(mixtral ? "w1" : "gate_proj", f, m, 1.0);
+    list.Matrix(mixtral ? "w3" : "up_proj", f, m, 1.0);
+    list.Matrix(mixtral ? "w2" : "down_proj", m, f, residual);
+  }
+  list.prefix = layer;
+}
+
 void ListLlama(const ModelShape& shape, double residual, double embedding,
                TensorLister& list) {
   const int64_t m = shape.hidden_size;
@@ -141,11 +159,15 @@ void ListLlama(const ModelShape& shape, double residual, double embedding,
       list.Norm("self_attn.k_norm", kv_size);
       list.Norm("post_feedforward_layernorm", m);
     }
-    if (shape.family == Family::kQwen3) {
+    if (HasQkNorm(shape.family)) {
       list.Norm("self_attn.q_norm", shape.head_dim);
       list.Norm("self_attn.k_norm", shape.head_dim);
     }
     list.Norm("post_attention_layernorm", m);
+    if (HasExperts(shape.family)) {
+      ListExperts(shape, residual, list);
+      continue;
+    }
     list.Matrix("mlp.gate_proj", f, m, 1.0);
     list.Matrix("mlp.up_proj", f, m, 1.0);
     list.Matrix("mlp.down_proj", m, f, residual);
