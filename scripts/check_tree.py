@@ -25,7 +25,7 @@ import sys
 import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FIXTURES_LIMIT = 3 << 20
+FIXTURES_LIMIT = 4 << 20
 MODEL_LIMIT = 16 << 20
 FILE_LIMIT = 1 << 20
 FOLDER_LIMIT = 40
