@@ -96,6 +96,9 @@ absl::StatusOr<std::vector<AddedToken>> AddedTokens::ReadList(
     KVASIR_ASSIGN_OR_RETURN(const JsonRef id, entry.Get("id"));
     KVASIR_ASSIGN_OR_RETURN(const int64_t value, id.Int());
     if (value < 0 || value > INT32_MAX) return id.Invalid("an id from 0");
+    KVASIR_ASSIGN_OR_RETURN(const std::string content,
+                            entry.GetString("content"));
+    if (content.empty()) continue;
     KVASIR_ASSIGN_OR_RETURN(AddedToken token, ReadToken(entry, false));
     token.id = static_cast<int32_t>(value);
     tokens.push_back(std::move(token));

@@ -67,7 +67,8 @@ class AddedTokens {
   // `special` makes the token special whatever its flag says.
   static absl::StatusOr<AddedToken> ReadToken(const JsonRef& entry,
                                               bool special);
-  // `ref` is the file's "added_tokens" array.
+  // `ref` is the file's "added_tokens" array. Empty tokens are left out, as in
+  // the reference.
   static absl::StatusOr<std::vector<AddedToken>> ReadList(const JsonRef& ref);
   static absl::StatusOr<AddedTokens> Build(std::vector<AddedToken> tokens,
                                            const TextNormalizer& normalizer);

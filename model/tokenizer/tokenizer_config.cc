@@ -353,6 +353,7 @@ absl::Status TokenizerConfig::ReadTokens(const ConfigFiles& files) {
       }
       KVASIR_ASSIGN_OR_RETURN(const std::string content,
                               entry.GetString("content"));
+      if (content.empty()) continue;
       KVASIR_ASSIGN_OR_RETURN(
           AddedToken token,
           AddedTokens::ReadToken(entry, named_.contains(content)));

@@ -412,6 +412,14 @@ const std::vector<Row>& Rows() {
                .shown = "z<a>ĠĠ<v>Ġ<n>Ġz",
                .more = "▁<PRE> ▁<MID> ▁<SUF> ▁<EOT>",
                .bos = "<s>"},
+              {.fact = "EmptyTokensAreNone",
+               .config =
+                   R"({"added_tokens_decoder": {"100": {"content": "", "normalized": false}}, "pad_token": "<n>"})",
+               .file =
+                   R"({"added_tokens": [{"id": 98, "content": "<a>", "normalized": false}, {"id": 99, "content": "<s>", "special": true, "normalized": false}, {"id": 100, "content": "", "special": true}]})",
+               .tokens = "z|<a>| |<s>| |<|v|>| |<n>| |z",
+               .shown = "z<a>  <v>  z",
+               .more = "<n>"},
               {.fact = "FieldsReplaceTheFourTokensOfCodeLlama",
                .tokenizer_class = "CodeLlamaTokenizer",
                .config =
