@@ -3,6 +3,13 @@
 //    1 row), and the speed with 8 rows;
 //  - for prefill: oneDNN's float32 GEMM on the same shapes, with 512 rows.
 // The shapes are those of a Llama with 1.1 billion parameters.
+//
+// Also compares the grouped products of a mixture of experts with
+//  - for decode: the same read bandwidth, over the weights of the experts that
+//    the token uses;
+//  - for prefill: one dense product with as many operations. The numbers of
+//  rows
+//    of the experts differ, as those of a router do.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -38,6 +45,17 @@ const GemmShape kLayer[] = {{"qkv", 2048, 2560},
                             {"gate_up", 2048, 11264},
                             {"down", 5632, 2048}};
 
+// The experts of one layer.
+struct ExpertsShape {
+  const char* name;
+  int64_t experts;
+  int64_t top_k;
+  int64_t hidden;
+  int64_t features;
+};
+constexpr ExpertsShape kExperts[] = {{"2_of_8_experts", 8, 2, 2048, 2816},
+                                     {"8_of_64_experts", 64, 8, 2048, 768}};
+
 class MatmulBench {
  public:
   MatmulBench()
@@ -61,7 +79,9 @@ class MatmulBench {
     params.weight = weights_.front();
     kernels::Workspace counter = kernels::Workspace::Counting();
     KVASIR_CHECK(kernels::Matmul(*stream_, params, counter).ok());
-    workspace_memory_ = Memory(static_cast<int64_t>(counter.peak_bytes()) + 64);
+    // Grouped products also need some numbers for each expert.
+    workspace_memory_ =
+        Memory(static_cast<int64_t>(counter.peak_bytes()) + 4096);
   }
 
   nlohmann::json Run() {
@@ -74,6 +94,7 @@ class MatmulBench {
     };
     Decode(&result);
     if (HasGemmBaseline()) Prefill(&result);
+    for (const ExpertsShape& shape : kExperts) Experts(shape, &result);
     return result;
   }
 
@@ -160,6 +181,112 @@ class MatmulBench {
     }
     Report("gemm_share", RatioOf(share->baseline_seconds(), share->seconds()),
            1.0, result);
+  }
+
+  // The weights of one projection of all experts.
+  PackedMatrix ExpertWeights(int64_t experts, int64_t k, int64_t n,
+                             DeviceBuffer* buffer) {
+    PackedMatrix weight;
+    weight.k = k;
+    weight.n = n;
+    weight.dtype = kernels::DType::kBf16;
+    *buffer = Memory(experts * weight.bytes());
+    uint16_t* const out = buffer->as<uint16_t>().device_address();
+    for (int64_t i = 0; i < experts * weight.bytes() / 2; ++i) {
+      out[i] = static_cast<uint16_t>(0x3f80 + i % 97);
+    }
+    weight.data = buffer->data();
+    return weight;
+  }
+
+  void MultiplyGroups(const PackedMatrix& weight, const DeviceBuffer& x,
+                      const DeviceBuffer& y,
+                      const std::vector<int32_t>& first_rows) {
+    kernels::GroupedMatmulParams params;
+    params.x = x.as<float>();
+    params.x_row_stride = weight.k;
+    params.num_rows = first_rows.back();
+    params.first_rows = kernels::DevicePtr<const int32_t>(first_rows.data());
+    params.num_groups = static_cast<int64_t>(first_rows.size()) - 1;
+    params.weight = weight;
+    params.y = y.as<float>();
+    params.y_row_stride = weight.n;
+    kernels::Workspace workspace(workspace_memory_.data(),
+                                 workspace_memory_.bytes());
+    KVASIR_CHECK(kernels::GroupedMatmul(*stream_, params, workspace).ok());
+  }
+
+  // Returns first_rows for these numbers of rows of each expert.
+  static std::vector<int32_t> FirstRows(const std::vector<int32_t>& rows) {
+    std::vector<int32_t> first = {0};
+    for (const int32_t more : rows) first.push_back(first.back() + more);
+    return first;
+  }
+
+  void Experts(const ExpertsShape& shape, nlohmann::json* result) {
+    DeviceBuffer memory[2];
+    const PackedMatrix gate_up = ExpertWeights(shape.experts, shape.hidden,
+                                               2 * shape.features, &memory[0]);
+    const PackedMatrix down =
+        ExpertWeights(shape.experts, shape.features, shape.hidden, &memory[1]);
+    const int64_t rows = kPrefillRows * shape.top_k;
+    const DeviceBuffer x = Numbers(rows * shape.hidden);
+    const DeviceBuffer y = Numbers(rows * 2 * shape.features);
+    // Each token takes the next experts, so together they use all.
+    std::vector<std::vector<int32_t>> tokens;
+    for (int64_t first = 0; first < shape.experts; first += shape.top_k) {
+      std::vector<int32_t> sizes(static_cast<size_t>(shape.experts), 0);
+      std::fill_n(sizes.begin() + first, shape.top_k, 1);
+      tokens.push_back(FirstRows(sizes));
+    }
+    // A router's choice: expert e has about e + 1 parts of the rows.
+    std::vector<int32_t> sizes(static_cast<size_t>(shape.experts), 0);
+    const int64_t parts = shape.experts * (shape.experts + 1) / 2;
+    int64_t left = rows;
+    for (int64_t e = 0; e < shape.experts; ++e) {
+      const int64_t part =
+          e + 1 == shape.experts ? left : rows * (e + 1) / parts;
+      sizes[static_cast<size_t>(e)] = static_cast<int32_t>(part);
+      left -= part;
+    }
+    const std::vector<int32_t> prompt = FirstRows(sizes);
+    const auto dense = [&](const PackedMatrix& weight, const DeviceBuffer& from,
+                           const DeviceBuffer& to) {
+      MatmulParams params;
+      params.x = from.as<float>();
+      params.x_row_stride = weight.k;
+      params.num_rows = rows;
+      params.weight = weight;
+      params.y = to.as<float>();
+      params.y_row_stride = weight.n;
+      kernels::Workspace workspace(workspace_memory_.data(),
+                                   workspace_memory_.bytes());
+      KVASIR_CHECK(kernels::Matmul(*stream_, params, workspace).ok());
+    };
+    const double token_bytes =
+        static_cast<double>(shape.experts * (gate_up.bytes() + down.bytes()));
+    std::vector<double> read, decode, whole, grouped;
+    for (int i = 0; i < kPairs; ++i) {
+      read.push_back(1.0 / probe_->BytesPerSecond());
+      decode.push_back(SecondsOf([&] {
+                         for (const auto& token : tokens) {
+                           MultiplyGroups(gate_up, x, y, token);
+                           MultiplyGroups(down, y, x, token);
+                         }
+                       }) /
+                       token_bytes);
+      whole.push_back(SecondsOf([&] {
+        dense(gate_up, x, y);
+        dense(down, y, x);
+      }));
+      grouped.push_back(SecondsOf([&] {
+        MultiplyGroups(gate_up, x, y, prompt);
+        MultiplyGroups(down, y, x, prompt);
+      }));
+    }
+    const std::string name = shape.name;
+    Report(name + "_read_bandwidth_share", RatioOf(read, decode), 1.0, result);
+    Report(name + "_share_of_dense", RatioOf(whole, grouped), 1.0, result);
   }
 
   static void Report(const std::string& name, PairedRatio ratio, double factor,

@@ -174,7 +174,10 @@ absl::StatusOr<RankSummary> SummarizeRanks(const RankPlans& plans,
                                            const cache::PageFormat& format) {
   RankSummary summary;
   const auto num_ranks = static_cast<int64_t>(plans.size());
-  const int64_t features = spec.intermediate_size / num_ranks;
+  const int64_t features =
+      (spec.num_expert_layers() > 0 ? spec.experts.intermediate_size
+                                    : spec.intermediate_size) /
+      num_ranks;
   std::vector<cache::PageLayout> layouts;
   for (const auto& plan : plans) {
     KVASIR_ASSIGN_OR_RETURN(cache::PageLayout layout,

@@ -30,14 +30,16 @@ struct PrefillFlags {
   int64_t tokens = 512;
 };
 
-// The matrix products of one layer, fused as in the executor.
+// The matrix products of one layer, fused as in the executor. For experts: a
+// dense MLP with the same operations.
 std::vector<bench::GemmShape> LayerShapes(const model::DecoderSpec& spec) {
   const int64_t q = spec.num_heads * spec.head_dim;
   const int64_t kv = spec.num_kv_heads * spec.head_dim;
+  const int64_t features = spec.used_mlp_features();
   return {{"qkv", spec.hidden_size, q + 2 * kv},
           {"o", q, spec.hidden_size},
-          {"gate_up", spec.hidden_size, 2 * spec.intermediate_size},
-          {"down", spec.intermediate_size, spec.hidden_size}};
+          {"gate_up", spec.hidden_size, 2 * features},
+          {"down", features, spec.hidden_size}};
 }
 
 void AddShareFigures(const bench::GemmShare& gemm,

@@ -82,7 +82,7 @@ ApplyCost CostOfApply(const model::Checkpoint& base,
     cost.hidden_bytes = tokens * m * kFloatBytes;
     const double weights = static_cast<double>(
         m * (2 * (2 * q + 2 * kv) +
-             model::MlpMatrices(spec.mlp) * spec.intermediate_size));
+             model::MlpMatrices(spec.mlp) * spec.used_mlp_features()));
     cost.range_operations = 2.0 * static_cast<double>(tokens) *
                             static_cast<double>(spec.num_layers()) * weights;
   }

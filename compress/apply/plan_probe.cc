@@ -135,7 +135,7 @@ absl::Duration PlanProbe::TimeOf(const model::DecoderSpec& spec,
       hidden *
       static_cast<double>(
           2 * (spec.num_heads + spec.num_kv_heads) * spec.head_dim +
-          model::MlpMatrices(spec.mlp) * spec.intermediate_size) *
+          model::MlpMatrices(spec.mlp) * spec.used_mlp_features()) *
       static_cast<double>(spec.num_layers());
   const auto measured =
       static_cast<double>(WindowsOf(sample) * sample.sequence_tokens);

@@ -22,12 +22,13 @@ constexpr double kOverhead = 1.35;
 // A float64 product takes twice as long as a float32 product.
 constexpr double kDoubleCost = 2.0;
 
-// Returns the number of weights in a layer's matrix products.
-double LayerWeights(const model::DecoderSpec& spec) {
+// Returns the number of weights in a layer's matrix products, for an MLP of
+// `features` features.
+double LayerWeights(const model::DecoderSpec& spec, int64_t features) {
   const double m = static_cast<double>(spec.hidden_size);
   const double q = static_cast<double>(spec.num_heads * spec.head_dim);
   const double kv = static_cast<double>(spec.num_kv_heads * spec.head_dim);
-  const double f = static_cast<double>(spec.intermediate_size);
+  const double f = static_cast<double>(features);
   const auto matrices = static_cast<double>(model::MlpMatrices(spec.mlp));
   return m * (2 * q + 2 * kv + matrices * f);
 }
@@ -38,7 +39,7 @@ int64_t RowNumbers(const model::DecoderSpec& spec, int64_t tokens) {
   const int64_t q = spec.num_heads * spec.head_dim;
   const int64_t kv = spec.num_kv_heads * spec.head_dim;
   return tokens *
-         (8 * spec.hidden_size + 4 * q + 4 * kv + 5 * spec.intermediate_size);
+         (8 * spec.hidden_size + 4 * q + 4 * kv + 5 * spec.used_mlp_features());
 }
 
 // Returns how many numbers of a layer's intermediate results are kept for the
@@ -75,7 +76,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
   const int64_t batch =
       std::min(options.sequences_at_a_time(), sample.num_sequences());
   const auto layer_bytes =
-      static_cast<int64_t>(LayerWeights(spec)) * kFloatBytes;
+      static_cast<int64_t>(LayerWeights(spec, spec.mlp_features())) *
+      kFloatBytes;
   const int64_t hidden_bytes = tokens * spec.hidden_size * kFloatBytes;
   const int64_t kv = spec.num_kv_heads * spec.head_dim;
   const int64_t kv_bytes = 2 * kv * spec.hidden_size * kFloatBytes;
@@ -121,7 +123,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
       2.0 * static_cast<double>(tokens * spec.num_heads * spec.head_dim);
   const double layers = static_cast<double>(spec.num_layers());
   cost.forward_operations =
-      total * layers * (2.0 * LayerWeights(spec) + attention);
+      total * layers *
+      (2.0 * LayerWeights(spec, spec.used_mlp_features()) + attention);
   if (parts.has_gradients()) {
     const double counted = total *
                            static_cast<double>(sample.counted_sequences()) /
@@ -133,7 +136,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
     const double heads =
         (parts.fisher ? 1.0 : 0.0) + (parts.information ? 1.0 : 0.0);
     cost.back_operations =
-        counted * layers * (2.0 * LayerWeights(spec) + attention) *
+        counted * layers *
+            (2.0 * LayerWeights(spec, spec.used_mlp_features()) + attention) *
             (1.0 + ways) +
         counted * layers *
             (attention * ways +

@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "compress/oracle/attention_core.h"
 #include "compress/oracle/code_errors.h"
+#include "compress/oracle/mlp_forward.h"
 #include "compress/oracle/move_heads.h"
 #include "compress/oracle/outer_forward.h"
 
@@ -615,18 +616,6 @@ absl::StatusOr<at::Tensor> Attend(const Call& asked, const at::Tensor& x) {
   return call.Project("self_attn.o_proj", mixed, program.has_o_bias);
 }
 
-absl::StatusOr<at::Tensor> Mlp(const Call& call, const at::Tensor& x) {
-  const model::DecoderSpec& spec = call.spec();
-  const bool bias = spec.mlp_bias;
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor up,
-                          call.Project("mlp.up_proj", x, bias));
-  at::Tensor gate;
-  if (model::IsGated(spec.mlp)) {
-    KVASIR_ASSIGN_OR_RETURN(gate, call.Project("mlp.gate_proj", x, bias));
-  }
-  return call.Project("mlp.down_proj", Activate(spec.mlp, up, gate), bias);
-}
-
 absl::StatusOr<at::Tensor> LayerNormalize(const Call& call,
                                           const std::string& module,
                                           const at::Tensor& hidden) {
@@ -691,7 +680,9 @@ absl::StatusOr<at::Tensor> LayerForward(const LayerProgram& program,
       const at::Tensor mlp_input,
       Input(call, "post_attention_layernorm",
             program.spec.parallel_residual ? hidden : between));
-  KVASIR_ASSIGN_OR_RETURN(at::Tensor mlp, Mlp(call, mlp_input));
+  KVASIR_ASSIGN_OR_RETURN(
+      at::Tensor mlp,
+      MlpForward(program.spec, program.layer, tensors, mlp_input));
   KVASIR_ASSIGN_OR_RETURN(mlp, Output(call, "mlp.output_norm", mlp));
   return between + mlp;
 }

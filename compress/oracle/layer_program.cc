@@ -432,7 +432,7 @@ absl::StatusOr<LayerProgram> MakeLayerProgram(const model::DecoderSpec& spec,
 std::vector<model::RequiredTensor> LayerTensors(const LayerProgram& program,
                                                 Ranges ranges) {
   std::vector<model::RequiredTensor> tensors =
-      model::NormAndMlpTensors(program.spec);
+      model::NormAndMlpTensors(program.spec, program.layer);
   for (const model::RequiredTensor& tensor : program.attention_tensors) {
     if (ranges == Ranges::kRequired || !tensor.f32_only) {
       tensors.push_back(tensor);

@@ -396,13 +396,13 @@ RecoverMemory EstimateRecoverMemory(const model::DecoderSpec& spec,
   const int64_t keys = spec.num_kv_heads * spec.head_dim;
   const int64_t attention = 2 * width * (queries + keys);
   const int64_t mlp =
-      model::MlpMatrices(spec.mlp) * width * spec.intermediate_size;
+      model::MlpMatrices(spec.mlp) * width * spec.mlp_features();
   const int64_t model = spec.num_layers() * (attention + mlp) +
                         (spec.tied_head ? 1 : 2) * spec.vocab_size * width;
   // The numbers that the autograd graph keeps for each token in each layer.
   const int64_t per_token = 6 * width + 5 * (queries + keys) +
                             spec.num_heads * options.crop_tokens +
-                            4 * spec.intermediate_size;
+                            4 * spec.used_mlp_features();
   const int64_t micro = std::max(
       options.micro_batch_tokens / options.crop_tokens * options.crop_tokens,
       options.crop_tokens);

@@ -120,10 +120,11 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
                                            Reads::kAsStored, Reads::kLifted));
 
 // Every codec, with a window, blocks that are seen in part and as a whole, one
-// split more than one, and caps that change nearly every score or nearly none.
+// split more than one, and caps that change nearly every score or few. (The
+// error of a score is a few units in the last place of the cap.)
 TEST(ScoreCapTest, CappedScoresMatchExactAttentionForEveryCodec) {
   uint32_t seed = Seed();
-  for (const float cap : {0.75f, 5.0f, 500.0f}) {
+  for (const float cap : {0.75f, 5.0f, 50.0f}) {
     for (const auto& [name, codec] : Codecs(24)) {
       SCOPED_TRACE(std::string(name) + ", cap " + std::to_string(cap));
       LatentSpec spec = SpecOf(

@@ -10,6 +10,7 @@
 
 #include "kernels/device/stream.h"
 #include "kernels/linear/matmul.h"
+#include "kernels/linear/matmul_part.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/linear/matmul_cpu.cc"
@@ -28,36 +29,14 @@ inline constexpr int64_t kBlockK = 256;
 inline constexpr int64_t kBlockPanels = 16;
 // In the loop for many rows, a tile's rows of x are copied densely after the
 // block, because rows at strides of a power of two would use few cache sets.
-inline constexpr int64_t kMaxTileRows = 12;
 inline constexpr int64_t kScratchFloats =
     kBlockK * (kBlockPanels * kPanelColumns + kMaxTileRows) +
     kMaxTileRows * kPanelColumns;
 
-// The loop for few rows is used for at most this many rows. It converts a panel
-// again for each tile of rows; with few tiles this costs less than converting a
-// block first.
-inline constexpr int64_t kFewRows = 36;
 // If there are several tiles, the loop for few rows computes this many k of a
 // panel for all tiles before the next k. So the tiles read the same 32 KiB (of
 // 16-bit weights) from the cache.
 inline constexpr int64_t kFewRowsBlockK = 512;
-
-// The work is divided into several parts per thread. With few rows, small parts
-// keep the wait for the last part short. With many rows, the panels of a part
-// share one copy of the rows.
-inline constexpr int64_t kFewRowsPartsPerThread = 16;
-inline constexpr int64_t kManyRowsPartsPerThread = 4;
-// With fewer multiply-adds than this, waking the other threads takes longer
-// than doing the work on one.
-inline constexpr int64_t kWorthWaking = 100000;
-
-// The part of y that one thread computes at a time.
-struct MatmulPart {
-  int64_t panel_begin;
-  int64_t panel_end;
-  int64_t row_begin;
-  int64_t row_end;
-};
 
 }  // namespace kvasir::kernels
 #endif
@@ -260,6 +239,12 @@ HWY_EXPORT(RunPart);
 
 int64_t MatmulScratch(int threads) { return kScratchFloats * threads; }
 
+void RunMatmulPart(const MatmulArgs& params, const MatmulPart& part, int thread,
+                   float* scratch) {
+  HWY_DYNAMIC_DISPATCH(RunPart)
+  (params, part, scratch + kScratchFloats * thread);
+}
+
 void MatmulSimd(const MatmulArgs& params, float* scratch, CpuStream& stream) {
   // Parts are ranges of panels, and also of rows if there are too few panels.
   // There are more parts than threads: a thread takes the next part when it has
@@ -277,11 +262,11 @@ void MatmulSimd(const MatmulArgs& params, float* scratch, CpuStream& stream) {
   const auto run_part = [&](int64_t index, int thread) {
     const int64_t p = index % panel_parts;
     const int64_t r = index / panel_parts;
-    const MatmulPart part = {
-        panels * p / panel_parts, panels * (p + 1) / panel_parts,
-        params.num_rows * r / row_parts, params.num_rows * (r + 1) / row_parts};
-    HWY_DYNAMIC_DISPATCH(RunPart)
-    (params, part, scratch + kScratchFloats * thread);
+    RunMatmulPart(params,
+                  {panels * p / panel_parts, panels * (p + 1) / panel_parts,
+                   params.num_rows * r / row_parts,
+                   params.num_rows * (r + 1) / row_parts},
+                  thread, scratch);
   };
   std::atomic<int64_t> next{0};
   const auto run = [&](int thread) {

@@ -61,7 +61,6 @@ struct LatentSpec {
   std::vector<PartSpec> values = {PartSpec()};
   int64_t page_tokens = 16;
   int64_t window = 0;
-  float score_cap = 0.0f;
   bool causal = true;
   // The position of slot 0; if it is above 0, launches pass positions.
   int64_t first_position = 0;
@@ -95,6 +94,7 @@ struct LatentSpec {
   int64_t query_gap = 3;
   // How many of the last tokens of a sequence have queries; 0: all tokens.
   int64_t asked_tokens = 0;
+  float score_cap = 0.0f;  // PagedAttentionParams::score_cap
 };
 
 // The rows of one sequence in a launch: `count` new tokens after `start` cached

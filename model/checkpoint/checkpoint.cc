@@ -199,11 +199,13 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
 }
 
 std::string Checkpoint::name() const {
+  // A link to a file often leads to a name that means nothing.
+  if (is_gguf_) return std::filesystem::path(folder_).stem().string();
   std::error_code error;
   const std::filesystem::path path =
       std::filesystem::weakly_canonical(folder_, error);
   if (error || path.filename().empty()) return folder_;
-  return is_gguf_ ? path.stem().string() : path.filename().string();
+  return path.filename().string();
 }
 
 absl::StatusOr<TensorStore::Entry> Checkpoint::Tensor(

@@ -33,7 +33,8 @@ enum class Pick {
 // A module's name as the family stores it, and its canonical name. A tensor's
 // name consists of the module's name and then "weight" or "bias". For modules
 // of `in_layer`, it also begins with the family's `layers` prefix, the layer's
-// number and a point.
+// number and a point. A '#' in both names stands for the same number, that of
+// an expert.
 struct NameRow {
   std::string_view stored;
   std::string_view ours;
@@ -88,6 +89,13 @@ constexpr std::array<NameRow, 6> kOptOuter = {{
     {"decoder.final_layer_norm.", "model.norm."},
 }};
 
+constexpr std::array<NameRow, 4> kMixtralLayer = {{
+    {"block_sparse_moe.gate.", "mlp.gate."},
+    {"block_sparse_moe.experts.#.w1.", "mlp.experts.#.gate_proj."},
+    {"block_sparse_moe.experts.#.w3.", "mlp.experts.#.up_proj."},
+    {"block_sparse_moe.experts.#.w2.", "mlp.experts.#.down_proj."},
+}};
+
 constexpr std::array<NameRow, 2> kOlmo2Layer = {{
     {"post_attention_layernorm.", "self_attn.output_norm."},
     {"post_feedforward_layernorm.", "mlp.output_norm."},
@@ -108,13 +116,14 @@ constexpr std::array<NameRow, 5> kPhi3Layer = {{
 }};
 
 // Names that a table does not have are those of Llama.
-constexpr std::array<FamilyNames, 6> kFamilies = {{
+constexpr std::array<FamilyNames, 7> kFamilies = {{
     {"gpt_neox", "gpt_neox.layers.", {}, kNeoxLayer, kNeoxOuter},
     {"opt", "model.decoder.layers.", "decoder.layers.", kOptLayer, kOptOuter},
     {"olmo2", kOurLayers, {}, kOlmo2Layer, {}},
     {"phi3", kOurLayers, {}, kPhi3Layer, {}},
     {"gemma2", kOurLayers, {}, kGemmaLayer, {}},
     {"gemma3_text", kOurLayers, {}, kGemmaLayer, {}},
+    {"mixtral", kOurLayers, {}, kMixtralLayer, {}},
 }};
 
 const FamilyNames* NamesOf(const DecoderSpec& spec) {
@@ -140,13 +149,32 @@ std::optional<InLayer> SplitLayer(std::string_view prefix,
   return InLayer{name.substr(0, digits + 1), name.substr(digits + 1)};
 }
 
-// "weight" or "bias", if that is all that follows `module` in `name`.
-std::optional<std::string_view> LeafOf(std::string_view module,
-                                       std::string_view name) {
-  if (!name.starts_with(module)) return std::nullopt;
-  name.remove_prefix(module.size());
+// Removes `text` from the beginning of `name`, if it is there.
+bool Remove(std::string_view text, std::string_view* name) {
+  if (!name->starts_with(text)) return false;
+  name->remove_prefix(text.size());
+  return true;
+}
+
+// If `name` is the module `from` and then "weight" or "bias", returns the name
+// with the module `to` instead. Both modules may have a '#' (NameRow).
+std::optional<std::string> WithModule(std::string_view from,
+                                      std::string_view to,
+                                      std::string_view name) {
+  std::string_view number;
+  if (const size_t mark = from.find('#'); mark != from.npos) {
+    if (!Remove(from.substr(0, mark), &name)) return std::nullopt;
+    number = name.substr(0, name.find_first_not_of("0123456789"));
+    if (number.empty()) return std::nullopt;
+    name.remove_prefix(number.size());
+    from.remove_prefix(mark + 1);
+  }
+  if (!Remove(from, &name)) return std::nullopt;
   if (name != "weight" && name != "bias") return std::nullopt;
-  return name;
+  if (number.empty()) return absl::StrFormat("%s%s", to, name);
+  const size_t mark = to.find('#');
+  return absl::StrFormat("%s%s%s%s", to.substr(0, mark), number,
+                         to.substr(mark + 1), name);
 }
 
 struct Picked {
@@ -202,18 +230,18 @@ std::vector<Renamed> Rename(const FamilyNames& names, std::string_view stored) {
   if (!layer.has_value()) layer = SplitLayer(names.short_layers, stored);
   if (layer.has_value()) {
     for (const NameRow& row : names.in_layer) {
-      const auto leaf = LeafOf(row.stored, layer->rest);
-      if (!leaf.has_value()) continue;
-      ours.push_back({absl::StrFormat("%s%s%s%s", kOurLayers, layer->number,
-                                      row.ours, *leaf),
-                      row.pick});
+      const auto rest = WithModule(row.stored, row.ours, layer->rest);
+      if (!rest.has_value()) continue;
+      ours.push_back(
+          {absl::StrFormat("%s%s%s", kOurLayers, layer->number, *rest),
+           row.pick});
     }
     return ours;
   }
   for (const NameRow& row : names.outer) {
-    const auto leaf = LeafOf(row.stored, stored);
-    if (!leaf.has_value()) continue;
-    ours.push_back({absl::StrFormat("%s%s", row.ours, *leaf), row.pick});
+    auto renamed = WithModule(row.stored, row.ours, stored);
+    if (!renamed.has_value()) continue;
+    ours.push_back({*std::move(renamed), row.pick});
   }
   return ours;
 }
@@ -255,17 +283,15 @@ StoredTensor StoredTensorOf(const DecoderSpec& spec, std::string_view name) {
   if (names != nullptr) {
     if (const auto layer = SplitLayer(kOurLayers, name); layer.has_value()) {
       for (const NameRow& row : names->in_layer) {
-        const auto leaf = LeafOf(row.ours, layer->rest);
-        if (!leaf.has_value()) continue;
-        return found(row, absl::StrFormat("%s%s%s%s", names->layers,
-                                          layer->number, row.stored, *leaf));
+        const auto rest = WithModule(row.ours, row.stored, layer->rest);
+        if (!rest.has_value()) continue;
+        return found(row, absl::StrFormat("%s%s%s", names->layers,
+                                          layer->number, *rest));
       }
     }
     for (const NameRow& row : names->outer) {
-      const auto leaf = LeafOf(row.ours, name);
-      if (leaf.has_value()) {
-        return found(row, absl::StrFormat("%s%s", row.stored, *leaf));
-      }
+      auto stored = WithModule(row.ours, row.stored, name);
+      if (stored.has_value()) return found(row, *std::move(stored));
     }
   }
   return {std::string(name), {}, 0};

@@ -56,11 +56,35 @@ TEST(FamilyTensorsTest, EveryCanonicalNameMapsToTheFamilysStoredName) {
             "model.decoder.layers.0.final_layer_norm.weight");
   EXPECT_EQ(stored("opt", "lm_head.weight"), "lm_head.weight");
   EXPECT_EQ(stored("llama", "model.norm.weight"), "model.norm.weight");
+  EXPECT_EQ(stored("mixtral", "model.layers.3.mlp.gate.weight"),
+            "model.layers.3.block_sparse_moe.gate.weight");
+  EXPECT_EQ(stored("mixtral", "model.layers.3.mlp.experts.12.down_proj.weight"),
+            "model.layers.3.block_sparse_moe.experts.12.w2.weight");
+  EXPECT_EQ(stored("mixtral", "model.layers.3.self_attn.q_proj.weight"),
+            "model.layers.3.self_attn.q_proj.weight");
   // The tensors of an artifact have canonical names in every family.
   for (const char* name : {"model.layers.0.self_attn.k_proj.down.weight",
                            "model.layers.0.self_attn.k_proj.part1.weight"}) {
     EXPECT_EQ(stored("gpt_neox", name), name);
     EXPECT_EQ(stored("opt", name), name);
+  }
+}
+
+TEST(FamilyTensorsTest, TheTensorsOfAnExpertKeepItsNumber) {
+  const auto ours = [](const char* stored) {
+    return OurNamesOf(Spec("mixtral"), stored);
+  };
+  const std::string layer = "model.layers.7.";
+  EXPECT_EQ(ours("model.layers.7.block_sparse_moe.experts.0.w1.weight"),
+            std::vector{layer + "mlp.experts.0.gate_proj.weight"});
+  EXPECT_EQ(ours("model.layers.7.block_sparse_moe.experts.10.w3.weight"),
+            std::vector{layer + "mlp.experts.10.up_proj.weight"});
+  for (const char* other :
+       {"model.layers.7.block_sparse_moe.experts..w1.weight",
+        "model.layers.7.block_sparse_moe.experts.1",
+        "model.layers.7.block_sparse_moe.experts.1.w4.weight",
+        "model.layers.7.block_sparse_moe.experts.1x.w1.weight"}) {
+    EXPECT_EQ(ours(other), std::vector<std::string>{other});
   }
 }
 

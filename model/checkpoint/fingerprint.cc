@@ -108,6 +108,11 @@ std::string OutputsText(const DecoderSpec& spec) {
   if (spec.qk_norm != QkNorm::kNone) {
     absl::StrAppendFormat(&text, " qk norm %d", static_cast<int>(spec.qk_norm));
   }
+  if (spec.experts.count > 0) {
+    absl::StrAppendFormat(&text, " experts %d of %d normalize %d",
+                          spec.experts.top_k, spec.experts.count,
+                          spec.experts.normalize);
+  }
   if (!spec.norm_inputs || spec.norm_outputs || spec.norm_weight_offset != 0 ||
       spec.embedding_scale != 1 || spec.score_scale != 0) {
     absl::StrAppendFormat(&text, " norms %d%d offset %a embedding %a scores %a",
@@ -136,6 +141,7 @@ std::string OutputsText(const DecoderSpec& spec) {
   for (const LayerSpec& layer : spec.layers) {
     absl::StrAppendFormat(&text, " window %d", layer.sliding_window);
     if (!layer.rope) text += " no rope";
+    if (layer.experts) text += " experts";
   }
   return text;
 }

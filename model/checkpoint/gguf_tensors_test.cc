@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <span>
 #include <string>
@@ -140,6 +141,8 @@ TEST_P(GgufCheckpointTest, HasTheWeightsIdOfTheFolderWithTheSameWeights) {
       Checkpoint::Open(
           files.Write("small.gguf", GgufOf(folder, GetParam().architecture))));
   EXPECT_EQ(checkpoint.name(), "small");
+  std::filesystem::create_symlink("small.gguf", files.File("link.gguf"));
+  EXPECT_EQ(Checkpoint::Open(files.File("link.gguf"))->name(), "link");
   EXPECT_TRUE(checkpoint.is_gguf());
   EXPECT_EQ(OutputsText(checkpoint.spec()), OutputsText(folder.spec()));
   for (const size_t buffer : {512, 1000, 1 << 20}) {

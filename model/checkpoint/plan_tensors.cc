@@ -20,8 +20,8 @@ std::vector<RequiredTensor> ModelTensors(const DecoderSpec& spec,
     tensors.push_back(
         {std::string(kPositionsName), {spec.max_position_embeddings, m}});
   }
-  const std::vector<RequiredTensor> beside = NormAndMlpTensors(spec);
   for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {
+    const std::vector<RequiredTensor> beside = NormAndMlpTensors(spec, layer);
     for (const auto* list : {&attention(layer), &beside}) {
       for (const RequiredTensor& tensor : *list) {
         tensors.push_back({LayerTensorName(layer, tensor.name), tensor.shape,
@@ -41,11 +41,15 @@ std::vector<RequiredTensor> ModelTensors(const DecoderSpec& spec,
 
 }  // namespace
 
-std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec) {
+std::string ExpertModule(int64_t expert) {
+  return absl::StrCat("mlp.experts.", expert, ".");
+}
+
+std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec,
+                                              int64_t layer) {
   const int64_t m = spec.hidden_size;
-  const int64_t f = spec.intermediate_size;
   std::vector<RequiredTensor> tensors;
-  const auto add = [&](const char* module, std::vector<int64_t> shape,
+  const auto add = [&](const std::string& module, std::vector<int64_t> shape,
                        bool bias) {
     if (bias) tensors.push_back({absl::StrCat(module, ".bias"), {shape[0]}});
     tensors.push_back({absl::StrCat(module, ".weight"), std::move(shape)});
@@ -66,9 +70,21 @@ std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec) {
     add("self_attn.k_norm", {(all ? spec.num_kv_heads : 1) * spec.head_dim},
         false);
   }
-  if (IsGated(spec.mlp)) add("mlp.gate_proj", {f, m}, spec.mlp_bias);
-  add("mlp.up_proj", {f, m}, spec.mlp_bias);
-  add("mlp.down_proj", {m, f}, spec.mlp_bias);
+  const auto add_mlp = [&](const std::string& prefix, int64_t f) {
+    if (IsGated(spec.mlp)) {
+      add(prefix + "gate_proj", {f, m}, spec.mlp_bias);
+    }
+    add(prefix + "up_proj", {f, m}, spec.mlp_bias);
+    add(prefix + "down_proj", {m, f}, spec.mlp_bias);
+  };
+  if (!spec.layers[static_cast<size_t>(layer)].experts) {
+    add_mlp("mlp.", spec.intermediate_size);
+    return tensors;
+  }
+  tensors.push_back({kRouterName, {spec.experts.count, m}});
+  for (int64_t expert = 0; expert < spec.experts.count; ++expert) {
+    add_mlp(ExpertModule(expert), spec.experts.intermediate_size);
+  }
   return tensors;
 }
 

@@ -31,7 +31,14 @@ absl::StatusOr<std::vector<RequiredTensor>> RequiredTensors(
 // The tensors of a layer that no plan changes: those of the MLP and of all
 // norms, also of queries and keys. "post_attention_layernorm" is the norm of
 // the MLP's input, as in Llama. The names omit the prefix "model.layers.{l}.".
-std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec);
+std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec,
+                                              int64_t layer);
+
+// The module of a layer's expert, without the prefix "model.layers.{l}.":
+// "mlp.experts.{e}.".
+std::string ExpertModule(int64_t expert);
+// The router of a layer with experts, [E, M].
+inline constexpr char kRouterName[] = "mlp.gate.weight";
 
 // The tensor names that the loader and the writers of checkpoints share.
 inline constexpr std::string_view kEmbeddingName = "model.embed_tokens.weight";

@@ -121,6 +121,24 @@ struct TensorLister {
   }
 };
 
+// Lists the router and the experts of one layer, under the family's names.
+void ListExperts(const ModelShape& shape, double residual, TensorLister& list) {
+  const int64_t m = shape.hidden_size;
+  const int64_t f = shape.intermediate_size;
+  const bool mixtral = shape.family == Family::kMixtral;
+  const std::string layer = list.prefix;
+  list.prefix = absl::StrCat(layer, mixtral ? "block_sparse_moe." : "mlp.");
+  list.Matrix("gate", shape.num_experts, m, 1.0);
+  const std::string experts = absl::StrCat(list.prefix, "experts.");
+  for (int64_t expert = 0; expert < shape.num_experts; ++expert) {
+    list.prefix = absl::StrCat(experts, expert, ".");
+    list.Matrix(mixtral ? "w1" : "gate_proj", f, m, 1.0);
+    list.Matrix(mixtral ? "w3" : "up_proj", f, m, 1.0);
+    list.Matrix(mixtral ? "w2" : "down_proj", m, f, residual);
+  }
+  list.prefix = layer;
+}
+
 void ListLlama(const ModelShape& shape, double residual, double embedding,
                TensorLister& list) {
   const int64_t m = shape.hidden_size;
@@ -130,22 +148,26 @@ void ListLlama(const ModelShape& shape, double residual, double embedding,
   list.Table("model.embed_tokens", shape.vocab_size, m, embedding);
   for (int64_t i = 0; i < shape.num_layers; ++i) {
     list.prefix = absl::StrCat("model.layers.", i, ".");
+    const bool olmo2 = shape.family == Family::kOlmo2;
+    if (!olmo2) list.Norm("input_layernorm", m);
     list.Projection("self_attn.q_proj", q_size, m, 1.0);
     list.Projection("self_attn.k_proj", kv_size, m, 1.0);
     list.Projection("self_attn.v_proj", kv_size, m, 1.0);
     list.Matrix("self_attn.o_proj", m, q_size, residual);
-    if (shape.family == Family::kOlmo2) {
+    if (olmo2) {
       list.Norm("self_attn.q_norm", q_size);
       list.Norm("self_attn.k_norm", kv_size);
       list.Norm("post_feedforward_layernorm", m);
-    } else {
-      list.Norm("input_layernorm", m);
     }
-    if (shape.family == Family::kQwen3) {
+    if (HasQkNorm(shape.family)) {
       list.Norm("self_attn.q_norm", shape.head_dim);
       list.Norm("self_attn.k_norm", shape.head_dim);
     }
     list.Norm("post_attention_layernorm", m);
+    if (HasExperts(shape.family)) {
+      ListExperts(shape, residual, list);
+      continue;
+    }
     list.Matrix("mlp.gate_proj", f, m, 1.0);
     list.Matrix("mlp.up_proj", f, m, 1.0);
     list.Matrix("mlp.down_proj", m, f, residual);

@@ -398,9 +398,16 @@ class GgufHeaderReader {
 absl::StatusOr<GgufHeader> GgufHeader::Parse(std::string_view text,
                                              uint64_t file_bytes,
                                              const std::string& where) {
+  return ParseOwned(std::vector<char>(text.begin(), text.end()), file_bytes,
+                    where);
+}
+
+absl::StatusOr<GgufHeader> GgufHeader::ParseOwned(std::vector<char> text,
+                                                  uint64_t file_bytes,
+                                                  const std::string& where) {
   GgufHeader header;
   header.where_ = where;
-  header.text_.assign(text.begin(), text.end());
+  header.text_ = std::move(text);
   KVASIR_RETURN_IF_ERROR(GgufHeaderReader(file_bytes, &header).Run());
   return header;
 }
@@ -413,10 +420,10 @@ absl::StatusOr<GgufHeader> GgufHeader::Read(const RandomAccessFile& file) {
         std::min({bytes, file.size_bytes(), kMaxHeaderBytes}));
     KVASIR_RETURN_IF_ERROR(
         file.Read(0, std::as_writable_bytes(std::span<char>(text))));
-    const std::string_view view(text.data(), text.size());
-    KVASIR_RETURN_IF_ERROR(CheckNoLfsPointer(view.substr(0, 64), file.path()));
+    KVASIR_RETURN_IF_ERROR(CheckNoLfsPointer(
+        std::string_view(text.data(), text.size()).substr(0, 64), file.path()));
     absl::StatusOr<GgufHeader> header =
-        Parse(view, file.size_bytes(), file.path());
+        ParseOwned(std::move(text), file.size_bytes(), file.path());
     if (!absl::IsOutOfRange(header.status())) return header;
     if (bytes >= kMaxHeaderBytes) {
       return absl::ResourceExhaustedError(

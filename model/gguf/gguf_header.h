@@ -116,6 +116,9 @@ class GgufHeader {
   friend class GgufHeaderReader;
 
   GgufHeader() = default;
+  static absl::StatusOr<GgufHeader> ParseOwned(std::vector<char> text,
+                                               uint64_t file_bytes,
+                                               const std::string& where);
 
   absl::Status TypeError(std::string_view key, std::string_view want,
                          const GgufValue& have) const;

@@ -43,10 +43,8 @@ struct RefusedRow {
   std::string_view reason;
 };
 
-constexpr std::array<RefusedRow, 8> kRefused = {{
-    {"Qwen3Moe", "mixture-of-experts layers are not served"},
-    {"Qwen2Moe", "mixture-of-experts layers are not served"},
-    {"Mixtral", "mixture-of-experts layers are not served"},
+constexpr std::array<RefusedRow, 6> kRefused = {{
+    {"Qwen2Moe", "experts that all tokens share are not served"},
     {"Gemma3", "models with images are not served; want Gemma3ForCausalLM"},
     {"Gemma", "only Gemma 2 and the text models of Gemma 3 are served"},
     {"Phi3Small", "its block-sparse attention is not served"},

@@ -2,6 +2,7 @@
 // checkpoint's config.json, in one form for all supported families.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -56,12 +57,27 @@ struct RopeSpec {
   friend bool operator==(const RopeSpec&, const RopeSpec&) = default;
 };
 
+// The mixture of experts that replaces the MLP in some layers. A router, a
+// matrix [M, count], gives a token a logit for each expert. The token runs
+// through the top_k experts with the largest logits, and the results are added
+// with weights: the softmax of the logits. Each expert is a gated MLP.
+struct ExpertsSpec {
+  int64_t count = 0;  // E; 0: the model has no experts
+  int64_t top_k = 0;
+  int64_t intermediate_size = 0;  // of each expert
+  // Whether the softmax is over the chosen experts; otherwise over all.
+  bool normalize = false;
+
+  friend bool operator==(const ExpertsSpec&, const ExpertsSpec&) = default;
+};
+
 struct LayerSpec {
   // The most keys that a query attends to, including the key of its own token.
   // 0: all keys up to its own.
   int64_t sliding_window = 0;
   // Whether queries and keys are rotated. False for NoPE layers.
   bool rope = true;
+  bool experts = false;  // whether ExpertsSpec replaces the MLP
 };
 
 struct DecoderSpec {
@@ -106,6 +122,7 @@ struct DecoderSpec {
   bool o_bias = false;
   bool mlp_bias = false;
   bool tied_head = false;
+  ExpertsSpec experts;
   std::vector<LayerSpec> layers;
   std::optional<int32_t> bos_token_id;
   // The ids that end an output. The tokenizer may name further ones.
@@ -119,6 +136,27 @@ struct DecoderSpec {
     return windowed && window_rope.has_value() ? *window_rope : rope;
   }
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
+  // The features of a layer's MLP or experts that the layer has, and those that
+  // a token uses: the most of any layer.
+  int64_t mlp_features() const {
+    return LargestMlp(experts.count * experts.intermediate_size);
+  }
+  int64_t used_mlp_features() const {
+    return LargestMlp(experts.top_k * experts.intermediate_size);
+  }
+  int64_t num_expert_layers() const {
+    return std::count_if(layers.begin(), layers.end(),
+                         [](const LayerSpec& layer) { return layer.experts; });
+  }
+
+ private:
+  int64_t LargestMlp(int64_t of_experts) const {
+    const int64_t expert_layers = num_expert_layers();
+    if (expert_layers == 0) return intermediate_size;
+    return expert_layers == num_layers()
+               ? of_experts
+               : std::max(intermediate_size, of_experts);
+  }
 };
 
 // Chooses the frequencies of LongRoPE for sequences of up to `max_model_len`

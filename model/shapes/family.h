@@ -6,7 +6,6 @@
 
 namespace kvasir::model {
 
-// Mixtures of experts will be families of their own: Mixtral, Qwen3Moe.
 enum class Family {
   kLlama,
   kMistral,
@@ -19,6 +18,8 @@ enum class Family {
   kPhi3,
   kGemma3,
   kGemma2,
+  kMixtral,
+  kQwen3Moe,
 };
 
 // The names of a family, and what it assumes if config.json lacks a field.
@@ -31,11 +32,12 @@ struct FamilyNames {
   // head_dim; 0: hidden_size / num_attention_heads
   int64_t default_head_dim = 0;
   double default_theta = 10000.0;  // rope_theta
+  double default_eps = 1e-6;       // rms_norm_eps
   bool default_tied = false;       // tie_word_embeddings
 };
 
 // Indexed by Family. docs/models.md lists them for users.
-inline constexpr std::array<FamilyNames, 11> kFamilies = {{
+inline constexpr std::array<FamilyNames, 13> kFamilies = {{
     {.architecture = "LlamaForCausalLM",
      .model_type = "llama",
      .default_eos = 2},
@@ -65,10 +67,12 @@ inline constexpr std::array<FamilyNames, 11> kFamilies = {{
      .default_tied = true},
     {.architecture = "Olmo2ForCausalLM",
      .model_type = "olmo2",
-     .default_eos = 50279},
+     .default_eos = 50279,
+     .default_eps = 1e-5},
     {.architecture = "Phi3ForCausalLM",
      .model_type = "phi3",
-     .default_eos = 32000},
+     .default_eos = 32000,
+     .default_eps = 1e-5},
     {.architecture = "Gemma3ForCausalLM",
      .model_type = "gemma3_text",
      .default_eos = 1,
@@ -82,12 +86,30 @@ inline constexpr std::array<FamilyNames, 11> kFamilies = {{
      .default_kv_heads = 4,
      .default_head_dim = 256,
      .default_tied = true},
+    {.architecture = "MixtralForCausalLM",
+     .model_type = "mixtral",
+     .default_eos = 2,
+     .default_kv_heads = 8,
+     .default_theta = 1e6,
+     .default_eps = 1e-5},
+    {.architecture = "Qwen3MoeForCausalLM",
+     .model_type = "qwen3_moe",
+     .default_kv_heads = 4},
 }};
 
 // True for GPT-NeoX and OPT, which have LayerNorm, an MLP without a gate,
 // biases, and a KV head for each query head.
 constexpr bool HasLayerNorm(Family family) {
   return family == Family::kNeox || family == Family::kOpt;
+}
+
+// True for families with a mixture of experts.
+constexpr bool HasExperts(Family family) {
+  return family == Family::kMixtral || family == Family::kQwen3Moe;
+}
+// True for families that normalize each head of queries and keys.
+constexpr bool HasQkNorm(Family family) {
+  return family == Family::kQwen3 || family == Family::kQwen3Moe;
 }
 
 }  // namespace kvasir::model

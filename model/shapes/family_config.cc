@@ -73,7 +73,7 @@ absl::Status ParseActivation(const JsonFields& fields, Family family,
 
 absl::Status ParseBiases(const JsonFields& fields, Family family,
                          DecoderSpec* spec) {
-  if (family == Family::kLlama || family == Family::kQwen3 ||
+  if (family == Family::kLlama || HasQkNorm(family) ||
       family == Family::kSmolLm3 || family == Family::kOlmo2 ||
       IsGemma(family)) {
     KVASIR_ASSIGN_OR_RETURN(spec->qkv_bias,
@@ -170,27 +170,95 @@ absl::Status ParseGemma(const JsonFields& fields, Family family,
 // head.
 absl::Status ParseRotaryFamily(const JsonFields& fields, Family family,
                                DecoderSpec* spec) {
-  const double default_eps =
-      family == Family::kOlmo2 || family == Family::kPhi3 ? 1e-5 : 1e-6;
+  const FamilyNames& names = kFamilies[static_cast<size_t>(family)];
   KVASIR_ASSIGN_OR_RETURN(
-      spec->norm_eps, fields.NumberIn("rms_norm_eps", 1e-30, 1.0, default_eps));
+      spec->norm_eps,
+      fields.NumberIn("rms_norm_eps", 1e-30, 1.0, names.default_eps));
   KVASIR_ASSIGN_OR_RETURN(
-      RopeConfig rope,
-      ParseRope(fields,
-                {.head_dim = spec->head_dim,
-                 .max_position_embeddings = spec->max_position_embeddings,
-                 .default_theta =
-                     kFamilies[static_cast<size_t>(family)].default_theta,
-                 .phi3 = family == Family::kPhi3}));
+      RopeConfig rope, ParseRope(fields, {.head_dim = spec->head_dim,
+                                          .max_position_embeddings =
+                                              spec->max_position_embeddings,
+                                          .default_theta = names.default_theta,
+                                          .phi3 = family == Family::kPhi3}));
   spec->rope = std::move(rope.rope);
   spec->max_position_embeddings = rope.max_positions;
-  if (family == Family::kQwen3) spec->qk_norm = QkNorm::kHeads;
+  if (HasQkNorm(family)) spec->qk_norm = QkNorm::kHeads;
   if (family == Family::kOlmo2) {
     spec->qk_norm = QkNorm::kAllHeads;
     spec->norm_inputs = false;
     spec->norm_outputs = true;
   }
   return absl::OkStatus();
+}
+
+// Reads which layers of Qwen3-MoE have experts: every decoder_sparse_step-th,
+// except mlp_only_layers.
+absl::Status ParseExpertLayers(const JsonFields& fields, DecoderSpec* spec) {
+  KVASIR_ASSIGN_OR_RETURN(
+      const int64_t step,
+      fields.IntIn("decoder_sparse_step", 1, kMaxPositions, 1));
+  for (int64_t layer = 0; layer < spec->num_layers(); ++layer) {
+    spec->layers[static_cast<size_t>(layer)].experts = (layer + 1) % step == 0;
+  }
+  constexpr std::string_view kName = "mlp_only_layers";
+  const json* list = fields.Find(kName);
+  if (list == nullptr) return absl::OkStatus();
+  const auto is_layer = [spec](const json& number) {
+    return number.is_number_integer() && number >= 0 &&
+           number < spec->num_layers();
+  };
+  if (!list->is_array() || !std::all_of(list->begin(), list->end(), is_layer)) {
+    return fields.Error(
+        kName, absl::StrFormat("want a list of layers, 0 to %d, have %s",
+                               spec->num_layers() - 1, JsonExcerpt(*list)));
+  }
+  for (const json& layer : *list) {
+    spec->layers[layer.get<size_t>()].experts = false;
+  }
+  return absl::OkStatus();
+}
+
+// Reads the number of experts. Qwen3-MoE calls it num_experts in transformers 4
+// and num_local_experts, as Mixtral, in transformers 5.
+absl::StatusOr<int64_t> NumExperts(const JsonFields& fields,
+                                   int64_t default_count) {
+  constexpr int64_t kMaxExperts = 1024;
+  constexpr std::string_view kName = "num_local_experts";
+  constexpr std::string_view kOther = "num_experts";
+  KVASIR_ASSIGN_OR_RETURN(const int64_t count,
+                          fields.IntIn(kName, 1, kMaxExperts, default_count));
+  const bool has_name = fields.Find(kName) != nullptr;
+  KVASIR_ASSIGN_OR_RETURN(
+      const int64_t other,
+      fields.IntIn(kOther, 1, kMaxExperts, has_name ? count : default_count));
+  if (has_name && other != count) {
+    return fields.Error(
+        kOther, absl::StrFormat("is %d, but %s is %d", other, kName, count));
+  }
+  return other;
+}
+
+absl::Status ParseExperts(const JsonFields& fields, Family family,
+                          DecoderSpec* spec) {
+  const bool mixtral = family == Family::kMixtral;
+  ExpertsSpec& experts = spec->experts;
+  KVASIR_ASSIGN_OR_RETURN(experts.count, NumExperts(fields, mixtral ? 8 : 128));
+  KVASIR_ASSIGN_OR_RETURN(
+      experts.top_k,
+      fields.IntIn("num_experts_per_tok", 1, experts.count, mixtral ? 2 : 8));
+  if (mixtral) {
+    experts.intermediate_size = spec->intermediate_size;
+    experts.normalize = true;
+    for (LayerSpec& layer : spec->layers) layer.experts = true;
+    return absl::OkStatus();
+  }
+  constexpr int64_t kMaxExpertFeatures = int64_t{1} << 20;
+  KVASIR_ASSIGN_OR_RETURN(
+      experts.intermediate_size,
+      fields.IntIn("moe_intermediate_size", 1, kMaxExpertFeatures, 768));
+  KVASIR_ASSIGN_OR_RETURN(experts.normalize,
+                          fields.BoolOr("norm_topk_prob", false));
+  return ParseExpertLayers(fields, spec);
 }
 
 // Reads which layers of SmolLM3 do not rotate. In no_rope_layers, despite its
@@ -328,6 +396,13 @@ absl::StatusOr<Windows> DefaultWindows(const JsonFields& fields, Family family,
   switch (family) {
     case Family::kMistral:
       break;
+    case Family::kMixtral:
+      use = fields.Find(kName) != nullptr;
+      break;
+    case Family::kQwen3Moe: {
+      KVASIR_ASSIGN_OR_RETURN(use, fields.BoolOr("use_sliding_window", false));
+      break;
+    }
     case Family::kQwen2:
     case Family::kQwen3: {
       KVASIR_ASSIGN_OR_RETURN(use, fields.BoolOr("use_sliding_window", false));
@@ -439,6 +514,9 @@ absl::Status ParseFamily(const JsonFields& fields, Family family,
                                                          names.default_tied));
   if (family == Family::kSmolLm3) {
     KVASIR_RETURN_IF_ERROR(ParseNoRopeLayers(fields, spec));
+  }
+  if (HasExperts(family)) {
+    KVASIR_RETURN_IF_ERROR(ParseExperts(fields, family, spec));
   }
   KVASIR_RETURN_IF_ERROR(ParseBiases(fields, family, spec));
   KVASIR_RETURN_IF_ERROR(ParseWindows(fields, family, spec));

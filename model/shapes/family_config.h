@@ -9,9 +9,9 @@
 
 namespace kvasir::model {
 
-// Fills in biases, norms, windows, activation and RoPE. `spec` must have its
-// sizes. INVALID_ARGUMENT for a field with an impossible value, UNIMPLEMENTED
-// for one that describes a model that is not served.
+// Fills in biases, norms, windows, experts, activation and RoPE. `spec` must
+// have its sizes. INVALID_ARGUMENT for a field with an impossible value,
+// UNIMPLEMENTED for one that describes a model that is not served.
 absl::Status ParseFamily(const JsonFields& fields, Family family,
                          DecoderSpec* spec);
 

@@ -34,6 +34,8 @@ json Small(const char* architecture, const char* model_type) {
               model_type);
 }
 json SmallQwen3() { return Small("Qwen3ForCausalLM", "qwen3"); }
+json SmallMixtral() { return Small("MixtralForCausalLM", "mixtral"); }
+json SmallQwen3Moe() { return Small("Qwen3MoeForCausalLM", "qwen3_moe"); }
 json SmallOlmo2() { return Small("Olmo2ForCausalLM", "olmo2"); }
 json SmallPhi3() { return Small("Phi3ForCausalLM", "phi3"); }
 json SmallGemma3() { return Small("Gemma3ForCausalLM", "gemma3_text"); }
@@ -96,6 +98,83 @@ TEST(FamilyConfigTest, Qwen3WindowsBeginAtMaxWindowLayersOrFollowLayerTypes) {
   config["use_sliding_window"] = false;
   EXPECT_THAT(Parse(config),
               StatusIs(kWrong, HasSubstr("disagrees with sliding_window")));
+}
+
+std::vector<bool> HasExperts(const DecoderSpec& spec) {
+  std::vector<bool> experts;
+  for (const LayerSpec& layer : spec.layers) experts.push_back(layer.experts);
+  return experts;
+}
+
+TEST(FamilyConfigTest, EveryLayerOfMixtralHasExperts) {
+  json config = SmallMixtral();
+  config.erase("rms_norm_eps");
+  config.erase("num_key_value_heads");
+  config["num_attention_heads"] = 8;
+  const DecoderSpec spec = MustParse(config);
+  EXPECT_EQ(spec.experts, (ExpertsSpec{8, 2, 96, true}));
+  EXPECT_THAT(HasExperts(spec), ElementsAre(true, true, true));
+  EXPECT_EQ(spec.norm_eps, 1e-5);
+  EXPECT_EQ(spec.num_kv_heads, 8);
+  EXPECT_NEAR(spec.rope.frequencies[1] * std::pow(1e6, 0.25), 1, 1e-12);
+  EXPECT_THAT(WindowsOf(spec), ElementsAre(0, 0, 0));
+  config["num_local_experts"] = 5;
+  config["num_experts_per_tok"] = 5;
+  config["sliding_window"] = 7;
+  EXPECT_EQ(MustParse(config).experts, (ExpertsSpec{5, 5, 96, true}));
+  EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(7, 7, 7));
+  config["sliding_window"] = nullptr;
+  EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(0, 0, 0));
+}
+
+TEST(FamilyConfigTest, LayersOfQwen3MoeHaveExpertsByStepAndExceptions) {
+  json config = With(SmallQwen3Moe(), "num_hidden_layers", 5);
+  DecoderSpec spec = MustParse(config);
+  EXPECT_EQ(spec.experts, (ExpertsSpec{128, 8, 768, false}));
+  EXPECT_EQ(spec.qk_norm, QkNorm::kHeads);
+  EXPECT_EQ(spec.head_dim, 16);
+  EXPECT_THAT(HasExperts(spec), ElementsAre(true, true, true, true, true));
+  EXPECT_EQ(spec.mlp_features(), 128 * 768);
+  EXPECT_EQ(spec.used_mlp_features(), 8 * 768);
+  config["decoder_sparse_step"] = 2;
+  config["mlp_only_layers"] = {3, 0};
+  config["norm_topk_prob"] = true;
+  config["moe_intermediate_size"] = 10;
+  config["num_experts"] = 9;
+  spec = MustParse(config);
+  EXPECT_EQ(spec.experts, (ExpertsSpec{9, 8, 10, true}));
+  EXPECT_THAT(HasExperts(spec), ElementsAre(false, true, false, false, false));
+  EXPECT_EQ(spec.mlp_features(), 96);
+  config["num_local_experts"] = 9;
+  EXPECT_EQ(MustParse(config).experts, spec.experts);
+  config.erase("num_experts");
+  EXPECT_EQ(MustParse(config).experts, spec.experts);
+  config["use_sliding_window"] = true;
+  config["sliding_window"] = 6;
+  EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(6, 6, 6, 6, 6));
+}
+
+TEST(FamilyConfigTest, FieldsOfExpertsThatFitNoModelAreRefused) {
+  const auto refused = [](const json& config, const char* name,
+                          const json& value, const char* text) {
+    EXPECT_THAT(Parse(With(config, name, value)),
+                StatusIs(kWrong, HasSubstr(text)));
+  };
+  refused(SmallMixtral(), "num_local_experts", 0, "want 1 to 1024, have 0");
+  refused(SmallMixtral(), "num_local_experts", 1025, "want 1 to 1024");
+  refused(SmallMixtral(), "num_experts_per_tok", 9, "want 1 to 8, have 9");
+  refused(SmallMixtral(), "num_local_experts", 1,
+          "num_experts_per_tok: want 1 to 1, have 2");
+  refused(SmallQwen3Moe(), "num_experts", -1, "want 1 to 1024, have -1");
+  refused(With(SmallQwen3Moe(), "num_experts", 16), "num_local_experts", 17,
+          "num_experts: is 16, but num_local_experts is 17");
+  refused(SmallQwen3Moe(), "moe_intermediate_size", 0, "want 1");
+  refused(SmallQwen3Moe(), "decoder_sparse_step", 0, "want 1");
+  for (const json& list :
+       {json(1), json::array({3}), json::array({-1}), json::array({"0"})}) {
+    refused(SmallQwen3Moe(), "mlp_only_layers", list,
+            "mlp_only_layers: want a list of layers, 0 to 2");
+  }
 }
 
 TEST(FamilyConfigTest, EveryFourthLayerOfSmolLm3DoesNotRotateByDefault) {

@@ -57,6 +57,18 @@ void AddLayerNormFields(const ModelShape& shape, std::string_view torch_dtype,
   config["use_parallel_residual"] = true;
 }
 
+void AddExpertFields(const ModelShape& shape, Json& config) {
+  config["num_experts_per_tok"] = shape.experts_per_token;
+  if (shape.family == Family::kMixtral) {
+    config["num_local_experts"] = shape.num_experts;
+    return;
+  }
+  config["decoder_sparse_step"] = 1;
+  config["moe_intermediate_size"] = shape.intermediate_size;
+  config["norm_topk_prob"] = true;
+  config["num_experts"] = shape.num_experts;
+}
+
 }  // namespace
 
 std::string ConfigJsonOfShape(const ModelShape& shape,
@@ -84,6 +96,7 @@ std::string ConfigJsonOfShape(const ModelShape& shape,
   config["max_position_embeddings"] = shape.max_position;
   if (is_llama) config["mlp_bias"] = false;
   config["num_attention_heads"] = shape.num_query_heads;
+  if (HasExperts(shape.family)) AddExpertFields(shape, config);
   config["num_hidden_layers"] = shape.num_layers;
   config["num_key_value_heads"] = shape.num_kv_heads;
   config["rms_norm_eps"] = shape.norm_eps;

@@ -41,6 +41,19 @@ ModelShape Qwen3() {
           .bos_token_id = 151643,
           .eos_token_id = 151645};
 }
+ModelShape Mixtral() {
+  return {.family = Family::kMixtral,
+          .num_experts = 8,
+          .experts_per_token = 2,
+          .rope_theta = 1000000.0};
+}
+ModelShape Qwen3Moe() {
+  ModelShape shape = Qwen3();
+  shape.family = Family::kQwen3Moe;
+  shape.num_experts = 128;
+  shape.experts_per_token = 8;
+  return shape;
+}
 ModelShape SmolLm3() {
   return {.family = Family::kSmolLm3,
           .rope_theta = 5000000.0,
@@ -100,6 +113,8 @@ constexpr Row kRows[] = {
      Head::kTied},
     {"qwen3-4b", Qwen3, 36, 2560, 9728, 32, 8, 128, 151936, 40960, Head::kTied},
     {"qwen3-8b", Qwen3, 36, 4096, 12288, 32, 8, 128, 151936, 40960},
+    {"qwen3-30b-a3b", Qwen3Moe, 48, 2048, 768, 32, 4, 128, 151936, 40960},
+    {"mixtral-8x7b", Mixtral, 32, 4096, 14336, 32, 8, 128, 32000, 32768},
     {"smollm3-3b", SmolLm3, 36, 2048, 11008, 16, 4, 128, 128256, 65536,
      Head::kTied},
     {"pythia-160m", Pythia, 12, 768, 3072, 12, 12, 64, 50304, 2048},

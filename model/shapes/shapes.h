@@ -17,7 +17,10 @@ struct ModelShape {
   Family family = Family::kLlama;
   int64_t num_layers = 0;
   int64_t hidden_size = 0;
-  int64_t intermediate_size = 0;
+  int64_t intermediate_size = 0;  // of each expert, if there are experts
+  // All layers of a model with experts have them.
+  int64_t num_experts = 0;
+  int64_t experts_per_token = 0;
   int64_t num_query_heads = 0;
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;

@@ -16,13 +16,6 @@ namespace {
 constexpr size_t kMaxContentBytes = 1024;
 constexpr size_t kMaxTrieBytes = size_t{8} << 20;
 
-size_t PreviousCharBegin(std::string_view text, size_t end) {
-  size_t begin = end - 1;
-  while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80)
-    --begin;
-  return begin;
-}
-
 bool WordEndsAt(std::string_view text, size_t end) {
   if (end == 0) return false;
   return IsWordChar(FirstChar(text.substr(PreviousCharBegin(text, end))).value);
@@ -30,24 +23,6 @@ bool WordEndsAt(std::string_view text, size_t end) {
 
 bool WordStartsAt(std::string_view text, size_t begin) {
   return begin < text.size() && IsWordChar(FirstChar(text.substr(begin)).value);
-}
-
-size_t SpaceBegin(std::string_view text, size_t end, size_t least) {
-  while (end > least) {
-    const size_t begin = PreviousCharBegin(text, end);
-    if (!IsWhiteSpace(FirstChar(text.substr(begin)).value)) break;
-    end = begin;
-  }
-  return std::max(end, least);
-}
-
-size_t SpaceEnd(std::string_view text, size_t begin) {
-  while (begin < text.size()) {
-    const Utf8Char c = FirstChar(text.substr(begin));
-    if (!IsWhiteSpace(c.value)) break;
-    begin += c.size;
-  }
-  return begin;
 }
 
 }  // namespace
@@ -148,11 +123,12 @@ absl::StatusOr<AddedTokens> AddedTokens::Build(
       KVASIR_ASSIGN_OR_RETURN(NormalizedText result,
                               normalizer.Apply(content, &budget));
       content = std::move(result.text);
-      if (content.empty() && (token.left_strip || token.right_strip)) {
+      if (content.empty()) {
         return absl::UnimplementedError(absl::StrCat(
             "added_tokens[", i, "] has the id ", token.id,
-            " and becomes empty in the normalizer; with lstrip or rstrip it "
-            "would stand for every space, which is not supported"));
+            " and becomes empty in the normalizer; the reference then splits "
+            "every text into characters, which is not supported; set its "
+            "normalized to false"));
       }
     }
     total_bytes += content.size();

@@ -189,7 +189,7 @@ TEST(AddedTokensTest, ATokenThatBeginsBehindItsEndGivesNoId) {
   EXPECT_EQ(ids, (Ids{256, ' ', 'a'}));
 }
 
-TEST(AddedTokensTest, ATokenThatTheNormalizerMakesEmptyIsRefusedIfItStrips) {
+TEST(AddedTokensTest, ATokenThatTheNormalizerMakesEmptyIsRefused) {
   json file = FileWith({{"<R>", "r"}, {"  ", "ln"}});
   file["normalizer"] = {
       {"type", "Strip"}, {"strip_left", true}, {"strip_right", true}};
@@ -197,6 +197,10 @@ TEST(AddedTokensTest, ATokenThatTheNormalizerMakesEmptyIsRefusedIfItStrips) {
               base::StatusIs(absl::StatusCode::kUnimplemented,
                              HasSubstr("added_tokens[1] has the id 257")));
   file["added_tokens"][1]["lstrip"] = false;
+  EXPECT_THAT(Tokenizer::FromJson(file.dump()),
+              base::StatusIs(absl::StatusCode::kUnimplemented,
+                             HasSubstr("becomes empty in the normalizer")));
+  file["added_tokens"][1]["normalized"] = false;
   KVASIR_EXPECT_OK(Tokenizer::FromJson(file.dump()));
 }
 

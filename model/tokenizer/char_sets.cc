@@ -4,44 +4,42 @@
 #include <unicode/unistr.h>
 #include <unicode/usetiter.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "base/string_view.h"
+#include "model/tokenizer/reference_unicode.h"
 
 namespace kvasir::model {
 namespace {
 
-// A set from a constant expression in ICU's notation.
-icu::UnicodeSet Set(const char16_t* expression) {
-  UErrorCode code = U_ZERO_ERROR;
-  icu::UnicodeSet set(icu::UnicodeString(expression), code);
-  KVASIR_CHECK(U_SUCCESS(code));
-  return set;
-}
-
 struct NamedSet {
   std::string_view name;
-  const char16_t* expression;
+  uint32_t categories = 0;
+  std::optional<UProperty> property;
+  const char16_t* more = u"[]";
 };
 
+constexpr uint32_t kGraph = U_GC_L_MASK | U_GC_M_MASK | U_GC_N_MASK |
+                            U_GC_P_MASK | U_GC_S_MASK | U_GC_CF_MASK |
+                            U_GC_CO_MASK;
 constexpr NamedSet kPosix[] = {
-    {"alnum", u"[\\p{Alphabetic}\\p{Nd}]"},
-    {"alpha", u"[\\p{Alphabetic}]"},
-    {"ascii", u"[\\u0000-\\u007F]"},
-    {"blank", u"[\\p{Zs}\\t]"},
-    {"cntrl", u"[\\p{Cc}]"},
-    {"digit", u"[\\p{Nd}]"},
-    {"graph", u"[^\\p{White_Space}\\p{Cc}\\p{Cn}\\p{Cs}]"},
-    {"lower", u"[\\p{Lowercase}]"},
-    {"print", u"[[^\\p{White_Space}\\p{Cc}\\p{Cn}\\p{Cs}]\\p{Zs}]"},
-    {"punct", u"[\\p{P}\\p{S}]"},
-    {"space", u"[\\p{White_Space}]"},
-    {"upper", u"[\\p{Uppercase}]"},
-    {"xdigit", u"[0-9A-Fa-f]"},
-    {"word", u"[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}]"},
+    {.name = "alnum", .categories = U_GC_ND_MASK, .property = UCHAR_ALPHABETIC},
+    {.name = "alpha", .property = UCHAR_ALPHABETIC},
+    {.name = "ascii", .more = u"[\\u0000-\\u007F]"},
+    {.name = "blank", .categories = U_GC_ZS_MASK, .more = u"[\\t]"},
+    {.name = "cntrl", .categories = U_GC_CC_MASK},
+    {.name = "digit", .categories = U_GC_ND_MASK},
+    {.name = "graph", .categories = kGraph},
+    {.name = "lower", .property = UCHAR_LOWERCASE},
+    {.name = "print", .categories = kGraph | U_GC_ZS_MASK},
+    {.name = "punct", .categories = U_GC_P_MASK | U_GC_S_MASK},
+    {.name = "space", .property = UCHAR_WHITE_SPACE},
+    {.name = "upper", .property = UCHAR_UPPERCASE},
+    {.name = "xdigit", .more = u"[0-9A-Fa-f]"},
 };
 
 std::string Lower(std::string_view name) {
@@ -62,7 +60,7 @@ absl::Status Unknown(std::string_view name) {
 // All sequences of characters that equal one character without regard to case.
 const icu::UnicodeSet& FoldsOfOneChar() {
   static const auto* const kFolds = [] {
-    auto* folds = new icu::UnicodeSet(Set(u"[\\p{CWCF}]"));
+    auto* folds = new icu::UnicodeSet(SetOf(u"[\\p{CWCF}]"));
     folds->closeOver(USET_CASE_INSENSITIVE);
     return folds;
   }();
@@ -71,50 +69,53 @@ const icu::UnicodeSet& FoldsOfOneChar() {
 
 }  // namespace
 
-const icu::UnicodeSet& WordChars(WordSet set) {
-  static const auto* const kBracketed =
-      new icu::UnicodeSet(Set(u"[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}]"));
+const icu::UnicodeSet& WordChars(WordKind kind) {
   static const auto* const kAlone = [] {
-    auto* alone = new icu::UnicodeSet(*kBracketed);
-    alone->addAll(Set(u"[\\u00B2\\u00B3\\u00B9\\u00BC-\\u00BE]"));
+    auto* alone = new icu::UnicodeSet(WordSet());
+    alone->addAll(SetOf(u"[\\u00B2\\u00B3\\u00B9\\u00BC-\\u00BE]"));
     return alone;
   }();
-  return set == WordSet::kAlone ? *kAlone : *kBracketed;
+  static const auto* const kInBrackets = new icu::UnicodeSet(WordSet());
+  return kind == WordKind::kAlone ? *kAlone : *kInBrackets;
 }
 
 absl::StatusOr<icu::UnicodeSet> PosixSet(std::string_view name) {
+  if (name == "word") return WordChars(WordKind::kInBrackets);
   for (const NamedSet& posix : kPosix) {
-    if (posix.name == name) return Set(posix.expression);
+    if (posix.name != name) continue;
+    icu::UnicodeSet set = SetOf(posix.more);
+    if (posix.property) set.addAll(BinarySet(*posix.property).value());
+    if (posix.categories != 0) set.addAll(CategorySet(posix.categories));
+    return set;
   }
   return Unknown(name);
 }
 
 absl::StatusOr<icu::UnicodeSet> PropertySet(std::string_view name,
-                                            WordSet words) {
+                                            WordKind words) {
   const std::string key = Lower(name);
   if (key == "word") return WordChars(words);
-  if (key == "punct") return Set(u"[\\p{P}]");  // unlike [[:punct:]]
+  if (key == "punct") return CategorySet(U_GC_P_MASK);  // unlike [[:punct:]]
   if (auto posix = PosixSet(key); posix.ok()) return posix;
-  if (key == "any") return Set(u"[\\u0000-\\U0010FFFF]");
-  if (key == "assigned") return Set(u"[^\\p{Cn}]");
-  UErrorCode code = U_ZERO_ERROR;
-  icu::UnicodeSet set;
-  for (const UProperty property : {UCHAR_GENERAL_CATEGORY_MASK, UCHAR_SCRIPT}) {
-    const int32_t value = u_getPropertyValueEnum(property, key.c_str());
-    if (value == UCHAR_INVALID_CODE) continue;
-    set.applyIntPropertyValue(property, value, code);
-    if (U_SUCCESS(code)) return set;
+  if (key == "any") return icu::UnicodeSet(0, 0x10FFFF);
+  if (key == "assigned") return CategorySet(~uint32_t{U_GC_CN_MASK});
+  const int32_t mask =
+      u_getPropertyValueEnum(UCHAR_GENERAL_CATEGORY_MASK, key.c_str());
+  if (mask != UCHAR_INVALID_CODE) {
+    return CategorySet(static_cast<uint32_t>(mask));
   }
-  const UProperty property = u_getPropertyEnum(key.c_str());
-  if (property >= UCHAR_BINARY_START && property < UCHAR_BINARY_LIMIT) {
-    set.applyIntPropertyValue(property, 1, code);
-    if (U_SUCCESS(code)) return set;
+  const int32_t script = u_getPropertyValueEnum(UCHAR_SCRIPT, key.c_str());
+  if (script != UCHAR_INVALID_CODE) {
+    auto set = ScriptSet(static_cast<UScriptCode>(script));
+    if (!set.isEmpty()) return set;
   }
+  auto binary = BinarySet(u_getPropertyEnum(key.c_str()));
+  if (binary) return *std::move(binary);
   return Unknown(name);
 }
 
 bool AddOtherCases(icu::UnicodeSet* set) {
-  set->closeOver(USET_CASE_INSENSITIVE);
+  CloseOverCase(set);
   const bool single = !set->hasStrings();
   set->removeAllStrings();
   return single;

@@ -13,13 +13,13 @@ namespace kvasir::model {
 
 // \w, \W, \b and \p{word} outside of brackets have six characters more than
 // [\w] and [[:word:]]: the superscript digits and fractions of Latin-1.
-enum class WordSet { kInBrackets, kAlone };
-const icu::UnicodeSet& WordChars(WordSet set);
+enum class WordKind { kInBrackets, kAlone };
+const icu::UnicodeSet& WordChars(WordKind kind);
 
 // The set of \p{name}. Case, spaces, - and _ in a name do not count.
 // UNIMPLEMENTED: no such set is known.
 absl::StatusOr<icu::UnicodeSet> PropertySet(std::string_view name,
-                                            WordSet words);
+                                            WordKind words);
 
 // The set of [[:name:]]. UNIMPLEMENTED: no such set is known.
 absl::StatusOr<icu::UnicodeSet> PosixSet(std::string_view name);

@@ -56,15 +56,6 @@ std::string ReplaceLiteral(std::string_view text, std::string_view from,
   return out;
 }
 
-size_t NumChars(std::string_view text) {
-  size_t count = 0;
-  while (!text.empty()) {
-    text.remove_prefix(FirstChar(text).size);
-    ++count;
-  }
-  return count;
-}
-
 bool StartsWith(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
 }

@@ -141,22 +141,26 @@ absl::Status PreTokenizer::Rewrite(const Step& step, TextBudget* budget,
   for (TextPiece& piece : list->pieces) {
     if (piece.text.empty()) continue;
     const bool prefixed =
-        !step.prefix.empty() && (piece.at_start || !step.prefix_only_at_start);
+        !step.prefix.empty() && (piece.front > 0 || !step.prefix_only_at_start);
     const bool has_space = !step.replacement.empty() &&
                            piece.text.find(' ') != std::string_view::npos;
     if (!prefixed && !has_space) continue;
     std::string text;
     text.reserve(piece.text.size() + step.prefix.size() + 16);
-    for (const char c : piece.text) {
-      if (c == ' ' && has_space) {
+    size_t front = 0;
+    for (size_t i = 0; i < piece.text.size(); ++i) {
+      if (piece.text[i] == ' ' && has_space) {
         text.append(step.replacement);
       } else {
-        text.push_back(c);
+        text.push_back(piece.text[i]);
       }
+      if (i < piece.front) front = text.size();
     }
     if (prefixed && text.compare(0, step.prefix.size(), step.prefix) != 0) {
       text.insert(0, step.prefix);
+      if (front > 0) front += step.prefix.size();
     }
+    piece.front = front;
     KVASIR_RETURN_IF_ERROR(Replace(std::move(text), budget, list, &piece));
   }
   return absl::OkStatus();
@@ -166,7 +170,9 @@ absl::Status PreTokenizer::MapBytes(TextBudget* budget, PieceList* list) {
   for (TextPiece& piece : list->pieces) {
     std::string mapped;
     mapped.reserve(piece.text.size() + 16);
-    AppendByteLevel(piece.text, &mapped);
+    AppendByteLevel(piece.text.substr(0, piece.front), &mapped);
+    const size_t front = std::exchange(piece.front, mapped.size());
+    AppendByteLevel(piece.text.substr(front), &mapped);
     KVASIR_RETURN_IF_ERROR(Replace(std::move(mapped), budget, list, &piece));
   }
   return absl::OkStatus();
@@ -272,7 +278,8 @@ absl::Status PreTokenizer::Split(const Step& step, TextBudget* budget,
       if (range.begin == range.end) continue;
       if (step.behavior == Behavior::kRemoved && match.is_match) continue;
       pieces.push_back({piece.text.substr(range.begin, range.end - range.begin),
-                        piece.at_start && range.begin == 0});
+                        std::min(piece.front, range.end) -
+                            std::min(piece.front, range.begin)});
     }
   }
   given_up -= pieces.size();
@@ -290,12 +297,12 @@ absl::Status PreTokenizer::ApplyStep(const Step& step, TextBudget* budget,
   return step.map_bytes ? MapBytes(budget, list) : absl::OkStatus();
 }
 
-absl::Status PreTokenizer::Apply(std::string_view text, bool at_start,
+absl::Status PreTokenizer::Apply(std::string_view text, size_t front,
                                  TextBudget* budget, PieceList* list) const {
   list->pieces.clear();
   list->owned.clear();
   if (text.empty()) return absl::OkStatus();
-  list->pieces.push_back({text, at_start});
+  list->pieces.push_back({text, front});
   KVASIR_RETURN_IF_ERROR(budget->Spend(sizeof(TextPiece)));
   for (const Step& step : steps_) {
     KVASIR_RETURN_IF_ERROR(ApplyStep(step, budget, list));

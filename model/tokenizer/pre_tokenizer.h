@@ -17,8 +17,9 @@ namespace kvasir::model {
 
 struct TextPiece {
   std::string_view text;
-  // The piece begins at the start of the whole encoded text.
-  bool at_start = false;
+  // How many bytes at its front stand for the first character of the whole
+  // encoded text. 0: the piece begins later.
+  size_t front = 0;
 };
 
 // The pieces of a text. `owned` has the texts of rewritten pieces, which are
@@ -46,8 +47,9 @@ class PreTokenizer {
   // Replaces `list` by the pieces of `text`, which must be valid UTF-8 and
   // outlive the list. Spends the bytes of the rewritten texts from `budget`.
   // INVALID_ARGUMENT if the budget is too small for these texts and the pieces,
-  // or if a pattern exceeds its step limit.
-  absl::Status Apply(std::string_view text, bool at_start, TextBudget* budget,
+  // or if a pattern exceeds its step limit. `front` bytes of `text` stand for
+  // the first character of the whole encoded text.
+  absl::Status Apply(std::string_view text, size_t front, TextBudget* budget,
                      PieceList* list) const;
 
  private:

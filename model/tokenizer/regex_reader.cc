@@ -59,7 +59,7 @@ absl::StatusOr<char32_t> RegexReader::OneChar() {
   return c.value;
 }
 
-absl::StatusOr<CharItem> RegexReader::CharEscape(WordSet words) {
+absl::StatusOr<CharItem> RegexReader::CharEscape(WordKind words) {
   if (at_ + 1 >= in_.size()) return Invalid("a \\ that escapes nothing");
   const char c = Next(1);
   CharItem item;
@@ -128,7 +128,7 @@ absl::StatusOr<CharItem> RegexReader::CharEscape(WordSet words) {
   return item;
 }
 
-absl::StatusOr<CharItem> RegexReader::Property(WordSet words) {
+absl::StatusOr<CharItem> RegexReader::Property(WordKind words) {
   const size_t end = in_.find('}', at_);
   if (Next(2) != '{' || end == std::string_view::npos) {
     return Unsupported(absl::StrCat(AbslView(in_.substr(at_, 2)),
@@ -216,7 +216,7 @@ absl::StatusOr<CharItem> RegexReader::BracketItem() {
     item.one_char = true;
     return item;
   }
-  if (Next(1) != 'b') return CharEscape(WordSet::kInBrackets);
+  if (Next(1) != 'b') return CharEscape(WordKind::kInBrackets);
   at_ += 2;
   item.value = '\b';
   item.one_char = true;

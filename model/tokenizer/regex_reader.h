@@ -51,13 +51,13 @@ class RegexReader {
 
   absl::StatusOr<char32_t> OneChar();
   // Reads a backslash and what follows it, inside brackets or outside.
-  absl::StatusOr<CharItem> CharEscape(WordSet words);
+  absl::StatusOr<CharItem> CharEscape(WordKind words);
   // Reads [...].
   absl::StatusOr<icu::UnicodeSet> Brackets(bool ignore_case);
 
  private:
   std::string Text(std::string_view what) const;
-  absl::StatusOr<CharItem> Property(WordSet words);
+  absl::StatusOr<CharItem> Property(WordKind words);
   absl::StatusOr<CharItem> HexEscape();
   absl::StatusOr<CharItem> Posix();
   absl::StatusOr<CharItem> BracketItem();

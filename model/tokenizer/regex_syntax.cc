@@ -242,7 +242,7 @@ absl::Status RegexTranslator::Escape(const Options& options, Extent* extent) {
     case 'B': {
       Skip(2);
       extent->asserts = true;
-      const UnicodeSet& words = WordChars(WordSet::kAlone);
+      const UnicodeSet& words = WordChars(WordKind::kAlone);
       const bool boundary = c == 'b';
       KVASIR_RETURN_IF_ERROR(Write("(?:(?<="));
       KVASIR_RETURN_IF_ERROR(WriteSet(words));
@@ -263,7 +263,7 @@ absl::Status RegexTranslator::Escape(const Options& options, Extent* extent) {
     return Write(assertion);
   }
   if (c >= '1' && c <= '9') return BackReference(options);
-  KVASIR_ASSIGN_OR_RETURN(const CharItem item, CharEscape(WordSet::kAlone));
+  KVASIR_ASSIGN_OR_RETURN(const CharItem item, CharEscape(WordKind::kAlone));
   if (item.one_char) return WriteChar(item.value, options);
   run_.remove();
   return WriteSet(item.set);

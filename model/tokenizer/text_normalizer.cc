@@ -1,5 +1,6 @@
 #include "model/tokenizer/text_normalizer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -25,27 +26,13 @@ std::string Lower(std::string_view text) {
   return out;
 }
 
-size_t LeadingSpaceBytes(std::string_view text) {
+// The length of the first `count` characters of `text`.
+size_t BytesOfChars(std::string_view text, size_t count) {
   size_t at = 0;
-  while (at < text.size()) {
-    const Utf8Char c = FirstChar(text.substr(at));
-    if (!IsWhiteSpace(c.value)) break;
-    at += c.size;
+  for (; count > 0 && at < text.size(); --count) {
+    at += FirstChar(text.substr(at)).size;
   }
   return at;
-}
-
-size_t EndWithoutTrailingSpace(std::string_view text) {
-  size_t end = text.size();
-  while (end > 0) {
-    size_t begin = end - 1;
-    while (begin > 0 &&
-           (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80)
-      --begin;
-    if (!IsWhiteSpace(FirstChar(text.substr(begin)).value)) break;
-    end = begin;
-  }
-  return end;
 }
 
 std::optional<NormalForm> FormOf(const std::string& type) {
@@ -111,35 +98,52 @@ absl::StatusOr<TextNormalizer> TextNormalizer::FromJson(const JsonRef& ref) {
 
 absl::Status TextNormalizer::ApplyStep(const Step& step, size_t max_bytes,
                                        NormalizedText* text) {
+  const size_t front = text->front;
   switch (step.kind) {
     case Kind::kPrepend:
-      if (!text->text.empty()) text->text.insert(0, step.content);
+      if (text->text.empty()) return absl::OkStatus();
+      text->text.insert(0, step.content);
+      if (front > 0) text->front = front + step.content.size();
       return absl::OkStatus();
     case Kind::kReplace: {
       KVASIR_ASSIGN_OR_RETURN(
-          text->text,
-          ReplaceAll(*step.pattern, step.content, text->text, max_bytes));
+          text->text, ReplaceAll(*step.pattern, step.content, text->text,
+                                 max_bytes, &text->front));
       return absl::OkStatus();
     }
     case Kind::kForm: {
+      KVASIR_ASSIGN_OR_RETURN(
+          const std::string first,
+          Normalize(step.form, text->text.substr(0, front)));
       KVASIR_ASSIGN_OR_RETURN(text->text, Normalize(step.form, text->text));
+      text->front = BytesOfChars(text->text, NumChars(first));
       return absl::OkStatus();
     }
     case Kind::kLowercase:
+      text->front = Lower(text->text.substr(0, front)).size();
       text->text = Lower(text->text);
       return absl::OkStatus();
     case Kind::kStrip: {
       std::string_view rest = text->text;
       if (step.strip_right)
-        rest = rest.substr(0, EndWithoutTrailingSpace(rest));
-      const size_t front = step.strip_left ? LeadingSpaceBytes(rest) : 0;
-      text->front_stripped |= front > 0;
-      text->text = std::string(rest.substr(front));
+        rest = rest.substr(0, SpaceBegin(rest, rest.size(), 0));
+      const size_t left = step.strip_left ? SpaceEnd(rest, 0) : 0;
+      text->front = std::min(rest.size(), std::max(front, left)) - left;
+      text->text = std::string(rest.substr(left));
       return absl::OkStatus();
     }
     case Kind::kPrecompiled: {
+      KVASIR_ASSIGN_OR_RETURN(
+          const std::string first,
+          step.rules->Apply(text->text.substr(0, front), max_bytes));
       KVASIR_ASSIGN_OR_RETURN(text->text,
                               step.rules->Apply(text->text, max_bytes));
+      // If the rules remove the first character, the next one takes its place,
+      // as in the reference.
+      if (front > 0) {
+        text->front =
+            BytesOfChars(text->text, std::max<size_t>(NumChars(first), 1));
+      }
       return absl::OkStatus();
     }
   }
@@ -148,7 +152,8 @@ absl::Status TextNormalizer::ApplyStep(const Step& step, size_t max_bytes,
 
 absl::StatusOr<NormalizedText> TextNormalizer::Apply(std::string_view text,
                                                      TextBudget* budget) const {
-  NormalizedText result{.text = std::string(text)};
+  NormalizedText result{.text = std::string(text),
+                        .front = BytesOfChars(text, 1)};
   KVASIR_RETURN_IF_ERROR(budget->Spend(text.size()));
   for (const Step& step : steps_) {
     const size_t before = result.text.size();

@@ -17,9 +17,9 @@ namespace kvasir::model {
 
 struct NormalizedText {
   std::string text;
-  // True if whitespace was stripped from the front, so that the text no longer
-  // starts where the original did.
-  bool front_stripped = false;
+  // How many bytes at the front stand for the first character of the original.
+  // 0 if this character was removed.
+  size_t front = 0;
 };
 
 // Threads: immutable, so any thread may use it.

@@ -1,5 +1,6 @@
 #include "model/tokenizer/text_pattern.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -59,8 +60,8 @@ absl::Status PatternFinder::FindAll(std::string_view text,
 
 absl::StatusOr<std::string> ReplaceAll(const TextPattern& pattern,
                                        std::string_view content,
-                                       std::string_view text,
-                                       size_t max_bytes) {
+                                       std::string_view text, size_t max_bytes,
+                                       size_t* front) {
   PatternFinder finder(pattern);
   std::vector<TextRange> matches;
   KVASIR_RETURN_IF_ERROR(finder.FindAll(text, &matches));
@@ -73,12 +74,21 @@ absl::StatusOr<std::string> ReplaceAll(const TextPattern& pattern,
   std::string out;
   out.reserve(text.size() + matches.size() * content.size());
   size_t done = 0;
+  size_t new_front = 0;
+  const auto keep = [&](size_t end) {
+    out.append(text.substr(done, end - done));
+    if (front && done < *front) new_front += std::min(end, *front) - done;
+  };
   for (const TextRange& match : matches) {
-    out.append(text.substr(done, match.begin - done));
+    keep(match.begin);
     out.append(content);
+    if (front && std::max<size_t>(match.end, 1) <= *front) {
+      new_front += content.size();
+    }
     done = match.end;
   }
-  out.append(text.substr(done));
+  keep(text.size());
+  if (front) *front = new_front;
   return out;
 }
 

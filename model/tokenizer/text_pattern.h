@@ -50,9 +50,13 @@ class PatternFinder {
 };
 
 // `text` with every match replaced by `content`. INVALID_ARGUMENT if the result
-// would be longer than `max_bytes`.
+// would be longer than `max_bytes`. If `front` is not null, it is the length of
+// a front part of `text`, and becomes the length of what stands for this part
+// in the result. A replacement stands for the last byte that it replaces, or
+// for the byte before it.
 absl::StatusOr<std::string> ReplaceAll(const TextPattern& pattern,
                                        std::string_view content,
-                                       std::string_view text, size_t max_bytes);
+                                       std::string_view text, size_t max_bytes,
+                                       size_t* front = nullptr);
 
 }  // namespace kvasir::model

@@ -1,5 +1,6 @@
 #include "model/tokenizer/tokenizer.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -269,16 +270,23 @@ absl::Status ReadPipeline(const JsonRef& root, const TokenizerConfig& config,
   return absl::OkStatus();
 }
 
-// If the configuration says otherwise, changes add_prefix_space of a ByteLevel
-// pre-tokenizer that is not in a Sequence, and returns true.
-bool SetPrefixSpace(const TokenizerConfig& config, nlohmann::json* file) {
-  if (!config.add_prefix_space() || !file->is_object()) return false;
-  const auto pre = file->find("pre_tokenizer");
-  if (pre == file->end() || !pre->is_object()) return false;
-  if (pre->value("type", nlohmann::json()) != "ByteLevel") return false;
+// Changes add_prefix_space of a ByteLevel pre-tokenizer, and of those inside of
+// a Sequence if `in_sequence`. Returns true if a value differs.
+bool SetPrefixSpace(bool value, bool in_sequence, nlohmann::json* pre) {
+  if (!pre->is_object()) return false;
+  const nlohmann::json type = pre->value("type", nlohmann::json());
+  if (type == "Sequence" && in_sequence) {
+    bool changed = false;
+    const auto parts = pre->find("pretokenizers");
+    if (parts == pre->end()) return false;
+    for (nlohmann::json& part : *parts) {
+      changed |= SetPrefixSpace(value, in_sequence, &part);
+    }
+    return changed;
+  }
+  if (type != "ByteLevel") return false;
   nlohmann::json& prefix = (*pre)["add_prefix_space"];
-  const nlohmann::json before = prefix;
-  prefix = *config.add_prefix_space();
+  const nlohmann::json before = std::exchange(prefix, value);
   return before != prefix;
 }
 
@@ -356,13 +364,16 @@ class Encoder {
   }
 
   absl::Status RunRaw(std::string_view text, bool at_start) {
-    if (parts_.normalizer.empty()) return RunNormalized(text, at_start);
+    if (parts_.normalizer.empty()) {
+      return RunNormalized(text, at_start ? FirstChar(text).size : 0);
+    }
     KVASIR_ASSIGN_OR_RETURN(const NormalizedText normal,
                             parts_.normalizer.Apply(text, &budget_));
-    return RunNormalized(normal.text, at_start && !normal.front_stripped);
+    return RunNormalized(normal.text, at_start ? normal.front : 0);
   }
 
-  absl::Status RunNormalized(std::string_view text, bool at_start) {
+  // `front`: how many bytes stand for the first character of the whole text.
+  absl::Status RunNormalized(std::string_view text, size_t front) {
     std::vector<TextSegment> segments;
     parts_.added.Split(/*normalized=*/true, parse_special_, text, &segments);
     for (const TextSegment& segment : segments) {
@@ -373,7 +384,7 @@ class Encoder {
       KVASIR_RETURN_IF_ERROR(CheckFits(segment.end - segment.begin));
       KVASIR_RETURN_IF_ERROR(parts_.pre_tokenizer.Apply(
           text.substr(segment.begin, segment.end - segment.begin),
-          at_start && segment.begin == 0, &budget_, &pieces_));
+          front - std::min(front, segment.begin), &budget_, &pieces_));
       for (const TextPiece& piece : pieces_.pieces) {
         parts_.model->Encode(piece.text, &scratch_, ids_);
         if (!scratch_.uncovered.empty()) {
@@ -461,7 +472,12 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromFiles(
            .added_tokens =
                RefTo(added_json, absl::StrCat(added_name, ": tokens")),
            .config_text = files.config}));
-  parts->is_changed = SetPrefixSpace(config, &file);
+  if (file.is_object() && file.contains("pre_tokenizer") &&
+      config.add_prefix_space()) {
+    const bool value = *config.add_prefix_space();
+    parts->is_changed = SetPrefixSpace(
+        value, value && config.prefix_in_sequence(), &file["pre_tokenizer"]);
+  }
   const std::string root = absl::StrCat(files.name, ": tokenizer");
   KVASIR_RETURN_IF_ERROR(
       ReadPipeline(JsonRef(file, root), config, parts.get()));

@@ -17,6 +17,11 @@ constexpr std::array kNameKeys = {"bos_token", "eos_token", "unk_token",
                                   "sep_token", "pad_token", "cls_token",
                                   "mask_token"};
 constexpr char kListKey[] = "additional_special_tokens";
+constexpr std::array<std::pair<const char*, const char*>, 4> kMiddleTokens = {
+    {{"prefix_token", "\xE2\x96\x81<PRE>"},
+     {"middle_token", "\xE2\x96\x81<MID>"},
+     {"suffix_token", "\xE2\x96\x81<SUF>"},
+     {"eot_token", "\xE2\x96\x81<EOT>"}}};
 constexpr char kExtraKey[] = "extra_special_tokens";
 
 absl::StatusOr<std::optional<JsonRef>> FindIn(const std::optional<JsonRef>& ref,
@@ -107,6 +112,10 @@ struct TokenizerConfig::ClassDefaults {
   bool adds_bos = false;
   // add_prefix_space if the field is absent.
   Prefix prefix = kFalse;
+  // If add_prefix_space is true, it also holds inside of a Sequence.
+  bool prefix_in_sequence = false;
+  // The class adds four special tokens for filling in the middle of a text.
+  bool fills_middle = false;
 };
 
 const TokenizerConfig::ClassDefaults* TokenizerConfig::FindClass(
@@ -127,7 +136,7 @@ const TokenizerConfig::ClassDefaults* TokenizerConfig::FindClass(
        .unknown = "<unk>",
        .has_template = true,
        .adds_bos = true,
-       .prefix = ClassDefaults::kFileOnly},
+       .fills_middle = true},
       {.name = "GPT2Tokenizer", .bos = kEnd, .eos = kEnd, .unknown = kEnd},
       {.name = "CodeGenTokenizer", .bos = kEnd, .eos = kEnd, .unknown = kEnd},
       {.name = "GPTNeoXTokenizer",
@@ -149,7 +158,8 @@ const TokenizerConfig::ClassDefaults* TokenizerConfig::FindClass(
        .bos = "<s>",
        .eos = "</s>",
        .unknown = "<unk>",
-       .pad = "<pad>"},
+       .pad = "<pad>",
+       .prefix_in_sequence = true},
       {.name = "GemmaTokenizer",
        .bos = "<bos>",
        .eos = "<eos>",
@@ -162,7 +172,8 @@ const TokenizerConfig::ClassDefaults* TokenizerConfig::FindClass(
        .eos = "<|END_OF_TURN_TOKEN|>",
        .unknown = "<UNK>",
        .has_template = true,
-       .adds_bos = true},
+       .adds_bos = true,
+       .prefix_in_sequence = true},
   }};
   if (name.ends_with("Fast")) name.remove_suffix(4);
   const auto found =
@@ -265,11 +276,12 @@ absl::Status TokenizerConfig::ReadNames(const ConfigFiles& files,
     // If several fields name one token, the first counts.
     if (!seen.insert(content).second) names_.pop_back();
   }
-  return ReadNameLists(files, extra);
+  return ReadNameLists(files, extra, defaults);
 }
 
-absl::Status TokenizerConfig::ReadNameLists(
-    const ConfigFiles& files, const std::optional<JsonRef>& extra) {
+absl::Status TokenizerConfig::ReadNameLists(const ConfigFiles& files,
+                                            const std::optional<JsonRef>& extra,
+                                            const ClassDefaults* defaults) {
   // If several fields name one token, the first counts; within a list, the last
   // name counts.
   absl::flat_hash_set<std::string> seen = named_;
@@ -295,6 +307,18 @@ absl::Status TokenizerConfig::ReadNameLists(
   if (list && (!in_map || more))
     KVASIR_RETURN_IF_ERROR(add_all(*list, Source::kConfig));
   if (more) KVASIR_RETURN_IF_ERROR(add_all(*more, Source::kMap));
+  if (defaults != nullptr && defaults->fills_middle) {
+    for (const auto& [key, content] : kMiddleTokens) {
+      const nlohmann::json fallback = content;
+      JsonRef ref(fallback, absl::StrCat("the default of ", key));
+      if (Has(files.config, key)) {
+        KVASIR_ASSIGN_OR_RETURN(const auto found, files.config->Find(key));
+        if (!found) continue;
+        ref = *found;
+      }
+      KVASIR_RETURN_IF_ERROR(add(ref, Source::kOther));
+    }
+  }
   if (!extra) return absl::OkStatus();
   // Newer versions write a list instead of {"image_token": "<image>", ...}.
   if (extra->value().is_array()) return add_all(*extra, Source::kOther);
@@ -361,6 +385,7 @@ absl::Status TokenizerConfig::ReadTokens(const ConfigFiles& files) {
 
 absl::Status TokenizerConfig::ReadClass(const JsonRef& config,
                                         const ClassDefaults* defaults) {
+  prefix_in_sequence_ = defaults != nullptr && defaults->prefix_in_sequence;
   const bool prefix_from_config =
       defaults == nullptr || defaults->prefix == ClassDefaults::kFalse;
   if (Has(config, "add_prefix_space")) {

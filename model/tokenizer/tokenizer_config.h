@@ -65,6 +65,8 @@ class TokenizerConfig {
   const std::optional<Template>& prompt_template() const { return template_; }
   // The value that replaces add_prefix_space of a ByteLevel pre-tokenizer.
   std::optional<bool> add_prefix_space() const { return add_prefix_space_; }
+  // If that value is true, it also replaces the one inside of a Sequence.
+  bool prefix_in_sequence() const { return prefix_in_sequence_; }
   const std::string& chat_template() const { return chat_template_; }
 
  private:
@@ -84,7 +86,8 @@ class TokenizerConfig {
   absl::Status ReadNames(const ConfigFiles& files,
                          const ClassDefaults* defaults);
   absl::Status ReadNameLists(const ConfigFiles& files,
-                             const std::optional<JsonRef>& extra);
+                             const std::optional<JsonRef>& extra,
+                             const ClassDefaults* defaults);
   absl::Status ReadTokens(const ConfigFiles& files);
   // The tokens to add, in order: those `given` by id, then the named ones.
   std::vector<const AddedToken*> Batch(
@@ -108,6 +111,7 @@ class TokenizerConfig {
   std::string eos_;
   std::optional<Template> template_;
   std::optional<bool> add_prefix_space_;
+  bool prefix_in_sequence_ = false;
   std::string chat_template_;
 };
 

@@ -300,6 +300,52 @@ json PrecompiledFile(const std::string& rules) {
 
 // A grapheme of less than 6 bytes is replaced as a whole, even if only its
 // first character has a rule. "ab" is two graphemes.
+TEST(TokenizerFormsTest, PrefixFirstHoldsForAllThatTheFirstCharacterBecame) {
+  json file = json::parse(R"({
+    "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+      {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated"},
+      {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first"}]},
+    "model": {"type": "BPE", "merges": [], "vocab": {}}})");
+  for (const char c : std::string("abehijxyz_")) {
+    json& vocab = file["model"]["vocab"];
+    vocab[std::string(1, c)] = vocab.size();
+  }
+  const json prepend = {{"type", "Prepend"}, {"prepend", "xy"}};
+  const json strip = {{"type", "Strip"}};
+  const auto replace = [](const char* from, const char* to) {
+    return json{
+        {"type", "Replace"}, {"pattern", {{"Regex", from}}}, {"content", to}};
+  };
+  struct Row {
+    json normalizers;
+    const char* text;
+    const char* tokens;
+  };
+  for (const Row& row : {
+           Row{{prepend}, "ab", "_x_y_ab"},
+           Row{{prepend, strip}, "ab", "_x_y_ab"},
+           Row{{strip, prepend}, " ab", "xyab"},
+           Row{{strip}, "  ab", "ab"},
+           Row{{json{{"type", "NFD"}}}, "\u00e9ab", "_e_ab"},
+           Row{{json{{"type", "NFKC"}}}, "\u2488b", "__b"},
+           Row{{json{{"type", "NFKC"}}}, "\u0133ab", "_i_jab"},
+           Row{{json{{"type", "Lowercase"}}}, "\u0130AB", "_i_ab"},
+           Row{{replace("a", "zy")}, "aab", "_z_yzyb"},
+           Row{{replace("aa", "zy")}, "aab", "zyb"},
+           Row{{replace("b", "zy")}, "ab", "_azy"},
+           Row{{replace("a", "")}, "aab", "b"},
+           Row{{replace("^", "z")}, "ab", "_z_ab"},
+       }) {
+    file["normalizer"] = {{"type", "Sequence"},
+                          {"normalizers", row.normalizers}};
+    const auto tokenizer = Load(file);
+    KVASIR_ASSERT_OK_AND_ASSIGN(const Ids ids, tokenizer->Encode(row.text));
+    std::string tokens;
+    for (const int32_t id : ids) tokens += tokenizer->IdToToken(id);
+    EXPECT_EQ(tokens, row.tokens) << row.normalizers.dump() << row.text;
+  }
+}
+
 TEST(TokenizerFormsTest, PrecompiledRulesReplaceGraphemesOrCharacters) {
   const auto tokenizer = Load(PrecompiledFile(kRules));
   const std::string acute = "\u0301";

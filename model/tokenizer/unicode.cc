@@ -5,6 +5,7 @@
 #include <unicode/regex.h>
 #include <unicode/stringpiece.h>
 #include <unicode/uchar.h>
+#include <unicode/uniset.h>
 #include <unicode/unistr.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/string_view.h"
+#include "model/tokenizer/reference_unicode.h"
 #include "model/tokenizer/regex_syntax.h"
 #include "model/tokenizer/utf8.h"
 
@@ -36,7 +38,7 @@ bool IsAscii(std::string_view text) {
   });
 }
 
-const icu::Normalizer2* Instance(NormalForm form, UErrorCode* code) {
+const icu::Normalizer2* NewestInstance(NormalForm form, UErrorCode* code) {
   switch (form) {
     case NormalForm::kNfc:
       return icu::Normalizer2::getNFCInstance(*code);
@@ -50,10 +52,58 @@ const icu::Normalizer2* Instance(NormalForm form, UErrorCode* code) {
   return nullptr;
 }
 
+// Leaves characters as they are that have no normal form in the reference.
+struct NormalizerOf {
+  explicit NormalizerOf(NormalForm form) {
+    const icu::Normalizer2* newest = NewestInstance(form, &code);
+    if (U_FAILURE(code)) return;
+    static const auto* const kSet = Frozen(NormalizedSet());
+    normalizer = std::make_unique<icu::FilteredNormalizer2>(*newest, *kSet);
+  }
+  UErrorCode code = U_ZERO_ERROR;
+  std::unique_ptr<icu::FilteredNormalizer2> normalizer;
+};
+
+const NormalizerOf& Instance(NormalForm form) {
+  static const NormalizerOf kNfc(NormalForm::kNfc);
+  static const NormalizerOf kNfd(NormalForm::kNfd);
+  static const NormalizerOf kNfkc(NormalForm::kNfkc);
+  static const NormalizerOf kNfkd(NormalForm::kNfkd);
+  switch (form) {
+    case NormalForm::kNfc:
+      return kNfc;
+    case NormalForm::kNfd:
+      return kNfd;
+    case NormalForm::kNfkc:
+      return kNfkc;
+    case NormalForm::kNfkd:
+      break;
+  }
+  return kNfkd;
+}
+
 }  // namespace
 
 bool IsWhiteSpace(char32_t c) {
   return u_isUWhiteSpace(static_cast<UChar32>(c)) != 0;
+}
+
+size_t SpaceEnd(std::string_view text, size_t begin) {
+  while (begin < text.size()) {
+    const Utf8Char c = FirstChar(text.substr(begin));
+    if (!IsWhiteSpace(c.value)) break;
+    begin += c.size;
+  }
+  return begin;
+}
+
+size_t SpaceBegin(std::string_view text, size_t end, size_t least) {
+  while (end > least) {
+    const size_t begin = PreviousCharBegin(text, end);
+    if (!IsWhiteSpace(FirstChar(text.substr(begin)).value)) break;
+    end = begin;
+  }
+  return std::max(end, least);
 }
 
 bool IsPunctuation(char32_t c) {
@@ -61,22 +111,28 @@ bool IsPunctuation(char32_t c) {
     return u_isgraph(static_cast<UChar32>(c)) &&
            !((c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') ||
              (c >= 'a' && c <= 'z'));
-  return u_ispunct(static_cast<UChar32>(c)) != 0;
+  static const auto* const kSet = Frozen(PunctuationSet());
+  return kSet->contains(static_cast<UChar32>(c)) != 0;
 }
 
 bool IsNumeric(char32_t c) {
-  return (U_GET_GC_MASK(static_cast<UChar32>(c)) & U_GC_N_MASK) != 0;
+  static const auto* const kSet = Frozen(NumericSet());
+  return kSet->contains(static_cast<UChar32>(c)) != 0;
+}
+
+bool IsNumber(char32_t c) {
+  static const auto* const kSet = Frozen(CategorySet(U_GC_N_MASK));
+  return kSet->contains(static_cast<UChar32>(c)) != 0;
 }
 
 bool IsLetter(char32_t c) {
-  return (U_GET_GC_MASK(static_cast<UChar32>(c)) & U_GC_L_MASK) != 0;
+  static const auto* const kSet = Frozen(CategorySet(U_GC_L_MASK));
+  return kSet->contains(static_cast<UChar32>(c)) != 0;
 }
 
 bool IsWordChar(char32_t c) {
-  const auto u = static_cast<UChar32>(c);
-  constexpr uint32_t kMask = U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK;
-  return u_isUAlphabetic(u) || (U_GET_GC_MASK(u) & kMask) != 0 ||
-         u_hasBinaryProperty(u, UCHAR_JOIN_CONTROL);
+  static const auto* const kSet = Frozen(WordSet().add(0x200C, 0x200D));
+  return kSet->contains(static_cast<UChar32>(c)) != 0;
 }
 
 void AppendLower(char32_t c, std::string* out) {
@@ -86,18 +142,20 @@ void AppendLower(char32_t c, std::string* out) {
     out->append("i\xCC\x87");
     return;
   }
-  AppendUtf8(static_cast<char32_t>(u_tolower(static_cast<UChar32>(c))), out);
+  AppendUtf8(LowerOf(c), out);
 }
 
 absl::StatusOr<std::string> Normalize(NormalForm form, std::string_view text) {
   if (IsAscii(text)) return std::string(text);
+  const NormalizerOf& instance = Instance(form);
+  if (U_FAILURE(instance.code)) {
+    return IcuError("no normalization data", instance.code);
+  }
   UErrorCode code = U_ZERO_ERROR;
-  const icu::Normalizer2* normalizer = Instance(form, &code);
-  if (U_FAILURE(code)) return IcuError("no normalization data", code);
   std::string out;
   icu::StringByteSink<std::string> sink(&out,
                                         static_cast<int32_t>(text.size()));
-  normalizer->normalizeUTF8(0, Piece(text), sink, nullptr, code);
+  instance.normalizer->normalizeUTF8(0, Piece(text), sink, nullptr, code);
   if (U_FAILURE(code)) return IcuError("normalization", code);
   return out;
 }

@@ -1,5 +1,5 @@
 // Character classes, normal forms and regular expressions over UTF-8, using
-// ICU.
+// ICU. Each has the Unicode version of the reference (reference_unicode.h).
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,17 @@
 namespace kvasir::model {
 
 bool IsWhiteSpace(char32_t c);
-bool IsPunctuation(char32_t c);  // Unicode category P, or ASCII punctuation
-bool IsNumeric(char32_t c);      // Unicode category N
-// True for the characters of \w: letters, marks, decimal digits, connectors and
-// joiners.
+// The end of the whitespace that begins at `begin`, and the beginning of the
+// whitespace that ends at `end`, but not before `least`.
+size_t SpaceEnd(std::string_view text, size_t begin);
+size_t SpaceBegin(std::string_view text, size_t end, size_t least);
+// Category P of Unicode 8.0, and punctuation and symbols of ASCII.
+bool IsPunctuation(char32_t c);
+bool IsNumeric(char32_t c);  // category N of Unicode 17.0
+bool IsNumber(char32_t c);   // \p{N} of a pattern
+bool IsLetter(char32_t c);   // \p{L} of a pattern
+// True for letters, marks, decimal digits, connectors and joiners.
 bool IsWordChar(char32_t c);
-bool IsLetter(char32_t c);  // Unicode category L
 
 // Appends the lower case of `c` without regard to its neighbours: Σ always
 // becomes σ.
@@ -27,7 +32,7 @@ void AppendLower(char32_t c, std::string* out);
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 
-// `text` must be valid UTF-8.
+// The normal forms of Unicode 9.0. `text` must be valid UTF-8.
 absl::StatusOr<std::string> Normalize(NormalForm form, std::string_view text);
 
 // Byte range [begin, end) of a text.

@@ -90,6 +90,18 @@ Utf8Char FirstChar(std::string_view text) {
   return c;
 }
 
+size_t NumChars(std::string_view text) {
+  size_t count = 0;
+  for (; !text.empty(); ++count) text.remove_prefix(FirstChar(text).size);
+  return count;
+}
+
+size_t PreviousCharBegin(std::string_view text, size_t end) {
+  size_t begin = end - 1;
+  while (begin > 0 && (ByteAt(text, begin) & 0xC0) == 0x80) --begin;
+  return begin;
+}
+
 void AppendUtf8(char32_t value, std::string* out) {
   const auto put = [out](char32_t byte) {
     out->push_back(static_cast<char>(static_cast<uint8_t>(byte)));

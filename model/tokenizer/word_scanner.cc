@@ -1,6 +1,6 @@
 #include "model/tokenizer/word_scanner.h"
 
-#include <array>
+#include <vector>
 
 #include "model/tokenizer/utf8.h"
 
@@ -21,16 +21,19 @@ enum class Class : uint8_t { kLetter, kNumber, kNewline, kSpace, kOther };
 
 Class Classify(char32_t c) {
   if (IsLetter(c)) return Class::kLetter;
-  if (IsNumeric(c)) return Class::kNumber;
+  if (IsNumber(c)) return Class::kNumber;
   if (c == '\r' || c == '\n') return Class::kNewline;
   if (IsWhiteSpace(c)) return Class::kSpace;
   return Class::kOther;
 }
 
-std::array<Class, 128> MakeAsciiClasses() {
-  std::array<Class, 128> classes{};
-  for (char32_t c = 0; c < 128; ++c) classes[c] = Classify(c);
-  return classes;
+// The first two planes of Unicode, which hold nearly all characters of texts.
+constexpr char32_t kTableEnd = 0x20000;
+
+std::vector<Class> MakeTable() {
+  std::vector<Class> table(kTableEnd);
+  for (char32_t c = 0; c < kTableEnd; ++c) table[c] = Classify(c);
+  return table;
 }
 
 struct ClassedChar {
@@ -39,12 +42,12 @@ struct ClassedChar {
 };
 
 ClassedChar At(std::string_view text, size_t at) {
-  static const std::array<Class, 128> ascii = MakeAsciiClasses();
+  static const std::vector<Class> table = MakeTable();
   if (at >= text.size()) return {};
   const auto lead = static_cast<unsigned char>(text[at]);
-  if (lead < 128) return {ascii[lead], 1};
+  if (lead < 128) return {table[lead], 1};
   const Utf8Char c = FirstChar(text.substr(at));
-  return {Classify(c.value), c.size};
+  return {c.value < kTableEnd ? table[c.value] : Classify(c.value), c.size};
 }
 
 bool Is(std::string_view text, size_t at, Class kind) {

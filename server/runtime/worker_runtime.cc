@@ -70,6 +70,10 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
       totals.captured_steps - before.executor.captured_steps;
   sample.replayed_steps =
       totals.replayed_steps - before.executor.replayed_steps;
+  for (size_t expert = 0; expert < totals.expert_tokens.size(); ++expert) {
+    sample.expert_tokens.push_back(totals.expert_tokens[expert] -
+                                   before.executor.expert_tokens[expert]);
+  }
   return sample;
 }
 
@@ -125,6 +129,7 @@ worker::WorkerConstants ConstantsOf(LoadedModel& model) {
       .invariance = InvarianceOf(model),
       .device = model.rank().device().name(),
       .max_model_len = model.max_model_len(),
+      .num_experts = model.source().spec.experts.count,
       .page_tokens = model.layout().page_tokens(),
       .total_pages = model.total_pages(),
       .kv_pool_bytes = model.kv_pool_bytes(),

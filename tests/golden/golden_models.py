@@ -19,6 +19,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     OPTConfig,
@@ -29,6 +31,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -76,6 +80,8 @@ FAMILIES = {
     "mistral": (MistralConfig, MistralForCausalLM, SMALL),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, SMALL),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, RECENT),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, RECENT),
+    "qwen3moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, RECENT),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, RECENT | dict(pad_token_id=0)),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM, RECENT),
     "phi3": (Phi3Config, Phi3ForCausalLM, RECENT | dict(pad_token_id=0)),
@@ -316,6 +322,72 @@ def model_cases():
             "bfloat16",
             {"greedy": True},
         ),
+        "mixtral-window": (
+            "mixtral",
+            dict(
+                intermediate_size=20,
+                num_local_experts=5,
+                num_experts_per_tok=2,
+                sliding_window=10,
+            ),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        "mixtral-one-of-three": (
+            "mixtral",
+            dict(
+                hidden_size=24,
+                head_dim=10,
+                num_local_experts=3,
+                num_experts_per_tok=1,
+                tie_word_embeddings=True,
+            ),
+            "float32",
+            {"greedy": True},
+        ),
+        "mixtral-all-experts": (
+            "mixtral",
+            dict(
+                num_key_value_heads=4,
+                intermediate_size=28,
+                num_local_experts=3,
+                num_experts_per_tok=3,
+                sliding_window=None,
+            ),
+            "float16",
+            {"greedy": True, "v5_config": True},
+        ),
+        "qwen3moe-mixed": (
+            "qwen3moe",
+            dict(
+                head_dim=16,
+                num_hidden_layers=5,
+                num_experts=7,
+                num_experts_per_tok=3,
+                moe_intermediate_size=12,
+                decoder_sparse_step=2,
+                mlp_only_layers=[1],
+                norm_topk_prob=True,
+            ),
+            "bfloat16",
+            {"greedy": True},
+        ),
+        "qwen3moe-not-normalized": (
+            "qwen3moe",
+            dict(
+                head_dim=10,
+                num_experts=11,
+                num_experts_per_tok=2,
+                moe_intermediate_size=18,
+                norm_topk_prob=False,
+                attention_bias=True,
+                use_sliding_window=True,
+                sliding_window=9,
+                tie_word_embeddings=True,
+            ),
+            "bfloat16",
+            {"greedy": True, "v5_config": True},
+        ),
         "olmo2": (
             "olmo2",
             dict(hidden_size=24, num_attention_heads=3, num_key_value_heads=1),
@@ -460,7 +532,8 @@ def weight_for(case, name, shape, hidden):
     if "embed" in name or "lm_head" in name:
         return normal(shape, 2.0 * hidden**-0.5, case, name)
     attends = ("q_proj", "k_proj", "query_key_value")
-    gain = 2.0 if any(part in name for part in attends) else 1.0
+    is_router = name.endswith("mlp.gate.weight") or "moe.gate." in name
+    gain = 2.0 if is_router or any(part in name for part in attends) else 1.0
     return normal(shape, gain * shape[-1] ** -0.5, case, name)
 
 
@@ -476,6 +549,8 @@ def edit_config(path, options):
             "rope_type": "default"
         }
         config["rope_parameters"]["rope_theta"] = config.pop("rope_theta")
+        if "num_experts" in config:
+            config["num_local_experts"] = config.pop("num_experts")
     if options.get("v5_layer_types"):
         full = config.pop("rope_scaling") | dict(rope_theta=config.pop("rope_theta"))
         local = dict(rope_theta=config.pop("rope_local_base_freq"), rope_type="default")
@@ -601,15 +676,15 @@ def refused_cases():
         long_factor=[2.0] * 4,
     )
     return {
-        "qwen3-experts": (
+        "qwen2-shared-expert": (
             BASE
             | dict(
-                architectures=["Qwen3MoeForCausalLM"],
-                model_type="qwen3_moe",
+                architectures=["Qwen2MoeForCausalLM"],
+                model_type="qwen2_moe",
                 num_experts=4,
                 num_experts_per_tok=2,
             ),
-            "Qwen3MoeForCausalLM",
+            "Qwen2MoeForCausalLM",
         ),
         "gpt2": (
             dict(
@@ -634,16 +709,6 @@ def refused_cases():
                 hidden_activation="gelu_pytorch_tanh",
             ),
             "GemmaForCausalLM",
-        ),
-        "mixtral-experts": (
-            BASE
-            | dict(
-                architectures=["MixtralForCausalLM"],
-                model_type="mixtral",
-                num_local_experts=4,
-                num_experts_per_tok=2,
-            ),
-            "MixtralForCausalLM",
         ),
         "no-architecture": (
             {k: v for k, v in llama.items() if k != "architectures"}

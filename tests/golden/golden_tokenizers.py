@@ -4,6 +4,8 @@ import json
 import random
 import shutil
 
+import golden_nasty
+import golden_unicode
 from tokenizers import (
     AddedToken,
     Regex,
@@ -585,6 +587,7 @@ def write(root, built_in):
     folder = root / "tokenizers"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    built = []
     for name, (build, config) in TOKENIZERS.items():
         (folder / name).mkdir()
         form = build()
@@ -593,8 +596,11 @@ def write(root, built_in):
         (folder / name / "tokenizer_config.json").write_text(text)
         tok = Tokenizer.from_str(json.dumps(form))
         write_cases(folder / name, tok, name, TEXTS)
+        built.append((name, tok))
         print(f"  {name}: {tok.get_vocab_size()} tokens")
     write_pipelines(folder / "pipelines")
+    golden_nasty.write(folder / "nasty", built)
+    golden_unicode.write(folder)
     if (built_in / "tokenizer.json").exists():
         (folder / "tiny").mkdir()
         tok = Tokenizer.from_file(str(built_in / "tokenizer.json"))

@@ -338,7 +338,7 @@ AUTO = ["auto", "--windows", 0, *FEW_TOKENS]
     (["uniform", "--keep", 0.01], ["multiples of 8 take at least"]),
     (["uniform", "--keep", 0.5, "--group-heads", 3], ["3", "8"]),
     (["uniform", "--kv-bytes-per-token", 20], ["no plan of at most 20 KV bytes per token was found: the smallest plan takes"]),
-    (["uniform", "--keep", 0.5, "--model", GOLDEN / "refused" / "qwen3-experts"], ["Qwen3Moe"]),
+    (["uniform", "--keep", 0.5, "--model", GOLDEN / "refused" / "qwen2-shared-expert"], ["Qwen2Moe"]),
     (["uniform", "--keep", 0.5, "--model", GOLDEN / "models" / "qwen3-tied"],
      ["Qwen3ForCausalLM normalizes its keys", "--kv-plan rotated-4bit"]),
     (["palu", "--keep", 0.5], ["a calibration text is needed: give --text"]),

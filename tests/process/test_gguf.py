@@ -56,6 +56,15 @@ def test_quantized_weights_are_served_with_nearly_the_same_loss(files, kind, mos
     assert -0.01 < apart < most
 
 
+def test_convert_writes_a_folder_that_gives_the_same_text(files, tmp_path):
+    folder = tmp_path / "folder"
+    assert run("convert", "--gguf", files("Q4_0"), "--out", folder).stdout == f"{folder}\n"
+    assert generate(folder) == generate(files("Q4_0"))
+    assert loss(folder)["nats_per_byte"] == loss(files("Q4_0"))["nats_per_byte"]
+    refused = run("convert", "--gguf", files("Q4_0"), "--out", folder, check=False)
+    assert refused.returncode == 1 and f"{folder} exists" in refused.stderr
+
+
 def test_inspect_and_check_plan_take_a_file(files):
     report = json.loads(run("inspect", "--model", files("Q8_0"), "--json").stdout)
     assert report["served"]

@@ -271,7 +271,7 @@ def test_wrong_usage_has_its_own_exit_code_and_names_the_flag(arguments, named):
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "router", "worker", "generate", "perplexity", "inspect", "bench", "drain"]
+    "command", ["serve", "router", "worker", "generate", "perplexity", "inspect", "convert", "bench", "drain"]
 )
 def test_every_command_has_help(command):
     text = run(command, "--help").stdout

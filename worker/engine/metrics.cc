@@ -161,6 +161,7 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
     failure_.Add({{"code", absl::StatusCodeToString(code)}});
   }
   AddSampled();
+  AddExperts(constants.num_experts);
   AddConstants(constants);
 }
 
@@ -256,6 +257,22 @@ void WorkerMetrics::AddSampled() {
          "Steps that were captured as graphs");
   Sample(&CacheSample::replayed_steps, "kvasir_steps_replayed_total",
          "Steps that were launched by a graph");
+}
+
+void WorkerMetrics::AddExperts(int64_t count) {
+  for (size_t expert = 0; expert < static_cast<size_t>(count); ++expert) {
+    sampled_.push_back([expert,
+                        &counter = AddCounter(
+                            "kvasir_expert_tokens_total",
+                            "Tokens that an expert has run, summed over layers",
+                            {{"expert", absl::StrCat(expert)}})](
+                           const CacheSample& sample) {
+      if (expert >= sample.expert_tokens.size()) return;
+      const double more =
+          static_cast<double>(sample.expert_tokens[expert]) - counter.Value();
+      if (more > 0) counter.Increment(more);
+    });
+  }
 }
 
 void WorkerMetrics::AddConstants(const WorkerConstants& constants) {

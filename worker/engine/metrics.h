@@ -56,6 +56,8 @@ struct CacheSample {
   int64_t clamped_codes = 0;        // since start, included in static_codes
   int64_t captured_steps = 0;       // since start
   int64_t replayed_steps = 0;       // since start
+  // For each expert, since start: ExecutorTotals::expert_tokens.
+  std::vector<int64_t> expert_tokens;
 };
 
 // Values that do not change after the start.
@@ -66,6 +68,7 @@ struct WorkerConstants {
   std::string invariance;  // as returned by InvarianceName
   std::string device;      // as returned by kernels::Device::name
   int64_t max_model_len = 0;
+  int64_t num_experts = 0;
   int64_t page_tokens = 0;
   int64_t total_pages = 0;
   int64_t kv_pool_bytes = 0;    // as counted by the allocator
@@ -124,6 +127,7 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   void Sample(Number CacheSample::*field, const char* family, const char* help,
               const prometheus::Labels& labels = {});
   void AddSampled();
+  void AddExperts(int64_t count);
   void AddConstants(const WorkerConstants& constants);
   void SetCache(bool at_rest);
 

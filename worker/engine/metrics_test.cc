@@ -25,6 +25,7 @@ class WorkerMetricsTest : public ::testing::Test {
              .invariance = "bits",
              .device = "cpu",
              .max_model_len = 1024,
+             .num_experts = 3,
              .page_tokens = 64,
              .total_pages = 10,
              .kv_pool_bytes = 12345,
@@ -88,6 +89,22 @@ TEST_F(WorkerMetricsTest,
         "kvasir_kv_static_codes_total 500\n",
         "kvasir_kv_clamped_codes_total 3\n", "kvasir_steps_captured_total 2\n",
         "kvasir_steps_replayed_total 70\n"}) {
+    EXPECT_NE(text.find(std::string("\n") + line), std::string::npos)
+        << line << text;
+  }
+}
+
+TEST_F(WorkerMetricsTest, EveryExpertHasASeriesFromTheStart) {
+  metrics_.OnLoad({});
+  EXPECT_NE(Text(*metrics_.registry())
+                .find("\nkvasir_expert_tokens_total{expert=\"2\"} 0\n"),
+            std::string::npos);
+  sample_.expert_tokens = {5, 0, 7};
+  metrics_.OnLoad({});
+  const std::string text = Text(*metrics_.registry());
+  for (const char* line : {"kvasir_expert_tokens_total{expert=\"0\"} 5\n",
+                           "kvasir_expert_tokens_total{expert=\"1\"} 0\n",
+                           "kvasir_expert_tokens_total{expert=\"2\"} 7\n"}) {
     EXPECT_NE(text.find(std::string("\n") + line), std::string::npos)
         << line << text;
   }

@@ -18,8 +18,13 @@ Collector::Collector(const Parts& parts, const ModelWeights& weights,
                      const plan::ResolvedPlan& plan)
     : parts_(parts),
       scores_(static_cast<size_t>(parts.arenas->num_page_groups())),
+      load_bytes_(static_cast<size_t>(parts.limits.num_experts) *
+                  sizeof(int64_t)),
       host_results_(
+          load_bytes_ +
           static_cast<size_t>(ResultLayout(LargestStep(parts.limits)).bytes)) {
+  parts_.totals->expert_tokens.resize(
+      static_cast<size_t>(parts.limits.num_experts));
   const auto count_codes = [this](const PartProgram& part) {
     if (part.static_ranges) static_codes_per_token_ += part.latent_columns;
   };
@@ -47,11 +52,15 @@ Collector::Collector(const Parts& parts, const ModelWeights& weights,
 absl::StatusOr<StepResult> Collector::Collect(const StagedStep& step) {
   if (step.sizes.tokens > 0) {
     KVASIR_RETURN_IF_ERROR(kernels::ReadBack(
-        *parts_.stream, host_results_.data(), parts_.state->results(),
-        static_cast<size_t>(step.layout.bytes)));
-    std::memcpy(&parts_.totals->clamped_codes,
-                host_results_.data() + step.layout.clamped_codes,
-                sizeof(int64_t));
+        *parts_.stream, host_results_.data(),
+        parts_.state->expert_load().as<const std::byte>(),
+        load_bytes_ + static_cast<size_t>(step.layout.bytes)));
+    parts_.totals->clamped_codes =
+        ResultAt<int64_t>(step.layout.clamped_codes, 0);
+    if (load_bytes_ > 0) {
+      std::memcpy(parts_.totals->expert_tokens.data(), host_results_.data(),
+                  load_bytes_);
+    }
   } else {
     KVASIR_RETURN_IF_ERROR(parts_.stream->Synchronize());
   }
@@ -63,7 +72,8 @@ template <typename T>
 T Collector::ResultAt(int64_t offset_bytes, int64_t index) const {
   T number;
   std::memcpy(&number,
-              host_results_.data() + static_cast<size_t>(offset_bytes) +
+              host_results_.data() + load_bytes_ +
+                  static_cast<size_t>(offset_bytes) +
                   static_cast<size_t>(index) * sizeof(T),
               sizeof(T));
   return number;

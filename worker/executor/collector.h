@@ -76,6 +76,8 @@ class Collector {
   // For each page group, whether its layers evict by scores.
   std::vector<bool> scores_;
   int64_t static_codes_per_token_ = 0;
+  size_t load_bytes_ = 0;  // of StepState::expert_load
+  // The load of experts, then the results.
   std::vector<std::byte> host_results_;
 };
 

@@ -8,6 +8,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "base/status_macros.h"
+#include "kernels/experts/ops.h"
 #include "kernels/linear/ops.h"
 #include "kernels/rowwise/ops.h"
 
@@ -367,9 +368,26 @@ absl::Status Decoder::Mlp(Stream& stream, const TokenBatch& batch,
                           int64_t layer, kernels::DevicePtr<const float> normed,
                           kernels::DevicePtr<float> out,
                           Workspace& workspace) const {
-  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kMlp);
-  const LayerWeights& weights =
-      parts_.weights->layers[static_cast<size_t>(layer)];
+  const auto index = static_cast<size_t>(layer);
+  const LayerWeights& weights = parts_.weights->layers[index];
+  {
+    const StepPartScope part_of_step(parts_.profile, stream, StepPart::kMlp);
+    KVASIR_RETURN_IF_ERROR(
+        spec().layers[index].experts
+            ? Experts(stream, batch, weights.experts, normed, out, workspace)
+            : DenseMlp(stream, batch, weights, normed, out, workspace));
+  }
+  const StepPartScope summing(parts_.profile, stream, StepPart::kSum);
+  return parts_.collective->AllReduceSum(stream, out,
+                                         batch.num_tokens * spec().hidden_size,
+                                         activations_.dtype, workspace);
+}
+
+absl::Status Decoder::DenseMlp(Stream& stream, const TokenBatch& batch,
+                               const LayerWeights& weights,
+                               kernels::DevicePtr<const float> normed,
+                               kernels::DevicePtr<float> out,
+                               Workspace& workspace) const {
   const int64_t features = parts_.weights->shard.num_features;
   const int64_t num_tokens = batch.num_tokens;
   Workspace::Scope scope(&workspace);
@@ -399,13 +417,90 @@ absl::Status Decoder::Mlp(Stream& stream, const TokenBatch& batch,
                              ActivationOf(spec().mlp), activations_.dtype},
                             workspace));
   }
-  KVASIR_RETURN_IF_ERROR(MatmulDense(
-      stream, {gated, num_tokens, weights.down_bias, activations_.dtype},
-      weights.down, out, workspace));
-  const StepPartScope summing(parts_.profile, stream, StepPart::kSum);
-  return parts_.collective->AllReduceSum(stream, out,
-                                         num_tokens * spec().hidden_size,
-                                         activations_.dtype, workspace);
+  return MatmulDense(stream,
+                     {gated, num_tokens, weights.down_bias, activations_.dtype},
+                     weights.down, out, workspace);
+}
+
+absl::Status Decoder::Experts(Stream& stream, const TokenBatch& batch,
+                              const ExpertWeights& weights,
+                              kernels::DevicePtr<const float> normed,
+                              kernels::DevicePtr<float> out,
+                              Workspace& workspace) const {
+  const model::ExpertsSpec& experts = spec().experts;
+  const int64_t m = spec().hidden_size;
+  const int64_t features = parts_.weights->shard.num_expert_features;
+  const int64_t rows = batch.num_tokens * experts.top_k;
+  const int64_t padded_rows = batch.padded_tokens * experts.top_k;
+  Workspace::Scope scope(&workspace);
+  const auto logits =
+      workspace.Take<float>(batch.padded_tokens * experts.count);
+  kernels::RouteParams route;
+  route.logits = logits;
+  route.num_tokens = batch.num_tokens;
+  route.num_experts = experts.count;
+  route.top_k = experts.top_k;
+  route.normalize = experts.normalize;
+  route.experts = workspace.Take<int32_t>(padded_rows);
+  route.weights = workspace.Take<float>(padded_rows);
+  route.places = workspace.Take<int32_t>(padded_rows);
+  route.tokens = workspace.Take<int32_t>(padded_rows);
+  route.first_rows = workspace.Take<int32_t>(experts.count + 1);
+  route.load = parts_.expert_load;
+  // The tokens of each expert, and then their results.
+  const kernels::DevicePtr<float> sorted =
+      activations_.Take(workspace, padded_rows * m);
+  const kernels::DevicePtr<float> gate_up =
+      activations_.Take(workspace, padded_rows * weights.gate_up.n);
+  const kernels::DevicePtr<float> gated =
+      activations_.Take(workspace, padded_rows * features);
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+
+  kernels::MatmulParams router;
+  router.x = normed;
+  router.x_row_stride = m;
+  router.num_rows = batch.num_tokens;
+  router.weight = weights.router;
+  router.y = logits;
+  router.y_row_stride = experts.count;
+  router.dtype = activations_.dtype;
+  KVASIR_RETURN_IF_ERROR(kernels::Matmul(stream, router, workspace));
+  KVASIR_RETURN_IF_ERROR(kernels::Route(stream, route, workspace));
+
+  kernels::GatherRowsParams gather;
+  gather.x = normed;
+  gather.x_row_stride = m;
+  gather.rows = route.tokens;
+  gather.out = sorted;
+  gather.out_row_stride = m;
+  gather.num_rows = rows;
+  gather.columns = m;
+  gather.dtype = activations_.dtype;
+  KVASIR_RETURN_IF_ERROR(kernels::GatherRows(stream, gather, workspace));
+  const auto multiply = [&](const kernels::PackedMatrix& weight,
+                            kernels::DevicePtr<const float> x,
+                            kernels::DevicePtr<float> y) {
+    kernels::GroupedMatmulParams product;
+    product.x = x;
+    product.x_row_stride = weight.k;
+    product.num_rows = rows;
+    product.first_rows = route.first_rows;
+    product.num_groups = experts.count;
+    product.weight = weight;
+    product.y = y;
+    product.y_row_stride = weight.n;
+    product.dtype = activations_.dtype;
+    return kernels::GroupedMatmul(stream, product, workspace);
+  };
+  KVASIR_RETURN_IF_ERROR(multiply(weights.gate_up, sorted, gate_up));
+  KVASIR_RETURN_IF_ERROR(kernels::SiluMul(
+      stream, {gate_up, gated, rows, features, activations_.dtype}, workspace));
+  KVASIR_RETURN_IF_ERROR(multiply(weights.down, gated, sorted));
+  return kernels::MixExperts(
+      stream,
+      {sorted, route.weights, route.places, out, batch.num_tokens,
+       experts.top_k, m, activations_.dtype},
+      workspace);
 }
 
 absl::Status Decoder::AddMlp(Stream& stream, const TokenBatch& batch,

@@ -67,6 +67,9 @@ class Decoder {
     StepProfile* profile = nullptr;  // may be null
     // See LayerAttention::Parts::clamped_codes.
     kernels::DevicePtr<int64_t> clamped_codes;
+    // The tokens that each expert has run, summed over layers: [E] numbers to
+    // which Run adds. Unused if the model has no experts.
+    kernels::DevicePtr<int64_t> expert_load;
   };
 
   // `device` outlives the decoder.
@@ -165,10 +168,21 @@ class Decoder {
                       int64_t layer, kernels::DevicePtr<const float> normed,
                       kernels::DevicePtr<float> sum,
                       kernels::Workspace& workspace) const;
+  // Runs the MLP or the experts of a layer, and adds the ranks' results.
   absl::Status Mlp(kernels::Stream& stream, const TokenBatch& batch,
                    int64_t layer, kernels::DevicePtr<const float> normed,
                    kernels::DevicePtr<float> out,
                    kernels::Workspace& workspace) const;
+  absl::Status DenseMlp(kernels::Stream& stream, const TokenBatch& batch,
+                        const LayerWeights& weights,
+                        kernels::DevicePtr<const float> normed,
+                        kernels::DevicePtr<float> out,
+                        kernels::Workspace& workspace) const;
+  absl::Status Experts(kernels::Stream& stream, const TokenBatch& batch,
+                       const ExpertWeights& weights,
+                       kernels::DevicePtr<const float> normed,
+                       kernels::DevicePtr<float> out,
+                       kernels::Workspace& workspace) const;
 
   Parts parts_;
   kernels::Activations activations_;  // the device's type of activations

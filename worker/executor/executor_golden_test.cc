@@ -62,12 +62,17 @@ std::vector<std::string> GreedyModelNames() {
           "gemma2-tied",
           "gemma3-scaled-v5-config",
           "gemma3-tied",
+          "mixtral-all-experts",
+          "mixtral-one-of-three",
+          "mixtral-window",
           "olmo2",
           "olmo2-bias-tied",
           "phi3-longrope-short",
           "phi3-part-window",
           "qwen3-bias-window",
           "qwen3-tied",
+          "qwen3moe-mixed",
+          "qwen3moe-not-normalized",
           "smollm3-tied",
           "smollm3-window"};
 }

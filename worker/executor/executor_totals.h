@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace kvasir::worker {
 
@@ -27,6 +28,9 @@ struct ExecutorTotals {
   // replaying a graph.
   int64_t captured_steps = 0;
   int64_t replayed_steps = 0;
+  // For each expert, the tokens that it has run, summed over layers. Empty if
+  // the model has no experts. All ranks count the same.
+  std::vector<int64_t> expert_tokens;
 };
 
 }  // namespace kvasir::worker

@@ -2,6 +2,7 @@
 // under every plan.
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -24,7 +25,7 @@ RankOptions Absorbing() {
 }
 
 class ExecutorTotalsTest : public ::testing::TestWithParam<PlanCase> {
- protected:
+ public:
   // Runs a prompt in chunks, then decodes two tokens.
   static void Run(Rank& rank, int64_t chunk) {
     DirectRunner runner(&rank.executor(), &rank.layout(), rank.pages());
@@ -151,6 +152,46 @@ TEST(EvictionTotalsTest, ScoredTokensAreCountedByHowTheyWereScored) {
     EXPECT_EQ(totals.scored_again, each.again) << each.rest;
     EXPECT_EQ(totals.scored_without_room, 0) << each.rest;
   }
+}
+
+TEST(ExpertTotalsTest, TokensAreCountedForEachOfTheirExpertsInAnyChunks) {
+  const model::ModelShape shape = TinyMixtralShape();
+  std::vector<std::vector<int64_t>> counts;
+  for (const int64_t chunk : {1, 8, 40}) {
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank,
+                                MakeTinyRank(Absorbing(), nullptr, shape));
+    EXPECT_EQ(rank->executor().totals().expert_tokens,
+              std::vector<int64_t>(static_cast<size_t>(shape.num_experts)));
+    ExecutorTotalsTest::Run(*rank, chunk);
+    counts.push_back(rank->executor().totals().expert_tokens);
+  }
+  EXPECT_EQ(std::accumulate(counts[0].begin(), counts[0].end(), int64_t{0}),
+            (kPromptTokens + 2) * shape.experts_per_token * shape.num_layers);
+  EXPECT_EQ(counts[1], counts[0]);
+  EXPECT_EQ(counts[2], counts[0]);
+}
+
+// The executor's matrices have all experts, and a token reads two of five in
+// each layer.
+TEST(ExpertTotalsTest, ATokenReadsOnlyTheWeightsOfItsExperts) {
+  const model::ModelShape shape = TinyMixtralShape();
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank,
+                              MakeTinyRank(Absorbing(), nullptr, shape));
+  DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
+  constexpr int32_t kId = 3;
+  KVASIR_ASSERT_OK(runner
+                       .Run({{.sequence_id = 1,
+                              .token_ids = absl::MakeConstSpan(&kId, 1),
+                              .sample = GreedySample()}})
+                       .status());
+  const int64_t before = rank->stream().weight_bytes_read();
+  KVASIR_ASSERT_OK(
+      runner.Run({{.sequence_id = 1, .sample = GreedySample()}}).status());
+  // Columns are padded to multiples of 32.
+  const int64_t expert_bytes = (32 * 64 + 24 * 32) * 2;
+  EXPECT_EQ(
+      rank->stream().weight_bytes_read() - before,
+      rank->executor().matrix_bytes() - shape.num_layers * 3 * expert_bytes);
 }
 
 INSTANTIATE_TEST_SUITE_P(Methods, ExecutorTotalsTest,

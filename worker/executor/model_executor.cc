@@ -59,7 +59,8 @@ StepLimits LimitsOf(const model::DecoderSpec& spec,
   return {.max_batched_tokens = options.max_batched_tokens,
           .max_sequences = options.max_num_seqs,
           .vocab_size = spec.vocab_size,
-          .max_logprobs = std::min(options.max_logprobs, spec.vocab_size)};
+          .max_logprobs = std::min(options.max_logprobs, spec.vocab_size),
+          .num_experts = spec.experts.count};
 }
 
 }  // namespace
@@ -108,7 +109,8 @@ absl::Status ModelExecutor::CreateDecoder() {
                        .plan = parts_.plan,
                        .mass = RoomForMass(MassLimits()),
                        .profile = options_.profile,
-                       .clamped_codes = state_.clamped_codes()},
+                       .clamped_codes = state_.clamped_codes(),
+                       .expert_load = state_.expert_load()},
                       parts_.device));
   decoder_ = std::make_unique<Decoder>(std::move(decoder));
   for (const LayerWeights& layer : weights_.layers) {

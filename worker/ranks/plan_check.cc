@@ -135,9 +135,8 @@ absl::StatusOr<PlanCheck> PlanComparison::Compare(
     const auto dtype = rank_.device->kind() == kernels::DeviceKind::kCpu
                            ? kvasir::v1::F32
                            : kvasir::v1::BF16;
-    KVASIR_ASSIGN_OR_RETURN(
-        dense_,
-        ServePlan(plan::FullRankPlan(shape_, dtype), shape_, {}, shard));
+    KVASIR_ASSIGN_OR_RETURN(dense_, ServePlan(plan::FullRankPlan(shape_, dtype),
+                                              shape_, {}, shard));
   }
   if (!HaveEqualWeights(*own, *dense_, rank_.spec->num_layers())) {
     check.skipped = kPlanHasOwnWeights;

@@ -438,6 +438,13 @@ TEST_F(TensorParallelTest,
   ExpectSameAsOne(TinyQwen3Shape(), {2, 4, 8});
 }
 
+// Each rank has a part of every expert.
+TEST_F(TensorParallelTest,
+       SeveralRanksComputeTheOutputOfASingleRankForModelsWithExperts) {
+  ExpectSameAsOne(TinyMixtralShape(), {2, 4});
+  ExpectSameAsOne(TinyQwen3MoeShape(), {2, 8});
+}
+
 TEST_F(TensorParallelTest,
        SeveralRanksComputeTheOutputOfASingleRankUnderEveryPlan) {
   int64_t clear_rows = 0;

@@ -180,6 +180,10 @@ std::vector<FamilyCase> FamilyCases(int64_t sliding_window) {
     cases.push_back({TinyOptShape(), std::move(each)});
   }
   for (PlanCase& each : QkNormPlanCases()) {
+    if (each.name == "QkNormRotated") {
+      cases.push_back({TinyQwen3MoeShape(), each});
+      cases.back().plan_case.name += "WithExperts";
+    }
     cases.push_back({TinyQwen3Shape(), std::move(each)});
   }
   for (FamilyCase& each : BiasCases()) cases.push_back(std::move(each));
@@ -190,6 +194,10 @@ std::vector<FamilyCase> FamilyCases(int64_t sliding_window) {
       if (each.name != name) continue;
       cases.push_back({TinyWindowShape(sliding_window), each});
       cases.back().plan_case.name += "WithAWindow";
+    }
+    if (each.name == "PaluJointCodes" || each.name == "BasisCodes") {
+      cases.push_back({TinyMixtralShape(), each});
+      cases.back().plan_case.name += "WithExperts";
     }
   }
   return cases;

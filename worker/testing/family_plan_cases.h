@@ -1,5 +1,5 @@
 // Test support: compression plans for tiny models (tiny_rank.h) of families
-// other than Llama, and for models with a sliding window.
+// other than Llama, and for models with a sliding window or with experts.
 #pragma once
 
 #include <string>

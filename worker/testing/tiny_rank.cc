@@ -50,6 +50,26 @@ model::ModelShape TinyQwen3Shape() {
   return shape;
 }
 
+model::ModelShape TinyMixtralShape() {
+  model::ModelShape shape = TinyShape();
+  shape.name = "tiny-mixtral-test";
+  shape.family = model::Family::kMixtral;
+  shape.intermediate_size = 24;
+  shape.num_experts = 5;
+  shape.experts_per_token = 2;
+  return shape;
+}
+
+model::ModelShape TinyQwen3MoeShape() {
+  model::ModelShape shape = TinyQwen3Shape();
+  shape.name = "tiny-qwen3-moe-test";
+  shape.family = model::Family::kQwen3Moe;
+  shape.intermediate_size = 16;
+  shape.num_experts = 11;
+  shape.experts_per_token = 3;
+  return shape;
+}
+
 model::ModelShape TinyBiasedShape() {
   model::ModelShape shape = TinyShape();
   shape.name = "tiny-biased-test";

@@ -26,6 +26,10 @@ model::ModelShape TinyNeoxShape();
 model::ModelShape TinyOptShape();
 // The model of TinyShape, but queries and keys are normalized (QK-norm).
 model::ModelShape TinyQwen3Shape();
+// The models of TinyShape and of TinyQwen3Shape, but with experts instead of
+// the MLP.
+model::ModelShape TinyMixtralShape();
+model::ModelShape TinyQwen3MoeShape();
 // The model of TinyShape, with biases of q, k and v.
 model::ModelShape TinyBiasedShape();
 // The model of TinyShape, but with this sliding window in each layer.

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -351,34 +353,52 @@ absl::StatusOr<WeightMemory*> WeightJobs::AllocateMatrix(
 
 absl::Status WeightJobs::Matrix(std::vector<TensorRows> parts, int64_t k,
                                 PackedMatrix* out) {
+  std::vector<std::vector<TensorRows>> matrices;
+  matrices.push_back(std::move(parts));
+  return Matrices(std::move(matrices), k, out);
+}
+
+absl::Status WeightJobs::Matrices(std::vector<std::vector<TensorRows>> matrices,
+                                  int64_t k, PackedMatrix* out) {
   PackedMatrix shape;
   shape.k = k;
-  DType stored = DType::kF32;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    KVASIR_ASSIGN_OR_RETURN(const DType dtype,
-                            source_->TypeOf(parts[i].tensor));
-    if (i == 0) stored = dtype;
-    if (dtype != stored) stored = DType::kF32;
-    for (const RowTake& take : parts[i].takes) shape.n += take.count;
+  std::optional<DType> stored;
+  for (const std::vector<TensorRows>& parts : matrices) {
+    for (const TensorRows& part : parts) {
+      KVASIR_ASSIGN_OR_RETURN(const DType dtype, source_->TypeOf(part.tensor));
+      stored = stored.value_or(dtype) == dtype ? dtype : DType::kF32;
+    }
   }
-  SetFormat(stored, &shape);
-  KVASIR_ASSIGN_OR_RETURN(WeightMemory* const memory, Allocate(shape.bytes()));
-  WeightJob job;
-  job.bytes = shape.bytes();
-  for (TensorRows& part : parts) {
-    WeightSink sink;
-    sink.kind = WeightSink::Kind::kPack;
-    sink.takes = std::move(part.takes);
-    sink.first_column = part.first_column;
-    sink.shape = shape;
-    sink.memory = memory;
-    job.reads.push_back(
-        {std::move(part.tensor), part.columns, {std::move(sink)}});
+  for (const TensorRows& part : matrices.front()) {
+    for (const RowTake& take : part.takes) shape.n += take.count;
   }
+  const auto count = static_cast<int64_t>(matrices.size());
+  for (int64_t i = 0; i < count; ++i) SetFormat(stored.value(), &shape);
+  KVASIR_ASSIGN_OR_RETURN(WeightMemory* const memory,
+                          Allocate(count * shape.bytes()));
   *out = shape;
   out->data = memory->device;
-  CountAsMatrix(job.bytes);
-  Add(std::move(job));
+  CountAsMatrix(memory->bytes);
+  for (int64_t i = 0; i < count; ++i) {
+    // Each job maps and fills only its own part of the memory.
+    WeightMemory& own = memory_.emplace_back();
+    own.device =
+        (memory->device.as<std::byte>() + i * shape.bytes()).as<void>();
+    own.bytes = shape.bytes();
+    WeightJob job;
+    job.bytes = shape.bytes();
+    for (TensorRows& part : matrices[static_cast<size_t>(i)]) {
+      WeightSink sink;
+      sink.kind = WeightSink::Kind::kPack;
+      sink.takes = std::move(part.takes);
+      sink.first_column = part.first_column;
+      sink.shape = shape;
+      sink.memory = &own;
+      job.reads.push_back(
+          {std::move(part.tensor), part.columns, {std::move(sink)}});
+    }
+    Add(std::move(job));
+  }
   return absl::OkStatus();
 }
 

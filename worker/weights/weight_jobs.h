@@ -118,6 +118,10 @@ class WeightJobs {
   // types.
   absl::Status Matrix(std::vector<TensorRows> parts, int64_t k,
                       kernels::PackedMatrix* out);
+  // Adds a job for each of several matrices of one size and type, which follow
+  // each other in memory: matrix i begins i * out->bytes() bytes after `out`.
+  absl::Status Matrices(std::vector<std::vector<TensorRows>> matrices,
+                        int64_t k, kernels::PackedMatrix* out);
   // Adds a job for an array of `size` numbers. Numbers that no row fills are
   // zero. `finish` is called with the whole array once it is filled.
   absl::Status Floats(std::vector<TensorRows> parts, int64_t size,

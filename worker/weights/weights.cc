@@ -98,7 +98,37 @@ class Planner {
     KVASIR_RETURN_IF_ERROR(PlanAttention(
         {.spec = &spec_, .layer = index, .first_rank = shard_.rank == 0}, jobs_,
         &layer));
-    return PlanMlp(name("mlp."), &layer);
+    return spec_.layers[static_cast<size_t>(index)].experts
+               ? PlanExperts(index, &layer.experts)
+               : PlanMlp(name("mlp."), &layer);
+  }
+
+  absl::Status PlanExperts(int64_t index, ExpertWeights* experts) {
+    const ShardSizes& shard = weights_->shard;
+    const int64_t m = spec_.hidden_size;
+    const int64_t features = shard.num_expert_features;
+    const int64_t count = spec_.experts.count;
+    KVASIR_RETURN_IF_ERROR(
+        jobs_->Matrix({Slice(model::LayerTensorName(index, model::kRouterName),
+                             m, {0, count, 0})},
+                      m, &experts->router));
+    std::vector<std::vector<TensorRows>> gate_up;
+    std::vector<std::vector<TensorRows>> down;
+    for (int64_t expert = 0; expert < count; ++expert) {
+      const std::string prefix =
+          model::LayerTensorName(index, model::ExpertModule(expert));
+      const RowTake gate{shard.first_expert_feature, features, 0};
+      const RowTake up{shard.first_expert_feature, features, features};
+      gate_up.push_back({Slice(prefix + "gate_proj.weight", m, gate),
+                         Slice(prefix + "up_proj.weight", m, up)});
+      TensorRows rows = Slice(prefix + "down_proj.weight",
+                              spec_.experts.intermediate_size, {0, m, 0});
+      rows.first_column = shard.first_expert_feature;
+      down.push_back({std::move(rows)});
+    }
+    KVASIR_RETURN_IF_ERROR(
+        jobs_->Matrices(std::move(gate_up), m, &experts->gate_up));
+    return jobs_->Matrices(std::move(down), features, &experts->down);
   }
 
   // Loads the norms of the queries and keys of each head, and smooths them if
@@ -240,6 +270,8 @@ absl::StatusOr<ShardSizes> ShardSizes::Create(const model::DecoderSpec& spec,
   sizes.first_q_head = shard.rank * sizes.num_q_heads;
   sizes.num_features = spec.intermediate_size / shard.size;
   sizes.first_feature = shard.rank * sizes.num_features;
+  sizes.num_expert_features = spec.experts.intermediate_size / shard.size;
+  sizes.first_expert_feature = shard.rank * sizes.num_expert_features;
   sizes.ids = plan::IdsOfRank(shard, spec.vocab_size);
   return sizes;
 }

@@ -23,7 +23,8 @@ namespace kvasir::worker {
 
 // The part of the model that one rank holds. The matrices q, k, v, gate and up
 // are split by output column, o and down by input row, and head and embedding
-// by token id. Attention is split by heads, as its program says. Every rank
+// by token id. Every rank holds a part of each expert, and the whole
+// router. Attention is split by heads, as its program says. Every rank
 // holds all weights of the norms.
 struct ShardSizes {
   int64_t first_q_head = 0;
@@ -31,6 +32,8 @@ struct ShardSizes {
   plan::HeadRange kv_heads;
   int64_t first_feature = 0;  // this rank's part of the MLP's features
   int64_t num_features = 0;
+  int64_t first_expert_feature = 0;  // the same of each expert
+  int64_t num_expert_features = 0;
   plan::IdRange ids;
 
   // INVALID_ARGUMENT if heads or features cannot be divided equally among the
@@ -64,6 +67,15 @@ struct PartWeights {
   // The matrices of the part's prompt lift (prompt_lift.h), if it has one: [d,
   // R'] for keys, [R', d] for values.
   std::vector<kernels::DevicePtr<const float>> prompt_up;  // [Hkv], or empty
+};
+
+// The router and the matrices of expert 0 in a mixture of experts. The matrices
+// of all experts follow each other in memory: expert e's gate_up begins
+// e * gate_up.bytes() bytes after this one, and down likewise.
+struct ExpertWeights {
+  kernels::PackedMatrix router;   // [M, E]
+  kernels::PackedMatrix gate_up;  // [M, 2 * features of an expert]
+  kernels::PackedMatrix down;     // [features of an expert, M]
 };
 
 // The weights of one layer, in device memory. Vectors are float32, and null if
@@ -100,6 +112,8 @@ struct LayerWeights {
   kernels::DevicePtr<const float> gate_up_bias;  // [gate_up.n]
   kernels::PackedMatrix down;                    // [features, M]
   kernels::DevicePtr<const float> down_bias;     // [M]; only on rank 0
+  // Instead of gate_up and down in a layer with experts.
+  ExpertWeights experts;
 };
 
 // Owns: all weight memory, under the tag "weights".

@@ -99,5 +99,22 @@ TEST_F(TokenizerBundleTest,
   EXPECT_EQ(*first, *bundle.Get());
 }
 
+TEST_F(TokenizerBundleTest, FilesThatAreMadeReplaceThoseOfTheFolder) {
+  int calls = 0;
+  TokenizerBundle bundle(
+      folder_.File("model.gguf"), [&calls]() -> absl::StatusOr<NamedFiles> {
+        if (++calls == 1) return absl::UnavailableError("not yet");
+        return NamedFiles{{"tokenizer.json", "{}"}, {"config.json", "{1}"}};
+      });
+  EXPECT_THAT(bundle.Get(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("not yet")));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto archive, bundle.Get());
+  EXPECT_THAT(Unzip(archive->zip),
+              UnorderedElementsAre(Pair("tokenizer.json", "{}"),
+                                   Pair("config.json", "{1}")));
+  EXPECT_EQ(bundle.Get().value(), archive);
+  EXPECT_EQ(calls, 2);
+}
+
 }  // namespace
 }  // namespace kvasir::router

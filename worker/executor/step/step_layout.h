@@ -22,6 +22,7 @@ struct StepLimits {
   int64_t max_sequences = 0;
   int64_t vocab_size = 0;
   int64_t max_logprobs = 0;
+  int64_t num_experts = 0;  // of the model; 0: it has no experts
 };
 
 struct StepSizes {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
@@ -16,10 +17,12 @@
 
 namespace kvasir::worker {
 
-// One buffer with three parts:
+// One buffer with four parts:
 //   the token ids of the step: [max tokens] int32
 //   the last sampled ids: [max sequences] int32, by SequenceTable row
+//   the load of experts: [experts] int64
 //   the results of the step (ResultLayout)
+// The last two are read back together.
 //
 // Owns: the buffer, whose address never changes.
 // Errors: RESOURCE_EXHAUSTED, with the sizes, if there is too little memory.
@@ -33,8 +36,12 @@ class StepState {
     const auto bytes = numbers * static_cast<int64_t>(sizeof(int32_t));
     StepState state;
     state.last_sampled_offset_ = limits.max_batched_tokens;
-    state.results_offset_bytes_ =
+    state.load_offset_bytes_ =
         (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
+    const std::vector<int64_t> no_load(static_cast<size_t>(limits.num_experts));
+    const size_t load_bytes = no_load.size() * sizeof(int64_t);
+    state.results_offset_bytes_ =
+        state.load_offset_bytes_ + static_cast<int64_t>(load_bytes);
     const ResultLayout largest(LargestStep(limits));
     KVASIR_ASSIGN_OR_RETURN(
         state.memory_,
@@ -44,6 +51,10 @@ class StepState {
     const int64_t none = 0;
     KVASIR_RETURN_IF_ERROR(
         kernels::Upload(stream, state.clamped_codes(), &none, sizeof(none)));
+    if (!no_load.empty()) {
+      KVASIR_RETURN_IF_ERROR(kernels::Upload(stream, state.expert_load(),
+                                             no_load.data(), load_bytes));
+    }
     return state;
   }
 
@@ -56,6 +67,10 @@ class StepState {
   kernels::DevicePtr<std::byte> results() const {
     return memory_.as<std::byte>() + results_offset_bytes_;
   }
+  // Decoder::Parts::expert_load; the results follow.
+  kernels::DevicePtr<int64_t> expert_load() const {
+    return (memory_.as<std::byte>() + load_offset_bytes_).as<int64_t>();
+  }
   // The number of clamped codes of all steps so far.
   kernels::DevicePtr<int64_t> clamped_codes() const {
     return (results() + ResultLayout().clamped_codes).as<int64_t>();
@@ -66,6 +81,7 @@ class StepState {
 
   kernels::DeviceBuffer memory_;
   int64_t last_sampled_offset_ = 0;
+  int64_t load_offset_bytes_ = 0;
   int64_t results_offset_bytes_ = 0;
 };
 
