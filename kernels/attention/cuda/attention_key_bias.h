@@ -29,8 +29,8 @@ KVASIR_DEVICE int64_t KvHeadOf(const AttentionDevice& device,
 }
 
 // Adds the key bias of a layer to the scores of an item's rows over a split.
-// Does nothing if the layer has no key bias.
-template <typename T>
+// Does nothing if the layer has no key bias, or if `may_have` is false.
+template <typename T, bool may_have = true>
 class SplitKeyBias {
  public:
   // `angles` is shared memory of DeviceKeyBias::shared_bytes().
@@ -43,7 +43,7 @@ class SplitKeyBias {
   // must follow.
   KVASIR_DEVICE void Fill(const Item& item, int64_t split,
                           int32_t threads) const {
-    if (bias_.steps == nullptr) return;
+    if (!may_have || bias_.steps == nullptr) return;
     const int32_t pairs = bias_.tile_pairs + bias_.exact_pairs;
     const uint64_t* const steps =
         bias_.steps + KvHeadOf(args_.device, item) * pairs;
@@ -65,7 +65,7 @@ class SplitKeyBias {
   template <int32_t count, typename Slot>
   KVASIR_DEVICE void AddTo(const Item& item, int32_t row, const Slot& slot,
                            float (&scores)[count]) const {
-    if (bias_.steps == nullptr || row >= item.rows()) return;
+    if (!may_have || bias_.steps == nullptr || row >= item.rows()) return;
     const int32_t tile_pairs = bias_.tile_pairs;
     const int32_t pairs = tile_pairs + bias_.exact_pairs;
     const float factor = args_.device.scale * simt::kLog2E;

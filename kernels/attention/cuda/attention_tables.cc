@@ -334,6 +334,11 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
       (params.dtype != DType::kBf16 || device->kind == MmaKind::kNumbers)) {
     device->kind = MmaKind::kAny;
   }
+  // The instance for numbers adds no key bias, because plans leave it out only
+  // of codes.
+  if (params.key_bias != nullptr && device->kind == MmaKind::kNumbers) {
+    device->kind = MmaKind::kAny;
+  }
   device->tile_slots = made.chunks.front().tile_slots;
   device->in_blocks = std::all_of(
       made.chunks.begin(), made.chunks.end(),

@@ -448,7 +448,7 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  KVASIR_DEVICE SplitKeyBias<T> key_bias() const {
+  KVASIR_DEVICE SplitKeyBias<T, kind != MmaKind::kNumbers> key_bias() const {
     return {args_, key_angles_};
   }
   // Converts scores to weights (softmax). A warp computes two rows of a tile.
