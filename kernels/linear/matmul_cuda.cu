@@ -15,6 +15,8 @@
 // Other types: one chain of fused multiply-adds in the order of k over exact
 // float32 values, with the CPU's bits. It is for tests and small models, and as
 // fast as the float32 units.
+// grouped_matmul has tiles of 16 or 64 rows, each with rows of one group. A row
+// has the bits that our kernels give it in matmul.
 // If the launcher has a library, the library multiplies in the cases of
 // matmul.cc, in its own order. This file gives it the bias in y's type
 // (BiasKernel: 4 N bytes read, 2 N written).
@@ -36,7 +38,10 @@
 // Instructions of a warp for 16 rows, 8 columns and 16 k (256 bytes of W): 1
 // mma, 1.5 ldmatrix and 0.75 cp.async. With all other instructions, a lane
 // executes 3.3 instructions per byte of W (counted in PTX).
+#include <algorithm>
+
 #include "kernels/device/gemm.h"
+#include "kernels/linear/grouped_matmul.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/linear/tile_order.h"
 #include "kernels/simt/copy.h"
@@ -229,22 +234,13 @@ KVASIR_DEVICE void StoreSums(const MatmulArgs& args, int64_t first_row,
   }
 }
 
-struct OrderedArgs {
-  MatmulArgs args;
-  TileOrder order;
-};
-
+// Computes the tile of y that begins at this row and column. `stages` is shared
+// memory for Tile::kStages stages.
 template <typename T, typename Tile, bool wide>
-KVASIR_KERNEL(Sizes<Tile>::kThreads)
-MatmulKernel(OrderedArgs ordered) {
+KVASIR_DEVICE void ComputeTile(const MatmulArgs& args, int64_t first_row,
+                               int64_t first_column, T* stages) {
   using S = Sizes<Tile>;
-  const MatmulArgs& args = ordered.args;
-  const TileOrder::Tile tile = ordered.order.At(simt::CtaX(), simt::CtaY());
-  if (tile.column >= ordered.order.column_tiles) return;
-  auto* const stages = reinterpret_cast<T*>(simt::Shared());
   const int64_t depth = args.weight.k;
-  const int64_t first_row = int64_t{tile.row} * Tile::kRows;
-  const int64_t first_column = int64_t{tile.column} * Tile::kColumns;
   const Source<T> x = {
       reinterpret_cast<const T*>(args.x) + first_row * args.x_row_stride,
       args.x_row_stride, args.num_rows - first_row, depth};
@@ -291,6 +287,21 @@ MatmulKernel(OrderedArgs ordered) {
   }
 }
 
+struct OrderedArgs {
+  MatmulArgs args;
+  TileOrder order;
+};
+
+template <typename T, typename Tile, bool wide>
+KVASIR_KERNEL(Sizes<Tile>::kThreads)
+MatmulKernel(OrderedArgs ordered) {
+  const TileOrder::Tile tile = ordered.order.At(simt::CtaX(), simt::CtaY());
+  if (tile.column >= ordered.order.column_tiles) return;
+  ComputeTile<T, Tile, wide>(ordered.args, int64_t{tile.row} * Tile::kRows,
+                             int64_t{tile.column} * Tile::kColumns,
+                             reinterpret_cast<T*>(simt::Shared()));
+}
+
 // The kernel that reads single numbers: each warp computes four rows, and each
 // lane one column.
 constexpr int32_t kChainThreads = 128;
@@ -304,13 +315,11 @@ constexpr int32_t kChainWarpRows =
 constexpr int32_t kChainStride = kChainDepth + 4;
 
 template <typename Y>
-KVASIR_KERNEL(kChainThreads)
-ChainKernel(MatmulArgs args) {
+KVASIR_DEVICE void ComputeChainTile(const MatmulArgs& args, int64_t first_row,
+                                    int64_t first_column) {
   auto* const x = reinterpret_cast<float*>(simt::Shared());
   float* const w = x + kChainRows * kChainDepth;
   const int64_t depth = args.weight.k;
-  const int64_t first_row = int64_t{simt::CtaX()} * kChainRows;
-  const int64_t first_column = int64_t{simt::CtaY()} * kChainColumns;
   const auto lane = static_cast<int32_t>(simt::Lane());
   const auto warp = static_cast<int32_t>(simt::Warp());
   float sums[kChainWarpRows] = {};
@@ -374,6 +383,79 @@ ChainKernel(MatmulArgs args) {
   }
 }
 
+template <typename Y>
+KVASIR_KERNEL(kChainThreads)
+ChainKernel(MatmulArgs args) {
+  ComputeChainTile<Y>(args, int64_t{simt::CtaX()} * kChainRows,
+                      int64_t{simt::CtaY()} * kChainColumns);
+}
+
+// The grouped product: CTA [x, y] computes the x-th tile of rows, counted over
+// all groups, and the y-th tile of columns. There are at most T / rows + groups
+// tiles of rows; the CTAs beyond the last one return.
+struct GroupedArgs {
+  GroupedMatmulArgs args;
+  int64_t weight_bytes;  // of one group
+};
+
+// Finds the group of the CTA. Returns false if the CTA has no tile. Otherwise
+// `product` becomes the product of the group, and `first_row` the first row of
+// the tile in it.
+KVASIR_DEVICE bool FindTile(const GroupedArgs& grouped, int32_t tile_rows,
+                            MatmulArgs* product, int64_t* first_row) {
+  const GroupedMatmulArgs& args = grouped.args;
+  int64_t tile = simt::CtaX();
+  int32_t begin = 0;
+  for (int64_t group = 0; group < args.num_groups; ++group) {
+    const int32_t end = simt::LoadGlobal(args.first_rows + group + 1);
+    const int32_t tiles = (end - begin + tile_rows - 1) / tile_rows;
+    if (tile >= tiles) {
+      tile -= tiles;
+      begin = end;
+      continue;
+    }
+    const int64_t number_bytes = args.dtype == DType::kF32 ? 4 : 2;
+    product->x = reinterpret_cast<const float*>(
+        reinterpret_cast<const char*>(args.x) +
+        begin * args.x_row_stride * number_bytes);
+    product->x_row_stride = args.x_row_stride;
+    product->num_rows = end - begin;
+    product->weight = args.weight;
+    product->weight.data = static_cast<const char*>(args.weight.data) +
+                           group * grouped.weight_bytes;
+    product->y =
+        reinterpret_cast<float*>(reinterpret_cast<char*>(args.y) +
+                                 begin * args.y_row_stride * number_bytes);
+    product->y_row_stride = args.y_row_stride;
+    product->dtype = args.dtype;
+    product->y_dtype = args.dtype;
+    *first_row = tile * tile_rows;
+    return true;
+  }
+  return false;
+}
+
+template <typename T, typename Tile, bool wide>
+KVASIR_KERNEL(Sizes<Tile>::kThreads)
+GroupedKernel(GroupedArgs grouped) {
+  MatmulArgs product;
+  int64_t first_row = 0;
+  if (!FindTile(grouped, Tile::kRows, &product, &first_row)) return;
+  ComputeTile<T, Tile, wide>(product, first_row,
+                             int64_t{simt::CtaY()} * Tile::kColumns,
+                             reinterpret_cast<T*>(simt::Shared()));
+}
+
+template <typename T>
+KVASIR_KERNEL(kChainThreads)
+GroupedChainKernel(GroupedArgs grouped) {
+  MatmulArgs product;
+  int64_t first_row = 0;
+  if (!FindTile(grouped, kChainRows, &product, &first_row)) return;
+  ComputeChainTile<T>(product, first_row,
+                      int64_t{simt::CtaY()} * kChainColumns);
+}
+
 constexpr int64_t Tiles(int64_t numbers, int64_t tile_size) {
   return (numbers + tile_size - 1) / tile_size;
 }
@@ -429,6 +511,53 @@ void LaunchChain(const MatmulArgs& args, Launcher& launcher) {
   launch.shared_bytes =
       (kChainRows * kChainDepth + kChainColumns * kChainStride) * sizeof(float);
   simt::Launch(launcher, launch, ChainKernel<Y>, args);
+}
+
+// Launches a grouped product with tiles of `rows` rows and `columns` columns.
+void LaunchGroups(const GroupedArgs& grouped, int64_t rows, int64_t columns,
+                  KernelLaunch launch, void (*kernel)(GroupedArgs),
+                  Launcher& launcher) {
+  const GroupedMatmulArgs& args = grouped.args;
+  launch.grid_x = simt::Ctas(args.num_rows / rows +
+                             std::min(args.num_groups, args.num_rows));
+  launch.grid_y = static_cast<uint32_t>(Tiles(args.weight.n, columns));
+  simt::Launch(launcher, launch, kernel, grouped);
+}
+
+template <typename T, typename Tile>
+void LaunchGroupTiles(const GroupedArgs& grouped, Launcher& launcher) {
+  const GroupedMatmulArgs& args = grouped.args;
+  KernelLaunch launch;
+  launch.name = "grouped_matmul";
+  launch.threads = Sizes<Tile>::kThreads;
+  launch.shared_bytes = Tile::kStages * Sizes<Tile>::kStageNumbers * sizeof(T);
+  const bool wide = simt::WideRows<T>({args.weight.k}, args.weight.data) &&
+                    simt::WideRows<T>({args.x_row_stride}, args.x);
+  LaunchGroups(
+      grouped, Tile::kRows, Tile::kColumns, launch,
+      wide ? GroupedKernel<T, Tile, true> : GroupedKernel<T, Tile, false>,
+      launcher);
+}
+
+template <typename T>
+void LaunchGroupMma(const GroupedArgs& grouped, Launcher& launcher) {
+  // All tile shapes give the same bits.
+  if (grouped.args.num_rows <= grouped.args.num_groups * FewRows::kRows) {
+    LaunchGroupTiles<T, FewRows>(grouped, launcher);
+  } else {
+    LaunchGroupTiles<T, SomeRows>(grouped, launcher);
+  }
+}
+
+template <typename T>
+void LaunchGroupChain(const GroupedArgs& grouped, Launcher& launcher) {
+  KernelLaunch launch;
+  launch.name = "grouped_matmul_chain";
+  launch.threads = kChainThreads;
+  launch.shared_bytes =
+      (kChainRows * kChainDepth + kChainColumns * kChainStride) * sizeof(float);
+  LaunchGroups(grouped, kChainRows, kChainColumns, launch,
+               GroupedChainKernel<T>, launcher);
 }
 
 // Converts the bias to y's type for the library.
@@ -500,6 +629,20 @@ void MatmulCuda(const MatmulArgs& args, float* scratch, Launcher& launcher) {
   } else {
     VisitDType(args.y_dtype,
                [&](auto type) { LaunchChain<decltype(type)>(args, launcher); });
+  }
+}
+
+void GroupedMatmulCuda(const GroupedMatmulArgs& args, float*, int64_t*,
+                       Launcher& launcher) {
+  const GroupedArgs grouped = {args, args.weight.bytes()};
+  if (args.dtype == args.weight.dtype && args.dtype == DType::kBf16) {
+    LaunchGroupMma<Bf16>(grouped, launcher);
+  } else if (args.dtype == args.weight.dtype && args.dtype == DType::kF16) {
+    LaunchGroupMma<F16>(grouped, launcher);
+  } else {
+    VisitDType(args.dtype, [&](auto type) {
+      LaunchGroupChain<decltype(type)>(grouped, launcher);
+    });
   }
 }
 

@@ -7,11 +7,14 @@
 
 #include "kernels/attention/params/paged_attention.h"
 #include "kernels/device/device_ops.h"
+#include "kernels/experts/mix_experts.h"
+#include "kernels/experts/route.h"
 #include "kernels/latents/copy_pages.h"
 #include "kernels/latents/hadamard.h"
 #include "kernels/latents/key_bias.h"
 #include "kernels/latents/kv_append.h"
 #include "kernels/latents/lift.h"
+#include "kernels/linear/grouped_matmul.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/rowwise/activation.h"
 #include "kernels/rowwise/embedding.h"
@@ -33,16 +36,20 @@ void CopyPagesCuda(const CopyPagesArgs& args, Launcher& launcher);
 void CountTokensCuda(const CountTokensArgs& args, Launcher& launcher);
 void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
 void GatherRowsCuda(const GatherRowsArgs& args, Launcher& launcher);
+void GroupedMatmulCuda(const GroupedMatmulArgs& args, float* scratch,
+                       int64_t* first_parts, Launcher& launcher);
 void HadamardCuda(const HadamardArgs& args, float* scratch, Launcher& launcher);
 void KeyBiasCuda(const KeyBiasArgs& args, Launcher& launcher);
 void KvAppendCuda(const KvAppendArgs& args, float* scratch, Launcher& launcher);
 void LiftCuda(const LiftArgs& args, float* scratch, Launcher& launcher);
 void LogSoftmaxCuda(const LogSoftmaxArgs& args, Launcher& launcher);
 void MatmulCuda(const MatmulArgs& args, float* scratch, Launcher& launcher);
+void MixExpertsCuda(const MixExpertsArgs& args, Launcher& launcher);
 void NormCuda(const NormArgs& args, Launcher& launcher);
 void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
                         Launcher& launcher);
 void RopeCuda(const RopeArgs& args, float* scratch, Launcher& launcher);
+void RouteCuda(const RouteArgs& args, int32_t* scratch, Launcher& launcher);
 void SampleCuda(const SampleArgs& args, void* scratch, Launcher& launcher);
 void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
 void SumRowsCuda(const SumRowsArgs& args, Launcher& launcher);
@@ -57,6 +64,8 @@ inline DeviceOps Ops() {
       MakeDeviceOp<CountTokensParams>("count_tokens", &CountTokensCuda),
       MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
       MakeDeviceOp<GatherRowsParams>("gather_rows", &GatherRowsCuda),
+      MakeDeviceOp<GroupedMatmulParams, DevicePtr<float>, DevicePtr<int64_t>>(
+          "grouped_matmul", &GroupedMatmulCuda),
       MakeDeviceOp<HadamardParams, DevicePtr<float>>("hadamard", &HadamardCuda),
       MakeDeviceOp<KeyBiasParams>("key_bias", &KeyBiasCuda),
       MakeDeviceOp<KvAppendParams, DevicePtr<float>>("kv_append",
@@ -64,10 +73,12 @@ inline DeviceOps Ops() {
       MakeDeviceOp<LiftParams, DevicePtr<float>>("lift", &LiftCuda),
       MakeDeviceOp<LogSoftmaxParams>("log_softmax", &LogSoftmaxCuda),
       MakeDeviceOp<MatmulParams, DevicePtr<float>>("matmul", &MatmulCuda),
+      MakeDeviceOp<MixExpertsParams>("mix_experts", &MixExpertsCuda),
       MakeDeviceOp<NormParams>("norm", &NormCuda),
       MakeDeviceOp<AttentionLaunch, DevicePtr<float>>("paged_attention",
                                                       &PagedAttentionCuda),
       MakeDeviceOp<RopeParams, DevicePtr<float>>("rope", &RopeCuda),
+      MakeDeviceOp<RouteParams, DevicePtr<int32_t>>("route", &RouteCuda),
       MakeDeviceOp<SampleParams, DevicePtr<void>>("sample", &SampleCuda),
       MakeDeviceOp<SiluMulParams>("silu_mul", &SiluMulCuda),
       MakeDeviceOp<SumRowsParams>("sum_rows", &SumRowsCuda),

@@ -218,6 +218,19 @@ absl::Status ParseExpertLayers(const JsonFields& fields, DecoderSpec* spec) {
   return absl::OkStatus();
 }
 
+// Limits the number of tensors that a small file can ask for.
+absl::Status CheckNumExperts(const JsonFields& fields,
+                             const DecoderSpec& spec) {
+  constexpr int64_t kMaxInAllLayers = int64_t{1} << 16;
+  const int64_t in_all = spec.experts.count * spec.num_expert_layers();
+  if (in_all <= kMaxInAllLayers) return absl::OkStatus();
+  return fields.Error("num_hidden_layers",
+                      absl::StrFormat("all layers together may have %d "
+                                      "experts, but %d layers have %d each",
+                                      kMaxInAllLayers, spec.num_expert_layers(),
+                                      spec.experts.count));
+}
+
 // Reads the number of experts. Qwen3-MoE calls it num_experts in transformers 4
 // and num_local_experts, as Mixtral, in transformers 5.
 absl::StatusOr<int64_t> NumExperts(const JsonFields& fields,
@@ -250,7 +263,7 @@ absl::Status ParseExperts(const JsonFields& fields, Family family,
     experts.intermediate_size = spec->intermediate_size;
     experts.normalize = true;
     for (LayerSpec& layer : spec->layers) layer.experts = true;
-    return absl::OkStatus();
+    return CheckNumExperts(fields, *spec);
   }
   constexpr int64_t kMaxExpertFeatures = int64_t{1} << 20;
   KVASIR_ASSIGN_OR_RETURN(
@@ -258,7 +271,8 @@ absl::Status ParseExperts(const JsonFields& fields, Family family,
       fields.IntIn("moe_intermediate_size", 1, kMaxExpertFeatures, 768));
   KVASIR_ASSIGN_OR_RETURN(experts.normalize,
                           fields.BoolOr("norm_topk_prob", false));
-  return ParseExpertLayers(fields, spec);
+  KVASIR_RETURN_IF_ERROR(ParseExpertLayers(fields, spec));
+  return CheckNumExperts(fields, *spec);
 }
 
 // Reads which layers of SmolLM3 do not rotate. In no_rope_layers, despite its

@@ -169,6 +169,8 @@ TEST(FamilyConfigTest, FieldsOfExpertsThatFitNoModelAreRefused) {
   refused(With(SmallQwen3Moe(), "num_experts", 16), "num_local_experts", 17,
           "num_experts: is 16, but num_local_experts is 17");
   refused(SmallQwen3Moe(), "moe_intermediate_size", 0, "want 1");
+  refused(With(SmallMixtral(), "num_local_experts", 1024), "num_hidden_layers",
+          65, "may have 65536 experts, but 65 layers have 1024 each");
   refused(SmallQwen3Moe(), "decoder_sparse_step", 0, "want 1");
   for (const json& list :
        {json(1), json::array({3}), json::array({-1}), json::array({"0"})}) {

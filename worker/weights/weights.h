@@ -136,8 +136,9 @@ struct ModelWeights {
   // The value of WeightSource::WeightTiles after loading: the hashes of the
   // tiles that this rank has read.
   std::string weight_tiles;
-  // Bytes of all matrices that a decode step reads. Excludes prompt lifts and
-  // the embedding, of which a step reads only a few rows.
+  // Bytes of all matrices that a decode step may read. A step reads only those
+  // experts of a mixture that its tokens use. Excludes prompt lifts and the
+  // embedding, of which a step reads only a few rows.
   int64_t matrix_bytes = 0;
   // Bytes of the matrices that were converted to another type when they were
   // loaded.

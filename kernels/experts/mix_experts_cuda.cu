@@ -1,0 +1,71 @@
+// mix_experts on a GPU: one thread for each pack of the output
+// (simt::LaunchOnRows).
+//
+// Activations (y, out) have the type args.dtype, whatever their pointers' type.
+// Products and sums are float32; the sum is rounded once.
+//
+// Layout: rows of N neighbouring numbers, read 16 bytes at a time if N and the
+// pointers allow it, else one number.
+//
+// Bytes of a token with B bytes per number: K N B are read and N B written.
+// Operations: K multiplications and additions for each number.
+// Shortest possible time: the bytes divided by the memory's bandwidth.
+#include "kernels/experts/mix_experts.h"
+#include "kernels/simt/rows.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+namespace {
+
+template <typename T, int n>
+KVASIR_KERNEL(simt::kRowThreads)
+MixExpertsKernel(simt::OnRows<MixExpertsArgs> on) {
+  using Pack = simt::Pack<T, n>;
+  const MixExpertsArgs& args = on.args;
+  const auto* const y = reinterpret_cast<const T*>(args.y);
+  simt::ForPacksOfRows<n>(
+      on, args.num_tokens, args.columns, [&](int64_t token, int64_t column) {
+        float sum[n];
+        KVASIR_UNROLL
+        // starting from 0 would turn a sum of -0 into 0
+        for (int k = 0; k < n; ++k) sum[k] = -0.0f;
+        KVASIR_NO_UNROLL
+        for (int64_t j = 0; j < args.top_k; ++j) {
+          const int64_t at = token * args.top_k + j;
+          const float weight = simt::LoadGlobal(args.weights + at);
+          const int64_t row = simt::LoadGlobal(args.places + at);
+          const auto pack = simt::LoadOnce(
+              reinterpret_cast<const Pack*>(y + row * args.columns + column));
+          KVASIR_UNROLL
+          for (int k = 0; k < n; ++k) {
+            sum[k] += weight * simt::ToFloat(pack.number[k]);
+          }
+        }
+        Pack rounded;
+        KVASIR_UNROLL
+        for (int k = 0; k < n; ++k) {
+          rounded.number[k] = simt::FromFloat<T>(sum[k]);
+        }
+        simt::StoreGlobal(
+            reinterpret_cast<Pack*>(reinterpret_cast<T*>(args.out) +
+                                    token * args.columns + column),
+            rounded);
+      });
+}
+
+}  // namespace
+
+void MixExpertsCuda(const MixExpertsArgs& args, Launcher& launcher) {
+  VisitDType(args.dtype, [&](auto type) {
+    using T = decltype(type);
+    constexpr int n = simt::kWidePack<T>;
+    if (simt::WideRows<T>(args.columns, args.y, args.out)) {
+      simt::LaunchOnRows(launcher, "mix_experts", args.num_tokens,
+                         args.columns / n, MixExpertsKernel<T, n>, args);
+    } else {
+      simt::LaunchOnRows(launcher, "mix_experts", args.num_tokens, args.columns,
+                         MixExpertsKernel<T, 1>, args);
+    }
+  });
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
