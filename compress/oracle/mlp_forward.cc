@@ -11,7 +11,7 @@ namespace kvasir::compress {
 namespace {
 
 // Data shared by the functions of one MlpForward call.
-struct Call {
+struct MlpCall {
   const model::DecoderSpec& spec;
   int64_t layer;
   const TensorMap& tensors;
@@ -34,8 +34,9 @@ struct Call {
 };
 
 // Applies the MLP whose tensors begin with `prefix`.
-absl::StatusOr<at::Tensor> Mlp(const Call& call, const std::string& prefix,
-                               const at::Tensor& x) {
+absl::StatusOr<at::Tensor> GatedOrPlain(const MlpCall& call,
+                                        const std::string& prefix,
+                                        const at::Tensor& x) {
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor up,
                           call.Project(prefix + "up_proj", x));
   at::Tensor gate;
@@ -46,7 +47,8 @@ absl::StatusOr<at::Tensor> Mlp(const Call& call, const std::string& prefix,
 }
 
 // Applies the experts to rows [T, M].
-absl::StatusOr<at::Tensor> Experts(const Call& call, const at::Tensor& rows) {
+absl::StatusOr<at::Tensor> Experts(const MlpCall& call,
+                                   const at::Tensor& rows) {
   const model::ExpertsSpec& experts = call.spec.experts;
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor router,
                           call.Get(model::kRouterName));
@@ -61,9 +63,9 @@ absl::StatusOr<at::Tensor> Experts(const Call& call, const at::Tensor& rows) {
     const at::Tensor places = (chosen == expert).nonzero();
     if (places.size(0) == 0) continue;
     const at::Tensor tokens = places.select(1, 0);
-    KVASIR_ASSIGN_OR_RETURN(
-        const at::Tensor result,
-        Mlp(call, model::ExpertModule(expert), rows.index_select(0, tokens)));
+    KVASIR_ASSIGN_OR_RETURN(const at::Tensor result,
+                            GatedOrPlain(call, model::ExpertModule(expert),
+                                         rows.index_select(0, tokens)));
     const at::Tensor weight =
         weights.index_select(0, tokens).gather(1, places.slice(1, 1, 2));
     out = out.index_add(0, tokens, result * weight.to(result.scalar_type()));
@@ -76,9 +78,9 @@ absl::StatusOr<at::Tensor> Experts(const Call& call, const at::Tensor& rows) {
 absl::StatusOr<at::Tensor> MlpForward(const model::DecoderSpec& spec,
                                       int64_t layer, const TensorMap& tensors,
                                       const at::Tensor& x) {
-  const Call call{spec, layer, tensors};
+  const MlpCall call{spec, layer, tensors};
   if (!spec.layers[static_cast<size_t>(layer)].experts) {
-    return Mlp(call, "mlp.", x);
+    return GatedOrPlain(call, "mlp.", x);
   }
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor out,
                           Experts(call, x.reshape({-1, x.size(-1)})));
