@@ -93,15 +93,17 @@ METHODS = {
 
 
 # In turn: a quarter of each head turns; positions are learned; there are biases and grouped heads; the window is
-# shorter than the texts; one of the two layers has no RoPE. All are small and random, with biases other than 0.
+# shorter than the texts; one of the two layers has no RoPE; there are experts. All are small and random, with biases
+# other than 0.
 FAMILIES = {
     "pythia-160m": ("palu", "rap-exact", "commuting", "svdq-rotated", "channel", "joint-exact"),
     "opt-125m": ("palu", "palu-4", "svdq", "joint-4"),
     "qwen2.5-0.5b": ("palu", "rap-4", "commuting", "svdq", "joint"),
     "mistral-7b": ("palu-4", "commuting", "svdq-exact", "svdq-sinks-exact", "joint-exact"),
     "smollm3-3b": ("palu", "rap-4", "commuting", "svdq", "channel"),
+    "mixtral-8x7b": ("palu-4", "rap-4", "svdq"),
 }
-GROUPED = ("qwen2.5-0.5b", "mistral-7b", "smollm3-3b")
+GROUPED = ("qwen2.5-0.5b", "mistral-7b", "smollm3-3b", "mixtral-8x7b")
 SLIDING_WINDOW = 40
 UNIFORM_PALU = PALU + ["--search", "uniform", "--group-heads"]
 FAMILY_METHODS = {
@@ -292,11 +294,11 @@ def generated(model, *flags):
     return json.loads(done.stdout)["text"]
 
 
-@pytest.fixture(scope="module")
-def qk_norm(tmp_path_factory):
-    """A small random model with QK-norm, whose heads are wider than hidden size / heads."""
+@pytest.fixture(scope="module", params=["qwen3-0.6b", "qwen3-30b-a3b"])
+def qk_norm(request, tmp_path_factory):
+    """A small random model with QK-norm, whose heads are wider than hidden size / heads. The second has 128 experts."""
     base = tmp_path_factory.mktemp("qk-norm") / "base"
-    compress("init", "--like", "qwen3-0.6b", "--layers", 2, "--hidden", 48, "--heads", 4,
+    compress("init", "--like", request.param, "--layers", 2, "--hidden", 48, "--heads", 4,
              "--kv-heads", 2, "--head-dim", 32, "--intermediate", 96, "--vocab", 4096,
              "--context", 256, "--tokenizer", TINY, "--dtype", "f32", "--out", base, "--quiet")
     amplify_attention(base / "model.safetensors")
@@ -304,6 +306,12 @@ def qk_norm(tmp_path_factory):
     (base / "generation_config.json").unlink(missing_ok=True)
     (base / "config.json").write_text(json.dumps(config | {"bos_token_id": 0, "eos_token_id": 1}))
     return base
+
+
+def expert_load(server):
+    """The number of tokens that each expert has run."""
+    return [value for (name, _), value in server.metrics().items()
+            if name == "kvasir_expert_tokens_total"]
 
 
 def test_a_model_with_qk_norm_serves_named_plans_and_its_loss_is_the_references(qk_norm, tmp_path):
@@ -321,8 +329,15 @@ def test_a_model_with_qk_norm_serves_named_plans_and_its_loss_is_the_references(
                            model=qk_norm) as server:
             text, _, tokens = triton.generate(server.grpc, server.ready["model"], PROMPT,
                                               max_tokens=8, temperature=0, ignore_eos=True)
+            prompt_tokens = server.metric("kvasir_prompt_tokens_total")
+            load = expert_load(server)
         assert tokens == 8
         assert text == generated(qk_norm, *flags), plan
+        config = json.loads((qk_norm / "config.json").read_text())
+        assert len(load) == config.get("num_experts", 0)
+        # Every token but the last one runs through its experts in both layers.
+        run_tokens = prompt_tokens + tokens - 1 if load else 0
+        assert sum(load) == run_tokens * 2 * config.get("num_experts_per_tok", 0)
 
 
 def test_a_plan_of_low_rank_keys_is_refused_for_a_model_with_qk_norm(qk_norm, artifacts, tmp_path):
