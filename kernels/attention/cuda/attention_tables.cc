@@ -273,7 +273,7 @@ int32_t PromptRowsOfAll(const PagedAttentionArgs& params,
     *why = "prompts: the scale is not above 0";
     return 0;
   }
-  int32_t most = 128;
+  int32_t most = params.key_bias == nullptr ? 128 : 64;
   for (const UnitChunks& unit : made.units) {
     for (int32_t k = 0; k < unit.keys; ++k) {
       const auto& chunk =

@@ -113,6 +113,9 @@ class PrefillAttention : PrefillLoads<T, tiles> {
   // True if keys may have several runs of codes, so that the products of each
   // run must first be summed separately (in run_).
   static constexpr bool kRunsApart = tiles == 1;
+  // Items of 128 rows add no key bias, because they have no registers left for
+  // it (PromptRowsOfAll).
+  static constexpr bool kAddsKeyBias = tiles == 1;
   static constexpr float kMinusInfinity = -__builtin_inff();
 
   static KVASIR_DEVICE void Clear(float (&sums)[4]) {
@@ -273,7 +276,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
   // blocks to the new maximum.
   KVASIR_DEVICE void Weigh() {
     if (idle_) return;
-    if (device_.key_bias.steps != nullptr) AddKeyBias();
+    if (kAddsKeyBias && device_.key_bias.steps != nullptr) AddKeyBias();
     if (masked_) Mask();
     const float scale = device_.scale * simt::kLog2E;
     float factors[kLaneRows];
