@@ -69,9 +69,10 @@ class DeviceClock {
                                           uint32_t steps) = 0;
   virtual size_t MultipliedBytes(kernels::Stream& stream) const = 0;
 };
-// Makes a clock for any device that uses the host's clock: it waits at every
-// mark, and copies and multiplies on the host. It is for tests; its times are
-// not meaningful.
+// Makes a clock that works for every device, because it reads the host's clock.
+// It waits for the device at every mark, and does its copies and matrix
+// products on the host. It is only for tests: its times say nothing about the
+// device.
 std::unique_ptr<DeviceClock> MakeHostClock();
 // Makes a clock for CUDA devices, which uses events of the calling thread's
 // device (cuda.cc, only in builds with nvcc).

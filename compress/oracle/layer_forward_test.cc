@@ -298,7 +298,7 @@ TEST_P(IdentityTest, RebuiltLowRankKeysEqualKeysOfTheProductOfTheFactors) {
 // Values are low-rank, W_v = up down, plus a constant. The constant is part of
 // o_proj's bias.
 TEST_P(IdentityTest,
-       LiftingValuesAtRunTimeOrFoldedEqualsTheProductOfTheFactors) {
+       ValuesLiftedAtRunTimeOrByFoldedWeightsEqualTheProductOfTheFactors) {
   for (const bool scattered : {false, true}) {
     for (const bool fold : {false, true}) {
       Layer full = layer_;

@@ -60,7 +60,8 @@ absl::Status CheckWidest(const Device& device, int64_t most_codes) {
 }
 
 // The number of floats of scratch memory that the op needs. They hold squared
-// errors: of each unit and side on a CPU, of each latent on a GPU.
+// errors of a token: on a CPU one for each unit and side (keys or values), on a
+// GPU one for each latent.
 int64_t ScratchOf(const Stream& stream, const KvAppendParams& params,
                   int64_t num_tokens) {
   const int64_t num_units = params.metadata.num_units;

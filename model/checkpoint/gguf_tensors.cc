@@ -169,8 +169,8 @@ class GgufTensorFile final : public TensorFile {
     const auto width = static_cast<size_t>(TensorTypeBits(tensor.type) / 8);
     if (offset_bytes % width != 0 || out.size() % width != 0) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "%s: cannot read %d bytes from byte %d on: want whole numbers of %d "
-          "bytes",
+          "%s: cannot read %d bytes at offset %d: both must be multiples of "
+          "%d bytes",
           path(), out.size(), offset_bytes, width));
     }
     auto at = static_cast<int64_t>(offset_bytes / width);

@@ -196,9 +196,10 @@ struct Place {
   bool is_read = true;
 };
 
-// The number that `places` state, or `fallback` if none that is read states
-// one. A config is refused if two places state different numbers, because
-// versions of the reference implementation prefer different places.
+// Returns the number that the places with `is_read` give, or `fallback` if none
+// of them gives one. Refuses a config in which two places give different
+// numbers, because versions of the reference implementation prefer different
+// places.
 absl::StatusOr<double> OneOf(std::initializer_list<Place> places, double low,
                              double high, double fallback) {
   std::optional<double> found;

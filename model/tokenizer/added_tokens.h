@@ -60,7 +60,7 @@ class TokenTrie {
 // Threads: immutable, so any thread may use it.
 class AddedTokens {
  public:
-  // The most added tokens of a tokenizer.
+  // The largest number of added tokens that a tokenizer may have.
   static constexpr size_t kMaxTokens = 1 << 17;
 
   // Reads a text, or an object with "content" and flags, without its id.
