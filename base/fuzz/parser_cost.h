@@ -19,7 +19,7 @@ inline constexpr size_t kMaxRepeatedBytes = 256 << 10;
 
 // Every parser may do this much work, however short the text is.
 inline constexpr uint64_t kConstantWork = 1'000'000;
-// The same for parsers of protobuf messages. It is larger, because protobuf
+// Parsers of protobuf messages may do this much work, because protobuf
 // reserves up to 50 MB for a string before it finds that the message ends
 // earlier. That memory is never touched, but reserving it counts as work.
 inline constexpr uint64_t kConstantWorkOfMessage = 5'000'000;
