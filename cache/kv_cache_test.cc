@@ -653,7 +653,7 @@ TEST(KvCacheTest, ASequenceWhoseStartIsRefusedIsNotCountedAsACacheQuery) {
   EXPECT_EQ(s.cache().Stats().hit_tokens, 8);
 }
 
-TEST(KvCacheTest, TheStatisticsCountTokensAndUsedPaddingAndUnfilledBytes) {
+TEST(KvCacheTest, TheStatisticsCountTokensAndTheBytesUsedPaddedAndUnfilled) {
   KvCacheScenario s(Config({Pages(8), Pages(8, 5)}));
   s.Run(R"(
     start a 1..10

@@ -74,7 +74,7 @@ struct ResolvedLatent {
 // One use of a part: how the part's latents give some dimensions of a head.
 struct ResolvedUse {
   Lift lift = Lift::kFold;
-  int64_t dims = 0;          // how many dims of a head
+  int64_t dims = 0;          // number of a head's dims that it gives
   int64_t rotated_dims = 0;  // how many of them rotate
   int64_t terms = 1;         // 1, or 1 + Anchored.order of the plan
 };

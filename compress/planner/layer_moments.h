@@ -17,9 +17,9 @@
 
 namespace kvasir::compress {
 
-// Ranges of rotated keys are fitted to positions below this one. Over this
-// distance slowly rotating pairs stay near their mean, and fast ones rotate
-// many times.
+// Ranges of keys after RoPE are fitted to positions below this one. Over this
+// distance fast pairs rotate many times, while slow pairs hardly turn, so their
+// ranges stay narrow.
 inline constexpr int64_t kRangePositions = 8192;
 
 // Moments of a layer's rows, float64. A row holds a token's key before its

@@ -367,7 +367,8 @@ std::string KernelOf(EmulatedTest& test) {
 
 // Covers matrices of different sizes that do not fill whole tiles or chunks,
 // and heads that begin at any column.
-TEST(LiftCudaTest, TensorCoresGiveTheDefinedResultIfAllNumbersHaveOneType) {
+TEST(LiftCudaTest,
+     TensorCoresMatchTheReferenceIfInputsWeightsAndOutputsHaveOneType) {
   uint64_t seed = 0;
   const DType f16 = DType::kF16, bf16 = DType::kBf16;
   for (const auto& [c, kernel] : std::vector<std::pair<LiftCase, const char*>>{

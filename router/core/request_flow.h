@@ -71,8 +71,8 @@ class RequestFlow {
   // asked, otherwise the status with which the request ends.
   std::optional<absl::Status> OnAttemptDone(const absl::Status& status,
                                             absl::Time now);
-  // Returns the rest of the queue timeout that the request has set. nullopt if
-  // it has set none, or if it has begun.
+  // Returns how much of the request's own queue timeout is left. nullopt if the
+  // request has set none, or if a worker has begun to run it.
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const;
   // Returns the status of a request for which no other replica can be asked. It
   // is the error of the last attempt, or `otherwise` if there was no attempt.

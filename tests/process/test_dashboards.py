@@ -77,7 +77,10 @@ def dashboard_queries():
 
 
 def test_every_query_of_every_panel_returns_data(prometheus):
-    waiting = dict.fromkeys(dashboard_queries())
+    # Only a mixture of experts has this metric; test_latent_cache reads it.
+    experts = {query for query in dashboard_queries() if "kvasir_expert_tokens_total" in query[1]}
+    assert len(experts) == 1
+    waiting = dict.fromkeys(query for query in dashboard_queries() if query not in experts)
     assert len(waiting) > 100
 
     def answered():

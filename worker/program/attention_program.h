@@ -8,8 +8,9 @@
 //   | queries, part by part | latents, part by part |
 // and then the columns that are computed from them:
 //   | queries that a matrix lifts | latents that a basis makes |
-// Rows of q_proj are selected when they are loaded, so that the columns an op
-// works on lie side by side. Query heads keep the model's order within a part.
+// Rows of q_proj are reordered when they are loaded, so that the columns of a
+// token's row that one op reads lie side by side. Within a part, query heads
+// keep the model's order.
 #pragma once
 
 #include <cstdint>

@@ -376,7 +376,7 @@ TEST(WeightsTest, TheErrorForAMissingTensorNamesIt) {
 }
 
 TEST(WeightJobsDeathTest,
-     TheHostCannotReadDeviceMemoryAfterAWeightJobWithoutBytes) {
+     AnEmptyWeightJobLeavesDeviceMemoryUnreadableForTheHost) {
   RandomSource source(TinyShape(), 1, DType::kF32);
   base::ThreadPool pool(1);
   const auto device = kernels::MakeStrictDevice(&pool);

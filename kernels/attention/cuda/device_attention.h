@@ -272,7 +272,7 @@ struct SequenceItems {
   int32_t first_prompt = 0;
   // only used in the last entry: index of the next item to be taken by a CTA
   uint32_t next_item = 0;
-  uint32_t next_prompt = 0;  // the same for the kernel for prompts
+  uint32_t next_prompt = 0;  // next item of the kernel for prompts
 };
 // The size of a launch's scratch, in floats. It has one SequenceItems per
 // sequence and one for the totals, followed by the partial results.

@@ -172,8 +172,8 @@ absl::StatusOr<GlooAddress> ParseGlooAddress(std::string_view text) {
       !absl::SimpleAtoi(fields[2], &shard.size) ||
       !absl::SimpleAtoi(fields[3], &address.chunk_bytes)) {
     return absl::InvalidArgumentError(
-        "want a rank, the number of ranks and the bytes of a chunk as numbers, "
-        "and a secret");
+        "want four fields: a rank, the number of ranks and the size of a chunk "
+        "in bytes as numbers, and a secret");
   }
   if (shard.size < 2 || shard.size > kMaxGlooRanks || shard.rank < 0 ||
       shard.rank >= shard.size || address.chunk_bytes < 1) {
