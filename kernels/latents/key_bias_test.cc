@@ -55,7 +55,7 @@ struct Layer {
         const auto i = pairs.size();
         radians.push_back(p < of.tile_pairs
                               ? 0.003 / static_cast<double>(p + j + 1)
-                              : 0.7 / static_cast<double>(p + j));
+                              : 0.7 / static_cast<double>(p + j + 1));
         pairs.push_back({static_cast<int32_t>(p + j),
                          static_cast<int32_t>(of.head_dim - 1 - p),
                          biases[2 * i], biases[2 * i + 1],

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <set>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -170,6 +171,19 @@ absl::StatusOr<Checkpoint> Checkpoint::OpenGguf(const std::string& path) {
   Checkpoint checkpoint(path, std::move(spec), std::move(store));
   checkpoint.is_gguf_ = true;
   KVASIR_RETURN_IF_ERROR(checkpoint.CheckPlainTensors(/*attention=*/true));
+  // The file's metadata do not say which biases the model has. So a tensor that
+  // is not read, such as the bias of a norm, would change the results.
+  std::set<std::string> names;
+  for (const RequiredTensor& want : RequiredTensors(checkpoint.spec())) {
+    names.insert(want.name);
+  }
+  for (const auto& [name, entry] : checkpoint.store_.entries()) {
+    if (names.contains(name)) continue;
+    return absl::UnimplementedError(absl::StrFormat(
+        "%s: tensor %s: the model needs a computation that this engine does "
+        "not support",
+        path, entry.info->name));
+  }
   return checkpoint;
 }
 

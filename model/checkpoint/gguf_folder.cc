@@ -10,8 +10,10 @@
 #include <span>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -169,25 +171,40 @@ absl::Status WriteFiles(const std::string& path, const fs::path& folder) {
 }  // namespace
 
 absl::Status WriteFolderOfGguf(const std::string& path,
-                               const std::string& folder) {
+                               const std::string& out) {
   std::error_code error;
+  fs::path name = fs::path(out).lexically_normal();
+  if (!name.has_filename()) name = name.parent_path();  // "folder/"
+  const std::string folder = name.string();
   if (!MayBeGguf(path)) {
     return absl::NotFoundError(absl::StrCat("there is no GGUF file ", path));
   }
   if (fs::exists(folder, error)) {
     return absl::AlreadyExistsError(
-        absl::StrCat(folder, " exists; give the name of a new folder"));
+        absl::StrCat(out, " exists; give the name of a new folder"));
   }
   const std::string unfinished = absl::StrCat(folder, ".unfinished");
-  fs::remove_all(unfinished, error);
+  if (fs::exists(unfinished, error)) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        unfinished,
+        " exists, from a conversion that was cut off or still runs;"
+        " remove it, or give another name"));
+  }
   fs::create_directories(unfinished, error);
   if (error) {
     return absl::UnavailableError(absl::StrCat(
         "cannot create the folder ", unfinished, ": ", error.message()));
   }
+  absl::Cleanup remove = [&] {
+    std::error_code ignored;
+    fs::remove_all(unfinished, ignored);
+  };
   KVASIR_RETURN_IF_ERROR(WriteFiles(path, unfinished));
   fs::rename(unfinished, folder, error);
-  if (!error) return absl::OkStatus();
+  if (!error) {
+    std::move(remove).Cancel();
+    return absl::OkStatus();
+  }
   return absl::UnavailableError(absl::StrCat(
       "cannot rename ", unfinished, " to ", folder, ": ", error.message()));
 }

@@ -13,9 +13,9 @@ namespace kvasir::model {
 // all exact in BF16 is written in BF16, as norms usually are in the model that
 // the file was made from.
 //
-// The folder gets its name when everything is written; until then, and after an
-// error, there is only `folder` + ".unfinished".
-//   ALREADY_EXISTS   there is something at `folder`
+// The folder gets its name when everything is written; until then there is only
+// `folder` + ".unfinished", which an error removes.
+//   ALREADY_EXISTS   there is something at one of these names
 //   UNIMPLEMENTED    config.json cannot express the file's RoPE factors
 //   UNAVAILABLE      a file cannot be written; the text names it
 // and the errors of Checkpoint::Open and TokenizerOfGguf.

@@ -167,6 +167,8 @@ TEST_P(GgufCheckpointTest, AFolderWrittenFromAFileHasItsWeights) {
   EXPECT_THAT(WriteFolderOfGguf(path, folder),
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(folder)));
   EXPECT_FALSE(FileExists(folder + ".unfinished"));
+  KVASIR_EXPECT_OK(WriteFolderOfGguf(path, files.File("other") + "/"));
+  KVASIR_EXPECT_OK(Checkpoint::Open(files.File("other")));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GgufCheckpointTest,
@@ -327,7 +329,7 @@ TEST_P(GgufUnpackTest, AnyPartOfATensorHasTheRoundedNumbersOfTheWhole) {
     std::vector<std::byte> byte(1);
     EXPECT_THAT(entry.file->Read(*entry.info, 1, byte),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("whole numbers")));
+                         HasSubstr("must be multiples of 2 bytes")));
   }
 }
 
@@ -452,6 +454,14 @@ TEST_F(BadGgufCheckpointTest, AWrongShapeIsRefusedWithBothShapes) {
       StatusWith("blk.0.attn_q.weight", {32, 3}),
       StatusIs(absl::StatusCode::kInvalidArgument,
                AllOf(HasSubstr("blk.0.attn_q.weight"), HasSubstr("have 3"))));
+}
+
+TEST_F(BadGgufCheckpointTest, ABiasThatTheModelDoesNotAddIsRefused) {
+  for (const char* name : {"output_norm.bias", "blk.0.attn_norm.bias",
+                           "blk.0.ffn_down.bias", "token_embd.bias"}) {
+    EXPECT_THAT(StatusWith(name, {32}),
+                StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(name)));
+  }
 }
 
 TEST_F(BadGgufCheckpointTest, ABiasThatOtherLayersLackIsRefused) {

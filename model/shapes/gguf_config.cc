@@ -213,7 +213,10 @@ class ConfigWriter {
   // those of this scaling (ApplyLlama3 in rope_config.cc). All published models
   // with it have the same context and range, and differ only in the factor.
   void PutLlama3Scaling(double base) {
-    if (rope_factors_.empty() || head_dim_ <= 0) return;
+    if (rope_factors_.empty() || head_dim_ <= 0 ||
+        static_cast<int64_t>(rope_factors_.size()) != head_dim_ / 2) {
+      return;
+    }
     constexpr double kLow = 1;
     constexpr double kHigh = 4;
     constexpr int64_t kContext = 8192;

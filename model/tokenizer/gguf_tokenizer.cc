@@ -486,6 +486,9 @@ class GgufTokenizerWriter {
     }
     // Bounds the work, which grows with the square of a token's length.
     constexpr size_t kMostBytes = 256;
+    // Published vocabularies have at most a few hundred thousand merges. The
+    // parser of tokenizer.json refuses more than this many.
+    constexpr size_t kMostMerges = 2'500'000;
     std::vector<ScoredMerge> merges;
     for (size_t id = 0; id < tokens_.size(); ++id) {
       const std::string_view token = tokens_[id];
@@ -514,6 +517,11 @@ class GgufTokenizerWriter {
         if (!right.has_value()) continue;
         merges.push_back(
             {scores[id], left_chars, chars - left_chars, *left, *right});
+        if (merges.size() > kMostMerges) {
+          return header_.Error(
+              kTokensKey, absl::StrFormat("the tokens have more than %d merges",
+                                          kMostMerges));
+        }
       }
       std::sort(merges.begin() + static_cast<std::ptrdiff_t>(begin),
                 merges.end(), [](const auto& a, const auto& b) {

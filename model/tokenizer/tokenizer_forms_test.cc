@@ -317,7 +317,7 @@ TEST(TokenizerFormsTest, PrefixFirstHoldsForAllThatTheFirstCharacterBecame) {
         {"type", "Replace"}, {"pattern", {{"Regex", from}}}, {"content", to}};
   };
   struct Row {
-    json normalizers;
+    std::vector<json> normalizers;
     const char* text;
     const char* tokens;
   };
@@ -337,12 +337,12 @@ TEST(TokenizerFormsTest, PrefixFirstHoldsForAllThatTheFirstCharacterBecame) {
            Row{{replace("^", "z")}, "ab", "_z_ab"},
        }) {
     file["normalizer"] = {{"type", "Sequence"},
-                          {"normalizers", row.normalizers}};
+                          {"normalizers", json(row.normalizers)}};
     const auto tokenizer = Load(file);
     KVASIR_ASSERT_OK_AND_ASSIGN(const Ids ids, tokenizer->Encode(row.text));
     std::string tokens;
     for (const int32_t id : ids) tokens += tokenizer->IdToToken(id);
-    EXPECT_EQ(tokens, row.tokens) << row.normalizers.dump() << row.text;
+    EXPECT_EQ(tokens, row.tokens) << json(row.normalizers).dump() << row.text;
   }
 }
 

@@ -196,7 +196,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithPlanCheck(
     if (is_auto) base::LogInfo("--kv-plan auto", {{"plan", plan}});
   }
   const worker::PlanCheck& served = rank.plan_checks().back();
-  if (!is_auto) KVASIR_RETURN_IF_ERROR(Judge(served, mode));
+  KVASIR_RETURN_IF_ERROR(Judge(served, mode));
   return model;
 }
 

@@ -239,7 +239,9 @@ router::FacadeOptions RouterRuntime::OptionsOfFacades(
   facade.share_tokenizer = IsOn(options.router.share_tokenizer, options.listen);
   if (tokenizer_ != nullptr) {
     facade.tokenizer_folder = options.tokenizer_folder;
-    if (model::MayBeGguf(options.tokenizer_folder)) {
+    if (model::MayBeGguf(options.tokenizer_folder) &&
+        std::filesystem::path(options.tokenizer_folder).extension() !=
+            ".json") {
       facade.make_tokenizer_files = [path = options.tokenizer_folder] {
         return FilesOfGguf(path);
       };

@@ -57,7 +57,7 @@ absl::StatusOr<kvasir::v1::RankIdentity> IdentityOf(
                          kernels::DTypeName(device->activations())));
   identity.set_deterministic(settings.deterministic);
   identity.set_graphs(settings.graphs);
-  identity.set_plan_check_id(settings.plan_check_id);
+  identity.set_plan_check(settings.plan_check);
   identity.set_max_model_len(static_cast<uint32_t>(settings.max_model_len));
   identity.set_max_num_seqs(static_cast<uint32_t>(settings.max_num_seqs));
   identity.set_max_batched_tokens(

@@ -19,7 +19,7 @@ struct RunSettings {
   int64_t max_batched_tokens = 0;
   bool deterministic = false;
   bool graphs = false;
-  std::string plan_check_id;
+  std::string plan_check;
 };
 
 // Returns the identity of a rank, which must be equal on all ranks of a group.

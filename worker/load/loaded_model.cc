@@ -57,11 +57,14 @@ std::vector<std::shared_ptr<const worker::ServedPlan>> PlansToChooseFrom(
   return plans;
 }
 
-std::string PlanCheckId(const LoadRequest& request) {
-  if (!request.plan_check.has_value()) return "";
-  return base::Sha256Hex(
-      absl::StrCat(request.choose_plan, " ", request.plan_check->most_kl, " ",
-                   absl::StrJoin(request.plan_check->token_ids, ",")));
+// RankIdentity.plan_check.
+std::string PlanCheckOf(const LoadRequest& request) {
+  if (!request.plan_check.has_value()) return "off";
+  const std::vector<int32_t>& ids = request.plan_check->token_ids;
+  return absl::StrCat(
+      request.choose_plan ? "auto" : "one plan", ", ", ids.size(), " tokens, ",
+      base::Sha256Hex(absl::StrCat(request.plan_check->most_kl, " ",
+                                   absl::StrJoin(ids, ","))));
 }
 
 LocalShare LocalShareOf(const LoadRequest& request) {
@@ -256,7 +259,7 @@ absl::StatusOr<worker::Collective*> LoadedModel::JoinGroup(
                   .max_batched_tokens = request.max_batched_tokens,
                   .deterministic = request.model.deterministic,
                   .graphs = request.graphs,
-                  .plan_check_id = PlanCheckId(request)}));
+                  .plan_check = PlanCheckOf(request)}));
   // Every rank combines the tile hashes of all ranks, so all ranks get the same
   // weights_id, which is part of the cache_id.
   terms.combine = [](absl::Span<const std::string> tiles_by_rank)

@@ -269,11 +269,10 @@ absl::Status PlanComparison::RunSteps(DirectRunner* runner) {
   return absl::OkStatus();
 }
 
-// Whether rank 0 wants to stop. All ranks get its answer.
-absl::StatusOr<bool> PlanComparison::FirstRankSays(bool stops) {
+absl::StatusOr<bool> PlanComparison::FirstRankSays(bool answer) {
   const plan::TpShard shard = rank_.collective->shard();
-  if (shard.size == 1) return stops;
-  float vote = stops && shard.rank == 0 ? 1.0F : 0.0F;
+  if (shard.size == 1) return answer;
+  float vote = answer && shard.rank == 0 ? 1.0F : 0.0F;
   const auto sum = [&](kernels::Workspace& workspace) -> absl::Status {
     const auto data = workspace.Take<float>(1);
     KVASIR_RETURN_IF_ERROR(workspace.status());

@@ -104,13 +104,15 @@ class PlanComparison {
       const std::shared_ptr<const ServedPlan>& plan,
       const std::string& cache_id, ModelWeights* weights);
 
+  // Returns rank 0's answer to a question that all ranks ask at the same time.
+  absl::StatusOr<bool> FirstRankSays(bool answer);
+
  private:
   absl::Status RunDense(ModelWeights* weights);
   absl::Status RunText(const std::shared_ptr<const ServedPlan>& plan,
                        std::function<void(const LogitsRow&)> tap,
                        ModelWeights* weights);
   absl::Status RunSteps(DirectRunner* runner);
-  absl::StatusOr<bool> FirstRankSays(bool stops);
 
   const Rank rank_;
   const PlanCheckRequest& request_;

@@ -225,20 +225,20 @@ absl::Status Rank::SizePools(const RankOptions& options) {
 absl::Status Rank::RemoveUnsupported(
     WeightSource* source, const RankOptions& options, Collective* collective,
     std::vector<std::shared_ptr<const ServedPlan>>* plans) {
-  absl::Status unsupported;
+  // The last plan is served if no other one is good enough.
+  absl::Status last;
   std::vector<std::shared_ptr<const ServedPlan>> left;
   for (const std::shared_ptr<const ServedPlan>& plan : *plans) {
     KVASIR_RETURN_IF_ERROR(UsePlan(plan, options));
-    const absl::Status has_ops = CheckOps(source, options, collective);
-    if (has_ops.ok()) {
+    last = CheckOps(source, options, collective);
+    if (last.ok()) {
       left.push_back(plan);
       continue;
     }
-    unsupported = has_ops;
     plan_checks_.push_back({.plan = plan->resolved->source.method(),
-                            .skipped = std::string(has_ops.message())});
+                            .skipped = std::string(last.message())});
   }
-  if (left.empty()) return unsupported;
+  KVASIR_RETURN_IF_ERROR(last);
   *plans = std::move(left);
   return absl::OkStatus();
 }
@@ -274,12 +274,14 @@ absl::Status Rank::ChoosePlan(
                       weights_id, plans[i]->leaves_key_bias_out()),
             weights));
     const bool cannot_compare = !check.skipped.empty();
+    KVASIR_ASSIGN_OR_RETURN(const bool good,
+                            comparison.FirstRankSays(is_good(check)));
     plan_checks_.push_back(std::move(check));
     used = i;
-    if (request.instead.empty() || is_good(plan_checks_.back())) break;
+    if (request.instead.empty() || good) break;
     // Then the next plans cannot be compared either, except the last, dense
     // one.
-    if (cannot_compare) i = std::max(i, plans.size() - 2);
+    if (cannot_compare && i + 2 < plans.size()) i = plans.size() - 2;
   }
   if (used == 0) return absl::OkStatus();
   KVASIR_RETURN_IF_ERROR(UsePlan(plans[used], options));

@@ -198,8 +198,8 @@ class Rank {
   // too few for one sequence.
   absl::Status SizePools(const RankOptions& options);
   // Removes the plans for which the device lacks ops, and adds a result to
-  // plan_checks_ for each of them. If none is left, returns the error of
-  // CheckOps.
+  // plan_checks_ for each of them. If the last plan is among them, returns its
+  // error of CheckOps.
   absl::Status RemoveUnsupported(
       WeightSource* source, const RankOptions& options, Collective* collective,
       std::vector<std::shared_ptr<const ServedPlan>>* plans);

@@ -173,7 +173,7 @@ class AttentionPlanner {
         jobs_->Matrix(std::move(rows), spec_.hidden_size, &weights_->qkv));
     if (!program_.has_bias) return absl::OkStatus();
     auto host = std::make_shared<std::vector<float>>(
-        static_cast<size_t>(program_.projection_columns));
+        static_cast<size_t>(program_.projection_columns), 1.0F);
     weights_->host_qkv_bias = host;
     return jobs_->Floats(std::move(biases), program_.projection_columns,
                          &weights_->qkv_bias, [host](absl::Span<float> loaded) {

@@ -99,8 +99,8 @@ struct LayerWeights {
   // for all heads together.
   kernels::DevicePtr<const float> q_norm;
   kernels::DevicePtr<const float> k_norm;
-  // A copy of qkv_bias in host memory; null if there is no bias. Zeros if the
-  // weights have no memory.
+  // A copy of qkv_bias in host memory; null if there is no bias. Ones if the
+  // weights have no memory, so that the ops for a bias are checked.
   std::shared_ptr<const std::vector<float>> host_qkv_bias;
   kernels::PackedMatrix o;  // [attention.output_columns, M]
   // [M]; null except on rank 0, because outputs are summed over ranks.
