@@ -111,6 +111,22 @@ def test_auto_keeps_the_plan_of_a_converted_model():
         assert 'I plan check skipped plan=palu why="the plan has weights of its own"' in server.log()
 
 
+def test_auto_judges_the_plan_of_a_folder_like_a_named_one(tmp_path):
+    """A plan without weights of its own used to be served by `auto` whatever its divergence."""
+    folder = altered_model(tmp_path / "tiny")
+    tensors = read_tensors(folder / "model.safetensors")
+    scaled(tensors, "q", -7, [DIM // 2 - 1, DIM - 1])
+    scaled(tensors, "k", 7, [DIM // 2 - 1, DIM - 1])
+    write_tensors(folder / "model.safetensors", tensors)
+    codec = {"bits": {"schedule": [2]}, "per_token": {}, "param_dtype": "F16", "hadamard_online": {}}
+    layer = {side: {"parts": [{"full": {}, "stored": stored, "codec": codec}]}
+             for side, stored in (("key", "POST_ROPE"), ("value", "NO_ROPE"))}
+    plan = {"schema_version": 1, "base_model": "tiny", "method": "codes", "layers": [layer] * LAYERS}
+    (folder / "kv_plan.json").write_text(json.dumps(plan))
+    done = run("check-plan", "--model", folder, "--kv-plan", "auto", check=False)
+    assert done.returncode == 1 and "the plan codes changes this model" in done.stderr, done.stderr
+
+
 def test_ranks_of_a_group_compare_plans_together(with_uneven_keys):
     with KvasirProcess("serve", "--kv-plan", "auto", "--tp", "2", "--threads", "1", model=with_uneven_keys) as server:
         log = server.log()
