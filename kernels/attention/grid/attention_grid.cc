@@ -71,23 +71,14 @@ void ReadTogether(ChunkBytes* bytes) {
   bytes->together = true;
 }
 
-// The most words that hold the digits of a row's query for any group.
+// Words that are enough for the digits of a row's query for any group. The runs
+// themselves may not be known yet (Fits).
 int64_t MostDigitWords(const LatentPartArgs& part) {
   int64_t most = 0;
   for (int64_t g = 0; g < part.num_groups; ++g) {
-    CodeCursor cursor(part.groups[g]);
-    int64_t words = 0;
-    for (int64_t r = 0; r < part.groups[g].num_runs; ++r) {
-      const CodeRun& run = part.groups[g].runs[r];
-      if (run.bits == 0) break;
-      CodePiece piece;
-      piece.place = cursor.Next(run);
-      for (int64_t c = 0; c < run.width; c += kDigitChannels) {
-        piece.width = std::min(kDigitChannels, run.width - c);
-        words += DigitWords(piece);
-      }
-    }
-    most = std::max(most, words);
+    const LatentGroup& group = part.groups[g];
+    const int64_t pieces = group.num_runs + group.width / kDigitChannels;
+    most = std::max(most, group.width / 2 + pieces * kMostPieceWords);
   }
   return most;
 }

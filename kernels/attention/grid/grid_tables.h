@@ -14,11 +14,11 @@ namespace kvasir::kernels {
 // channels and pieces (CodePiece).
 inline constexpr int64_t kChunkChannels = 128;
 inline constexpr int64_t kChunkPieces = 16;
-// The digits of a row's query for a chunk of codes have at most this many
-// words: per piece a unit, a sum and up to 16 words more than its channels
-// need.
+// The digits of a row's query for a piece of codes have at most this many words
+// in addition to half a word per channel (DigitWords).
+inline constexpr int64_t kMostPieceWords = 18;
 inline constexpr int64_t kMostChunkDigits =
-    kChunkChannels / 2 + kChunkPieces * 18;
+    kChunkChannels / 2 + kChunkPieces * kMostPieceWords;
 // A row's query for a part stays in scratch for the whole unit if it has at
 // most this many 32-bit words. Wider queries are read again for each block,
 // chunk by chunk.
