@@ -475,7 +475,14 @@ HWY_INLINE void SplitPairs(WordVec words, F16, float* low, float* high) {
 // Loads the scales [64] of slots whose codes stand for levels. Slots that no
 // row sees get 0.
 template <typename T>
-void LoadLengths(const BlockSlots& slots, float* scale) {
+void LoadLengths(const BlockSlots& slots, int64_t stride_bytes, float* scale) {
+  if (slots.regular && stride_bytes == sizeof(T)) {
+    for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+      hn::StoreU(LoadFloats(reinterpret_cast<const T*>(slots.ranges[s])),
+                 kFloats, scale + s);
+    }
+    return;
+  }
   std::fill_n(scale, kBlock, 0.0f);
   for (int64_t s = slots.begin; s < slots.end; ++s) {
     T stored;
@@ -759,8 +766,10 @@ class BlockLoader {
     VisitDType(part.param_dtype, [&](auto type) {
       if (part.num_levels > 0) {
         // With levels there is one run, so all pieces have the same scale.
-        for (int64_t p = 0; p < chunk.num_pieces; ++p) {
-          LoadLengths<decltype(type)>(found_, scales_ + p * kBlock);
+        LoadLengths<decltype(type)>(found_, group.params.stride_bytes, scales_);
+        std::fill_n(minima_, kBlock, 0.0f);
+        for (int64_t p = 1; p < chunk.num_pieces; ++p) {
+          std::copy_n(scales_, kBlock, scales_ + p * kBlock);
           std::fill_n(minima_ + p * kBlock, kBlock, 0.0f);
         }
         return;
