@@ -306,6 +306,10 @@ void KeyTile(const KeyDotsArgs& args, int64_t column, ByteVec table) {
   for (int r = 0; r < kRows; ++r) {
     digits[r] = args.digits + r * args.digits_stride + 2;
   }
+  // Half as many lines as the words fill; the loader of the words prefetched
+  // the other half.
+  constexpr int64_t kLinesPerWord =
+      LinesOf(Kind::kPerWord * (kLow + kHigh) * kVecs * kVecLanes / 8 / 2);
   DigitSums sums[kRows][kVecs];
   const int64_t words =
       (args.piece->width + Kind::kPerWord - 1) / Kind::kPerWord;
@@ -335,6 +339,7 @@ void KeyTile(const KeyDotsArgs& args, int64_t column, ByteVec table) {
       });
     });
     for (int r = 0; r < kRows; ++r) digits[r] += 2 * Kind::kPerByte;
+    args.ahead->Ask(kLinesPerWord);
   }
   ForEach<kRows>([&](auto r) KVASIR_INLINE_LAMBDA {
     const uint32_t* const own = args.digits + r * args.digits_stride;
@@ -351,10 +356,6 @@ void KeyTile(const KeyDotsArgs& args, int64_t column, ByteVec table) {
       hn::StoreU(Fma(unit, total, old), kFloats, c + v * kVecLanes);
     });
   });
-  // Half as many lines as the piece fills; the loader of the words prefetched
-  // the other half.
-  args.ahead->Ask(
-      LinesOf(args.piece->width * (kLow + kHigh) * kVecs * kVecLanes / 16));
 }
 
 template <class Kind, int kRows>
