@@ -73,7 +73,7 @@ TEST_P(AttentionMassTest,
       const int64_t tokens = ask.start + ask.count;
       truth.push_back(cache.Mass(ask.sequence, tokens));
       EXPECT_LT(WorstOf(cache.ExpectedMass(ask, tokens), truth.back()),
-                MultipliesCodes(cache.Params()) ? 1e-3 : 5e-5)
+                Tolerance(cache.Params()))
           << ask.sequence;
     }
     // Without room to keep attention weights, keys are scored twice. With room

@@ -173,7 +173,6 @@ absl::Status CheckLatentPart(const char* op, const LatentPart& part,
                      " levels, and 0 levels if its ranges are static, but has ",
                      part.num_levels));
   }
-  KVASIR_RETURN_IF_ERROR(CheckLevels(op, part));
   for (int64_t g = 0; g < part.num_groups; ++g) {
     const LatentGroup& group = part.groups[g];
     if (part.static_scale != nullptr && group.num_runs == 0) {
@@ -182,7 +181,7 @@ absl::Status CheckLatentPart(const char* op, const LatentPart& part,
     }
     KVASIR_RETURN_IF_ERROR(CheckGroup(op, part, group, device_granule));
   }
-  return absl::OkStatus();
+  return CheckLevels(op, part);
 }
 
 absl::Status CheckSlotMetadata(const char* op, const SlotMetadata& metadata,

@@ -52,9 +52,14 @@ inline bool MultipliesCodes(const PagedAttentionArgs& params) {
   return multiplies;
 }
 
+inline double Tolerance(const PagedAttentionArgs& params,
+                        double without_codes = 5e-5) {
+  return MultipliesCodes(params) ? std::max(without_codes, 1e-3)
+                                 : without_codes;
+}
+
 // Returns the output of the reference back end, after comparing it with the
-// definition in float64. If codes are multiplied, the tolerance is at least
-// 1e-3.
+// definition in float64.
 inline std::vector<float> CheckedReference(LatentCache& cache,
                                            const std::vector<LatentAsk>& asks,
                                            double tolerance) {
@@ -65,8 +70,7 @@ inline std::vector<float> CheckedReference(LatentCache& cache,
   }
   std::vector<float> truth = cache.Attend(SharedStreams().reference, asks);
   const PagedAttentionArgs params = cache.Params();
-  if (MultipliesCodes(params)) tolerance = std::max(tolerance, 1e-3);
-  EXPECT_LT(WorstError(params, expected, truth), tolerance);
+  EXPECT_LT(WorstError(params, expected, truth), Tolerance(params, tolerance));
   return truth;
 }
 
