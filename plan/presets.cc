@@ -126,8 +126,8 @@ LayerPlan Palu(const AttentionShape& shape, int64_t share, uint32_t bits) {
   return layer;
 }
 
-// Each head keeps one RoPE pair of every two neighbouring ones; which of the
-// two differs between heads.
+// Each head keeps one of every two neighbouring RoPE pairs. Heads differ in
+// which one they keep.
 LayerPlan Rap(const AttentionShape& shape, uint32_t bits) {
   LayerPlan layer;
   Part key;

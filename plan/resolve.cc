@@ -20,7 +20,8 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// Units are merged until their metadata is below this share of the latents.
+// Eviction units are merged until their metadata takes less than this share of
+// a slot.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;
@@ -229,9 +230,9 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // The dims of a head that a use covers, in any order. They are the dims of
-  // its pairs if it lists any, all dims if it is the only use of a rotated
-  // part, and otherwise the dims that RoPE does not rotate.
+  // Returns the dims of a head that a use covers, in any order: those of its
+  // pairs, if it lists any; all, if it is the only use of a rotated part;
+  // otherwise those that RoPE does not rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {

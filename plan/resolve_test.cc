@@ -383,8 +383,8 @@ std::string Grouped(const char* groups, const char* stored) {
                       R"(","codec":{"dtype":"F32"}})");
 }
 
-// The latents connect the heads to the units {0, 3, 4}, {1}, {2} and {5}. For a
-// slot of 512 bytes, 2 units are cheap enough.
+// Shared latents join the heads into the units {0, 3, 4}, {1}, {2} and {5}. In
+// a slot of 512 bytes, the metadata of 2 units is small enough.
 TEST(ResolvedPlanTest, EvictionUnitsAreMergedInTheOrderOfTheirFirstHeads) {
   AttentionShape shape = Shape();
   shape.num_heads = shape.num_kv_heads = 6;

@@ -22,8 +22,8 @@ namespace kvasir::plan {
 
 enum class Space { kFull, kLowRank, kRopePairs, kRopeLowRank };
 
-// Whether keys are stored before or after RoPE rotates them. kNone: RoPE does
-// not rotate the stored numbers at all.
+// Keys are stored before or after RoPE rotates them. kNone: RoPE does not
+// rotate the stored numbers at all.
 enum class RopeSide { kBefore, kAfter, kNone };
 
 enum class Lift { kFold, kAtRuntime, kReconstruct, kAnchored };
@@ -60,8 +60,8 @@ struct ResolvedLatent {
   int64_t channels = 0;
   // The number of dimensions of each head that the latent represents.
   int64_t head_dims = 0;
-  // Ascending. In rope_pairs: the RoPE pairs that a head keeps. In
-  // rope_low_rank: the RoPE pairs that the group's latent represents.
+  // The RoPE pairs, ascending, that the head (in rope_pairs) keeps or that the
+  // group's latent (in rope_low_rank) represents.
   std::vector<uint32_t> pairs;
   // The pair of each complex channel; only in rope_low_rank.
   std::vector<uint32_t> channel_pairs;
@@ -76,7 +76,7 @@ struct ResolvedUse {
   Lift lift = Lift::kFold;
   int64_t dims = 0;          // number of a head's dims that it gives
   int64_t rotated_dims = 0;  // how many of them rotate
-  int64_t terms = 1;         // 1, or 1 + Anchored.order of the plan
+  int64_t terms = 1;         // 1; for Anchored, 1 + its order
 };
 
 // One part of the keys or values of a layer: its space, and how its latents are
@@ -88,8 +88,8 @@ struct ResolvedPart {
   int index = 0;       // index among its side's parts
   // The prefix of the part's tensor names after "model.layers.{l}.".
   std::string prefix;
-  // How the names of the part's lifts begin, after `prefix` and a dot: "up".
-  // For a joint part, "up_key" or "up_value".
+  // "up"; in a joint part "up_key" or "up_value". The names of the part's lifts
+  // begin with `prefix`, a dot and this.
   std::string lift_prefix;
   Space space = Space::kFull;
   RopeSide stored = RopeSide::kNone;

@@ -9,8 +9,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Number of channels that share a bit width. This number suits the layout of
-// codes and the kernels that read them.
+// Number of channels that share a bit width.
 constexpr int64_t kGroupChannels = 8;
 
 // Returns the bit width of each channel of a latent.
@@ -222,8 +221,7 @@ CodeLoss MeasureLoss(const std::vector<LatentCodes>& latents,
     const at::Tensor index = at::tensor(transform.columns, at::kLong);
     const at::Tensor metric =
         information.index_select(0, index).index_select(1, index);
-    // Computes tr(F E[e et]) for all rows at once, from the second moment of
-    // the errors e in the metric of the latent.
+    // tr(F E[e e^T]) over all rows e needs only their second moment E[e e^T].
     const at::Tensor moment =
         error.t().mm(error).to(at::kDouble) / error.size(0);
     const at::Tensor latent_metric =

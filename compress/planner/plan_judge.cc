@@ -13,7 +13,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Returns the Fisher information of these domains together, shrunk, [2n, 2n].
+// Returns the Fisher information [2n, 2n] of all these domains, with shrinkage.
 // Keys and values form separate blocks on the diagonal.
 at::Tensor InformationOf(const LayerCalibration& calibration,
                          const std::set<size_t>& domains) {
@@ -48,7 +48,7 @@ LayerMoments MomentsWithout(const LayerCalibration& calibration, size_t domain,
   return moments;
 }
 
-// The loss of one part's codes, without kappa and without an exact window.
+// The loss of one part's codes, before the factors kappa and WindowFactor.
 struct PartLoss {
   double fitted = 0;
   CodeLoss held_out;

@@ -126,7 +126,6 @@ enum class CancelReason {
   // The request's output exceeds the facade's limit of waiting bytes, because
   // the client reads too slowly.
   kSlowReader,
-  // The server is shutting down.
   kShutdown,
 };
 
@@ -145,8 +144,8 @@ class RequestHandle {
   virtual void Cancel(CancelReason reason) = 0;
 };
 
-// The total load of all replicas that accept requests. It is their last
-// reports, plus the requests that were sent to them since.
+// The total load of all replicas that accept requests: their last reports, plus
+// the requests that the router has sent since.
 struct ModelLoad {
   uint64_t running = 0;
   uint64_t waiting = 0;

@@ -77,9 +77,9 @@ class TaskPool::Queue final : public TaskRunner {
   base::Mutex mutex_;
   base::CondVar changed_;
   size_t num_queued_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Tasks that wait, by turn. A turn without tasks has no entry, except for "".
+  // Waiting tasks by turn. A turn without tasks has no entry, except for "".
   Tasks tasks_ ABSL_GUARDED_BY(mutex_);
-  // The order in which turns give their next task.
+  // Turns with tasks, in the order in which they are served.
   std::deque<Tasks::iterator> turns_ ABSL_GUARDED_BY(mutex_);
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
 };

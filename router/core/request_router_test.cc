@@ -902,7 +902,7 @@ void AnswerAtRandom(uint32_t seed,
       attempt->End(absl::UnavailableError("gone"));
       return;
     case 3:
-      attempt->Accept();  // and sends nothing more
+      attempt->Accept();  // the attempt sends nothing more
       return;
     default:
       attempt->Accept();

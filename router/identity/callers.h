@@ -112,8 +112,8 @@ class Callers {
                                   Caller* refused = nullptr) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Call the method of the same name of the caller's TenantQuota. A refusal is
-  // counted, and its status has a reason.
+  // Call the TenantQuota method of the same name. A refusal is counted, and its
+  // status has a reason.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(
       const Caller& caller) const;
   absl::StatusOr<std::shared_ptr<ByteShare>> TakeBytes(

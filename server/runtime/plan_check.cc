@@ -78,7 +78,7 @@ std::vector<int32_t> TextTokens(const model::Tokenizer* tokenizer) {
 // the dense plan.
 constexpr absl::Duration kAutoTimeLimit = absl::Minutes(1);
 
-// Another version makes earlier results unknown.
+// A part of the key of kept results: a new version discards old results.
 constexpr char kCheckVersion[] = "2\n";
 
 // The folder of results of earlier checks; empty if there is none.
