@@ -96,9 +96,7 @@ Part HalfRankValues(const AttentionShape& shape, int64_t share,
 }
 
 // The first and the latest tokens are also kept exact: they receive most
-// attention, so rounding costs most there (docs/quality.md). The exact rows of
-// these 32 tokens take almost as much memory as two pages of 64 tokens in 4-bit
-// codes.
+// attention, so rounding costs most there (docs/quality.md).
 constexpr uint32_t kRotatedSinks = 4;
 constexpr uint32_t kRotatedWindow = 28;
 

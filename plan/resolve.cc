@@ -153,7 +153,6 @@ void SetCodec(const Codec& codec, ResolvedPart* part) {
   }
 }
 
-// Resolves the parts of one layer.
 class LayerResolver {
  public:
   LayerResolver(const AttentionShape& shape, int64_t layer, TpShard shard,

@@ -1,7 +1,7 @@
 // A compression plan, resolved once at start for one rank of one model: all
 // latents with their sizes, and the groups of layers that hold the same tokens.
 // Only planners and writers of artifacts use the plan's protobuf; all other
-// code uses this.
+// code uses a ResolvedPlan.
 #pragma once
 
 #include <compare>
@@ -74,8 +74,8 @@ struct ResolvedLatent {
 // One use of a part: how the part's latents give some dimensions of a head.
 struct ResolvedUse {
   Lift lift = Lift::kFold;
-  int64_t dims = 0;          // number of a head's dims that it gives
-  int64_t rotated_dims = 0;  // how many of them rotate
+  int64_t dims = 0;          // dims of a head that the use gives
+  int64_t rotated_dims = 0;  // how many of `dims` rotate
   int64_t terms = 1;         // 1; for Anchored, 1 + its order
 };
 
@@ -136,8 +136,8 @@ struct ResolvedPart {
   int64_t channels() const;  // summed over the latents
   // The latent of a KV head, which must exist (CHECK).
   const ResolvedLatent& LatentOf(int64_t kv_head) const;
-  // True if a rank with the heads `rank` holds the latent. It does if it has
-  // one of the latent's heads, or if the latent exists only on this rank.
+  // Returns true if the rank that has the heads `rank` holds the latent: it has
+  // one of the latent's heads, or the latent exists only on this rank.
   bool Holds(const ResolvedLatent& latent, const HeadRange& rank) const;
 
   // The bytes that a latent takes in a slot. CodesBytes: its codes or numbers,
@@ -188,7 +188,7 @@ struct ResolvedEviction {
   std::vector<std::vector<int64_t>> units;
   int64_t sinks = 0;
   int64_t recent = 0;
-  // slots with the best scores stay; false: the latest slots stay
+  // true: slots with the best scores stay; false: the latest slots
   bool scored = true;
   float lambda = 0;
   // the factor of the codes' accuracy in a score: 1 or 0.5
@@ -238,7 +238,7 @@ struct ResolvedPageGroup {
 
 // Immutable after it is made.
 struct ResolvedPlan {
-  // the plan itself, for identities, names and texts
+  // the plan that was resolved
   kvasir::v1::KvPlan source;
   AttentionShape shape;
   TpShard shard;

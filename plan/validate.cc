@@ -94,7 +94,6 @@ bool AnyCodes(const Parts& parts) {
                      [](const Part& part) { return part.codec().has_bits(); });
 }
 
-// Checks the keys and values of one layer.
 class SidesChecker {
  public:
   SidesChecker(int64_t layer, const LayerPlan& plan, const LayerFacts& facts)

@@ -58,8 +58,8 @@ RopeBasis RopeLowRankBasis(const LayerMoments& moments,
                            const model::DecoderSpec& spec,
                            const std::vector<int64_t>& heads);
 
-// Rotates complex channels [N, 2C] (real parts, then imaginary parts) as RoPE
-// rotates keys of these pairs at `positions` [N], without YaRN's factor.
+// Applies the RoPE rotation of these pairs at `positions` [N] to complex
+// channels [N, 2C], whose real parts come first. Leaves out YaRN's factor.
 at::Tensor TurnedChannels(const at::Tensor& channels,
                           const model::RopeSpec& rope,
                           const std::vector<int64_t>& pairs,

@@ -16,8 +16,7 @@
 namespace kvasir::compress {
 
 enum class SpaceKind {
-  // one low_rank latent for keys and values; keys are rebuilt, values lifted at
-  // run time
+  // one low_rank latent for keys and values
   kJoint,
   // low_rank, stored before RoPE; rebuilt only in layers with RoPE
   kKey,

@@ -94,8 +94,7 @@ PartLoss JudgePart(const JudgeRequest& request, const TakenPart& taken,
   const SpaceOption& option = taken.candidate->option;
   PartLoss loss;
   // Codes of rotated heads do not depend on a text, so they have the same loss
-  // on any domain. For other codes the loss starts as NaN, which means not
-  // measured; it stays NaN for domains with too few rows.
+  // on any domain. For other codes NaN stands for a loss that is not measured.
   const double own = option.rotated()
                          ? OwnLoss(taken)
                          : std::numeric_limits<double>::quiet_NaN();

@@ -18,7 +18,8 @@ struct PlanCandidate {
   PartChannels channels;
   // The transforms without their matrices; empty for whole heads.
   std::vector<LatentTransform> latents;
-  double ns_per_channel = 0;  // time of one channel in all latents together
+  // attention's time for one channel, summed over the latents
+  double ns_per_channel = 0;
 };
 
 // All candidates of all layers. A layer stores keys in one part and values in

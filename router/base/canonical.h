@@ -86,16 +86,14 @@ inline uint32_t LargestN(const kvasir::v1::WorkerInfo& info, uint32_t ours) {
 // its reference after OnDone has returned.
 //
 // Threads: calls for one request come one at a time, on the few threads that
-// the router has for all requests. So an implementation must not block or
-// tokenize: it converts the event, enqueues it and returns. Calls may begin
-// before Submit has returned, but never run inside Submit or Cancel, so a sink
-// may hold its own lock around either. Cancel may be called from inside a
-// callback.
-// Backpressure: workers are not slowed down by a client that reads slowly,
-// because its request would hold cache pages for longer. The request runs to
-// its end, and its tokens wait in the facade's queue. The facade limits the
-// bytes in this queue: above the limit it resets its client's stream and calls
-// Cancel(kSlowReader).
+// the router has for all requests, so an implementation must not block or
+// tokenize. Calls may begin before Submit has returned, but never run inside
+// Submit or Cancel, so a sink may hold its own lock around these. Cancel may be
+// called from inside a callback.
+// Backpressure: a client that reads slowly does not slow down its worker,
+// because the request would hold cache pages for longer. Its tokens wait in the
+// facade's queue. Above the facade's limit of bytes, the facade resets the
+// client's stream and calls Cancel(kSlowReader).
 class RequestSink {
  public:
   virtual ~RequestSink() = default;
@@ -150,8 +148,7 @@ struct ModelLoad {
   uint64_t running = 0;
   uint64_t waiting = 0;
   uint64_t max_num_seqs = 0;
-  // How many tokens the used cache pages can hold, and how many all cache pages
-  // can hold.
+  // The capacity, in tokens, of the used cache pages and of all cache pages.
   uint64_t used_tokens = 0;
   uint64_t total_tokens = 0;
 };

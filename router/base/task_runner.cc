@@ -68,7 +68,8 @@ class TaskPool::Queue final : public TaskRunner {
     if (!turn->second.empty()) {
       turns_.push_back(turn);
     } else if (!turn->first.empty()) {
-      tasks_.erase(turn);  // strands use the turn "" all the time: keep it
+      // the turn "" stays, because strands use it all the time
+      tasks_.erase(turn);
     }
     return task;
   }

@@ -302,8 +302,8 @@ TEST_F(RequestRouterTest,
                                  HasSubstr("cache_id")));
 }
 
-// If another worker has other arithmetic, it would continue the answer with
-// different tokens.
+// A worker with other arithmetic would continue the answer with different
+// tokens.
 TEST_F(RequestRouterTest,
        AWorkerWithADifferentNumericsIdDoesNotContinueTheAnswer) {
   Prepare(2);

@@ -91,10 +91,9 @@ class Callers {
       Options options, CallerObserver* observer);
 
   // Reads the file again. If it cannot be read or parsed, logs and counts this
-  // once and keeps the previous contents. Otherwise uses the new contents, even
-  // if CheckListener refuses them (this is logged): a caller that was removed
-  // from the file must always lose its access. Call this from one thread at a
-  // time.
+  // once and keeps the previous contents. New contents are used even if
+  // CheckListener refuses them, because a removed caller must always lose its
+  // access. Call this from one thread at a time.
   void Poll() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Identifies a caller that needs `role`. `tenant` is the tenant that the

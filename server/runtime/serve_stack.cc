@@ -141,7 +141,7 @@ absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
                           model::LoadModelConfig(model.model));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                           options.tokenizer->Encode(prompt));
-  options.engine.plan_check = "off";  // a short context would hide errors
+  options.engine.plan_check = "off";  // the context may be too short for it
   options.engine.max_num_seqs = 1;
   // Not above the model's maximum length, so that the error for a prompt that
   // is too long states that length.

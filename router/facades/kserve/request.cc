@@ -202,9 +202,9 @@ absl::Status ParseParameters(const inference::ModelInferRequest& request,
   return absl::OkStatus();
 }
 
-// Refuses parameters that not all schemas have. It is not called for requests
-// in the vLLM schema without the tensor sampling_parameters: their other
-// parameters are sampling parameters.
+// Refuses parameters that are not common to all schemas. Not called for vLLM
+// requests without the tensor sampling_parameters, whose other parameters are
+// sampling parameters.
 absl::Status RefuseOtherParameters(
     const inference::ModelInferRequest& request) {
   for (const auto& [name, value] : request.parameters()) {

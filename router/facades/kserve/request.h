@@ -94,7 +94,7 @@ struct KserveRequest {
   // True: the text output begins with the prompt. False whenever `streaming` is
   // true.
   bool prepend_prompt = false;
-  // True: if no data is left for the last response, it has no outputs.
+  // True: the last response has no outputs if no data is left for it.
   bool wants_empty_final = false;
   KserveOutputs outputs;
 };
