@@ -85,7 +85,7 @@ struct Case {
   std::string name;
   std::string key;
   std::string value;
-  std::vector<std::string> keys;    // in the form of Listed
+  std::vector<std::string> keys;    // the expected lines of Listed
   std::vector<std::string> values;  // empty: not checked
   bool folded = false;              // whether the key's lift is folded
   bool rebuilt = false;

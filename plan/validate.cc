@@ -82,7 +82,7 @@ absl::Status CheckSidePart(const PlanPlace& where, const Part& part,
   const bool basis =
       part.codec().has_basis_static() || part.codec().has_basis_sequence();
   if (part.has_full() && basis) {
-    // the latent of a basis is the concatenation of all heads
+    // a basis covers the concatenation of all heads
     latents[0].width = facts.num_heads * facts.head_dim;
   }
   return CheckPart(where, part, latents);

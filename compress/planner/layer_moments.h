@@ -37,8 +37,8 @@ absl::StatusOr<LayerMoments> MomentsOfLayer(const model::DecoderSpec& spec,
                                             const LayerCalibration& calibration,
                                             int64_t num_tokens);
 
-// Returns the columns of a row that belong to these heads: first those of keys,
-// then those of values. `keys` and `values` select which.
+// Returns the columns of these heads in a row: first those of keys if `keys`,
+// then those of values if `values`.
 std::vector<int64_t> ColumnsOfHeads(const model::DecoderSpec& spec,
                                     const std::vector<int64_t>& heads,
                                     bool keys, bool values);
@@ -47,8 +47,8 @@ std::vector<int64_t> ColumnsOfHeads(const model::DecoderSpec& spec,
 FisherBasis LowRankBasis(const LayerMoments& moments,
                          const std::vector<int64_t>& columns, int64_t rank);
 
-// The basis of a rope_low_rank latent, with RoPE pairs numbered as in the
-// model. Throws c10::Error.
+// The basis of a rope_low_rank latent with C complex channels. RoPE pairs are
+// numbered as in the model. Throws c10::Error.
 struct RopeBasis {
   CommutingBasis basis;
   at::Tensor encode;  // [2C, heads * D]

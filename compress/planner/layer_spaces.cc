@@ -221,7 +221,7 @@ CodeLoss MeasureLoss(const std::vector<LatentCodes>& latents,
     const at::Tensor index = at::tensor(transform.columns, at::kLong);
     const at::Tensor metric =
         information.index_select(0, index).index_select(1, index);
-    // tr(F E[e e^T]) over all rows e needs only their second moment E[e e^T].
+    // The mean loss of errors e is E[e^T F e] / 2 = tr(F E[e e^T]) / 2.
     const at::Tensor moment =
         error.t().mm(error).to(at::kDouble) / error.size(0);
     const at::Tensor latent_metric =

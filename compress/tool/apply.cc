@@ -1,5 +1,5 @@
-// `kvasir-compress apply`: writes the compressed checkpoint of a plan, which it
-// makes first if no plan is given.
+// `kvasir-compress apply`: writes the compressed checkpoint of a plan. Makes
+// the plan first if none is given.
 #include <algorithm>
 #include <cstdio>
 #include <memory>

@@ -387,7 +387,6 @@ class EvaluateRun {
   LoadedModel teacher_;
   at::Tensor calibration_ids_;
   std::vector<std::optional<compress::EvictionSpec>> evictions_;
-  // Baselines by their names.
   std::map<std::string, compress::Baseline> baselines_;
   std::unique_ptr<Evaluator> evaluator_;
   std::optional<Evaluation> report_;  // set once the teacher is measured

@@ -106,11 +106,10 @@ class RequestSink {
   // A sample has ended. When OnDone comes with OK, OnFinish has been called
   // once for each sample.
   virtual void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish) = 0;
-  // The request has ended. With OK, OnFinish has been called for every sample.
-  // Otherwise the status says why: CANCELLED after Cancel, DEADLINE_EXCEEDED,
-  // UNAVAILABLE if the worker was lost, INTERNAL if the worker broke its
-  // protocol, or a refusal (proto::RefusalOf). After Cancel(kShutdown) it is
-  // the refusal DRAINING.
+  // The request has ended. An error says why: CANCELLED after Cancel,
+  // DEADLINE_EXCEEDED, UNAVAILABLE if the worker was lost, INTERNAL if the
+  // worker broke its protocol, or a refusal (proto::RefusalOf), which is
+  // DRAINING after Cancel(kShutdown).
   virtual void OnDone(const absl::Status& status) = 0;
 };
 

@@ -68,7 +68,7 @@ class TaskPool::Queue final : public TaskRunner {
     if (!turn->second.empty()) {
       turns_.push_back(turn);
     } else if (!turn->first.empty()) {
-      // the turn "" stays, because strands use it all the time
+      // The turn "" stays, because strands use it all the time.
       tasks_.erase(turn);
     }
     return task;

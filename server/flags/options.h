@@ -38,7 +38,7 @@ struct EngineFlags {
   // The smallest budget that a request may ask for; "plan": the plan's budget.
   std::string eviction_min_budget = "plan";
   bool prefix_caching = true;
-  std::string plan_check = "refuse";  // LoadWithPlanCheck
+  std::string plan_check = "refuse";  // the mode of LoadWithPlanCheck
   absl::Duration watchdog = absl::Minutes(2);
 };
 // Adds the flags that affect steps and their memory. All ranks must have equal

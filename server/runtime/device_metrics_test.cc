@@ -17,8 +17,8 @@ using kernels::MemoryTag;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
-// The values of all metrics, by the label `kind` or, without that label, by
-// name.
+// Returns the values of all metrics, by the label `kind`, or by name if there
+// is no such label.
 std::map<std::string, double> Values(const DeviceMetrics& metrics) {
   std::map<std::string, double> values;
   for (const prometheus::MetricFamily& family : metrics.Collect()) {
