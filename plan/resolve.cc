@@ -107,7 +107,7 @@ Transform TransformOf(const Codec& codec) {
   }
 }
 
-// True if channels of 0 bits are kept; their value is their range's minimum.
+// True if channels of 0 bits are kept, each with its range's minimum as value.
 bool KeepsUnstored(const ResolvedPart& part) {
   return part.explicit_runs && part.range == RangeKind::kChannel;
 }

@@ -26,7 +26,7 @@ std::vector<int> BitsOf(const LatentTransform& transform,
   return bits;
 }
 
-// A run of channels [begin, end) with equal bits, as long as possible.
+// The longest possible run of channels [begin, end) with equal bits.
 struct BitRange {
   int64_t begin = 0;
   int64_t end = 0;

@@ -84,7 +84,7 @@ SpentBytes Spending::Spend(int64_t grains) const {
       spent.ns +=
           candidate.ns_per_channel * static_cast<double>(group.channels);
     }
-    // The widths may need fewer grains than were assigned to this part, because
+    // The widths may need fewer bytes than were assigned to this part, because
     // the loss falls in steps.
     spent.grains += GrainsOf(parts_[index], taken.widths);
     spent.parts.push_back(std::move(taken));

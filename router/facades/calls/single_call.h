@@ -50,7 +50,7 @@ struct PreparedCall {
   std::unique_ptr<Answer> answer;
 };
 
-// One call. If an error occurs, the call ends with it as its status. Nothing is
+// One call. If an error occurs, it becomes the call's status. Nothing is
 // written before the request's first tokens. So a client whose request is
 // refused has received nothing else and may try another server.
 //
