@@ -5,10 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,7 +16,6 @@
 #include "base/temp_folder.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/gguf_folder.h"
-#include "model/gguf/gguf_blocks.h"
 #include "model/gguf/testing/gguf_builder.h"
 #include "nlohmann/json.hpp"
 
