@@ -101,8 +101,9 @@ constexpr std::array<SplitRow, 17> kSplits = {{
     {.name = "default", .components = kDefault},
     {.name = "gpt-2", .words = true},
     {.name = "phi-2", .words = true},
-    {.name = "olmo", .words = true},
-    {.name = "mpt", .words = true},
+    // Both have the tokenizer of GPT-NeoX.
+    {.name = "olmo", .words = true, .nfc = true},
+    {.name = "mpt", .words = true, .nfc = true},
     {.name = "smollm", .components = kDigits, .words = true},
     {.name = "starcoder", .components = kDigits, .words = true},
     {.name = "codeshell", .components = kDigits, .words = true},
@@ -162,6 +163,9 @@ class GgufTokenizerWriter {
           absl::StrFormat("the model has no tokenizer: %s has no %s",
                           header_.where(), kModelKey));
     }
+    KVASIR_ASSIGN_OR_RETURN(const auto architecture,
+                            header_.String("general.architecture"));
+    is_phi3_ = architecture == "phi3";
     is_sentence_piece_ = *model == "llama";
     if (!is_sentence_piece_ && *model != "gpt2") {
       return header_.Unserved(
@@ -295,14 +299,21 @@ class GgufTokenizerWriter {
       }
       absl::StrAppendFormat(out, R"(%s{"id":%d,"content":)", separator, id);
       AppendJsonString(tokens_[id], out);
-      absl::StrAppendFormat(
-          out,
-          R"(,"single_word":false,"lstrip":false,"rstrip":false,)"
-          R"("normalized":false,"special":%s})",
-          special ? "true" : "false");
+      absl::StrAppendFormat(out,
+                            R"(,"single_word":false,"lstrip":false,)"
+                            R"("rstrip":%s,"normalized":false,"special":%s})",
+                            TakesSpaces(tokens_[id]) ? "true" : "false",
+                            special ? "true" : "false");
       separator = ",";
     }
     *out += "],";
+  }
+
+  // Whether a token includes the spaces and line ends after it. No key says it,
+  // but all SentencePiece tokenizers of Phi-3 have these flags.
+  bool TakesSpaces(std::string_view token) const {
+    return is_phi3_ && is_sentence_piece_ && token != "<unk>" &&
+           token != "<s>" && token != "<|endoftext|>";
   }
 
   // Normalizer, pre-tokenizer and decoder.
@@ -584,6 +595,7 @@ class GgufTokenizerWriter {
   }
 
   const GgufHeader& header_;
+  bool is_phi3_ = false;
   bool is_sentence_piece_ = false;
   SplitRow split_;
   std::vector<std::string_view> tokens_;  // by id
