@@ -8,6 +8,7 @@ import zipfile
 import grpc
 import pytest
 
+import gguf_families
 import gguf_files
 import triton
 from kvasir_process import BINARY, TINY, KvasirProcess, run
@@ -128,3 +129,53 @@ def test_kvasir_compress_refuses_a_file_and_says_what_it_wants(files):
     done = subprocess.run([tool, "plan", "--model", files("BF16"), "--method", "palu", "--keep", "0.5"],
                           capture_output=True, text=True)
     assert done.returncode == 1 and "is a GGUF file" in done.stderr and "folder" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    """families("phi3") is a folder, and the file with its weights; each is made once."""
+    base, made = tmp_path_factory.mktemp("families"), {}
+
+    def make(family):
+        if family not in made:
+            folder = gguf_families.make_folder(family, base / family)
+            made[family] = folder, gguf_families.make_file(family, folder, base / f"{family}.gguf")
+        return made[family]
+
+    return make
+
+
+@pytest.mark.parametrize("family", gguf_families.FAMILIES)
+def test_every_family_gives_the_tokens_and_the_loss_of_its_folder(families, family):
+    flags = ["--kv-dtype", "f32"]
+    folder, file = families(family)
+    prompt = "It was a bright cold day"
+    texts = [run("generate", "--model", model, "--prompt", prompt, "--temperature", 0, "--max-tokens", 40, "--ignore-eos", *flags).stdout
+             for model in (folder, file)]
+    assert texts[0] == texts[1] and len(texts[0]) > len(prompt)
+    losses = [json.loads(run("perplexity", "--model", model, "--text", TINY / "evaluation.txt", "--window", 60, "--max-windows", 3,
+                             "--json", *flags).stdout) for model in (folder, file)]
+    assert losses[0]["tokens"] == losses[1]["tokens"]
+    assert losses[0]["nats_per_byte"] == losses[1]["nats_per_byte"]
+
+
+@pytest.mark.parametrize("family", gguf_families.FAMILIES)
+def test_convert_writes_the_tensors_that_the_file_was_made_from(families, family, tmp_path):
+    folder, file = families(family)
+    run("convert", "--gguf", file, "--out", tmp_path / "folder")
+    assert gguf_families.stored(tmp_path / "folder") == gguf_families.stored(folder)
+
+
+def test_a_model_in_several_files_is_served_by_the_name_of_the_first(families, tmp_path):
+    folder, file = families("qwen3moe")
+    gguf_families.make_file("qwen3moe", folder, tmp_path / "m.gguf", split_max_tensors=10)
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(parts) > 2 and parts[0].name == f"m-00001-of-{len(parts):05}.gguf"
+    assert generate(parts[0]) == generate(file)
+    report = json.loads(run("inspect", "--model", parts[0], "--json").stdout)
+    assert report["served"]
+    second = run("inspect", "--model", parts[1], check=False)
+    assert second.returncode == 1 and f"give the first, {parts[0]}" in second.stderr
+    parts[-1].unlink()
+    missing = run("serve", "--model", parts[0], check=False)
+    assert missing.returncode == 1 and parts[-1].name in missing.stderr
