@@ -5,6 +5,7 @@ import json
 import subprocess
 import zipfile
 
+import gguf
 import grpc
 import pytest
 
@@ -73,12 +74,14 @@ def test_inspect_and_check_plan_take_a_file(files):
     assert "KL" in text or "kl" in text, text
 
 
-def test_two_ranks_give_the_tokens_of_one(files):
+@pytest.mark.parametrize("family", [None, "mixtral", "phi3"])
+def test_two_ranks_give_the_tokens_of_one(files, families, family):
+    file = families(family)[1] if family else files("Q8_0")
     texts = []
     for tp in (1, 2):
-        with KvasirProcess("serve", "--tp", tp, "--threads", "1", "--plan-check", "off", model=files("Q8_0")) as server:
+        with KvasirProcess("serve", "--tp", tp, "--threads", "1", "--plan-check", "off", model=file) as server:
             name = server.ready["model"]
-            assert name == files("Q8_0").stem
+            assert name == file.stem
             texts.append(triton.generate(server.grpc, name, PROMPT, max_tokens=30, temperature=0.0, ignore_eos=True))
     assert texts[0] == texts[1]
 
@@ -164,6 +167,17 @@ def test_convert_writes_the_tensors_that_the_file_was_made_from(families, family
     folder, file = families(family)
     run("convert", "--gguf", file, "--out", tmp_path / "folder")
     assert gguf_families.stored(tmp_path / "folder") == gguf_families.stored(folder)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3moe", "phi3"])
+def test_experts_and_fused_matrices_of_a_quantized_file_are_its_numbers_in_bf16(families, family, tmp_path):
+    folder, _ = families(family)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    gguf_families.make_file(family, folder, tmp_path / "m.gguf", kind)
+    run("convert", "--gguf", tmp_path / "m.gguf", "--out", tmp_path / "folder")
+    want = gguf_families.unpacked(folder, kind)
+    assert want != gguf_families.stored(folder)
+    assert gguf_families.stored(tmp_path / "folder") == want
 
 
 def test_a_model_in_several_files_is_served_by_the_name_of_the_first(families, tmp_path):

@@ -160,7 +160,28 @@ def in_file(family, config, folder):
         yield stem, "weight", np.stack([matrices[i] for i in range(len(matrices))])
 
 
-def make_file(family, folder, path, **split):
+def kind_of(name, values, kind):
+    """The type of a tensor of a file whose matrices have the type `kind`, as far as they can."""
+    if values.ndim == 1 or "gate_inp" in name or name.endswith(("mlp.gate", "block_sparse_moe.gate")):
+        return gguf.GGMLQuantizationType.F32
+    fits = values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+    return kind if fits else gguf.GGMLQuantizationType.BF16
+
+
+def unpacked(folder, kind):
+    """stored(folder) after its numbers were in a file whose matrices have the type `kind`."""
+    tensors = {}
+    for name, (shape, data) in stored(folder).items():
+        values = numbers_of(shape, data)
+        own = kind_of(name.rsplit(".", 1)[0], values, kind)
+        if own == kind:
+            values = gguf.quants.dequantize(gguf.quants.quantize(values, own), own)
+        bits = values.view(np.uint32)  # rounded to the nearest, ties to even
+        tensors[name] = (shape, ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2").tobytes())
+    return tensors
+
+
+def make_file(family, folder, path, kind=gguf.GGMLQuantizationType.BF16, **split):
     config = json.loads((folder / "config.json").read_text())
     arch = FAMILIES[family][1]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch], **split)
@@ -169,9 +190,8 @@ def make_file(family, folder, path, **split):
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for stem, leaf, values in in_file(family, config, folder):
         name = f"{names.get_name(stem)}.{leaf}"
-        plain = values.ndim == 1 or "ffn_gate_inp" in name
-        kind = gguf.GGMLQuantizationType.F32 if plain else gguf.GGMLQuantizationType.BF16
-        writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
+        own = kind_of(name, values, kind)
+        writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(values), own), raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
