@@ -119,7 +119,8 @@ inline constexpr std::string_view kGgufEmbedding = "token_embd.weight";
 inline constexpr std::string_view kGgufHead = "output.weight";
 // Divisors of the RoPE frequencies, one for each pair (Llama 3.1's scaling).
 inline constexpr std::string_view kGgufRopeFactors = "rope_freqs.weight";
-// The same of LongRoPE, for texts beyond the original context and within it.
+// Such divisors for LongRoPE: for texts beyond the original context, and for
+// texts within it.
 inline constexpr std::string_view kGgufLongFactors = "rope_factors_long.weight";
 inline constexpr std::string_view kGgufShortFactors =
     "rope_factors_short.weight";

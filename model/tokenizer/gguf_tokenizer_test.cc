@@ -331,6 +331,8 @@ TEST(GgufTokenizerTest, TheLongestRunOfSpacesOfGemmaIsAToken) {
     EXPECT_EQ(tokenizer->Encode(text).value(), ids) << text;
     EXPECT_EQ(tokenizer->Decode(ids, false), text);
   }
+  // The mark that stands for a space counts as one.
+  EXPECT_EQ(tokenizer->Encode("a\xe2\x96\x81 a").value(), Ids({3, 6, 3}));
 }
 
 TEST(GgufTokenizerTest, ControlTokensOfPhi3TakeTheSpacesAfterThem) {
