@@ -231,7 +231,7 @@ TEST(GgufConfigTest, LayersOfQwen3MoeWithARouterHaveExperts) {
           .U32("qwen3moe.expert_feed_forward_length", 24)
           .Tensor("blk.1.ffn_gate_inp.weight", {1}, 0, "1234");
   KVASIR_ASSERT_OK_AND_ASSIGN(const json config, ConfigOf(builder));
-  EXPECT_EQ(config["mlp_only_layers"], json({0}));
+  EXPECT_EQ(config["mlp_only_layers"], json::array({0}));
   // Programs that read such files normalize if the file does not say it.
   EXPECT_EQ(config["norm_topk_prob"], true);
   EXPECT_EQ(config["num_experts"], 8);
