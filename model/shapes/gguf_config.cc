@@ -189,8 +189,15 @@ class ConfigWriter {
                               header_.Number(Key(key)));
       if (value.has_value()) yarn[field] = *value;
     }
-    if (!rope_factors_.long_text.empty() || !rope_factors_.short_text.empty() ||
-        (family_.long_rope && scaling == "longrope")) {
+    const bool has_long_rope =
+        !rope_factors_.long_text.empty() || !rope_factors_.short_text.empty();
+    if (!rope_factors_.all.empty() &&
+        (has_long_rope || family_.window_base > 0)) {
+      return header_.Unserved(
+          kGgufRopeFactors,
+          "is not served in a model that has frequencies of two kinds");
+    }
+    if (has_long_rope || (family_.long_rope && scaling == "longrope")) {
       return LongRope(scaling, original, attention);
     }
     if (family_.long_rope && original.has_value()) {
@@ -352,9 +359,15 @@ class ConfigWriter {
   }
 
   absl::Status SomeWindows(std::optional<int64_t> window) {
-    const std::string pattern_key = Key("attention.sliding_window_pattern");
-    KVASIR_ASSIGN_OR_RETURN(const std::optional<std::vector<bool>> layers,
-                            WindowLayers(pattern_key));
+    const auto count = config_["num_hidden_layers"].get<int64_t>();
+    if (count < 1 || count > kMaxLayers) {
+      return header_.Error(
+          Key("block_count"),
+          absl::StrFormat("want 1 to %d, have %d", kMaxLayers, count));
+    }
+    KVASIR_ASSIGN_OR_RETURN(
+        const std::optional<std::vector<bool>> layers,
+        WindowLayers(Key("attention.sliding_window_pattern"), count));
     if (window.value_or(0) != 0) config_["sliding_window"] = *window;
     // Files of Gemma 3 without windows have no such key. A file of Gemma 2
     // without it has the windows of 4096 that config.json has without it.
@@ -362,12 +375,6 @@ class ConfigWriter {
         window.has_value() ? *window != 0 : family_.window_base == 0;
     if (has_windows && !layers.has_value()) return absl::OkStatus();
     json& types = config_["layer_types"] = json::array();
-    const auto count = config_["num_hidden_layers"].get<int64_t>();
-    if (count < 1 || count > kMaxLayers) {
-      return header_.Error(
-          Key("block_count"),
-          absl::StrFormat("want 1 to %d, have %d", kMaxLayers, count));
-    }
     for (int64_t layer = 0; layer < count; ++layer) {
       const bool has_window =
           has_windows && (*layers)[static_cast<size_t>(layer)];
@@ -379,10 +386,9 @@ class ConfigWriter {
   // Whether each layer has a window: an array of bools, or the number n if
   // every n-th layer has none.
   absl::StatusOr<std::optional<std::vector<bool>>> WindowLayers(
-      const std::string& key) {
+      const std::string& key, int64_t count) {
     const GgufValue* const value = header_.Find(key);
     if (value == nullptr) return std::optional<std::vector<bool>>();
-    const auto count = config_["num_hidden_layers"].get<int64_t>();
     std::vector<bool> layers;
     if (value->is_array && value->type == GgufType::kBool) {
       if (value->count != static_cast<uint64_t>(count)) {
@@ -396,7 +402,7 @@ class ConfigWriter {
     }
     KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> period,
                             header_.Int(key));
-    if (*period < 1 || count > kMaxLayers) {
+    if (*period < 1) {
       return header_.Error(
           key, absl::StrFormat("want at least 1, have %d", *period));
     }

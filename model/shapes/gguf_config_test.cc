@@ -491,6 +491,27 @@ std::vector<BadConfig> BadConfigs() {
        Small().Tensor("rope_factors_long.weight", {8}, 0, ones),
        kUnserved,
        {"rope_factors_long.weight", "llama"}},
+      {"LongRopeAndRopeFactors",
+       LongPhi3(Floats({1, 2, 4, 8, 16, 32}))
+           .Tensor("rope_freqs.weight", {8}, 0, ones),
+       kUnserved,
+       {"rope_freqs.weight", "two kinds"}},
+      {"RopeFactorsOfGemma3",
+       Small("gemma3").Tensor("rope_freqs.weight", {8}, 0, ones),
+       kUnserved,
+       {"rope_freqs.weight", "two kinds"}},
+      {"WindowsOfTooManyLayers",
+       GgufBuilder()
+           .String("general.architecture", "gemma2")
+           .U32("gemma2.embedding_length", 64)
+           .U32("gemma2.block_count", 1025)
+           .U32("gemma2.feed_forward_length", 96)
+           .U32("gemma2.context_length", 1024)
+           .U32("gemma2.attention.head_count", 2)
+           .F32("gemma2.attention.layer_norm_rms_epsilon", 1e-6f)
+           .Tensor("token_embd.weight", {1}, 0, "1234"),
+       kInvalid,
+       {"gemma2.block_count", "want 1 to 1024, have 1025"}},
       {"NoPartOfAHeadRotates",
        Small("gptneox").U32("gptneox.rope.dimension_count", 0),
        kInvalid,
