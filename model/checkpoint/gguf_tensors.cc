@@ -41,7 +41,6 @@ struct NameRow {
 
 constexpr std::string_view kLayers = "blk.";
 constexpr std::string_view kOurLayers = "model.layers.";
-constexpr std::string_view kOurExperts = "mlp.experts.";
 // Rows of fused tensors, and how many of them belong to GgufFused::kQkv.
 constexpr std::array<NameRow, 5> kFused = {{
     {"attn_qkv.", "self_attn.q_proj.", Part::kQueries},
@@ -51,7 +50,7 @@ constexpr std::array<NameRow, 5> kFused = {{
     {"ffn_up.", "mlp.up_proj.", Part::kUp},
 }};
 constexpr size_t kQkvRows = 3;
-constexpr std::array<NameRow, 17> kInLayer = {{
+constexpr std::array<NameRow, 20> kInLayer = {{
     {"attn_norm.", "input_layernorm."},
     {"attn_q.", "self_attn.q_proj."},
     {"attn_k.", "self_attn.k_proj."},
@@ -69,6 +68,10 @@ constexpr std::array<NameRow, 17> kInLayer = {{
     {"ffn_gate_exps.", "mlp.experts.#.gate_proj.", Part::kExpert},
     {"ffn_up_exps.", "mlp.experts.#.up_proj.", Part::kExpert},
     {"ffn_down_exps.", "mlp.experts.#.down_proj.", Part::kExpert},
+    // Files of Mixtral from before April 2024 have a tensor for each expert.
+    {"ffn_gate.#.", "mlp.experts.#.gate_proj."},
+    {"ffn_up.#.", "mlp.experts.#.up_proj."},
+    {"ffn_down.#.", "mlp.experts.#.down_proj."},
 }};
 constexpr std::array<NameRow, 3> kOuter = {{
     {"token_embd.", "model.embed_tokens."},
@@ -125,10 +128,47 @@ std::vector<Renamed> Translate(GgufFused fused, std::string_view name,
   return renamed;
 }
 
+// A name of which an expert's number is replaced by '#'.
+struct Numbered {
+  std::string name;
+  std::string number;  // empty if the name has none
+};
+
+// The number, if there is one, follows the first of `prefixes` in the name.
+Numbered WithoutNumber(std::string_view name,
+                       std::span<const std::string_view> prefixes) {
+  for (const std::string_view prefix : prefixes) {
+    const size_t at = name.find(prefix);
+    if (at == name.npos) continue;
+    const std::string_view rest = name.substr(at + prefix.size());
+    const size_t digits =
+        std::min(rest.find_first_not_of("0123456789"), rest.size());
+    if (digits == 0) break;
+    return {absl::StrFormat("%s#%s", name.substr(0, at + prefix.size()),
+                            rest.substr(digits)),
+            std::string(rest.substr(0, digits))};
+  }
+  return {std::string(name), ""};
+}
+
+// Puts an expert's number in the place of '#'.
+std::string WithNumber(std::string_view name, std::string_view number) {
+  const size_t mark = name.find('#');
+  return absl::StrFormat("%s%s%s", name.substr(0, mark), number,
+                         name.substr(mark + 1));
+}
+
 std::vector<Renamed> OurNamesOf(const GgufFamily& family,
                                 std::string_view stored) {
-  return Translate(family.fused, stored, &NameRow::stored, &NameRow::ours,
-                   kLayers, kOurLayers);
+  constexpr std::array<std::string_view, 3> kPrefixes = {
+      ".ffn_gate.", ".ffn_up.", ".ffn_down."};
+  const Numbered plain = WithoutNumber(stored, kPrefixes);
+  std::vector<Renamed> renamed =
+      Translate(family.fused, plain.name, &NameRow::stored, &NameRow::ours,
+                kLayers, kOurLayers);
+  if (plain.number.empty()) return renamed;
+  for (Renamed& each : renamed) each.name = WithNumber(each.name, plain.number);
+  return renamed;
 }
 
 // The type with which the engine gets a tensor.
@@ -341,13 +381,10 @@ class TensorLists {
     for (Renamed& renamed : OurNamesOf(family_, stored)) {
       if (renamed.part == Part::kExpert) {
         const int64_t rows = header_.FindTensor(stored)->shape[1];
-        const size_t mark = renamed.name.find('#');
         for (int64_t e = 0; e < spec_.experts.count; ++e) {
-          views.push_back(
-              {absl::StrFormat("%s%d%s", renamed.name.substr(0, mark), e,
-                               renamed.name.substr(mark + 1)),
-               {e * rows, rows, 0},
-               rows});
+          views.push_back({WithNumber(renamed.name, absl::StrCat(e)),
+                           {e * rows, rows, 0},
+                           rows});
         }
         continue;
       }
@@ -491,15 +528,10 @@ std::string GgufNameOf(const DecoderSpec& spec, std::string_view name) {
   for (const GgufFamily& family : kGgufFamilies) {
     if (family.model_type == spec.model_type) fused = family.fused;
   }
-  std::string ours(name);
-  if (const size_t at = name.find(kOurExperts); at != name.npos) {
-    const size_t begin = at + kOurExperts.size();
-    const size_t end =
-        std::min(name.find_first_not_of("0123456789", begin), name.size());
-    ours = absl::StrFormat("%s#%s", name.substr(0, begin), name.substr(end));
-  }
-  const std::vector<Renamed> stored = Translate(
-      fused, ours, &NameRow::ours, &NameRow::stored, kOurLayers, kLayers);
+  constexpr std::array<std::string_view, 1> kPrefixes = {"mlp.experts."};
+  const std::vector<Renamed> stored =
+      Translate(fused, WithoutNumber(name, kPrefixes).name, &NameRow::ours,
+                &NameRow::stored, kOurLayers, kLayers);
   return stored.empty() ? std::string(name) : stored[0].name;
 }
 

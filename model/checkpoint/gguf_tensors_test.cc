@@ -390,6 +390,42 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
+TEST(GgufExpertsTest, AFileMayHaveATensorForEachExpert) {
+  const base::TempFolder files;
+  const Model model = {"mixtral-window", "llama"};
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint folder,
+                              Checkpoint::Open(FolderOf(model, files)));
+  const int64_t count = folder.spec().experts.count;
+  for (const int64_t stored : {count, count - 1}) {
+    GgufBuilder builder = KeysOf(folder.spec(), model);
+    for (FileTensor& tensor : TensorsOf(folder, "llama")) {
+      const size_t end = tensor.name.find("_exps.weight");
+      if (end == tensor.name.npos) {
+        builder.Tensor(tensor.name, tensor.dims, tensor.type, tensor.data);
+        continue;
+      }
+      tensor.dims.pop_back();
+      const size_t bytes = tensor.data.size() / static_cast<size_t>(count);
+      for (int64_t e = 0; e < stored; ++e) {
+        builder.Tensor(
+            absl::StrCat(tensor.name.substr(0, end), ".", e, ".weight"),
+            tensor.dims, tensor.type,
+            tensor.data.substr(static_cast<size_t>(e) * bytes, bytes));
+      }
+    }
+    const auto checkpoint =
+        Checkpoint::Open(files.Write("x.gguf", builder.Build()));
+    if (stored == count) {
+      KVASIR_ASSERT_OK(checkpoint);
+      EXPECT_EQ(WeightsId(*checkpoint, 1000).value(),
+                WeightsId(folder, 1000).value());
+    } else {
+      EXPECT_THAT(checkpoint.status(),
+                  StatusIs(absl::StatusCode::kNotFound, HasSubstr("_exps")));
+    }
+  }
+}
+
 class BadGgufCheckpointTest : public ::testing::Test {
  protected:
   // The status of a file with the model's tensors and one more, or one that is

@@ -1,12 +1,16 @@
 #include "model/shapes/gguf_config.h"
 
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "base/temp_folder.h"
+#include "model/gguf/gguf_family.h"
 #include "model/gguf/testing/gguf_builder.h"
 #include "model/shapes/config.h"
 #include "nlohmann/json.hpp"
@@ -356,6 +360,19 @@ TEST(GgufConfigTest, EveryPartOfAHeadThatRotatesIsThatOfTheFile) {
           config[architecture == "phi3" ? "partial_rotary_factor"
                                         : "rotary_pct"];
       ASSERT_EQ(static_cast<uint32_t>(head_dim * part), dims) << head_dim;
+    }
+  }
+}
+
+TEST(GgufConfigTest, TheGuideNamesEveryArchitecture) {
+  const char* source = std::getenv("KVASIR_SOURCE_DIR");
+  for (const char* page : {"docs/guide.md", "docs/models.md"}) {
+    std::ifstream in(absl::StrCat(source == nullptr ? "." : source, "/", page));
+    const std::string text(std::istreambuf_iterator<char>(in), {});
+    for (const GgufFamily& family : kGgufFamilies) {
+      EXPECT_THAT(text, HasSubstr(absl::StrCat(
+                            "`", std::string(family.architecture), "`")))
+          << page;
     }
   }
 }
