@@ -50,9 +50,8 @@ struct AttentionTensors {
   std::vector<RequiredTensor> tensors;
 };
 
-// Lists the tensors of an attention. UNIMPLEMENTED if the artifact format has
-// no tensors for a part; the error names `layer`, the first layer with this
-// attention.
+// Lists the attention tensors of a layer. UNIMPLEMENTED if the artifact format
+// has no tensors for a part; the error names `layer`.
 absl::StatusOr<AttentionTensors> TensorsOf(const ResolvedAttention& attention,
                                            const AttentionShape& shape,
                                            int64_t layer);

@@ -17,8 +17,7 @@ struct LayerShape {
   // The most keys that a query attends to, including the key of its own token.
   // 0: all keys up to its own.
   int64_t sliding_window = 0;
-  // Whether the layer rotates its keys. False for NoPE layers, learned
-  // positions and ALiBi.
+  // False if the layer does not rotate keys: NoPE, learned positions, ALiBi.
   bool rope = true;
 };
 

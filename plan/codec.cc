@@ -80,8 +80,7 @@ absl::Status CheckLevels(const PlanPlace& where, const Codec& codec,
                           levels.Get(i), " as number ", i);
     }
   }
-  const std::vector<float> rounded =
-      RoundedLevels({levels.begin(), levels.end()});
+  const std::vector<float> rounded = RoundedLevels(levels);
   for (size_t i = 1; i < rounded.size(); ++i) {
     if (rounded[i] > rounded[i - 1] && std::isfinite(rounded[i])) continue;
     return where.Refuse(

@@ -12,7 +12,7 @@ using kvasir::v1::LayerPlan;
 
 constexpr uint32_t kSinks = 4;
 constexpr uint32_t kRecent = 64;
-// By default, one slot in this many of a budget is for recent tokens.
+// By default, 1 / kRecentPart of a budget's slots are for recent tokens.
 constexpr uint32_t kRecentPart = 4;
 
 uint32_t RecentOf(const EvictionSettings& settings, const LayerPlan& layer) {

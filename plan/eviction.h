@@ -48,8 +48,8 @@ struct EvictionSettings {
   uint32_t observation_window = 0;
   bool half_friendliness = false;
   // True: the position of a key for RoPE is its slot index instead of its index
-  // in the text. Then keys are rotated when they are read, and a full space
-  // stores them before RoPE.
+  // in the text. Then whole keys are stored before RoPE and rotated when they
+  // are read.
   bool rolling = false;
 
   bool operator==(const EvictionSettings&) const = default;

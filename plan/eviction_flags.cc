@@ -131,7 +131,8 @@ absl::Status PutEviction(const EvictionFlags& flags,
         "sliding window, which already drops the tokens outside it");
   }
   KVASIR_RETURN_IF_ERROR(plan::ValidatePlan(*plan, shape));
-  // If the plan already had an eviction, replaces its part of the method name.
+  // If the plan already had an eviction, replaces the part of the method name
+  // that describes this eviction.
   const std::string of_tokens = plan->method().substr(
       0, evicts(before) ? plan->method().rfind('+') : std::string::npos);
   const bool only_eviction = of_tokens.empty() || of_tokens == "full" ||

@@ -24,8 +24,8 @@ struct EvictionFlags {
   bool operator==(const EvictionFlags&) const = default;
 };
 
-// Adds all eviction flags. `of_plan` is for the help texts: the eviction is
-// added to an existing plan and not to one that the command makes.
+// Adds all eviction flags. If `of_plan`, the help texts are those for an
+// existing plan.
 void AddEvictionFlags(CLI::App* command, EvictionFlags& flags, bool of_plan);
 
 // Adds all flags except method and budget, for a command that has its own flags

@@ -9,8 +9,8 @@ namespace {
 
 constexpr double kSqrt2 = 1.4142135623730951;
 constexpr double kSqrt2Pi = 2.5066282746310002;
-// The number of iterations. It is large because Lloyd's iteration moves the
-// outer ones of 256 levels slowly.
+// A large number, because Lloyd's iteration moves the outermost of 256 levels
+// slowly.
 constexpr int kLloydRounds = 20000;
 constexpr double kLloydTolerance = 1e-10;
 
@@ -49,7 +49,7 @@ std::vector<double> LloydMaxLevels(int64_t bits) {
   return all;
 }
 
-std::vector<float> RoundedLevels(const std::vector<double>& levels) {
+std::vector<float> RoundedLevels(absl::Span<const double> levels) {
   constexpr double kMostSteps = 127.0;
   double largest = 0.0;
   for (const double level : levels) {

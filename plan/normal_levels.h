@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/types/span.h"
+
 namespace kvasir::plan {
 
 // Returns the 2^bits levels, ascending, that round a standard normal number
@@ -16,6 +18,6 @@ std::vector<double> LloydMaxLevels(int64_t bits);
 // so the products are exact. The largest magnitude becomes 127 steps, and the
 // step is the largest magnitude / 127, rounded down to these bits. Levels that
 // are already rounded do not change.
-std::vector<float> RoundedLevels(const std::vector<double>& levels);
+std::vector<float> RoundedLevels(absl::Span<const double> levels);
 
 }  // namespace kvasir::plan

@@ -96,9 +96,7 @@ Part HalfRankValues(const AttentionShape& shape, int64_t share,
 }
 
 // The first and the latest tokens are also kept exact: they receive most
-// attention, so rounding costs most there (docs/quality.md). The exact rows of
-// these 32 tokens take almost as much memory as two pages of 64 tokens in 4-bit
-// codes.
+// attention, so rounding costs most there (docs/quality.md).
 constexpr uint32_t kRotatedSinks = 4;
 constexpr uint32_t kRotatedWindow = 28;
 
@@ -126,8 +124,8 @@ LayerPlan Palu(const AttentionShape& shape, int64_t share, uint32_t bits) {
   return layer;
 }
 
-// Each head keeps one RoPE pair of every two neighbouring ones; which of the
-// two differs between heads.
+// Each head keeps one of every two neighbouring RoPE pairs. Heads differ in
+// which one they keep.
 LayerPlan Rap(const AttentionShape& shape, uint32_t bits) {
   LayerPlan layer;
   Part key;

@@ -1,8 +1,6 @@
 // Makes compression plans by name. Presets that store whole keys and values can
-// be used with any checkpoint. The other presets are only for benchmarks of
-// speed. They are like the plans of kvasir-compress for a model whose layers
-// and heads are all alike. Because they are made without calibration, their
-// quality is not meaningful.
+// be used with any checkpoint. The others are made without calibration, only
+// for benchmarks of speed; their quality is not meaningful.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,5 @@
-// Finds the data of a token that several tensor-parallel ranks store. If the
-// heads of a latent belong to several ranks, each of them holds the whole
+// Finds the data of a token that several tensor-parallel ranks store. If a
+// latent has heads of several ranks, each of these ranks holds the whole
 // latent.
 #pragma once
 

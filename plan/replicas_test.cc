@@ -20,7 +20,7 @@ constexpr char kFullKey[] =
 constexpr char kFullValue[] =
     R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
 
-// A low_rank part in bf16 with these groups (see Group).
+// A low_rank part in bf16 with these groups.
 std::string LowRank(const std::vector<std::string>& groups,
                     const std::string& stored, const std::string& uses) {
   return absl::StrCat(R"({"low_rank":{"groups":[)", absl::StrJoin(groups, ","),

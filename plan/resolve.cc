@@ -21,7 +21,8 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// Units are merged until their metadata is below this share of the latents.
+// Eviction units are merged until their metadata takes less than this share of
+// a slot.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;
@@ -107,7 +108,7 @@ Transform TransformOf(const Codec& codec) {
   }
 }
 
-// True if channels of 0 bits are kept; their value is their range's minimum.
+// True if channels of 0 bits are kept, each with its range's minimum as value.
 bool KeepsUnstored(const ResolvedPart& part) {
   return part.explicit_runs && part.range == RangeKind::kChannel;
 }
@@ -145,15 +146,13 @@ void SetCodec(const Codec& codec, ResolvedPart* part) {
     part->bits.push_back(static_cast<int>(run.bits()));
   }
   part->explicit_runs = codec.bits().runs_size() > 0;
-  part->levels = RoundedLevels({codec.per_token_norm().levels().begin(),
-                                codec.per_token_norm().levels().end()});
+  part->levels = RoundedLevels(codec.per_token_norm().levels());
   if (codec.has_dtype()) part->dtype = codec.dtype();
   if (codec.has_bits() && !codec.has_channel_static()) {
     part->param_dtype = codec.param_dtype();
   }
 }
 
-// Resolves the parts of one layer.
 class LayerResolver {
  public:
   LayerResolver(const AttentionShape& shape, int64_t layer, TpShard shard,
@@ -230,9 +229,9 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // The dims of a head that a use covers, in any order. They are the dims of
-  // its pairs if it lists any, all dims if it is the only use of a rotated
-  // part, and otherwise the dims that RoPE does not rotate.
+  // Returns the dims of a head that a use covers, in any order: those of its
+  // pairs, if it lists any; all, if it is the only use of a rotated part;
+  // otherwise those that RoPE does not rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {
@@ -625,7 +624,7 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
   const int64_t queries = shape.num_heads / shard.size;
   resolved.query_heads = {shard.rank * queries, queries};
   std::map<std::string, int> attention_of;
-  // The page group of the layers with a given window and eviction counts.
+  // The page group of layers, by their window and eviction counts.
   std::map<std::pair<int64_t, EvictionCounts>, int> group_of;
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& from = plan.layers(l);

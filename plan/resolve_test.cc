@@ -85,7 +85,7 @@ struct Case {
   std::string name;
   std::string key;
   std::string value;
-  std::vector<std::string> keys;    // in the form of Listed
+  std::vector<std::string> keys;    // the expected lines of Listed
   std::vector<std::string> values;  // empty: not checked
   bool folded = false;              // whether the key's lift is folded
   bool rebuilt = false;
@@ -383,8 +383,8 @@ std::string Grouped(const char* groups, const char* stored) {
                       R"(","codec":{"dtype":"F32"}})");
 }
 
-// The latents connect the heads to the units {0, 3, 4}, {1}, {2} and {5}. For a
-// slot of 512 bytes, 2 units are cheap enough.
+// Shared latents join the heads into the units {0, 3, 4}, {1}, {2} and {5}. In
+// a slot of 512 bytes, the metadata of 2 units is small enough.
 TEST(ResolvedPlanTest, EvictionUnitsAreMergedInTheOrderOfTheirFirstHeads) {
   AttentionShape shape = Shape();
   shape.num_heads = shape.num_kv_heads = 6;

@@ -1,7 +1,7 @@
 // A compression plan, resolved once at start for one rank of one model: all
 // latents with their sizes, and the groups of layers that hold the same tokens.
 // Only planners and writers of artifacts use the plan's protobuf; all other
-// code uses this.
+// code uses a ResolvedPlan.
 #pragma once
 
 #include <compare>
@@ -22,8 +22,8 @@ namespace kvasir::plan {
 
 enum class Space { kFull, kLowRank, kRopePairs, kRopeLowRank };
 
-// Whether keys are stored before or after RoPE rotates them. kNone: RoPE does
-// not rotate the stored numbers at all.
+// Keys are stored before or after RoPE rotates them. kNone: RoPE does not
+// rotate the stored numbers at all.
 enum class RopeSide { kBefore, kAfter, kNone };
 
 enum class Lift { kFold, kAtRuntime, kReconstruct, kAnchored };
@@ -60,8 +60,8 @@ struct ResolvedLatent {
   int64_t channels = 0;
   // The number of dimensions of each head that the latent represents.
   int64_t head_dims = 0;
-  // Ascending. In rope_pairs: the RoPE pairs that a head keeps. In
-  // rope_low_rank: the RoPE pairs that the group's latent represents.
+  // The RoPE pairs, ascending, that the head (in rope_pairs) keeps or that the
+  // group's latent (in rope_low_rank) represents.
   std::vector<uint32_t> pairs;
   // The pair of each complex channel; only in rope_low_rank.
   std::vector<uint32_t> channel_pairs;
@@ -74,9 +74,9 @@ struct ResolvedLatent {
 // One use of a part: how the part's latents give some dimensions of a head.
 struct ResolvedUse {
   Lift lift = Lift::kFold;
-  int64_t dims = 0;          // number of a head's dims that it gives
-  int64_t rotated_dims = 0;  // how many of them rotate
-  int64_t terms = 1;         // 1, or 1 + Anchored.order of the plan
+  int64_t dims = 0;          // dims of a head that the use gives
+  int64_t rotated_dims = 0;  // how many of `dims` rotate
+  int64_t terms = 1;         // 1; for Anchored, 1 + its order
 };
 
 // One part of the keys or values of a layer: its space, and how its latents are
@@ -88,8 +88,8 @@ struct ResolvedPart {
   int index = 0;       // index among its side's parts
   // The prefix of the part's tensor names after "model.layers.{l}.".
   std::string prefix;
-  // How the names of the part's lifts begin, after `prefix` and a dot: "up".
-  // For a joint part, "up_key" or "up_value".
+  // "up"; in a joint part "up_key" or "up_value". The names of the part's lifts
+  // begin with `prefix`, a dot and this.
   std::string lift_prefix;
   Space space = Space::kFull;
   RopeSide stored = RopeSide::kNone;
@@ -136,8 +136,8 @@ struct ResolvedPart {
   int64_t channels() const;  // summed over the latents
   // The latent of a KV head, which must exist (CHECK).
   const ResolvedLatent& LatentOf(int64_t kv_head) const;
-  // True if a rank with the heads `rank` holds the latent. It does if it has
-  // one of the latent's heads, or if the latent exists only on this rank.
+  // Returns true if the rank that has the heads `rank` holds the latent: it has
+  // one of the latent's heads, or the latent exists only on this rank.
   bool Holds(const ResolvedLatent& latent, const HeadRange& rank) const;
 
   // The bytes that a latent takes in a slot. CodesBytes: its codes or numbers,
@@ -188,7 +188,7 @@ struct ResolvedEviction {
   std::vector<std::vector<int64_t>> units;
   int64_t sinks = 0;
   int64_t recent = 0;
-  // slots with the best scores stay; false: the latest slots stay
+  // true: slots with the best scores stay; false: the latest slots
   bool scored = true;
   float lambda = 0;
   // the factor of the codes' accuracy in a score: 1 or 0.5
@@ -238,7 +238,7 @@ struct ResolvedPageGroup {
 
 // Immutable after it is made.
 struct ResolvedPlan {
-  // the plan itself, for identities, names and texts
+  // the plan that was resolved
   kvasir::v1::KvPlan source;
   AttentionShape shape;
   TpShard shard;

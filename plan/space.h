@@ -54,9 +54,9 @@ absl::Status CheckPartition(const PlanPlace& where, const Groups& groups,
   return absl::OkStatus();
 }
 
-// A table of the dimensions of each head that some part of the side already
-// covers. It has a row for each head, a column for each RoPE pair, and a last
-// column for the dimensions that do not rotate.
+// A table that marks the dimensions of each head that some part of a side
+// already covers. It has a row for each head, a column for each RoPE pair, and
+// a last column for the dimensions that do not rotate.
 class Coverage {
  public:
   explicit Coverage(const LayerFacts& facts)

@@ -82,7 +82,7 @@ absl::Status CheckSidePart(const PlanPlace& where, const Part& part,
   const bool basis =
       part.codec().has_basis_static() || part.codec().has_basis_sequence();
   if (part.has_full() && basis) {
-    // the latent of a basis is the concatenation of all heads
+    // a basis covers the concatenation of all heads
     latents[0].width = facts.num_heads * facts.head_dim;
   }
   return CheckPart(where, part, latents);
@@ -94,7 +94,6 @@ bool AnyCodes(const Parts& parts) {
                      [](const Part& part) { return part.codec().has_bits(); });
 }
 
-// Checks the keys and values of one layer.
 class SidesChecker {
  public:
   SidesChecker(int64_t layer, const LayerPlan& plan, const LayerFacts& facts)

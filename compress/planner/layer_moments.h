@@ -17,9 +17,7 @@
 
 namespace kvasir::compress {
 
-// Ranges of keys after RoPE are fitted to positions below this one. Over this
-// distance fast pairs rotate many times, while slow pairs hardly turn, so their
-// ranges stay narrow.
+// Ranges of codes for rotated keys are fitted at positions below this one.
 inline constexpr int64_t kRangePositions = 8192;
 
 // Moments of a layer's rows, float64. A row holds a token's key before its
@@ -27,7 +25,7 @@ inline constexpr int64_t kRangePositions = 8192;
 struct LayerMoments {
   at::Tensor mean;        // [2n]
   at::Tensor covariance;  // [2n, 2n]
-  // [2n, 2n], with shrinkage; zero for pairs of a key and a value
+  // [2n, 2n], with shrinkage; zero between keys and values
   at::Tensor information;
 };
 
@@ -39,8 +37,8 @@ absl::StatusOr<LayerMoments> MomentsOfLayer(const model::DecoderSpec& spec,
                                             const LayerCalibration& calibration,
                                             int64_t num_tokens);
 
-// Returns the columns of a row that belong to these heads: the columns of keys
-// (if `keys` is true), then those of values (if `values` is true).
+// Returns the columns of these heads in a row: first those of keys if `keys`,
+// then those of values if `values`.
 std::vector<int64_t> ColumnsOfHeads(const model::DecoderSpec& spec,
                                     const std::vector<int64_t>& heads,
                                     bool keys, bool values);
@@ -49,19 +47,19 @@ std::vector<int64_t> ColumnsOfHeads(const model::DecoderSpec& spec,
 FisherBasis LowRankBasis(const LayerMoments& moments,
                          const std::vector<int64_t>& columns, int64_t rank);
 
-// The basis of a rope_low_rank latent. RoPE pairs are numbered as in the model.
-// The columns of `encode` are the dims of the heads' keys. Throws c10::Error.
+// The basis of a rope_low_rank latent with C complex channels. RoPE pairs are
+// numbered as in the model. Throws c10::Error.
 struct RopeBasis {
   CommutingBasis basis;
-  at::Tensor encode;  // RealEncoder, [2C, heads * D]
-  at::Tensor decode;  // RealDecoder, [heads * D, 2C]
+  at::Tensor encode;  // [2C, heads * D]
+  at::Tensor decode;  // [heads * D, 2C]
 };
 RopeBasis RopeLowRankBasis(const LayerMoments& moments,
                            const model::DecoderSpec& spec,
                            const std::vector<int64_t>& heads);
 
-// Rotates complex channels [N, 2C] (real parts, then imaginary parts) as RoPE
-// rotates keys of these pairs at `positions` [N], without YaRN's factor.
+// Applies the RoPE rotation of these pairs at `positions` [N] to complex
+// channels [N, 2C], whose real parts come first. Leaves out YaRN's factor.
 at::Tensor TurnedChannels(const at::Tensor& channels,
                           const model::RopeSpec& rope,
                           const std::vector<int64_t>& pairs,

@@ -9,8 +9,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Number of channels that share a bit width. This number suits the layout of
-// codes and the kernels that read them.
+// Number of channels that share a bit width.
 constexpr int64_t kGroupChannels = 8;
 
 // Returns the bit width of each channel of a latent.
@@ -27,7 +26,7 @@ std::vector<int> BitsOf(const LatentTransform& transform,
   return bits;
 }
 
-// A run of channels [begin, end) with equal bits, as long as possible.
+// The longest possible run of channels [begin, end) with equal bits.
 struct BitRange {
   int64_t begin = 0;
   int64_t end = 0;
@@ -222,8 +221,7 @@ CodeLoss MeasureLoss(const std::vector<LatentCodes>& latents,
     const at::Tensor index = at::tensor(transform.columns, at::kLong);
     const at::Tensor metric =
         information.index_select(0, index).index_select(1, index);
-    // Computes tr(F E[e et]) for all rows at once, from the second moment of
-    // the errors e in the metric of the latent.
+    // The mean loss of errors e is E[e^T F e] / 2 = tr(F E[e e^T]) / 2.
     const at::Tensor moment =
         error.t().mm(error).to(at::kDouble) / error.size(0);
     const at::Tensor latent_metric =

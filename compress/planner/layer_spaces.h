@@ -1,6 +1,5 @@
 // The spaces in which a layer's keys and values may be stored, and the loss
-// that codes of each bit width cause there. The loss is measured on sample
-// rows, except for whole heads.
+// that codes of each bit width cause there.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -17,13 +16,11 @@
 namespace kvasir::compress {
 
 enum class SpaceKind {
-  // one low_rank latent for keys and values; keys are rebuilt, values lifted at
-  // run time
+  // one low_rank latent for keys and values
   kJoint,
-  // low_rank, stored before the rotation and rebuilt; not rebuilt in layers
-  // without RoPE
+  // low_rank, stored before RoPE; rebuilt only in layers with RoPE
   kKey,
-  kRopeKey,  // rope_low_rank, stored after the rotation, not rebuilt
+  kRopeKey,  // rope_low_rank, stored after RoPE, not rebuilt
   kValue,    // low_rank, not rebuilt
   // Whole heads without a latent, multiplied by a Hadamard matrix and rounded
   // to the best levels for a normal distribution.
@@ -83,8 +80,7 @@ std::vector<std::vector<int64_t>> WidthGroups(const LatentTransform& transform);
 
 // Returns the groups of channels with their measured losses. The caller sets
 // latents, grain_bytes and loss_per_channel. Channels that rotate never get 0
-// bits. One reason is that they have no mean that could replace them. Another
-// is that the rows of exact tokens must store them.
+// bits, because no constant could replace them.
 PartChannels MeasureChannels(const std::vector<LatentTransform>& transforms,
                              const model::DecoderSpec& spec,
                              const SampleRows& sample);
@@ -104,10 +100,9 @@ std::vector<LatentCodes> CodeLatents(std::vector<LatentTransform> transforms,
                                      const SampleRows& sample,
                                      const std::vector<int>& widths);
 
-// The loss of codes, measured on rows other than those to which they were
-// fitted.
+// The loss of codes on rows that were not used to fit them.
 struct CodeLoss {
-  double loss = 0;     // tr(F E[e et]) / 2 over all latents, nats per token
+  double loss = 0;     // nats per token, over all latents
   double clamped = 0;  // number of codes outside their range, per token
   double codes = 0;    // number of codes per token
 };
@@ -122,7 +117,7 @@ PartChannels RotatedChannels(const SpaceOption& option,
                              const LayerMoments& moments,
                              const model::DecoderSpec& spec);
 
-// Sets the runs of bits in a part's codec.
+// Writes the bit widths of the channels into a part's codec, as runs.
 void SetRuns(const LatentTransform& transform, const std::vector<int>& widths,
              kvasir::v1::Codec& codec);
 

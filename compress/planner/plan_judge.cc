@@ -13,7 +13,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Returns the Fisher information of these domains together, shrunk, [2n, 2n].
+// Returns the Fisher information [2n, 2n] of all these domains, with shrinkage.
 // Keys and values form separate blocks on the diagonal.
 at::Tensor InformationOf(const LayerCalibration& calibration,
                          const std::set<size_t>& domains) {
@@ -48,7 +48,7 @@ LayerMoments MomentsWithout(const LayerCalibration& calibration, size_t domain,
   return moments;
 }
 
-// The loss of one part's codes, without kappa and without an exact window.
+// The loss of one part's codes, before the factors kappa and WindowFactor.
 struct PartLoss {
   double fitted = 0;
   CodeLoss held_out;
@@ -94,8 +94,7 @@ PartLoss JudgePart(const JudgeRequest& request, const TakenPart& taken,
   const SpaceOption& option = taken.candidate->option;
   PartLoss loss;
   // Codes of rotated heads do not depend on a text, so they have the same loss
-  // on any domain. For other codes the loss starts as NaN, which means not
-  // measured; it stays NaN for domains with too few rows.
+  // on any domain. For other codes NaN stands for a loss that is not measured.
   const double own = option.rotated()
                          ? OwnLoss(taken)
                          : std::numeric_limits<double>::quiet_NaN();

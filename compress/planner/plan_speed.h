@@ -9,11 +9,9 @@
 namespace kvasir::compress {
 
 enum class PlanSpeed {
-  // for the fewest bytes: keys may be rebuilt, and may share latents with
-  // values
+  // fewest bytes; time does not matter
   kStorage,
-  // keys and values are not rebuilt; by TimeModel, attention is no slower than
-  // with a dense cache
+  // by TimeModel, attention is no slower than with a dense cache
   kCpu,
   kGpu,
 };

@@ -19,10 +19,9 @@ size_t WidthIndex(int width) {
       kCodeWidths.begin());
 }
 
-// The two formulas of WindowFactor: StaticFactor for codes in static ranges,
-// RotatedFactor for rotated levels. They are fitted to measurements on
-// SmolLM2-135M (2026-11-23) with 2 windows of 1024 tokens of one text and 8 to
-// 256 exact tokens.
+// The two formulas of WindowFactor, fitted to measurements on SmolLM2-135M with
+// 8 to 256 exact tokens. StaticFactor is for codes in static ranges,
+// RotatedFactor for rotated levels.
 double StaticFactor(int64_t window) {
   return std::pow(1 + static_cast<double>(window) / 0.54, -0.37);
 }
@@ -85,7 +84,7 @@ SpentBytes Spending::Spend(int64_t grains) const {
       spent.ns +=
           candidate.ns_per_channel * static_cast<double>(group.channels);
     }
-    // The widths may need fewer grains than were assigned to this part, because
+    // The widths may need fewer bytes than were assigned to this part, because
     // the loss falls in steps.
     spent.grains += GrainsOf(parts_[index], taken.widths);
     spent.parts.push_back(std::move(taken));

@@ -18,7 +18,8 @@ struct PlanCandidate {
   PartChannels channels;
   // The transforms without their matrices; empty for whole heads.
   std::vector<LatentTransform> latents;
-  double ns_per_channel = 0;  // time of one channel in all latents together
+  // attention's time for one channel, summed over the latents
+  double ns_per_channel = 0;
 };
 
 // All candidates of all layers. A layer stores keys in one part and values in
@@ -42,22 +43,19 @@ struct SpentBytes {
   double ns = 0;
 };
 
-// Returns the predicted loss with an exact window, divided by the loss without
-// one, for the codes of an option. Most of the loss comes from tokens near the
-// query. This is even more so for whole heads coded in levels than for
-// calibrated codes.
+// Returns the factor by which an exact window reduces the predicted loss of an
+// option's codes.
 double WindowFactor(const SpaceOption& option, int64_t window);
 
-// Returns the loss of a part's codes, without kappa and without an exact
-// window.
+// Returns the loss of a part's codes, before the factors kappa and
+// WindowFactor.
 double OwnLoss(const TakenPart& taken);
 // Returns the loss of all parts with an exact window.
 double LossOf(const SpentBytes& spent, int64_t window);
 
 // Finds the best way to spend bytes on all layers with a given exact window.
 // Each nanosecond of attention per cached token counts as a loss of
-// `nats_per_ns`. A window reduces this loss by the same factor as the loss of
-// codes in static ranges. The candidates must outlive the object.
+// `nats_per_ns`. The candidates must outlive the object.
 class Spending {
  public:
   Spending(const PlanCandidates& candidates, int64_t window, double nats_per_ns,
@@ -67,7 +65,8 @@ class Spending {
   // The ways to spend bytes on all layers together. Their losses include the
   // WindowFactor, but not kappa.
   const ByteChoice& all() const { return all_[0]; }
-  // Returns the best way to spend at most `grains`. There must be one (CHECK).
+  // Returns the best way to spend at most `grains`; CHECK-fails if there is
+  // none.
   SpentBytes Spend(int64_t grains) const;
 
  private:

@@ -2,11 +2,10 @@
 
 namespace kvasir::compress {
 
-// OpenBLAS chooses its kernels when it is loaded. For a CPU that is newer than
-// the library it chooses its slowest kernels (a fifth of the speed). This
-// function sets OPENBLAS_CORETYPE to a type whose instructions the CPU
-// supports, and executes the program again from the start. It does nothing if
-// the user has set the variable. Must be the first call in main.
+// Makes OpenBLAS use fast kernels on a CPU that is newer than the library; by
+// default it would use its slowest. Sets OPENBLAS_CORETYPE, unless the user has
+// set it, and executes the program again from the start. Must be the first call
+// in main.
 void UseBestBlasKernels(char** argv);
 
 // Sets the number of threads that compute one matrix product. Code that already

@@ -7,8 +7,8 @@
 
 namespace kvasir::compress {
 
-// UNIMPLEMENTED for a model whose keys the methods cannot compress, with the
-// reason. Evaluation by the reference decoder serves every family.
+// UNIMPLEMENTED, with the reason, for a model whose keys the methods cannot
+// compress.
 inline absl::Status CheckMethodsServe(const model::DecoderSpec& spec) {
   if (!spec.rope.long_frequencies.empty()) {
     return absl::UnimplementedError(absl::StrCat(

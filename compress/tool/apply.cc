@@ -1,5 +1,5 @@
-// `kvasir-compress apply`: writes the compressed checkpoint of a plan, which it
-// makes first if no plan is given.
+// `kvasir-compress apply`: writes the compressed checkpoint of a plan. Makes
+// the plan first if none is given.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -74,9 +74,8 @@ absl::StatusOr<KvPlan> ReadPlan(const std::string& path,
                                  ": ", valid.message()));
 }
 
-// Returns the content of the prediction file beside the plan's file. If that
-// file does not belong to this plan, prints why it is not used and returns
-// nothing.
+// Returns the content of the prediction file that belongs to the plan; nothing
+// if there is none. Prints why if the file cannot be used.
 std::optional<std::string> ReadPredictionBeside(const std::string& path,
                                                 const KvPlan& plan,
                                                 bool quiet) {

@@ -1,5 +1,5 @@
-// `kvasir-compress calibrate`: measures, before a plan is made, the information
-// that tells planners how much each error costs.
+// `kvasir-compress calibrate`: measures, for planners, how much each error in
+// keys and values costs.
 #include <memory>
 #include <string>
 #include <vector>

@@ -40,8 +40,7 @@ constexpr int64_t kTokens = 16384;
 // The default number of tokens if information is measured. It is large because
 // a whole matrix is estimated for the keys and for the values of each layer.
 constexpr int64_t kInformationTokens = 114688;
-// The share of each domain's sequences that is held out. Codes are tested on
-// them.
+// The share of each domain's sequences that is held out, to test codes on.
 constexpr double kHeldOutShare = 0.1;
 // The first tokens of a sequence attract attention whatever their content;
 // plans keep them exact.

@@ -48,7 +48,7 @@ struct CalibrationNeeds {
   bool sample = false;
   // Gram matrices and energies. They need the sample, too.
   bool statistics = false;
-  // If information is needed, the sample has held-out sequences and skips sink
+  // With parts.information, the sample has held-out sequences and skips sink
   // tokens, and the built-in domains are used if no text is given.
   compress::CalibrationParts parts = {.fisher = false};
 };

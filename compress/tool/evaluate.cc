@@ -387,7 +387,6 @@ class EvaluateRun {
   LoadedModel teacher_;
   at::Tensor calibration_ids_;
   std::vector<std::optional<compress::EvictionSpec>> evictions_;
-  // Baselines by their names.
   std::map<std::string, compress::Baseline> baselines_;
   std::unique_ptr<Evaluator> evaluator_;
   std::optional<Evaluation> report_;  // set once the teacher is measured
@@ -450,7 +449,7 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
       "Evictions to measure on each candidate, with each window as one "
       "prompt: none, q-hitter, h2o, streaming, recent or random")
       ->delimiter(',')
-      ->allow_extra_args(false);  // the argument after the list is a candidate
+      ->allow_extra_args(false);  // the next argument is a candidate
   add("--eviction-budget", flags->budgets,
       "Eviction budgets, each measured in a row of its own: a share of "
       "the window (0.2), or a number of slots")

@@ -112,8 +112,8 @@ absl::StatusOr<int64_t> GroupHeads(const std::string& text, int64_t automatic) {
 
 bool UsesHadamard(const MethodFlags& flags) {
   if (flags.hadamard != "auto") return flags.hadamard == "on";
-  // Only for codes with a single width: a Hadamard transform would mix channels
-  // to which a schedule gives different bits.
+  // A Hadamard transform is used only with a single bit width, because it would
+  // mix channels to which a schedule gives different bits.
   auto few = [](const std::string& text) {
     const absl::StatusOr<Bits> bits = ParseBits(text);
     return bits.ok() && bits->schedule.size() == 1;
@@ -284,7 +284,7 @@ absl::StatusOr<std::vector<int>> OtherLayers(const MethodFlags& flags,
   return others;
 }
 
-// Stores the layers that --only-layers does not list as whole keys and values.
+// Gives whole keys and values to the layers that --only-layers does not list.
 // LoRC's planner does this itself, because its --keep counts only the listed
 // layers. A plan from a file keeps all its layers unchanged.
 absl::Status KeepOtherLayers(const MethodFlags& flags,

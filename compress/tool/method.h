@@ -56,8 +56,8 @@ struct MethodFlags {
   bool post_rope = false;
   double average_bits = 4.0;
   AutoFlags automatic;
-  // For all methods: the eviction that is added to the plan; empty: none. The
-  // method q-hitter does nothing else.
+  // For all methods: the eviction that is added to the plan, if any. The method
+  // q-hitter does nothing else.
   EvictionFlags eviction;
   // For method q-hitter: path of the plan to which eviction is added; if empty,
   // eviction is added to a plan of whole keys and values.

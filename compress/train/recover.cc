@@ -410,7 +410,7 @@ RecoverMemory EstimateRecoverMemory(const model::DecoderSpec& spec,
   const int64_t merged = 2 * spec.num_layers() * attention;
   const int64_t logits = kRecoverLossBuffers * spec.vocab_size *
                          std::min(RecoverLossRows(spec.vocab_size), micro);
-  // The allocator keeps about as much freed memory again (measured), because
+  // The allocator holds about twice the memory in use (measured), because
   // threads free blocks of many sizes.
   constexpr int64_t kKept = 2;
   return {2 * model * kFloatBytes,

@@ -22,10 +22,9 @@ struct AdapterOptions {
 };
 
 // Returns the names of the weights that get an adapter: the projections that
-// compute queries, keys and values (or latents of keys and values), and the
-// output projection. These are the same for every compression method, so that
-// methods can be compared. Lifts and bases, which an uncompressed model does
-// not have, are not trained.
+// compute queries, keys and values (or their latents), and the output
+// projection. They are the same for every compression method, so that methods
+// can be compared.
 std::vector<std::string> AdaptedWeights(const LayerProgram& program);
 
 // The adapters of all layers.

@@ -18,6 +18,7 @@
 #include "model/checkpoint/gguf_tensors.h"
 #include "model/files/file.h"
 #include "model/gguf/gguf_header.h"
+#include "model/gguf/gguf_model.h"
 
 namespace kvasir::model {
 namespace {
@@ -214,7 +215,10 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
 
 std::string Checkpoint::name() const {
   // A link to a file often leads to a name that means nothing.
-  if (is_gguf_) return std::filesystem::path(folder_).stem().string();
+  if (is_gguf_) {
+    return std::string(
+        WithoutSplitNumber(std::filesystem::path(folder_).stem().string()));
+  }
   std::error_code error;
   const std::filesystem::path path =
       std::filesystem::weakly_canonical(folder_, error);
@@ -226,9 +230,10 @@ absl::StatusOr<TensorStore::Entry> Checkpoint::Tensor(
     std::string_view name) const {
   const TensorStore::Entry* entry = store_.Find(name);
   if (entry == nullptr) {
-    return absl::NotFoundError(absl::StrFormat(
-        "%s: tensor %s is missing", folder_,
-        is_gguf_ ? GgufNameOf(name) : StoredTensorOf(spec(), name).name));
+    return absl::NotFoundError(
+        absl::StrFormat("%s: tensor %s is missing", folder_,
+                        is_gguf_ ? GgufNameOf(spec(), name)
+                                 : StoredTensorOf(spec(), name).name));
   }
   if (!IsWeightType(entry->info->type)) {
     return absl::InvalidArgumentError(absl::StrFormat(

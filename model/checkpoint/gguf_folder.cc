@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -19,8 +20,10 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/family_tensors.h"
 #include "model/gguf/gguf_family.h"
 #include "model/gguf/gguf_header.h"
+#include "model/gguf/gguf_model.h"
 #include "model/shapes/gguf_config.h"
 #include "model/tokenizer/gguf_tokenizer.h"
 #include "nlohmann/json.hpp"
@@ -65,16 +68,77 @@ absl::Status WriteText(const fs::path& path, std::string_view text) {
   return file.Close();
 }
 
+// A tensor of the folder. Those that the family fuses consist of several
+// tensors.
+struct WrittenTensor {
+  struct Part {
+    TensorStore::Entry entry;
+    RowBlocks rows;  // of the written tensor
+  };
+  std::vector<Part> parts;
+
+  const TensorInfo& info() const { return *parts[0].entry.info; }
+  std::vector<int64_t> shape() const {
+    std::vector<int64_t> shape = info().shape;
+    for (size_t i = 1; i < parts.size(); ++i) {
+      shape[0] += parts[i].entry.info->num_rows();
+    }
+    return shape;
+  }
+  uint64_t size_bytes() const {
+    uint64_t bytes = 0;
+    for (const Part& part : parts) bytes += part.entry.info->size_bytes;
+    return bytes;
+  }
+};
+
+// The folder's tensors by their names there.
+absl::StatusOr<std::map<std::string, WrittenTensor>> WrittenTensors(
+    const Checkpoint& checkpoint) {
+  std::map<std::string, WrittenTensor> written;
+  for (const auto& [name, entry] : checkpoint.tensors().entries()) {
+    StoredTensor stored = StoredTensorOf(checkpoint.spec(), name);
+    WrittenTensor& tensor = written[stored.name];
+    tensor.parts.push_back({entry, stored.rows});
+    if (tensor.info().type == entry.info->type) continue;
+    return absl::UnimplementedError(absl::StrFormat(
+        "%s: tensors %s and %s have the types %s and %s, but the folder has "
+        "both in one tensor; serve the file itself",
+        checkpoint.folder(), tensor.info().name, entry.info->name,
+        TensorTypeName(tensor.info().type), TensorTypeName(entry.info->type)));
+  }
+  for (auto& [name, tensor] : written) {
+    std::sort(tensor.parts.begin(), tensor.parts.end(),
+              [](const auto& a, const auto& b) {
+                return a.rows.first < b.rows.first;
+              });
+  }
+  return written;
+}
+
 // Calls `use` with the bytes of a tensor from front to back.
 absl::Status ForEachBlock(
-    const TensorStore::Entry& entry, std::span<std::byte> buffer,
+    const WrittenTensor& tensor, std::span<std::byte> buffer,
     absl::FunctionRef<void(std::span<const std::byte>)> use) {
-  TensorStream stream(entry, buffer);
-  while (true) {
-    KVASIR_ASSIGN_OR_RETURN(const TensorStream::Block block, stream.Next());
-    if (block.num_rows == 0) return absl::OkStatus();
-    use(block.bytes);
+  // All parts of a tensor have equally many blocks, which take turns.
+  const WrittenTensor::Part& first = tensor.parts[0];
+  const int64_t num_blocks =
+      first.rows.all() ? 1
+                       : first.entry.info->num_rows() / first.rows.block_rows;
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    for (const WrittenTensor::Part& part : tensor.parts) {
+      TensorRange range = TensorRange::All(*part.entry.info);
+      range.num_rows /= num_blocks;
+      range.first_row = block * range.num_rows;
+      TensorStream stream(part.entry, range, buffer);
+      while (true) {
+        KVASIR_ASSIGN_OR_RETURN(const TensorStream::Block read, stream.Next());
+        if (read.num_rows == 0) break;
+        use(read.bytes);
+      }
+    }
   }
+  return absl::OkStatus();
 }
 
 // The low 16 bits of a float32 that is exact in BF16 are zero.
@@ -93,21 +157,20 @@ absl::Status WriteTensors(const Checkpoint& checkpoint, const fs::path& path) {
   header["__metadata__"] = {{"format", "pt"}};
   std::vector<bool> shortened;
   uint64_t offset = 0;
-  const TensorStore::Entries& entries = checkpoint.tensors().entries();
-  for (const auto& [name, entry] : entries) {
-    bool exact = entry.info->type == TensorType::kF32;
+  KVASIR_ASSIGN_OR_RETURN(const auto tensors, WrittenTensors(checkpoint));
+  for (const auto& [name, tensor] : tensors) {
+    bool exact = tensor.info().type == TensorType::kF32;
     if (exact) {
       KVASIR_RETURN_IF_ERROR(ForEachBlock(
-          entry, buffer, [&exact](std::span<const std::byte> bytes) {
+          tensor, buffer, [&exact](std::span<const std::byte> bytes) {
             exact = exact && AreExactInBf16(bytes);
           }));
     }
     shortened.push_back(exact);
-    const TensorType type = exact ? TensorType::kBF16 : entry.info->type;
-    const uint64_t size =
-        exact ? entry.info->size_bytes / 2 : entry.info->size_bytes;
+    const TensorType type = exact ? TensorType::kBF16 : tensor.info().type;
+    const uint64_t size = exact ? tensor.size_bytes() / 2 : tensor.size_bytes();
     header[name] = {{"dtype", TensorTypeName(type)},
-                    {"shape", entry.info->shape},
+                    {"shape", tensor.shape()},
                     {"data_offsets", {offset, offset + size}}};
     offset += size;
   }
@@ -121,11 +184,11 @@ absl::Status WriteTensors(const Checkpoint& checkpoint, const fs::path& path) {
   file.Write(length);
   file.Write(text);
   size_t index = 0;
-  for (const auto& [name, entry] : entries) {
+  for (const auto& [name, tensor] : tensors) {
     const bool shorten = shortened[index++];
     std::vector<std::byte> halves;
     KVASIR_RETURN_IF_ERROR(
-        ForEachBlock(entry, buffer, [&](std::span<const std::byte> bytes) {
+        ForEachBlock(tensor, buffer, [&](std::span<const std::byte> bytes) {
           if (!shorten) return file.Write(bytes);
           halves.clear();
           for (size_t i = 0; i + 4 <= bytes.size(); i += 4) {
@@ -142,11 +205,9 @@ absl::Status WriteTensors(const Checkpoint& checkpoint, const fs::path& path) {
 absl::Status WriteFiles(const std::string& path, const fs::path& folder) {
   KVASIR_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
   {
-    KVASIR_ASSIGN_OR_RETURN(const RandomAccessFile file,
-                            RandomAccessFile::Open(path));
-    KVASIR_ASSIGN_OR_RETURN(const GgufHeader header, GgufHeader::Read(file));
-    KVASIR_ASSIGN_OR_RETURN(const GgufConfig config,
-                            ReadGgufConfig(header, file));
+    KVASIR_ASSIGN_OR_RETURN(const GgufModel model, OpenGgufModel(path));
+    const GgufHeader& header = model.header;
+    KVASIR_ASSIGN_OR_RETURN(const GgufConfig config, ReadGgufConfig(model));
     if (!config.rope_factors.empty()) {
       return header.Unserved(
           kGgufRopeFactors,

@@ -1,13 +1,12 @@
 #include "model/checkpoint/gguf_tensors.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -17,8 +16,8 @@
 #include "base/temp_folder.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/gguf_folder.h"
-#include "model/gguf/gguf_blocks.h"
 #include "model/gguf/testing/gguf_builder.h"
+#include "nlohmann/json.hpp"
 
 namespace kvasir::model {
 namespace {
@@ -37,12 +36,72 @@ uint32_t GgmlTypeOf(TensorType type) {
   return type == TensorType::kF32 ? 0 : type == TensorType::kF16 ? 1 : 30;
 }
 
-// The metadata of a model without scaled RoPE.
-GgufBuilder KeysOf(const DecoderSpec& spec, const std::string& architecture) {
-  GgufBuilder builder;
-  builder.String("general.architecture", architecture);
+// A model of tests/golden and the architecture of a file with it. `theta` is
+// the base of RoPE; 0: it follows from the frequencies, which are not scaled.
+struct Model {
+  std::string name;
+  std::string architecture;
+  double theta = 0;
+};
+
+double ThetaOf(const RopeSpec& rope) {
+  // The frequency of pair 1 is theta^(-2/D).
+  return std::round(
+      std::pow(rope.frequencies[1], -static_cast<double>(rope.rotary_dim) / 2));
+}
+
+// The keys that only some architectures have.
+void AddKeysOf(const DecoderSpec& spec, const std::string& architecture,
+               GgufBuilder* builder) {
   const auto key = [&](const char* name) {
     return absl::StrCat(architecture, ".", name);
+  };
+  const auto put = [&](const char* name, int64_t value) {
+    builder->U32(key(name), static_cast<uint32_t>(value));
+  };
+  if (spec.experts.count > 0) {
+    put("expert_count", spec.experts.count);
+    put("expert_used_count", spec.experts.top_k);
+  }
+  if (architecture == "qwen3moe") {
+    put("expert_feed_forward_length", spec.experts.intermediate_size);
+    builder->Bool(key("expert_weights_norm"), spec.experts.normalize);
+  }
+  if (architecture == "gptneox") {
+    builder->Bool(key("use_parallel_residual"), spec.parallel_residual);
+  }
+  if (architecture == "phi3") {
+    put("rope.scaling.original_context_length",
+        spec.rope.short_positions > 0 ? spec.rope.short_positions : 4096);
+  }
+  if (!architecture.starts_with("gemma")) return;
+  std::string layers;
+  for (const LayerSpec& layer : spec.layers) {
+    layers.push_back(layer.sliding_window > 0 ? 1 : 0);
+  }
+  builder->Array(key("attention.sliding_window_pattern"), GgufType::kBool,
+                 layers.size(), layers);
+  if (architecture == "gemma2") {
+    builder->F32(key("attn_logit_softcapping"),
+                 static_cast<float>(spec.score_cap));
+    builder->F32(key("final_logit_softcapping"),
+                 static_cast<float>(spec.logit_cap));
+    return;
+  }
+  builder->F32(key("rope.freq_base_swa"),
+               static_cast<float>(ThetaOf(*spec.window_rope)));
+  if (spec.rope.frequencies[0] != 1) {
+    builder->String(key("rope.scaling.type"), "linear");
+    builder->F32(key("rope.scaling.factor"),
+                 static_cast<float>(1 / spec.rope.frequencies[0]));
+  }
+}
+
+GgufBuilder KeysOf(const DecoderSpec& spec, const Model& model) {
+  GgufBuilder builder;
+  builder.String("general.architecture", model.architecture);
+  const auto key = [&](const char* name) {
+    return absl::StrCat(model.architecture, ".", name);
   };
   const auto put = [&](const char* name, int64_t value) {
     builder.U32(key(name), static_cast<uint32_t>(value));
@@ -55,18 +114,39 @@ GgufBuilder KeysOf(const DecoderSpec& spec, const std::string& architecture) {
   put("attention.head_count_kv", spec.num_kv_heads);
   put("attention.key_length", spec.head_dim);
   put("attention.value_length", spec.head_dim);
-  put("rope.dimension_count", spec.head_dim);
+  put("rope.dimension_count", spec.rope.rotary_dim);
   put("vocab_size", spec.vocab_size);
-  if (spec.layers[0].sliding_window > 0) {
-    put("attention.sliding_window", spec.layers[0].sliding_window);
+  int64_t window = 0;
+  for (const LayerSpec& layer : spec.layers) {
+    window = std::max(window, layer.sliding_window);
   }
-  // The frequency of pair 1 is theta^(-2/D).
-  const double theta = std::pow(spec.rope.frequencies[1],
-                                -static_cast<double>(spec.head_dim) / 2);
-  builder.F32(key("rope.freq_base"), static_cast<float>(std::round(theta)));
-  builder.F32(key("attention.layer_norm_rms_epsilon"),
-              static_cast<float>(spec.norm_eps));
+  if (window > 0) put("attention.sliding_window", window);
+  builder.F32(
+      key("rope.freq_base"),
+      static_cast<float>(model.theta > 0 ? model.theta : ThetaOf(spec.rope)));
+  builder.F32(
+      key(model.architecture == "gptneox" ? "attention.layer_norm_epsilon"
+                                          : "attention.layer_norm_rms_epsilon"),
+      static_cast<float>(spec.norm_eps));
+  AddKeysOf(spec, model.architecture, &builder);
   return builder;
+}
+
+// The factors of LongRoPE are the plain frequencies by the model's.
+void AddLongRope(const DecoderSpec& spec, double theta, GgufBuilder* builder) {
+  if (spec.rope.long_frequencies.empty()) return;
+  for (const auto& [name, frequencies] :
+       {std::pair("rope_factors_long.weight", &spec.rope.long_frequencies),
+        std::pair("rope_factors_short.weight", &spec.rope.frequencies)}) {
+    std::string bytes;
+    for (size_t pair = 0; pair < frequencies->size(); ++pair) {
+      const double plain =
+          std::pow(theta, -2 * static_cast<double>(pair) /
+                              static_cast<double>(spec.rope.rotary_dim));
+      AppendNumber(static_cast<float>(plain / (*frequencies)[pair]), &bytes);
+    }
+    builder->Tensor(name, {frequencies->size()}, 0, bytes);
+  }
 }
 
 // Puts the two rows of each RoPE pair next to each other, as GGUF files of the
@@ -84,27 +164,108 @@ std::string Interleave(const std::string& rows, size_t row_bytes,
   return out;
 }
 
-std::string GgufOf(const Checkpoint& checkpoint,
-                   const std::string& architecture) {
-  GgufBuilder builder = KeysOf(checkpoint.spec(), architecture);
+std::string BytesOf(const Checkpoint& checkpoint, const std::string& name) {
+  const TensorStore::Entry entry = checkpoint.Tensor(name).value();
+  std::string bytes(entry.info->size_bytes, '\0');
+  KVASIR_EXPECT_OK(entry.file->Read(
+      *entry.info, 0, std::as_writable_bytes(std::span<char>(bytes))));
+  return bytes;
+}
+
+// The numbers of a tensor in BF16 or F32.
+std::vector<float> FloatsOf(const Checkpoint& checkpoint,
+                            const std::string& name) {
+  const std::string bytes = BytesOf(checkpoint, name);
+  const size_t width =
+      checkpoint.Tensor(name)->info->type == TensorType::kF32 ? 4 : 2;
+  std::vector<float> numbers(bytes.size() / width);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    uint32_t bits = 0;
+    std::memcpy(reinterpret_cast<char*>(&bits) + 4 - width, &bytes[i * width],
+                width);
+    std::memcpy(&numbers[i], &bits, sizeof(bits));
+  }
+  return numbers;
+}
+
+// A tensor of a file.
+struct FileTensor {
+  std::string name;
+  std::vector<uint64_t> dims;
+  uint32_t type = 0;
+  std::string data;
+};
+
+// The model's tensors as files of the architecture have them.
+std::vector<FileTensor> TensorsOf(const Checkpoint& checkpoint,
+                                  const std::string& architecture) {
+  std::vector<FileTensor> tensors;
+  const auto find = [&](const std::string& name) {
+    return std::find_if(tensors.begin(), tensors.end(),
+                        [&](const auto& one) { return one.name == name; });
+  };
   for (const RequiredTensor& want : RequiredTensors(checkpoint.spec())) {
-    const auto entry = checkpoint.Tensor(want.name);
-    EXPECT_TRUE(entry.ok()) << entry.status();
-    const TensorInfo& info = *entry->info;
-    std::string bytes(info.size_bytes, '\0');
-    KVASIR_EXPECT_OK(entry->file->Read(
-        info, 0, std::as_writable_bytes(std::span<char>(bytes))));
-    const std::string name = GgufNameOf(want.name);
+    const TensorInfo& info = *checkpoint.Tensor(want.name)->info;
+    FileTensor tensor = {GgufNameOf(checkpoint.spec(), want.name),
+                         {info.shape.rbegin(), info.shape.rend()},
+                         GgmlTypeOf(info.type),
+                         BytesOf(checkpoint, want.name)};
     if ((architecture == "llama" || architecture == "smollm3") &&
-        (name.find("attn_q") != name.npos ||
-         name.find("attn_k") != name.npos)) {
-      bytes = Interleave(bytes, info.row_bytes(),
-                         static_cast<size_t>(checkpoint.spec().head_dim));
+        (tensor.name.find("attn_q") != tensor.name.npos ||
+         tensor.name.find("attn_k") != tensor.name.npos)) {
+      tensor.data = Interleave(tensor.data, info.row_bytes(),
+                               static_cast<size_t>(checkpoint.spec().head_dim));
     }
-    std::vector<uint64_t> dims(info.shape.rbegin(), info.shape.rend());
-    builder.Tensor(name, dims, GgmlTypeOf(info.type), bytes);
+    if (architecture.starts_with("gemma") &&
+        tensor.name.ends_with("norm.weight")) {
+      tensor.type = 0;
+      tensor.data.clear();
+      for (const float weight : FloatsOf(checkpoint, want.name)) {
+        AppendNumber(weight + 1, &tensor.data);
+      }
+    }
+    const bool is_expert = tensor.name.ends_with("_exps.weight");
+    if (is_expert) tensor.dims.push_back(1);
+    const auto same = find(tensor.name);
+    if (same == tensors.end()) {
+      tensors.push_back(std::move(tensor));
+      continue;
+    }
+    // Parts of a fused tensor follow one another, as experts do.
+    same->dims.back() += is_expert ? 1 : tensor.dims.back();
+    same->data += tensor.data;
+  }
+  return tensors;
+}
+
+std::string GgufOf(const Checkpoint& checkpoint, const Model& model) {
+  GgufBuilder builder = KeysOf(checkpoint.spec(), model);
+  AddLongRope(checkpoint.spec(), model.theta, &builder);
+  for (const FileTensor& tensor : TensorsOf(checkpoint, model.architecture)) {
+    builder.Tensor(tensor.name, tensor.dims, tensor.type, tensor.data);
   }
   return builder.Build();
+}
+
+// The folder of a golden model, but with what files of the architecture do not
+// state as they have it: the scale of Gemma's scores, and windows.
+std::string FolderOf(const Model& model, const base::TempFolder& files) {
+  std::string golden = GoldenModel(model.name);
+  auto config = nlohmann::json::parse(LoadConfigText(golden).value());
+  if (model.architecture.starts_with("gemma")) {
+    config["query_pre_attn_scalar"] = config["head_dim"];
+  } else if (model.architecture == "qwen3moe") {
+    config["use_sliding_window"] = false;
+  } else {
+    return golden;
+  }
+  const std::string folder = files.File("golden");
+  std::filesystem::create_directory(folder);
+  files.Write("golden/config.json", config.dump());
+  std::filesystem::create_symlink(
+      std::filesystem::absolute(golden + "/model.safetensors"),
+      folder + "/model.safetensors");
+  return folder;
 }
 
 absl::StatusOr<std::string> WeightsId(const Checkpoint& checkpoint,
@@ -125,38 +286,69 @@ absl::StatusOr<std::string> WeightsId(const Checkpoint& checkpoint,
   return builder.Finish(checkpoint.spec());
 }
 
-struct Model {
-  std::string name;
-  std::string architecture;
-};
-
 class GgufCheckpointTest : public ::testing::TestWithParam<Model> {};
 
 TEST_P(GgufCheckpointTest, HasTheWeightsIdOfTheFolderWithTheSameWeights) {
-  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint folder,
-                              Checkpoint::Open(GoldenModel(GetParam().name)));
   const base::TempFolder files;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint folder,
+                              Checkpoint::Open(FolderOf(GetParam(), files)));
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const Checkpoint checkpoint,
-      Checkpoint::Open(
-          files.Write("small.gguf", GgufOf(folder, GetParam().architecture))));
+      Checkpoint::Open(files.Write("small.gguf", GgufOf(folder, GetParam()))));
   EXPECT_EQ(checkpoint.name(), "small");
   std::filesystem::create_symlink("small.gguf", files.File("link.gguf"));
   EXPECT_EQ(Checkpoint::Open(files.File("link.gguf"))->name(), "link");
   EXPECT_TRUE(checkpoint.is_gguf());
   EXPECT_EQ(OutputsText(checkpoint.spec()), OutputsText(folder.spec()));
+  // The norms of Gemma have another type, but the same numbers.
+  if (GetParam().architecture.starts_with("gemma")) {
+    for (const RequiredTensor& want : RequiredTensors(folder.spec())) {
+      EXPECT_EQ(FloatsOf(checkpoint, want.name), FloatsOf(folder, want.name))
+          << want.name;
+    }
+    return;
+  }
   for (const size_t buffer : {512, 1000, 1 << 20}) {
     EXPECT_EQ(WeightsId(checkpoint, buffer).value(),
               WeightsId(folder, 1 << 20).value());
   }
 }
 
-TEST_P(GgufCheckpointTest, AFolderWrittenFromAFileHasItsWeights) {
-  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint golden,
-                              Checkpoint::Open(GoldenModel(GetParam().name)));
+TEST_P(GgufCheckpointTest, AModelInSeveralFilesIsThatOfOneFile) {
   const base::TempFolder files;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint folder,
+                              Checkpoint::Open(FolderOf(GetParam(), files)));
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const Checkpoint whole,
+      Checkpoint::Open(files.Write("small.gguf", GgufOf(folder, GetParam()))));
+  GgufBuilder parts[3] = {KeysOf(folder.spec(), GetParam()), {}, {}};
+  for (uint32_t i = 0; i < 3; ++i) {
+    parts[i].U32("split.no", i).U32("split.count", 3);
+  }
+  size_t next = 0;
+  for (const FileTensor& tensor : TensorsOf(folder, GetParam().architecture)) {
+    parts[next++ % 3].Tensor(tensor.name, tensor.dims, tensor.type,
+                             tensor.data);
+  }
+  AddLongRope(folder.spec(), GetParam().theta, &parts[2]);
+  for (int i = 3; i > 0; --i) {
+    files.Write(absl::StrFormat("m-%05d-of-00003.gguf", i),
+                parts[i - 1].Build());
+  }
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const Checkpoint checkpoint,
+      Checkpoint::Open(files.File("m-00001-of-00003.gguf")));
+  EXPECT_EQ(checkpoint.name(), "m");
+  EXPECT_EQ(WeightsId(checkpoint, 1000).value(),
+            WeightsId(whole, 1000).value());
+}
+
+TEST_P(GgufCheckpointTest, AFolderWrittenFromAFileHasItsWeights) {
+  const base::TempFolder files;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint golden,
+                              Checkpoint::Open(FolderOf(GetParam(), files)));
   const std::string path =
-      files.Write("small.gguf", GgufOf(golden, GetParam().architecture));
+      files.Write("small.gguf", GgufOf(golden, GetParam()));
   const std::string folder = files.File("folder");
   KVASIR_ASSERT_OK(WriteFolderOfGguf(path, folder));
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint written,
@@ -171,245 +363,84 @@ TEST_P(GgufCheckpointTest, AFolderWrittenFromAFileHasItsWeights) {
   KVASIR_EXPECT_OK(Checkpoint::Open(files.File("other")));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GgufCheckpointTest,
-                         ::testing::Values(Model{"llama-mha", "llama"},
-                                           Model{"llama-gqa-tied", "llama"},
-                                           Model{"llama-mqa-head-dim", "llama"},
-                                           Model{"llama-f16", "llama"},
-                                           Model{"llama-bias", "llama"},
-                                           Model{"mistral-window", "llama"},
-                                           Model{"qwen2-tied", "qwen2"},
-                                           Model{"qwen2-untied", "qwen2"},
-                                           Model{"qwen3-tied", "qwen3"},
-                                           Model{"smollm3-tied", "smollm3"}),
-                         [](const auto& param) {
-                           std::string name = param.param.name;
-                           for (char& c : name) c = c == '-' ? '_' : c;
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, GgufCheckpointTest,
+    ::testing::Values(
+        Model{"llama-mha", "llama"}, Model{"llama-gqa-tied", "llama"},
+        Model{"llama-mqa-head-dim", "llama"}, Model{"llama-f16", "llama"},
+        Model{"llama-bias", "llama"}, Model{"mistral-window", "llama"},
+        Model{"qwen2-tied", "qwen2"}, Model{"qwen2-untied", "qwen2"},
+        Model{"qwen3-tied", "qwen3"}, Model{"smollm3-tied", "smollm3"},
+        Model{"mixtral-window", "llama"},
+        Model{"mixtral-one-of-three", "llama"},
+        Model{"qwen3moe-mixed", "qwen3moe"},
+        Model{"qwen3moe-not-normalized", "qwen3moe"},
+        Model{"gemma3-tied", "gemma3"},
+        Model{"gemma3-scaled-v5-config", "gemma3", 50000},
+        Model{"phi3-longrope-long", "phi3", 10000},
+        Model{"phi3-longrope-short", "phi3", 10000},
+        Model{"phi3-part-window", "phi3"}, Model{"olmo2", "olmo2"},
+        Model{"olmo2-bias-tied", "olmo2"}, Model{"gemma2-tied", "gemma2"},
+        Model{"gemma2-full-bias", "gemma2"},
+        Model{"neox-parallel-quarter", "gptneox", 10000},
+        Model{"neox-whole-heads", "gptneox"}),
+    [](const auto& param) {
+      std::string name = param.param.name;
+      for (char& c : name) c = c == '-' ? '_' : c;
+      return name;
+    });
 
-uint16_t Bf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-// A model with one layer of 2 query heads and one KV head of 256, whose
-// matrices have random blocks of a type.
-class GgufUnpackTest : public ::testing::TestWithParam<uint32_t> {
- protected:
-  static constexpr int64_t kDim = 256;
-
-  void SetUp() override {
-    GgufBuilder builder;
-    builder.String("general.architecture", "llama")
-        .U32("llama.embedding_length", 2 * kDim)
-        .U32("llama.block_count", 1)
-        .U32("llama.feed_forward_length", kDim)
-        .U32("llama.context_length", 64)
-        .U32("llama.attention.head_count", 2)
-        .U32("llama.attention.head_count_kv", 1)
-        .F32("llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    const auto matrix = [&](const std::string& name, int64_t columns,
-                            int64_t rows) {
-      builder.Tensor(
-          name, {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows)},
-          GetParam(), Blocks(columns * rows));
-    };
-    matrix("token_embd.weight", 2 * kDim, 9);
-    matrix("blk.0.attn_q.weight", 2 * kDim, 2 * kDim);
-    matrix("blk.0.attn_k.weight", 2 * kDim, kDim);
-    matrix("blk.0.attn_v.weight", 2 * kDim, kDim);
-    matrix("blk.0.attn_output.weight", 2 * kDim, 2 * kDim);
-    matrix("blk.0.ffn_gate.weight", 2 * kDim, kDim);
-    matrix("blk.0.ffn_up.weight", 2 * kDim, kDim);
-    matrix("blk.0.ffn_down.weight", kDim, 2 * kDim);
-    for (const char* norm :
-         {"output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"}) {
-      builder.Tensor(absl::StrCat(norm, ".weight"), {2 * kDim}, 0,
-                     std::string(8 * kDim, '\1'));
-    }
-    path_ = folder_.Write("x.gguf", builder.Build());
-  }
-
-  std::string Blocks(int64_t numbers) {
-    const GgmlType& type = *FindGgmlType(GetParam());
-    std::string bytes(
-        static_cast<size_t>(numbers / type.block_numbers * type.block_bytes),
-        '\0');
-    for (char& byte : bytes) {
-      state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-      // No float16 with this byte is infinite or not a number.
-      byte = static_cast<char>(state_ >> 33 & 0x3f);
-    }
-    return bytes;
-  }
-
-  // The numbers of a tensor [rows, columns] as the file says, in our order.
-  std::vector<uint16_t> Want(const std::string& name, bool by_pairs) const {
-    const RandomAccessFile file = RandomAccessFile::Open(path_).value();
-    const GgufHeader header = GgufHeader::Read(file).value();
-    const GgufTensor& tensor = *header.FindTensor(name);
-    std::vector<uint8_t> bytes(tensor.size_bytes);
-    KVASIR_EXPECT_OK(file.Read(
-        tensor.begin_bytes, std::as_writable_bytes(std::span<uint8_t>(bytes))));
-    std::vector<float> numbers(static_cast<size_t>(tensor.num_elements()));
-    const auto block = static_cast<size_t>(tensor.type->block_numbers);
-    for (size_t i = 0; i < numbers.size() / block; ++i) {
-      tensor.type->unpack(
-          bytes.data() + i * static_cast<size_t>(tensor.type->block_bytes),
-          &numbers[i * block]);
-    }
-    const int64_t columns = tensor.shape[1];
-    std::vector<uint16_t> want;
-    for (int64_t row = 0; row < tensor.shape[0]; ++row) {
-      const int64_t inside = row % kDim;
-      const int64_t stored = by_pairs ? row - inside + inside % (kDim / 2) * 2 +
-                                            inside / (kDim / 2)
-                                      : row;
-      for (int64_t i = 0; i < columns; ++i) {
-        want.push_back(
-            Bf16(numbers[static_cast<size_t>(stored * columns + i)]));
+TEST(GgufExpertsTest, AFileMayHaveATensorForEachExpert) {
+  const base::TempFolder files;
+  const Model model = {"mixtral-window", "llama"};
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint folder,
+                              Checkpoint::Open(FolderOf(model, files)));
+  const int64_t count = folder.spec().experts.count;
+  for (const int64_t stored : {count, count - 1}) {
+    GgufBuilder builder = KeysOf(folder.spec(), model);
+    for (FileTensor& tensor : TensorsOf(folder, "llama")) {
+      const size_t end = tensor.name.find("_exps.weight");
+      if (end == tensor.name.npos) {
+        builder.Tensor(tensor.name, tensor.dims, tensor.type, tensor.data);
+        continue;
+      }
+      tensor.dims.pop_back();
+      const size_t bytes = tensor.data.size() / static_cast<size_t>(count);
+      for (int64_t e = 0; e < stored; ++e) {
+        builder.Tensor(
+            absl::StrCat(tensor.name.substr(0, end), ".", e, ".weight"),
+            tensor.dims, tensor.type,
+            tensor.data.substr(static_cast<size_t>(e) * bytes, bytes));
       }
     }
-    return want;
-  }
-
-  const base::TempFolder folder_;
-  std::string path_;
-  uint64_t state_ = 7;
-};
-
-TEST_P(GgufUnpackTest, AnyPartOfATensorHasTheRoundedNumbersOfTheWhole) {
-  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
-                              Checkpoint::Open(path_));
-  for (const auto& [name, stored, by_pairs] :
-       {std::tuple("model.layers.0.self_attn.q_proj.weight",
-                   "blk.0.attn_q.weight", true),
-        std::tuple("model.layers.0.self_attn.k_proj.weight",
-                   "blk.0.attn_k.weight", true),
-        std::tuple("model.layers.0.mlp.down_proj.weight",
-                   "blk.0.ffn_down.weight", false),
-        std::tuple("model.embed_tokens.weight", "token_embd.weight", false)}) {
-    SCOPED_TRACE(name);
-    const std::vector<uint16_t> want = Want(stored, by_pairs);
-    KVASIR_ASSERT_OK_AND_ASSIGN(const TensorStore::Entry entry,
-                                checkpoint.Tensor(name));
-    EXPECT_EQ(entry.info->type, TensorType::kBF16);
-    const int64_t columns = static_cast<int64_t>(entry.info->row_bytes()) / 2;
-    const int64_t rows = entry.info->num_rows();
-    for (const auto& [first_row, num_rows, first, count] :
-         {std::tuple<int64_t, int64_t, int64_t, int64_t>(0, rows, 0, columns),
-          {1, rows - 1, 0, columns},
-          {rows / 2, 3, columns / 2, columns / 2},
-          {0, rows, 31, 2},
-          {2, 2, 5, columns - 9}}) {
-      std::vector<std::byte> buffer(static_cast<size_t>(count) * 2 * 5);
-      TensorStream stream(entry,
-                          {.first_row = first_row,
-                           .num_rows = num_rows,
-                           .first_byte = first * 2,
-                           .row_bytes = count * 2},
-                          buffer);
-      int64_t row = first_row;
-      while (true) {
-        KVASIR_ASSERT_OK_AND_ASSIGN(const TensorStream::Block block,
-                                    stream.Next());
-        if (block.num_rows == 0) break;
-        for (int64_t i = 0; i < block.num_rows; ++i, ++row) {
-          ASSERT_EQ(std::memcmp(block.bytes.data() + i * count * 2,
-                                want.data() + row * columns + first,
-                                static_cast<size_t>(count) * 2),
-                    0)
-              << "row " << row;
-        }
-      }
-      EXPECT_EQ(row, first_row + num_rows);
+    const auto checkpoint =
+        Checkpoint::Open(files.Write("x.gguf", builder.Build()));
+    if (stored == count) {
+      KVASIR_ASSERT_OK(checkpoint);
+      EXPECT_EQ(WeightsId(*checkpoint, 1000).value(),
+                WeightsId(folder, 1000).value());
+    } else {
+      EXPECT_THAT(checkpoint.status(),
+                  StatusIs(absl::StatusCode::kNotFound, HasSubstr("_exps")));
     }
-    std::vector<std::byte> byte(1);
-    EXPECT_THAT(entry.file->Read(*entry.info, 1, byte),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("must be multiples of 2 bytes")));
   }
-}
-
-INSTANTIATE_TEST_SUITE_P(All, GgufUnpackTest,
-                         ::testing::Values(2, 3, 6, 7, 8, 10, 11, 12, 13, 14,
-                                           20, 23),
-                         [](const auto& param) {
-                           return std::string(FindGgmlType(param.param)->name);
-                         });
-
-TEST(GgufFolderTest, NumbersThatAreExactInBf16AreWrittenInBf16) {
-  const auto floats = [](size_t count, float value) {
-    std::string bytes;
-    for (size_t i = 0; i < count; ++i) AppendNumber(value, &bytes);
-    return bytes;
-  };
-  GgufBuilder builder;
-  builder.String("general.architecture", "llama")
-      .U32("llama.embedding_length", 4)
-      .U32("llama.block_count", 1)
-      .U32("llama.feed_forward_length", 4)
-      .U32("llama.context_length", 64)
-      .U32("llama.attention.head_count", 1)
-      .F32("llama.attention.layer_norm_rms_epsilon", 1e-5f);
-  for (const char* name :
-       {"token_embd", "blk.0.attn_q", "blk.0.attn_k", "blk.0.attn_v",
-        "blk.0.attn_output", "blk.0.ffn_gate", "blk.0.ffn_up",
-        "blk.0.ffn_down"}) {
-    builder.Tensor(absl::StrCat(name, ".weight"), {4, 4}, 0, floats(16, 0.1f));
-  }
-  for (const char* norm : {"output_norm", "blk.0.attn_norm"}) {
-    builder.Tensor(absl::StrCat(norm, ".weight"), {4}, 0, floats(4, 1.5f));
-  }
-  builder.Tensor("blk.0.ffn_norm.weight", {4}, 0,
-                 floats(3, 1.5f) + floats(1, 1.1f));
-  const base::TempFolder files;
-  KVASIR_ASSERT_OK(WriteFolderOfGguf(files.Write("x.gguf", builder.Build()),
-                                     files.File("folder")));
-  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint written,
-                              Checkpoint::Open(files.File("folder")));
-  const auto type = [&](const char* name) {
-    return written.Tensor(name)->info->type;
-  };
-  EXPECT_EQ(type("model.norm.weight"), TensorType::kBF16);
-  EXPECT_EQ(type("model.layers.0.input_layernorm.weight"), TensorType::kBF16);
-  EXPECT_EQ(type("model.layers.0.post_attention_layernorm.weight"),
-            TensorType::kF32);
-  EXPECT_EQ(type("model.embed_tokens.weight"), TensorType::kF32);
-  std::vector<uint16_t> norm(4);
-  const TensorStore::Entry entry = *written.Tensor("model.norm.weight");
-  KVASIR_ASSERT_OK(entry.file->Read(
-      *entry.info, 0, std::as_writable_bytes(std::span<uint16_t>(norm))));
-  EXPECT_EQ(norm[3], Bf16(1.5f));
-}
-
-TEST(GgufFolderTest, AFileThatCannotBeReadLeavesNoFolder) {
-  const base::TempFolder files;
-  const std::string folder = files.File("folder");
-  EXPECT_THAT(WriteFolderOfGguf(files.Write("x.gguf", "GGUF"), folder),
-              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("x.gguf")));
-  EXPECT_THAT(WriteFolderOfGguf(files.File("none"), folder),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
-  EXPECT_FALSE(FileExists(folder));
 }
 
 class BadGgufCheckpointTest : public ::testing::Test {
  protected:
-  // The status of a file with the model's tensors and one more.
+  // The status of a file with the model's tensors and one more, or one that is
+  // replaced; no dims: without it.
   absl::Status StatusWith(const std::string& name,
-                          const std::vector<uint64_t>& dims) {
+                          const std::vector<uint64_t>& dims,
+                          const Model& model = {"llama-mha", "llama"}) {
     const Checkpoint golden =
-        Checkpoint::Open(GoldenModel("llama-mha")).value();
-    GgufBuilder builder = KeysOf(golden.spec(), "llama");
+        Checkpoint::Open(FolderOf(model, base::TempFolder())).value();
+    GgufBuilder builder = KeysOf(golden.spec(), model);
     bool replaced = false;
-    for (const RequiredTensor& want : RequiredTensors(golden.spec())) {
-      const std::string stored = GgufNameOf(want.name);
-      replaced = replaced || stored == name;
-      if (stored == name && dims.empty()) continue;
-      const std::vector<uint64_t> own(want.shape.rbegin(), want.shape.rend());
-      Add(stored, stored == name ? dims : own, &builder);
+    for (const FileTensor& tensor : TensorsOf(golden, model.architecture)) {
+      replaced = replaced || tensor.name == name;
+      if (tensor.name == name && dims.empty()) continue;
+      Add(tensor.name, tensor.name == name ? dims : tensor.dims, &builder);
     }
     if (!replaced) Add(name, dims, &builder);
     return Checkpoint::Open(folder_.Write("x.gguf", builder.Build())).status();
@@ -453,7 +484,7 @@ TEST_F(BadGgufCheckpointTest, AWrongShapeIsRefusedWithBothShapes) {
   EXPECT_THAT(
       StatusWith("blk.0.attn_q.weight", {32, 3}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               AllOf(HasSubstr("blk.0.attn_q.weight"), HasSubstr("have 3"))));
+               AllOf(HasSubstr("blk.0.attn_q.weight"), HasSubstr("[3, 32]"))));
 }
 
 TEST_F(BadGgufCheckpointTest, ABiasThatTheModelDoesNotAddIsRefused) {
@@ -468,6 +499,56 @@ TEST_F(BadGgufCheckpointTest, ABiasThatOtherLayersLackIsRefused) {
   EXPECT_THAT(StatusWith("blk.1.attn_q.bias", {32}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("blk.1.attn_q.bias")));
+}
+
+TEST_F(BadGgufCheckpointTest, ExpertsAndFusedTensorsOfOtherShapesAreRefused) {
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  const Model mixtral = {"mixtral-window", "llama"};  // M 32, F 20, 5 experts
+  const std::string experts = "blk.1.ffn_down_exps.weight";
+  EXPECT_THAT(StatusWith(experts, {20, 32, 4}, mixtral),
+              StatusIs(kInvalid, AllOf(HasSubstr(experts),
+                                       HasSubstr("matrices of 5 experts"),
+                                       HasSubstr("[4, 32, 20]"))));
+  EXPECT_THAT(StatusWith(experts, {20, 160}, mixtral),
+              StatusIs(kInvalid, HasSubstr("matrices of 5 experts")));
+  EXPECT_THAT(StatusWith(experts, {16, 32, 5}, mixtral),
+              StatusIs(kInvalid, AllOf(HasSubstr(experts),
+                                       HasSubstr("want shape [32, 20]"))));
+  EXPECT_THAT(StatusWith(experts, {}, mixtral),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(experts)));
+  const Model phi3 = {"phi3-part-window", "phi3"};  // M 32, 4 + 2 x 2 heads
+  for (const auto& [name, rows] : {std::pair("blk.1.attn_qkv.weight", 64),
+                                   std::pair("blk.0.ffn_up.weight", 72)}) {
+    EXPECT_THAT(StatusWith(name, {32, 63}, phi3),
+                StatusIs(kInvalid,
+                         AllOf(HasSubstr(name),
+                               HasSubstr(absl::StrCat("want ", rows, " rows")),
+                               HasSubstr("[63, 32]"))));
+    EXPECT_THAT(StatusWith(name, {}, phi3),
+                StatusIs(absl::StatusCode::kNotFound, HasSubstr(name)));
+  }
+  // Other families do not fuse them.
+  EXPECT_THAT(StatusWith("blk.0.attn_qkv.weight", {32, 96}),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       HasSubstr("blk.0.attn_qkv.weight")));
+}
+
+TEST_F(BadGgufCheckpointTest, ANormOfGemmaMustHaveF32) {
+  const base::TempFolder files;
+  const Model model = {"gemma3-tied", "gemma3"};
+  const Checkpoint golden = Checkpoint::Open(FolderOf(model, files)).value();
+  GgufBuilder builder = KeysOf(golden.spec(), model);
+  for (FileTensor& tensor : TensorsOf(golden, model.architecture)) {
+    if (tensor.name == "blk.1.attn_k_norm.weight") {
+      tensor.type = 1;
+      tensor.data.resize(tensor.data.size() / 2);
+    }
+    builder.Tensor(tensor.name, tensor.dims, tensor.type, tensor.data);
+  }
+  EXPECT_THAT(Checkpoint::Open(files.Write("x.gguf", builder.Build())).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("blk.1.attn_k_norm.weight"),
+                             HasSubstr("F32"), HasSubstr("F16"))));
 }
 
 }  // namespace

@@ -228,13 +228,15 @@ absl::Status CheckLinkedFiles(
 
 }  // namespace
 
-TensorStore TensorStore::Of(std::unique_ptr<TensorFile> file) {
+TensorStore TensorStore::Of(std::vector<std::unique_ptr<TensorFile>> files) {
   TensorStore store;
-  for (const TensorInfo& info : file->tensors()) {
-    store.entries_[info.name] = Entry{file.get(), &info};
+  for (const std::unique_ptr<TensorFile>& file : files) {
+    for (const TensorInfo& info : file->tensors()) {
+      store.entries_[info.name] = Entry{file.get(), &info};
+    }
   }
   store.stored_ = store.entries_;
-  store.files_.push_back(std::move(file));
+  store.files_ = std::move(files);
   return store;
 }
 
@@ -242,7 +244,9 @@ namespace {
 
 absl::StatusOr<TensorStore> OpenSingle(const std::string& path) {
   KVASIR_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
-  return TensorStore::Of(std::make_unique<SafetensorsFile>(std::move(file)));
+  std::vector<std::unique_ptr<TensorFile>> files;
+  files.push_back(std::make_unique<SafetensorsFile>(std::move(file)));
+  return TensorStore::Of(std::move(files));
 }
 
 }  // namespace

@@ -187,8 +187,8 @@ class TensorStore {
   using Entries = std::map<std::string, Entry, std::less<>>;
 
   static absl::StatusOr<TensorStore> Open(const std::string& folder);
-  // The tensors of one file.
-  static TensorStore Of(std::unique_ptr<TensorFile> file);
+  // The tensors of these files, which all have different names.
+  static TensorStore Of(std::vector<std::unique_ptr<TensorFile>> files);
 
   // Replaces each stored tensor by the views that `views_of` returns for it:
   // the tensor or selections of its rows, each with its own name.

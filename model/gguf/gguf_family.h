@@ -2,9 +2,31 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <string_view>
 
 namespace kvasir::model {
+
+// The layers that have a mixture of experts.
+enum class GgufExperts {
+  kNone,
+  kMixtral,      // all, if the file has experts: then the model is Mixtral
+  kWithARouter,  // those with a tensor ffn_gate_inp
+};
+
+// The layers that have the window of attention.sliding_window.
+enum class GgufWindows {
+  kUnknown,  // the file does not say, so a window is refused
+  kAll,
+  kSome,  // as in Hugging Face, or those of attention.sliding_window_pattern
+};
+
+// The matrices whose rows the file has in one tensor.
+enum class GgufFused {
+  kNone,
+  kQkv,         // attn_qkv: all queries, then all keys, then all values
+  kQkvAndGate,  // also ffn_up: the gate's rows, then those of ffn_up
+};
 
 struct GgufFamily {
   std::string_view architecture;     // general.architecture of the file
@@ -14,14 +36,75 @@ struct GgufFamily {
   // Hugging Face: the two rows of a RoPE pair are neighbours, instead of half a
   // head apart.
   bool neighbour_pairs = false;
+  GgufExperts experts = GgufExperts::kNone;
+  GgufWindows windows = GgufWindows::kUnknown;
+  GgufFused fused = GgufFused::kNone;
+  // True for Gemma: the file has the weights of norms with the 1 that the model
+  // adds to them.
+  bool norms_have_one = false;
+  // For Gemma, the layers of the one size whose scores are divided by the root
+  // of hidden_size / heads. In the other sizes it is the root of head_dim. No
+  // key says it.
+  int64_t wide_scores_layers = 0;
+  // rope.freq_base_swa if the file does not say it. 0: layers with a window
+  // have the RoPE of the others.
+  double window_base = 0;
+  bool layer_norm = false;    // instead of RMSNorm
+  bool part_rotates = false;  // RoPE may turn only a part of each head
+  bool long_rope = false;     // the file may have LongRoPE's factors
 };
 
-// Mistral's files have the architecture llama.
-inline constexpr std::array<GgufFamily, 4> kGgufFamilies = {{
-    {"llama", "LlamaForCausalLM", "llama", true},
-    {"qwen2", "Qwen2ForCausalLM", "qwen2"},
-    {"qwen3", "Qwen3ForCausalLM", "qwen3"},
-    {"smollm3", "SmolLM3ForCausalLM", "smollm3", true},
+// Files of the architecture llama may also be of Mistral and Mixtral.
+inline constexpr std::array<GgufFamily, 10> kGgufFamilies = {{
+    {.architecture = "llama",
+     .hf_architecture = "LlamaForCausalLM",
+     .model_type = "llama",
+     .neighbour_pairs = true,
+     .experts = GgufExperts::kMixtral,
+     .windows = GgufWindows::kAll},
+    {.architecture = "qwen2",
+     .hf_architecture = "Qwen2ForCausalLM",
+     .model_type = "qwen2"},
+    {.architecture = "qwen3",
+     .hf_architecture = "Qwen3ForCausalLM",
+     .model_type = "qwen3"},
+    {.architecture = "qwen3moe",
+     .hf_architecture = "Qwen3MoeForCausalLM",
+     .model_type = "qwen3_moe",
+     .experts = GgufExperts::kWithARouter},
+    {.architecture = "smollm3",
+     .hf_architecture = "SmolLM3ForCausalLM",
+     .model_type = "smollm3",
+     .neighbour_pairs = true},
+    {.architecture = "olmo2",
+     .hf_architecture = "Olmo2ForCausalLM",
+     .model_type = "olmo2"},
+    {.architecture = "phi3",
+     .hf_architecture = "Phi3ForCausalLM",
+     .model_type = "phi3",
+     .windows = GgufWindows::kAll,
+     .fused = GgufFused::kQkvAndGate,
+     .part_rotates = true,
+     .long_rope = true},
+    {.architecture = "gemma3",
+     .hf_architecture = "Gemma3ForCausalLM",
+     .model_type = "gemma3_text",
+     .windows = GgufWindows::kSome,
+     .norms_have_one = true,
+     .wide_scores_layers = 62,
+     .window_base = 10000},
+    {.architecture = "gemma2",
+     .hf_architecture = "Gemma2ForCausalLM",
+     .model_type = "gemma2",
+     .windows = GgufWindows::kSome,
+     .norms_have_one = true,
+     .wide_scores_layers = 46},
+    {.architecture = "gptneox",
+     .hf_architecture = "GPTNeoXForCausalLM",
+     .model_type = "gpt_neox",
+     .fused = GgufFused::kQkv,
+     .layer_norm = true,
+     .part_rotates = true},
 }};
 
 // nullptr if the architecture is not served.
@@ -36,5 +119,10 @@ inline constexpr std::string_view kGgufEmbedding = "token_embd.weight";
 inline constexpr std::string_view kGgufHead = "output.weight";
 // Divisors of the RoPE frequencies, one for each pair (Llama 3.1's scaling).
 inline constexpr std::string_view kGgufRopeFactors = "rope_freqs.weight";
+// Such divisors for LongRoPE: for texts beyond the original context, and for
+// texts within it.
+inline constexpr std::string_view kGgufLongFactors = "rope_factors_long.weight";
+inline constexpr std::string_view kGgufShortFactors =
+    "rope_factors_short.weight";
 
 }  // namespace kvasir::model

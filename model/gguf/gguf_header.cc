@@ -101,7 +101,8 @@ std::optional<int64_t> LoadInt(GgufType type, std::string_view bytes) {
   }
 }
 
-// The double of the shortest decimal that gives this float32.
+}  // namespace
+
 double ShortestDecimal(float value) {
   std::array<char, 64> text{};
   const auto end =
@@ -109,8 +110,6 @@ double ShortestDecimal(float value) {
   *end.ptr = '\0';
   return std::strtod(text.data(), nullptr);
 }
-
-}  // namespace
 
 int64_t GgufTensor::num_elements() const {
   int64_t count = 1;
@@ -437,6 +436,25 @@ absl::StatusOr<GgufHeader> GgufHeader::Open(const std::string& path) {
   KVASIR_ASSIGN_OR_RETURN(const RandomAccessFile file,
                           RandomAccessFile::Open(path));
   return Read(file);
+}
+
+absl::Status GgufHeader::Append(const GgufHeader& next) {
+  if (next.tensors_.size() > kMaxTensors - tensors_.size()) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("%s: the model has more than %d tensors in its files",
+                        next.where_, kMaxTensors));
+  }
+  for (const GgufTensor& tensor : next.tensors_) {
+    if (!tensor_places_.emplace(tensor.name, tensors_.size()).second) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "%s: tensor %s is also in an earlier file of the model", next.where_,
+          tensor.name));
+    }
+    tensors_.push_back(tensor);
+    tensors_.back().file = num_files_;
+  }
+  ++num_files_;
+  return absl::OkStatus();
 }
 
 const GgufTensor* GgufHeader::FindTensor(std::string_view name) const {

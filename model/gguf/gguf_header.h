@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -46,9 +47,10 @@ struct GgufValue {
 
 struct GgufTensor {
   std::string name;
+  size_t file = 0;  // of a model in several files, counted from 0
   const GgmlType* type = nullptr;
   std::vector<int64_t> shape;  // outermost first, as elsewhere in this folder
-  uint64_t begin_bytes = 0;    // in the file
+  uint64_t begin_bytes = 0;    // in its file
   uint64_t size_bytes = 0;
 
   int64_t num_elements() const;
@@ -82,9 +84,13 @@ class GgufHeader {
   GgufHeader& operator=(const GgufHeader&) = delete;
 
   const std::string& where() const { return where_; }
-  // In the order of the file. They lie inside the file and do not overlap.
+  // In the order of the file. They lie inside their file and do not overlap.
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
   const GgufTensor* FindTensor(std::string_view name) const;
+
+  // Adds the tensors of the next file of the same model. INVALID_ARGUMENT if a
+  // tensor is in both, RESOURCE_EXHAUSTED above kMaxTensors.
+  absl::Status Append(const GgufHeader& next);
 
   // All keys, in the order of their texts.
   const std::map<std::string_view, GgufValue>& values() const {
@@ -127,8 +133,13 @@ class GgufHeader {
   std::vector<char> text_;  // values_ points into it
   std::map<std::string_view, GgufValue> values_;
   std::vector<GgufTensor> tensors_;
-  std::map<std::string_view, size_t> tensor_places_;
+  std::map<std::string, size_t, std::less<>> tensor_places_;
+  size_t num_files_ = 1;
 };
+
+// The double of the shortest decimal that gives this float32. Keys of files are
+// mostly the float32 of a decimal in config.json.
+double ShortestDecimal(float value);
 
 // True if `path` is a regular file, which only a GGUF file may be, and not a
 // folder.

@@ -14,6 +14,7 @@
 #include "model/files/json.h"
 #include "model/gguf/gguf_family.h"
 #include "model/gguf/gguf_header.h"
+#include "model/gguf/gguf_model.h"
 #include "model/shapes/family.h"
 #include "model/shapes/family_config.h"
 #include "model/shapes/gguf_config.h"
@@ -34,7 +35,6 @@ constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxHeadDim = 1024;
 constexpr int64_t kMaxIntermediate = int64_t{1} << 20;
 constexpr int64_t kMaxVocab = int64_t{1} << 23;
-constexpr int64_t kMaxLayers = 1024;
 
 // Model families that resemble a supported one but compute something else, each
 // with the reason for the refusal.
@@ -333,16 +333,13 @@ absl::Status ParseGenerationConfig(std::string_view text,
 namespace {
 
 absl::StatusOr<DecoderSpec> LoadGgufConfig(const std::string& path) {
-  KVASIR_ASSIGN_OR_RETURN(const RandomAccessFile file,
-                          RandomAccessFile::Open(path));
-  KVASIR_ASSIGN_OR_RETURN(const GgufHeader header, GgufHeader::Read(file));
-  KVASIR_ASSIGN_OR_RETURN(const GgufConfig config,
-                          ReadGgufConfig(header, file));
+  KVASIR_ASSIGN_OR_RETURN(const GgufModel model, OpenGgufModel(path));
+  KVASIR_ASSIGN_OR_RETURN(const GgufConfig config, ReadGgufConfig(model));
   KVASIR_ASSIGN_OR_RETURN(DecoderSpec spec, ParseConfig(config.json, path));
   const std::vector<float>& factors = config.rope_factors;
   if (factors.empty()) return spec;
   if (factors.size() != spec.rope.frequencies.size()) {
-    return header.Error(
+    return model.header.Error(
         kGgufRopeFactors,
         absl::StrFormat("want a number for each of the %d pairs, have %d",
                         spec.rope.frequencies.size(), factors.size()));
@@ -375,10 +372,8 @@ absl::StatusOr<std::string> LoadConfigText(const std::string& path) {
   if (!MayBeGguf(path)) {
     return ReadSmallFile(absl::StrCat(path, "/config.json"), kMaxConfigBytes);
   }
-  KVASIR_ASSIGN_OR_RETURN(const RandomAccessFile file,
-                          RandomAccessFile::Open(path));
-  KVASIR_ASSIGN_OR_RETURN(const GgufHeader header, GgufHeader::Read(file));
-  KVASIR_ASSIGN_OR_RETURN(GgufConfig config, ReadGgufConfig(header, file));
+  KVASIR_ASSIGN_OR_RETURN(const GgufModel model, OpenGgufModel(path));
+  KVASIR_ASSIGN_OR_RETURN(GgufConfig config, ReadGgufConfig(model));
   return std::move(config.json);
 }
 

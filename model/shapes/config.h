@@ -13,6 +13,9 @@
 
 namespace kvasir::model {
 
+// The most layers that a config.json may state.
+inline constexpr int64_t kMaxLayers = 1024;
+
 // `where` names the text in errors.
 // Errors: INVALID_ARGUMENT for text that is wrong, UNIMPLEMENTED for a valid
 //   model that is not served. Both name the field, the value wanted and the

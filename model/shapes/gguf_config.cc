@@ -17,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "model/gguf/gguf_family.h"
+#include "model/shapes/config.h"
 #include "nlohmann/json.hpp"
 
 namespace kvasir::model {
@@ -39,7 +40,7 @@ constexpr int64_t kUserToken = 4;
 class ConfigWriter {
  public:
   ConfigWriter(const GgufHeader& header, const GgufFamily& family,
-               std::vector<float> rope_factors)
+               GgufRopeFactors rope_factors)
       : header_(header),
         family_(family),
         rope_factors_(std::move(rope_factors)) {}
@@ -49,14 +50,16 @@ class ConfigWriter {
     config_["model_type"] = family_.model_type;
     KVASIR_RETURN_IF_ERROR(Sizes());
     KVASIR_RETURN_IF_ERROR(Rope());
-    KVASIR_RETURN_IF_ERROR(Window());
     KVASIR_RETURN_IF_ERROR(Experts());
+    KVASIR_RETURN_IF_ERROR(Window());
+    KVASIR_RETURN_IF_ERROR(Scores());
+    KVASIR_RETURN_IF_ERROR(Residual());
     KVASIR_RETURN_IF_ERROR(RefuseOtherKeys());
     Biases();
     KVASIR_RETURN_IF_ERROR(Tokens());
     return GgufConfig{
         config_.dump(2, ' ', false, json::error_handler_t::replace),
-        std::move(rope_factors_)};
+        std::move(rope_factors_.all)};
   }
 
  private:
@@ -125,11 +128,13 @@ class ConfigWriter {
     if (key_dim.has_value() || (heads > 0 && hidden % heads == 0)) {
       config_["head_dim"] = head_dim_;
     }
-    const std::string epsilon = Key("attention.layer_norm_rms_epsilon");
+    const std::string epsilon =
+        Key(family_.layer_norm ? "attention.layer_norm_epsilon"
+                               : "attention.layer_norm_rms_epsilon");
     KVASIR_ASSIGN_OR_RETURN(const std::optional<double> eps,
                             header_.Number(epsilon));
     if (!eps.has_value()) return header_.Error(epsilon, "is missing");
-    config_["rms_norm_eps"] = *eps;
+    config_[family_.layer_norm ? "layer_norm_eps" : "rms_norm_eps"] = *eps;
 
     Key("vocab_size");  // the embedding has it, too
     const GgufTensor* const embedding = header_.FindTensor(kGgufEmbedding);
@@ -144,16 +149,16 @@ class ConfigWriter {
   absl::Status Rope() {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<double> base,
                             header_.Number(Key("rope.freq_base")));
-    config_["rope_theta"] = base.value_or(kDefaultBase);
-    const std::string dims_key = Key("rope.dimension_count");
-    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> dims,
-                            Count("rope.dimension_count"));
-    if (dims.value_or(head_dim_) != head_dim_) {
-      return header_.Unserved(
-          dims_key, absl::StrFormat("RoPE must turn whole heads: want %d, "
-                                    "have %d",
-                                    head_dim_, *dims));
+    // GPT-NeoX has older names.
+    config_[family_.layer_norm ? "rotary_emb_base" : "rope_theta"] =
+        base.value_or(kDefaultBase);
+    if (family_.window_base > 0) {
+      KVASIR_ASSIGN_OR_RETURN(const std::optional<double> window_base,
+                              header_.Number(Key("rope.freq_base_swa")));
+      config_["rope_local_base_freq"] =
+          window_base.value_or(family_.window_base);
     }
+    KVASIR_RETURN_IF_ERROR(RotatedPart());
     const std::string type_key = Key("rope.scaling.type");
     KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string_view> type,
                             header_.String(type_key));
@@ -184,6 +189,20 @@ class ConfigWriter {
                               header_.Number(Key(key)));
       if (value.has_value()) yarn[field] = *value;
     }
+    const bool has_long_rope =
+        !rope_factors_.long_text.empty() || !rope_factors_.short_text.empty();
+    if (!rope_factors_.all.empty() &&
+        (has_long_rope || family_.window_base > 0)) {
+      return header_.Unserved(
+          kGgufRopeFactors,
+          "is not served in a model that has frequencies of two kinds");
+    }
+    if (has_long_rope || (family_.long_rope && scaling == "longrope")) {
+      return LongRope(scaling, original, attention);
+    }
+    if (family_.long_rope && original.has_value()) {
+      config_["original_max_position_embeddings"] = *original;
+    }
     if (attention.value_or(1) != 1) {
       return header_.Unserved(
           Key("rope.scaling.attn_factor"),
@@ -209,20 +228,93 @@ class ConfigWriter {
     return absl::OkStatus();
   }
 
+  absl::Status RotatedPart() {
+    const std::string key = Key("rope.dimension_count");
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> dims,
+                            Count("rope.dimension_count"));
+    const int64_t have = dims.value_or(head_dim_);
+    if (!family_.part_rotates) {
+      if (have == head_dim_) return absl::OkStatus();
+      return header_.Unserved(
+          key, absl::StrFormat("RoPE must turn whole heads: want %d, have %d",
+                               head_dim_, have));
+    }
+    if (have < 1 || have > head_dim_) {
+      return header_.Error(
+          key, absl::StrFormat("want 1 to %d, have %d", head_dim_, have));
+    }
+    double part = static_cast<double>(have) / static_cast<double>(head_dim_);
+    // Readers truncate the product, which may be just below `have`.
+    if (part * static_cast<double>(head_dim_) < static_cast<double>(have)) {
+      part = std::nextafter(part, 1.0);
+    }
+    config_[family_.layer_norm ? "rotary_pct" : "partial_rotary_factor"] = part;
+    return absl::OkStatus();
+  }
+
+  // LongRoPE, which only Phi-3 has. Its files have no key for the type.
+  absl::Status LongRope(std::string_view scaling,
+                        std::optional<int64_t> original,
+                        std::optional<double> attention) {
+    if (!family_.long_rope) {
+      return header_.Unserved(kGgufLongFactors,
+                              absl::StrFormat("the architecture %s has no "
+                                              "LongRoPE",
+                                              family_.architecture));
+    }
+    if (!scaling.empty() && scaling != "longrope" && scaling != "none") {
+      return header_.Unserved(
+          Key("rope.scaling.type"),
+          absl::StrFormat("\"%s\" together with the tensor %s is not served",
+                          scaling.substr(0, 80), kGgufLongFactors));
+    }
+    if (!original.has_value() || *original < 2) {
+      return header_.Error(
+          Key("rope.scaling.original_context_length"),
+          original.has_value()
+              ? absl::StrFormat("want at least 2, have %d", *original)
+              : "is missing");
+    }
+    config_["original_max_position_embeddings"] = *original;
+    json& rope = config_["rope_scaling"];
+    rope["rope_type"] = "longrope";
+    for (const auto& [field, factors] :
+         {std::pair("long_factor", &rope_factors_.long_text),
+          std::pair("short_factor", &rope_factors_.short_text)}) {
+      json& list = rope[field] = json::array();
+      for (const float factor : *factors) {
+        list.push_back(ShortestDecimal(factor));
+      }
+    }
+    // The file has the float32 of what follows from the two contexts.
+    const double factor = config_["max_position_embeddings"].get<double>() /
+                          static_cast<double>(*original);
+    const double usual =
+        factor <= 1
+            ? 1.0
+            : std::sqrt(1 + std::log(factor) /
+                                std::log(static_cast<double>(*original)));
+    constexpr double kTolerance = 1e-6;
+    if (std::abs(attention.value_or(usual) - usual) > kTolerance * usual) {
+      rope["attention_factor"] = *attention;
+    }
+    return absl::OkStatus();
+  }
+
   // Says that RoPE is scaled as in Llama 3.1, if the factors of the file are
   // those of this scaling (ApplyLlama3 in rope_config.cc). All published models
   // with it have the same context and range, and differ only in the factor.
   void PutLlama3Scaling(double base) {
-    if (rope_factors_.empty() || head_dim_ <= 0 ||
-        static_cast<int64_t>(rope_factors_.size()) != head_dim_ / 2) {
+    if (rope_factors_.all.empty() || head_dim_ <= 0 ||
+        static_cast<int64_t>(rope_factors_.all.size()) != head_dim_ / 2) {
       return;
     }
     constexpr double kLow = 1;
     constexpr double kHigh = 4;
     constexpr int64_t kContext = 8192;
     const double factor =
-        *std::max_element(rope_factors_.begin(), rope_factors_.end());
-    for (size_t pair = 0; pair < rope_factors_.size(); ++pair) {
+        *std::max_element(rope_factors_.all.begin(), rope_factors_.all.end());
+    for (size_t pair = 0; pair < rope_factors_.all.size(); ++pair) {
       const double frequency =
           std::pow(base, -2.0 * static_cast<double>(pair) /
                              static_cast<double>(head_dim_));
@@ -232,45 +324,189 @@ class ConfigWriter {
       const double want = 1 / ((1 - keep) / factor + keep);
       // The file's factors were computed with float32.
       constexpr double kTolerance = 1e-5;
-      if (std::abs(rope_factors_[pair] - want) > kTolerance * want) return;
+      if (std::abs(rope_factors_.all[pair] - want) > kTolerance * want) return;
     }
     config_["rope_scaling"] = {{"rope_type", "llama3"},
                                {"factor", factor},
                                {"low_freq_factor", kLow},
                                {"high_freq_factor", kHigh},
                                {"original_max_position_embeddings", kContext}};
-    rope_factors_.clear();
+    rope_factors_.all.clear();
   }
 
   absl::Status Window() {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> window,
                             Count("attention.sliding_window"));
+    if (family_.windows == GgufWindows::kSome) return SomeWindows(window);
     // Files of some models state a window that is as long as the context.
     if (!window.has_value() || *window == 0 ||
         *window >= config_["max_position_embeddings"].get<int64_t>()) {
       return absl::OkStatus();
     }
-    if (family_.architecture != "llama") {
+    if (family_.windows == GgufWindows::kUnknown) {
       return header_.Unserved(
           Key("attention.sliding_window"),
           absl::StrFormat("the file does not say which layers have it: want "
                           "none, have %d",
                           *window));
     }
-    config_["architectures"] = json::array({"MistralForCausalLM"});
-    config_["model_type"] = "mistral";
+    if (config_["model_type"] == "llama") {
+      config_["architectures"] = json::array({"MistralForCausalLM"});
+      config_["model_type"] = "mistral";
+    }
     config_["sliding_window"] = *window;
     return absl::OkStatus();
   }
 
+  absl::Status SomeWindows(std::optional<int64_t> window) {
+    const auto count = config_["num_hidden_layers"].get<int64_t>();
+    if (count < 1 || count > kMaxLayers) {
+      return header_.Error(
+          Key("block_count"),
+          absl::StrFormat("want 1 to %d, have %d", kMaxLayers, count));
+    }
+    KVASIR_ASSIGN_OR_RETURN(
+        const std::optional<std::vector<bool>> layers,
+        WindowLayers(Key("attention.sliding_window_pattern"), count));
+    if (window.value_or(0) != 0) config_["sliding_window"] = *window;
+    // Files of Gemma 3 without windows have no such key. A file of Gemma 2
+    // without it has the windows of 4096 that config.json has without it.
+    const bool has_windows =
+        window.has_value() ? *window != 0 : family_.window_base == 0;
+    if (has_windows && !layers.has_value()) return absl::OkStatus();
+    json& types = config_["layer_types"] = json::array();
+    for (int64_t layer = 0; layer < count; ++layer) {
+      const bool has_window =
+          has_windows && (*layers)[static_cast<size_t>(layer)];
+      types.push_back(has_window ? "sliding_attention" : "full_attention");
+    }
+    return absl::OkStatus();
+  }
+
+  // Whether each layer has a window: an array of bools, or the number n if
+  // every n-th layer has none.
+  absl::StatusOr<std::optional<std::vector<bool>>> WindowLayers(
+      const std::string& key, int64_t count) {
+    const GgufValue* const value = header_.Find(key);
+    if (value == nullptr) return std::optional<std::vector<bool>>();
+    std::vector<bool> layers;
+    if (value->is_array && value->type == GgufType::kBool) {
+      if (value->count != static_cast<uint64_t>(count)) {
+        return header_.Error(
+            key, absl::StrFormat("want an element for each of the %d layers, "
+                                 "have %d",
+                                 count, value->count));
+      }
+      for (const char on : value->bytes) layers.push_back(on != 0);
+      return std::optional(std::move(layers));
+    }
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> period,
+                            header_.Int(key));
+    if (*period < 1) {
+      return header_.Error(
+          key, absl::StrFormat("want at least 1, have %d", *period));
+    }
+    for (int64_t layer = 0; layer < count; ++layer) {
+      layers.push_back((layer + 1) % *period != 0);
+    }
+    return std::optional(std::move(layers));
+  }
+
+  // The scale and the caps of Gemma.
+  absl::Status Scores() {
+    if (family_.wide_scores_layers == 0) return absl::OkStatus();
+    const auto heads = config_["num_attention_heads"].get<int64_t>();
+    const bool is_wide =
+        config_["num_hidden_layers"] == family_.wide_scores_layers && heads > 0;
+    config_["query_pre_attn_scalar"] =
+        is_wide ? config_["hidden_size"].get<int64_t>() / heads : head_dim_;
+    for (const char* field :
+         {"attn_logit_softcapping", "final_logit_softcapping"}) {
+      KVASIR_ASSIGN_OR_RETURN(const std::optional<double> cap,
+                              header_.Number(Key(field)));
+      if (!cap.has_value()) continue;
+      config_[field] = *cap == 0 ? json() : json(*cap);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Residual() {
+    if (!family_.layer_norm) return absl::OkStatus();
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> parallel,
+                            header_.Bool(Key("use_parallel_residual")));
+    config_["use_parallel_residual"] = parallel.value_or(true);
+    return absl::OkStatus();
+  }
+
   absl::Status Experts() {
-    for (const std::string_view name : {"expert_count", "expert_used_count"}) {
-      KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> count, Count(name));
-      if (count.value_or(0) == 0) continue;
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> count,
+                            Count("expert_count"));
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> used,
+                            Count("expert_used_count"));
+    const bool needs_experts = family_.experts == GgufExperts::kWithARouter;
+    if (count.value_or(0) == 0 && used.value_or(0) == 0 && !needs_experts) {
+      return absl::OkStatus();
+    }
+    if (family_.experts == GgufExperts::kNone) {
       return header_.Unserved(
-          Key(name), absl::StrFormat("mixture-of-experts layers are not "
-                                     "served: want 0, have %d",
-                                     *count));
+          Key("expert_count"),
+          absl::StrFormat("the architecture %s has no experts: want 0, have %d",
+                          family_.architecture, count.value_or(0)));
+    }
+    KVASIR_RETURN_IF_ERROR(Put("expert_used_count", "num_experts_per_tok"));
+    KVASIR_RETURN_IF_ERROR(RefuseOtherExperts());
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> normalized,
+                            header_.Bool(Key("expert_weights_norm")));
+    if (needs_experts) {
+      KVASIR_RETURN_IF_ERROR(Put("expert_count", "num_experts"));
+      KVASIR_RETURN_IF_ERROR(
+          Put("expert_feed_forward_length", "moe_intermediate_size"));
+      config_["norm_topk_prob"] = normalized.value_or(true);
+      return PutDenseLayers();
+    }
+    config_["architectures"] = json::array({"MixtralForCausalLM"});
+    config_["model_type"] = "mixtral";
+    if (!normalized.value_or(true)) {
+      return header_.Unserved(Key("expert_weights_norm"),
+                              "weights of experts that are not normalized are "
+                              "not served");
+    }
+    return Put("expert_count", "num_local_experts");
+  }
+
+  // Refuses other ways to weight the experts than a softmax.
+  absl::Status RefuseOtherExperts() {
+    struct Neutral {
+      std::string_view name;
+      double value;
+    };
+    constexpr double kSoftmax = 1;
+    for (const Neutral& each :
+         {Neutral{"expert_gating_func", kSoftmax},
+          Neutral{"expert_weights_scale", 1}, Neutral{"expert_shared_count", 0},
+          Neutral{"expert_group_count", 1},
+          Neutral{"expert_group_used_count", 1}}) {
+      const std::string key = Key(each.name);
+      KVASIR_ASSIGN_OR_RETURN(const std::optional<double> have,
+                              header_.Number(key));
+      // 0 stands for a key that is not used.
+      if (have.value_or(0) == 0 || *have == each.value) continue;
+      return header_.Unserved(
+          key, absl::StrFormat("want %g or no such key, have %g", each.value,
+                               *have));
+    }
+    return absl::OkStatus();
+  }
+
+  // A layer without a router has no experts.
+  absl::Status PutDenseLayers() {
+    const auto count = config_["num_hidden_layers"].get<int64_t>();
+    json& dense = config_["mlp_only_layers"] = json::array();
+    for (int64_t layer = 0; layer < std::min(count, kMaxLayers); ++layer) {
+      if (header_.FindTensor(absl::StrFormat("blk.%d.ffn_gate_inp.weight",
+                                             layer)) == nullptr) {
+        dense.push_back(layer);
+      }
     }
     return absl::OkStatus();
   }
@@ -288,14 +524,17 @@ class ConfigWriter {
     return absl::OkStatus();
   }
 
+  // The tensors of the first layer say which biases the model has. Qwen2 has no
+  // such fields, and other families without them refuse them.
   void Biases() {
-    // Qwen2 and Mistral have no such fields.
-    if (family_.model_type == "qwen2" || config_.contains("sliding_window")) {
-      return;
+    if (family_.model_type == "qwen2") return;
+    const bool attention = header_.FindTensor("blk.0.attn_q.bias") != nullptr ||
+                           header_.FindTensor("blk.0.attn_qkv.bias") != nullptr;
+    if (attention || family_.layer_norm) config_["attention_bias"] = attention;
+    if (header_.FindTensor("blk.0.ffn_up.bias") != nullptr &&
+        !family_.layer_norm) {
+      config_["mlp_bias"] = true;
     }
-    config_["attention_bias"] =
-        header_.FindTensor("blk.0.attn_q.bias") != nullptr;
-    config_["mlp_bias"] = header_.FindTensor("blk.0.ffn_up.bias") != nullptr;
   }
 
   absl::StatusOr<std::optional<int64_t>> TokenId(std::string_view name) {
@@ -332,36 +571,35 @@ class ConfigWriter {
 
   const GgufHeader& header_;
   const GgufFamily& family_;
-  std::vector<float> rope_factors_;
+  GgufRopeFactors rope_factors_;
   json config_ = json::object();
   std::set<std::string, std::less<>> known_;
   int64_t head_dim_ = 0;
 };
 
-absl::StatusOr<std::vector<float>> ReadRopeFactors(
-    const GgufHeader& header, const RandomAccessFile& file) {
+absl::StatusOr<std::vector<float>> ReadFactors(const GgufModel& model,
+                                               std::string_view name) {
+  const GgufHeader& header = model.header;
   std::vector<float> factors;
-  const GgufTensor* const tensor = header.FindTensor(kGgufRopeFactors);
+  const GgufTensor* const tensor = header.FindTensor(name);
   if (tensor == nullptr) return factors;
   constexpr int64_t kMostPairs = 1 << 12;
   if (tensor->type->name != "F32" || tensor->num_elements() > kMostPairs) {
     return header.Error(
-        kGgufRopeFactors,
-        absl::StrFormat("want at most %d numbers of type F32, have %d of %s",
-                        kMostPairs, tensor->num_elements(),
-                        tensor->type->name));
+        name, absl::StrFormat(
+                  "want at most %d numbers of type F32, have %d of %s",
+                  kMostPairs, tensor->num_elements(), tensor->type->name));
   }
   std::vector<uint8_t> bytes(tensor->size_bytes);
-  KVASIR_RETURN_IF_ERROR(file.Read(
+  KVASIR_RETURN_IF_ERROR(model.files[tensor->file].Read(
       tensor->begin_bytes, std::as_writable_bytes(std::span<uint8_t>(bytes))));
   factors.resize(bytes.size() / sizeof(float));
   for (size_t i = 0; i < factors.size(); ++i) {
     tensor->type->unpack(bytes.data() + i * sizeof(float), &factors[i]);
     if (std::isfinite(factors[i]) && factors[i] > 0) continue;
     return header.Error(
-        kGgufRopeFactors,
-        absl::StrFormat("number %d is %g; want finite numbers above 0", i,
-                        factors[i]));
+        name, absl::StrFormat("number %d is %g; want finite numbers above 0", i,
+                              factors[i]));
   }
   return factors;
 }
@@ -369,7 +607,7 @@ absl::StatusOr<std::vector<float>> ReadRopeFactors(
 }  // namespace
 
 absl::StatusOr<GgufConfig> ConfigOfGguf(const GgufHeader& header,
-                                        std::vector<float> rope_factors) {
+                                        GgufRopeFactors rope_factors) {
   constexpr std::string_view kKey = "general.architecture";
   KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string_view> architecture,
                           header.String(kKey));
@@ -385,23 +623,17 @@ absl::StatusOr<GgufConfig> ConfigOfGguf(const GgufHeader& header,
                             out->append(row.architecture);
                           })));
   }
-  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> parts,
-                          header.Int("split.count"));
-  if (parts.value_or(1) > 1) {
-    return header.Unserved(
-        "split.count",
-        absl::StrFormat("the model is in %d files; merge them into one "
-                        "(llama-gguf-split --merge)",
-                        *parts));
-  }
   return ConfigWriter(header, *family, std::move(rope_factors)).Run();
 }
 
-absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufHeader& header,
-                                          const RandomAccessFile& file) {
-  KVASIR_ASSIGN_OR_RETURN(std::vector<float> factors,
-                          ReadRopeFactors(header, file));
-  return ConfigOfGguf(header, std::move(factors));
+absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufModel& model) {
+  GgufRopeFactors factors;
+  KVASIR_ASSIGN_OR_RETURN(factors.all, ReadFactors(model, kGgufRopeFactors));
+  KVASIR_ASSIGN_OR_RETURN(factors.long_text,
+                          ReadFactors(model, kGgufLongFactors));
+  KVASIR_ASSIGN_OR_RETURN(factors.short_text,
+                          ReadFactors(model, kGgufShortFactors));
+  return ConfigOfGguf(model.header, std::move(factors));
 }
 
 }  // namespace kvasir::model

@@ -6,27 +6,33 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "model/files/file.h"
 #include "model/gguf/gguf_header.h"
+#include "model/gguf/gguf_model.h"
 
 namespace kvasir::model {
 
+// The numbers of a file's tensors of RoPE factors, which are divisors of the
+// frequencies, one for each pair. A list is empty if there is no such tensor.
+struct GgufRopeFactors {
+  std::vector<float> all;        // rope_freqs.weight
+  std::vector<float> long_text;  // rope_factors_long.weight
+  std::vector<float> short_text;
+};
+
 struct GgufConfig {
   std::string json;  // the text of a config.json
-  // Divisors of the RoPE frequencies, one for each pair, that config.json
-  // cannot express. Empty if there are none.
+  // The factors of rope_freqs.weight, if config.json cannot express them.
   std::vector<float> rope_factors;
 };
 
-// Describes the model of the file. `rope_factors` has the numbers of the file's
-// tensor rope_freqs.weight, or is empty. Factors that are those of Llama 3.1 or
-// 3.2 become a rope_scaling of the type llama3. Errors: those of GgufHeader;
-// UNIMPLEMENTED for an architecture or for a key that is not served.
+// Describes the model of the file. Factors of rope_freqs.weight that are those
+// of Llama 3.1 or 3.2 become a rope_scaling of the type llama3. Errors: those
+// of GgufHeader; UNIMPLEMENTED for an architecture or for a key that is not
+// served.
 absl::StatusOr<GgufConfig> ConfigOfGguf(const GgufHeader& header,
-                                        std::vector<float> rope_factors);
+                                        GgufRopeFactors rope_factors);
 
-// Reads the factors from the file, and calls ConfigOfGguf.
-absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufHeader& header,
-                                          const RandomAccessFile& file);
+// Reads the factors from the files, and calls ConfigOfGguf.
+absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufModel& model);
 
 }  // namespace kvasir::model

@@ -1,12 +1,16 @@
 #include "model/shapes/gguf_config.h"
 
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "base/temp_folder.h"
+#include "model/gguf/gguf_family.h"
 #include "model/gguf/testing/gguf_builder.h"
 #include "model/shapes/config.h"
 #include "nlohmann/json.hpp"
@@ -32,7 +36,9 @@ GgufBuilder Small(const std::string& architecture = "llama") {
       .U32(key("feed_forward_length"), 96)
       .U32(key("context_length"), 8192)
       .U32(key("attention.head_count"), 4)
-      .F32(key("attention.layer_norm_rms_epsilon"), 1e-6f)
+      .F32(key(architecture == "gptneox" ? "attention.layer_norm_epsilon"
+                                         : "attention.layer_norm_rms_epsilon"),
+           1e-6f)
       .Tensor("token_embd.weight", {64, 7}, 0, std::string(64 * 7 * 4, '\0'));
   return builder;
 }
@@ -199,6 +205,178 @@ TEST(GgufConfigTest, TheFactorsOfLlama3AreItsScaling) {
             std::pow(500000., -(kPairs - 3.) / kPairs) / 20);
 }
 
+std::string Floats(const std::vector<float>& numbers) {
+  std::string bytes;
+  for (const float number : numbers) AppendNumber(number, &bytes);
+  return bytes;
+}
+
+TEST(GgufConfigTest, ExpertsMakeALlamaFileAMixtral) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const DecoderSpec spec,
+      SpecOf(Small()
+                 .U32("llama.expert_count", 8)
+                 .U32("llama.expert_used_count", 2)
+                 .U32("llama.expert_gating_func", 1)
+                 .U32("llama.attention.sliding_window", 4096)));
+  EXPECT_EQ(spec.architecture, "MixtralForCausalLM");
+  EXPECT_EQ(
+      spec.experts,
+      (ExpertsSpec{
+          .count = 8, .top_k = 2, .intermediate_size = 96, .normalize = true}));
+  EXPECT_EQ(spec.layers[1].sliding_window, 4096);
+}
+
+TEST(GgufConfigTest, LayersOfQwen3MoeWithARouterHaveExperts) {
+  const GgufBuilder builder =
+      Small("qwen3moe")
+          .U32("qwen3moe.expert_count", 8)
+          .U32("qwen3moe.expert_used_count", 2)
+          .U32("qwen3moe.expert_feed_forward_length", 24)
+          .Tensor("blk.1.ffn_gate_inp.weight", {1}, 0, "1234");
+  KVASIR_ASSERT_OK_AND_ASSIGN(const json config, ConfigOf(builder));
+  EXPECT_EQ(config["mlp_only_layers"], json::array({0}));
+  // Programs that read such files normalize if the file does not say it.
+  EXPECT_EQ(config["norm_topk_prob"], true);
+  EXPECT_EQ(config["num_experts"], 8);
+  EXPECT_EQ(config["moe_intermediate_size"], 24);
+}
+
+TEST(GgufConfigTest, GemmaHasItsScaleItsCapsAndItsWindows) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      DecoderSpec spec, SpecOf(Small("gemma2")
+                                   .U32("gemma2.attention.sliding_window", 512)
+                                   .F32("gemma2.attn_logit_softcapping", 50)
+                                   .F32("gemma2.final_logit_softcapping", 0)));
+  EXPECT_EQ(spec.architecture, "Gemma2ForCausalLM");
+  EXPECT_EQ(spec.embedding_scale, 8);
+  EXPECT_EQ(spec.norm_weight_offset, 1);
+  EXPECT_EQ(spec.score_scale, 0.25);  // heads of 16
+  EXPECT_EQ(spec.score_cap, 50);
+  EXPECT_EQ(spec.logit_cap, 0);
+  EXPECT_EQ(spec.layers[0].sliding_window, 512);
+  EXPECT_EQ(spec.layers[1].sliding_window, 0);
+  // The defaults of the format are those of config.json.
+  KVASIR_ASSERT_OK_AND_ASSIGN(spec, SpecOf(Small("gemma2")));
+  EXPECT_EQ(spec.layers[0].sliding_window, 4096);
+  EXPECT_EQ(spec.logit_cap, 30);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      spec, SpecOf(Small("gemma2").U32("gemma2.attention.sliding_window", 0)));
+  EXPECT_EQ(spec.layers[0].sliding_window, 0);
+}
+
+TEST(GgufConfigTest, Gemma3HasTwoBases) {
+  const auto layers = [](int count) {
+    GgufBuilder builder;
+    builder.String("general.architecture", "gemma3")
+        .U32("gemma3.embedding_length", 64)
+        .U32("gemma3.block_count", static_cast<uint32_t>(count))
+        .U32("gemma3.feed_forward_length", 96)
+        .U32("gemma3.context_length", 1024)
+        .U32("gemma3.attention.head_count", 2)
+        .U32("gemma3.attention.key_length", 8)
+        .F32("gemma3.attention.layer_norm_rms_epsilon", 1e-6f)
+        .F32("gemma3.rope.freq_base", 1e6)
+        .Tensor("token_embd.weight", {64, 7}, 0, std::string(64 * 7 * 4, 0));
+    return builder;
+  };
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      DecoderSpec spec, SpecOf(layers(8)
+                                   .U32("gemma3.attention.sliding_window", 1024)
+                                   .String("gemma3.rope.scaling.type", "linear")
+                                   .F32("gemma3.rope.scaling.factor", 8)));
+  EXPECT_EQ(spec.score_scale, 1 / std::sqrt(8.0));
+  for (size_t layer = 0; layer < 8; ++layer) {
+    // Also a window as long as the context has the other base.
+    EXPECT_EQ(spec.layers[layer].sliding_window, layer == 5 ? 0 : 1024);
+  }
+  EXPECT_EQ(spec.rope.frequencies[0], 1.0 / 8);
+  EXPECT_NEAR(spec.rope.frequencies[2], 1e-3 / 8, 1e-12);
+  EXPECT_NEAR(spec.window_rope->frequencies[2], 1e-2, 1e-12);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      spec, SpecOf(layers(3)
+                       .U32("gemma3.attention.sliding_window", 64)
+                       .U32("gemma3.attention.sliding_window_pattern", 2)
+                       .F32("gemma3.rope.freq_base_swa", 100)));
+  EXPECT_EQ(spec.layers[1].sliding_window, 0);
+  EXPECT_EQ(spec.layers[2].sliding_window, 64);
+  EXPECT_NEAR(spec.window_rope->frequencies[2], 0.1, 1e-12);
+  KVASIR_ASSERT_OK_AND_ASSIGN(spec, SpecOf(layers(2)));
+  EXPECT_EQ(spec.layers[0].sliding_window, 0);
+  // Scores of the largest size have another scale.
+  KVASIR_ASSERT_OK_AND_ASSIGN(spec, SpecOf(layers(62)));
+  EXPECT_EQ(spec.score_scale, 1 / std::sqrt(32.0));
+}
+
+GgufBuilder LongPhi3(const std::string& long_factors) {
+  return Small("phi3")
+      .U32("phi3.rope.dimension_count", 12)
+      .U32("phi3.rope.scaling.original_context_length", 4096)
+      .Tensor("rope_factors_long.weight", {long_factors.size() / 4}, 0,
+              long_factors)
+      .Tensor("rope_factors_short.weight", {6}, 0,
+              Floats({1, 1.1f, 1.1f, 1.1f, 1.1f, 2}));
+}
+
+TEST(GgufConfigTest, Phi3HasTwoListsOfFactors) {
+  const std::string longs = Floats({1, 2, 4, 8, 16, 32.5f});
+  KVASIR_ASSERT_OK_AND_ASSIGN(DecoderSpec spec, SpecOf(LongPhi3(longs)));
+  EXPECT_EQ(spec.rope.rotary_dim, 12);
+  EXPECT_EQ(spec.rope.short_positions, 4096);
+  EXPECT_EQ(spec.rope.frequencies[1], std::pow(1e4, -1.0 / 6) / 1.1);
+  EXPECT_EQ(spec.rope.long_frequencies[5], std::pow(1e4, -5.0 / 6) / 32.5);
+  const double usual = std::sqrt(1 + std::log(2) / std::log(4096));
+  EXPECT_EQ(spec.rope.attention_factor, usual);
+  // The float32 of the usual factor is this factor, and others are others.
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      spec, SpecOf(LongPhi3(longs).F32("phi3.rope.scaling.attn_factor",
+                                       static_cast<float>(usual))));
+  EXPECT_EQ(spec.rope.attention_factor, usual);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      spec,
+      SpecOf(LongPhi3(longs).F32("phi3.rope.scaling.attn_factor", 1.25f)));
+  EXPECT_EQ(spec.rope.attention_factor, 1.25);
+}
+
+TEST(GgufConfigTest, Phi3HasAWindowInAllLayers) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const DecoderSpec spec,
+      SpecOf(Small("phi3")
+                 .U32("phi3.attention.sliding_window", 2047)
+                 .U32("phi3.rope.scaling.original_context_length", 8192)));
+  EXPECT_EQ(spec.layers[0].sliding_window, 2047);
+  EXPECT_TRUE(spec.rope.long_frequencies.empty());
+}
+
+TEST(GgufConfigTest, EveryPartOfAHeadThatRotatesIsThatOfTheFile) {
+  for (const std::string architecture : {"phi3", "gptneox"}) {
+    for (uint32_t head_dim = 2; head_dim <= 1024; head_dim += 2) {
+      GgufBuilder builder = Small(architecture);
+      const uint32_t dims = head_dim / 2 / 2 * 2 + 2;
+      builder.U32(architecture + ".attention.key_length", head_dim)
+          .U32(architecture + ".rope.dimension_count", dims);
+      KVASIR_ASSERT_OK_AND_ASSIGN(const json config, ConfigOf(builder));
+      const double part =
+          config[architecture == "phi3" ? "partial_rotary_factor"
+                                        : "rotary_pct"];
+      ASSERT_EQ(static_cast<uint32_t>(head_dim * part), dims) << head_dim;
+    }
+  }
+}
+
+TEST(GgufConfigTest, TheGuideNamesEveryArchitecture) {
+  const char* source = std::getenv("KVASIR_SOURCE_DIR");
+  for (const char* page : {"docs/guide.md", "docs/models.md"}) {
+    std::ifstream in(absl::StrCat(source == nullptr ? "." : source, "/", page));
+    const std::string text(std::istreambuf_iterator<char>(in), {});
+    for (const GgufFamily& family : kGgufFamilies) {
+      EXPECT_THAT(text, HasSubstr(absl::StrCat(
+                            "`", std::string(family.architecture), "`")))
+          << page;
+    }
+  }
+}
+
 struct BadConfig {
   std::string name;
   GgufBuilder builder;
@@ -240,9 +418,121 @@ std::vector<BadConfig> BadConfigs() {
        kUnserved,
        {"llama.attention.clamp_kqv", "not known"}},
       {"Experts",
-       Small().U32("llama.expert_count", 8),
+       Small("qwen2").U32("qwen2.expert_count", 8),
        kUnserved,
-       {"llama.expert_count", "have 8"}},
+       {"qwen2.expert_count", "have 8"}},
+      {"UsedExpertsAreMissing",
+       Small().U32("llama.expert_count", 8),
+       kInvalid,
+       {"llama.expert_used_count", "is missing"}},
+      {"MoreExpertsUsedThanThereAre",
+       Small().U32("llama.expert_count", 8).U32("llama.expert_used_count", 9),
+       kInvalid,
+       {"num_experts_per_tok", "have 9"}},
+      {"HugeNumberOfExperts",
+       Small()
+           .U32("llama.expert_count", 1 << 30)
+           .U32("llama.expert_used_count", 2),
+       kInvalid,
+       {"num_local_experts", "1073741824"}},
+      {"NoExperts",
+       Small("qwen3moe").U32("qwen3moe.expert_used_count", 2),
+       kInvalid,
+       {"qwen3moe.expert_count", "is missing"}},
+      {"SigmoidOfExperts",
+       Small()
+           .U32("llama.expert_count", 8)
+           .U32("llama.expert_used_count", 2)
+           .U32("llama.expert_gating_func", 2),
+       kUnserved,
+       {"llama.expert_gating_func", "have 2"}},
+      {"SharedExperts",
+       Small()
+           .U32("llama.expert_count", 8)
+           .U32("llama.expert_used_count", 2)
+           .U32("llama.expert_shared_count", 1),
+       kUnserved,
+       {"llama.expert_shared_count", "have 1"}},
+      {"WeightsOfExpertsThatAreNotNormalized",
+       Small()
+           .U32("llama.expert_count", 8)
+           .U32("llama.expert_used_count", 2)
+           .Bool("llama.expert_weights_norm", false),
+       kUnserved,
+       {"llama.expert_weights_norm"}},
+      {"CapOfGemma3",
+       Small("gemma3").F32("gemma3.final_logit_softcapping", 30),
+       kUnserved,
+       {"final_logit_softcapping", "have 30"}},
+      {"CapOfLlama",
+       Small().F32("llama.final_logit_softcapping", 30),
+       kUnserved,
+       {"llama.final_logit_softcapping", "not known"}},
+      {"WindowsOfAnotherNumberOfLayers",
+       Small("gemma3").Array("gemma3.attention.sliding_window_pattern",
+                             GgufType::kBool, 3, std::string(3, '\1')),
+       kInvalid,
+       {"sliding_window_pattern", "2 layers, have 3"}},
+      {"WindowsOfNoPeriod",
+       Small("gemma3").U32("gemma3.attention.sliding_window_pattern", 0),
+       kInvalid,
+       {"sliding_window_pattern", "have 0"}},
+      {"WindowOfOlmo3",
+       Small("olmo2").U32("olmo2.attention.sliding_window", 128),
+       kUnserved,
+       {"olmo2.attention.sliding_window", "have 128"}},
+      {"LongRopeWithoutFactors",
+       Small("phi3")
+           .U32("phi3.rope.scaling.original_context_length", 4096)
+           .String("phi3.rope.scaling.type", "longrope"),
+       kInvalid,
+       {"long_factor", "want a list of 8 factors"}},
+      {"LongRopeOfAnotherLength",
+       LongPhi3(Floats({1, 2, 3})),
+       kInvalid,
+       {"long_factor", "want a list of 6 factors"}},
+      {"LongRopeOfHugeFactors",
+       LongPhi3(Floats({1, 2, 3, 4, 5, 1e30f})),
+       kInvalid,
+       {"long_factor", "1e+30"}},
+      {"LongRopeWithoutTheOriginalContext",
+       Small("phi3").Tensor("rope_factors_long.weight", {8}, 0, ones),
+       kInvalid,
+       {"original_context_length", "is missing"}},
+      {"LongRopeAndAnotherScaling",
+       LongPhi3(Floats({1, 2, 4, 8, 16, 32}))
+           .String("phi3.rope.scaling.type", "yarn"),
+       kUnserved,
+       {"rope.scaling.type", "\"yarn\"", "rope_factors_long"}},
+      {"LongRopeOfLlama",
+       Small().Tensor("rope_factors_long.weight", {8}, 0, ones),
+       kUnserved,
+       {"rope_factors_long.weight", "llama"}},
+      {"LongRopeAndRopeFactors",
+       LongPhi3(Floats({1, 2, 4, 8, 16, 32}))
+           .Tensor("rope_freqs.weight", {8}, 0, ones),
+       kUnserved,
+       {"rope_freqs.weight", "two kinds"}},
+      {"RopeFactorsOfGemma3",
+       Small("gemma3").Tensor("rope_freqs.weight", {8}, 0, ones),
+       kUnserved,
+       {"rope_freqs.weight", "two kinds"}},
+      {"WindowsOfTooManyLayers",
+       GgufBuilder()
+           .String("general.architecture", "gemma2")
+           .U32("gemma2.embedding_length", 64)
+           .U32("gemma2.block_count", 1025)
+           .U32("gemma2.feed_forward_length", 96)
+           .U32("gemma2.context_length", 1024)
+           .U32("gemma2.attention.head_count", 2)
+           .F32("gemma2.attention.layer_norm_rms_epsilon", 1e-6f)
+           .Tensor("token_embd.weight", {1}, 0, "1234"),
+       kInvalid,
+       {"gemma2.block_count", "want 1 to 1024, have 1025"}},
+      {"NoPartOfAHeadRotates",
+       Small("gptneox").U32("gptneox.rope.dimension_count", 0),
+       kInvalid,
+       {"gptneox.rope.dimension_count", "want 1 to 16, have 0"}},
       {"SizesThatDifferBetweenLayers",
        Small().I32s("llama.attention.head_count_kv", {2, 4}),
        kUnserved,
@@ -273,10 +563,6 @@ std::vector<BadConfig> BadConfigs() {
        GgufBuilder(Small()).F32("llama.rope.freq_base", 1.f / 0.f),
        kInvalid,
        {"rope.freq_base", "finite"}},
-      {"SeveralFiles",
-       Small().U32("split.count", 3),
-       kUnserved,
-       {"split.count", "in 3 files", "merge"}},
       {"WindowOfQwen2",
        Small("qwen2").U32("qwen2.attention.sliding_window", 128),
        kUnserved,

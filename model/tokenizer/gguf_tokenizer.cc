@@ -101,8 +101,9 @@ constexpr std::array<SplitRow, 17> kSplits = {{
     {.name = "default", .components = kDefault},
     {.name = "gpt-2", .words = true},
     {.name = "phi-2", .words = true},
-    {.name = "olmo", .words = true},
-    {.name = "mpt", .words = true},
+    // Both have the tokenizer of GPT-NeoX.
+    {.name = "olmo", .words = true, .nfc = true},
+    {.name = "mpt", .words = true, .nfc = true},
     {.name = "smollm", .components = kDigits, .words = true},
     {.name = "starcoder", .components = kDigits, .words = true},
     {.name = "codeshell", .components = kDigits, .words = true},
@@ -162,6 +163,9 @@ class GgufTokenizerWriter {
           absl::StrFormat("the model has no tokenizer: %s has no %s",
                           header_.where(), kModelKey));
     }
+    KVASIR_ASSIGN_OR_RETURN(const auto architecture,
+                            header_.String("general.architecture"));
+    is_phi3_ = architecture == "phi3";
     is_sentence_piece_ = *model == "llama";
     if (!is_sentence_piece_ && *model != "gpt2") {
       return header_.Unserved(
@@ -170,7 +174,13 @@ class GgufTokenizerWriter {
                           "llama",
                           Shown(*model)));
     }
-    if (!is_sentence_piece_) KVASIR_RETURN_IF_ERROR(FindSplit());
+    if (is_sentence_piece_) {
+      KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> prefix,
+                              header_.Bool("tokenizer.ggml.add_space_prefix"));
+      adds_space_ = prefix.value_or(true);
+    } else {
+      KVASIR_RETURN_IF_ERROR(FindSplit());
+    }
     KVASIR_RETURN_IF_ERROR(ReadTokens());
     GgufTokenizer made;
     KVASIR_ASSIGN_OR_RETURN(made.tokenizer_json, TokenizerJson());
@@ -295,14 +305,30 @@ class GgufTokenizerWriter {
       }
       absl::StrAppendFormat(out, R"(%s{"id":%d,"content":)", separator, id);
       AppendJsonString(tokens_[id], out);
-      absl::StrAppendFormat(
-          out,
-          R"(,"single_word":false,"lstrip":false,"rstrip":false,)"
-          R"("normalized":false,"special":%s})",
-          special ? "true" : "false");
+      absl::StrAppendFormat(out,
+                            R"(,"single_word":false,"lstrip":false,)"
+                            R"("rstrip":%s,"normalized":%s,"special":%s})",
+                            TakesSpaces(tokens_[id]) ? "true" : "false",
+                            IsRunOfSpaces(tokens_[id]) ? "true" : "false",
+                            special ? "true" : "false");
       separator = ",";
     }
     *out += "],";
+  }
+
+  // Whether a token includes the spaces and line ends after it. No key says it,
+  // but all SentencePiece tokenizers of Phi-3 have these flags.
+  bool TakesSpaces(std::string_view token) const {
+    return is_phi3_ && is_sentence_piece_ && token != "<unk>" &&
+           token != "<s>" && token != "<|endoftext|>";
+  }
+
+  // Whether a token is looked for in the normalized text, where a space and
+  // SentencePiece's mark for it are the same. Then a text's own marks belong to
+  // runs of spaces too, as in SentencePiece.
+  bool IsRunOfSpaces(std::string_view token) const {
+    return is_sentence_piece_ && !adds_space_ &&
+           token.find_first_not_of(' ') == token.npos;
   }
 
   // Normalizer, pre-tokenizer and decoder.
@@ -320,15 +346,12 @@ class GgufTokenizerWriter {
           split_.components.empty() ? "" : ",", byte_level, byte_level);
       return absl::OkStatus();
     }
-    KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> prefix,
-                            header_.Bool("tokenizer.ggml.add_space_prefix"));
     constexpr char kRulesKey[] = "tokenizer.ggml.precompiled_charsmap";
     if (const GgufValue* const rules = header_.Find(kRulesKey);
         rules != nullptr && rules->count > 0) {
       return header_.Unserved(kRulesKey,
                               "rules of a normalizer are not served");
     }
-    const bool adds_space = prefix.value_or(true);
     absl::StrAppendFormat(
         out,
         R"("normalizer":{"type":"Sequence","normalizers":[%s)"
@@ -336,12 +359,12 @@ class GgufTokenizerWriter {
         R"("pre_tokenizer":null,"decoder":{"type":"Sequence","decoders":[)"
         R"({"type":"Replace","pattern":{"String":"%s"},"content":" "},)"
         R"({"type":"ByteFallback"},{"type":"Fuse"}%s]},)",
-        adds_space ? absl::StrFormat(R"({"type":"Prepend","prepend":"%s"},)",
-                                     kSpaceMark)
-                   : "",
+        adds_space_ ? absl::StrFormat(R"({"type":"Prepend","prepend":"%s"},)",
+                                      kSpaceMark)
+                    : "",
         kSpaceMark, kSpaceMark,
-        adds_space ? R"(,{"type":"Strip","content":" ","start":1,"stop":0})"
-                   : "");
+        adds_space_ ? R"(,{"type":"Strip","content":" ","start":1,"stop":0})"
+                    : "");
     return absl::OkStatus();
   }
 
@@ -584,7 +607,9 @@ class GgufTokenizerWriter {
   }
 
   const GgufHeader& header_;
+  bool is_phi3_ = false;
   bool is_sentence_piece_ = false;
+  bool adds_space_ = false;  // SentencePiece begins each text with a space
   SplitRow split_;
   std::vector<std::string_view> tokens_;  // by id
   std::vector<int64_t> types_;            // by id

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -51,11 +52,13 @@ GgufBuilder BuilderOf(const json& file) {
         is_sentence_piece && token.size() == 6 && token.starts_with("<0x");
     put(token, id.get<size_t>(), is_byte ? 6 : 1);
   }
-  for (const json& added : file["added_tokens"]) {
-    const auto content = added["content"].get<std::string>();
-    put(content, added["id"].get<size_t>(),
+  std::set<std::string> added;
+  for (const json& token : file["added_tokens"]) {
+    const auto content = token["content"].get<std::string>();
+    added.insert(content);
+    put(content, token["id"].get<size_t>(),
         content == "<unk>"             ? 2
-        : added["special"].get<bool>() ? 3
+        : token["special"].get<bool>() ? 3
                                        : 4);
   }
   std::vector<std::string> merges;
@@ -67,6 +70,7 @@ GgufBuilder BuilderOf(const json& file) {
                                          merge[1].get<std::string>());
     std::string merged = text;
     merged.erase(merged.find(' ', 1), 1);
+    if (added.contains(merged)) continue;  // added tokens are split off before
     scores.emplace(merged, -static_cast<float>(merges.size()));
     merges.push_back(text);
   }
@@ -161,6 +165,58 @@ INSTANTIATE_TEST_SUITE_P(
                       GoldenCase{"qwen2", "qwen2"}, GoldenCase{"llama2", ""}),
     [](const auto& param) { return param.param.name; });
 
+// A type of tests/golden/tokenizers/nasty, and the split that names it.
+struct NastyType {
+  std::string name;
+  std::string split;
+};
+
+class GgufNastyTest : public ::testing::TestWithParam<NastyType> {};
+
+TEST_P(GgufNastyTest, TokenIdsAndTextsEqualThoseOfTheReference) {
+  const json texts = Golden("nasty", "texts.json");
+  json row;
+  for (const json& each : Golden("nasty", "cases.json")) {
+    if (each["name"] == GetParam().name && each.contains("base")) row = each;
+  }
+  const json file =
+      Golden("nasty", absl::StrCat(row["base"].get<std::string>(), ".json"));
+  GgufBuilder builder = BuilderOf(file);
+  if (!GetParam().split.empty()) {
+    builder.String("tokenizer.ggml.pre", GetParam().split);
+  } else if (GetParam().name == "gemma") {
+    builder.Bool("tokenizer.ggml.add_space_prefix", false);
+  }
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer, Load(builder));
+  int compared = 0;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const std::string text = texts[i];
+    // Some merges of these vocabularies give a token of a byte. Files have
+    // none.
+    if (NeedsFlags(file, text) || text.find("<0x") != text.npos) continue;
+    ++compared;
+    const Ids ids = row["ids"][i];
+    EXPECT_EQ(tokenizer->Encode(text, {.add_special_tokens = false}).value(),
+              ids)
+        << texts[i].dump();
+    const json decoded = row["decoded"].value(std::to_string(i), texts[i]);
+    if (decoded.is_null()) continue;
+    EXPECT_EQ(tokenizer->Decode(ids, false), decoded);
+  }
+  EXPECT_GE(compared, 70);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GgufNastyTest,
+                         ::testing::Values(NastyType{"gpt2", "gpt-2"},
+                                           NastyType{"llama3", "smaug-bpe"},
+                                           NastyType{"qwen2", "qwen2"},
+                                           NastyType{"smollm", "smollm"},
+                                           NastyType{"o200k", "gpt-4o"},
+                                           NastyType{"tekken", "tekken"},
+                                           NastyType{"llama2", ""},
+                                           NastyType{"gemma", ""}),
+                         [](const auto& param) { return param.param.name; });
+
 // A byte-level tokenizer of the letters a to c, their merge "ab", and a control
 // token.
 GgufBuilder Small() {
@@ -244,6 +300,50 @@ TEST(GgufTokenizerTest, OtherReadersGiveControlTokensTheSameIds) {
   EXPECT_THAT(vocabulary({3, 1, 3, 3, 5}), ElementsAre(0, 1));
   EXPECT_THAT(vocabulary({3, 1, 3, 5, 3}), ElementsAre(0, 2, 4, 1));
   EXPECT_THAT(vocabulary({5, 1, 3, 3, 5}), ElementsAre(2, 3, 1));
+}
+
+// A SentencePiece tokenizer with user-defined runs of spaces, as Gemma's.
+GgufBuilder Runs(const std::string& architecture) {
+  GgufBuilder builder;
+  builder.String("general.architecture", architecture)
+      .String("tokenizer.ggml.model", "llama")
+      .Strings("tokenizer.ggml.tokens",
+               {"<unk>", "<s>", "</s>", "a", "\xe2\x96\x81", "\n", "  ", "   ",
+                "\xe2\x96\x81"
+                "a",
+                "<|end|>", "<|endoftext|>"})
+      .I32s("tokenizer.ggml.token_type", {2, 3, 3, 1, 1, 1, 4, 4, 1, 3, 3})
+      .F32s("tokenizer.ggml.scores",
+            {0, 0, 0, -2, -3, -4, -1000, -1000, -1, -1000, -1000})
+      .Bool("tokenizer.ggml.add_bos_token", false);
+  return builder;
+}
+
+TEST(GgufTokenizerTest, TheLongestRunOfSpacesOfGemmaIsAToken) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto tokenizer,
+      Load(Runs("gemma3").Bool("tokenizer.ggml.add_space_prefix", false)));
+  for (const auto& [text, ids] :
+       {std::pair("a", Ids({3})), std::pair(" a", Ids({8})),
+        std::pair("a  a", Ids({3, 6, 3})), std::pair("a   a", Ids({3, 7, 3})),
+        std::pair("    a", Ids({7, 8})),
+        std::pair("<|end|>\n a", Ids({9, 5, 8}))}) {
+    EXPECT_EQ(tokenizer->Encode(text).value(), ids) << text;
+    EXPECT_EQ(tokenizer->Decode(ids, false), text);
+  }
+  // The mark that stands for a space counts as one.
+  EXPECT_EQ(tokenizer->Encode("a\xe2\x96\x81 a").value(), Ids({3, 6, 3}));
+}
+
+TEST(GgufTokenizerTest, ControlTokensOfPhi3TakeTheSpacesAfterThem) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer, Load(Runs("phi3")));
+  for (const auto& [text, ids] :
+       {std::pair("<|end|>\n a", Ids({9, 8})),
+        std::pair("<|end|>a", Ids({9, 8})),
+        std::pair("<|endoftext|>\na", Ids({10, 4, 5, 3})),
+        std::pair("<s>\na", Ids({1, 4, 5, 3}))}) {
+    EXPECT_EQ(tokenizer->Encode(text).value(), ids) << text;
+  }
 }
 
 struct BadTokenizer {

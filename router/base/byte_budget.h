@@ -1,7 +1,7 @@
 // Limits how much of the router's memory requests may use, in total and for
 // each tenant. The count includes the messages and texts of requests, their
-// prompts, and the tokens that they have received. It begins before a request
-// waits for a tokenizer.
+// prompts, and the tokens that they have received. Counting begins before a
+// request waits for a tokenizer.
 #pragma once
 
 #include <atomic>

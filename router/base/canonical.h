@@ -86,16 +86,14 @@ inline uint32_t LargestN(const kvasir::v1::WorkerInfo& info, uint32_t ours) {
 // its reference after OnDone has returned.
 //
 // Threads: calls for one request come one at a time, on the few threads that
-// the router has for all requests. So an implementation must not block or
-// tokenize: it converts the event, enqueues it and returns. Calls may begin
-// before Submit has returned, but never run inside Submit or Cancel, so a sink
-// may hold its own lock around either. Cancel may be called from inside a
-// callback.
-// Backpressure: workers are not slowed down by a client that reads slowly,
-// because its request would hold cache pages for longer. The request runs to
-// its end, and its tokens wait in the facade's queue. The facade limits the
-// bytes in this queue: above the limit it resets its client's stream and calls
-// Cancel(kSlowReader).
+// the router has for all requests, so an implementation must not block or
+// tokenize. Calls may begin before Submit has returned, but never run inside
+// Submit or Cancel, so a sink may hold its own lock around these. Cancel may be
+// called from inside a callback.
+// Backpressure: a client that reads slowly does not slow down its worker,
+// because the request would hold cache pages for longer. Its tokens wait in the
+// facade's queue. Above the facade's limit of bytes, the facade resets the
+// client's stream and calls Cancel(kSlowReader).
 class RequestSink {
  public:
   virtual ~RequestSink() = default;
@@ -108,11 +106,10 @@ class RequestSink {
   // A sample has ended. When OnDone comes with OK, OnFinish has been called
   // once for each sample.
   virtual void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish) = 0;
-  // The request has ended. With OK, OnFinish has been called for every sample.
-  // Otherwise the status says why: CANCELLED after Cancel, DEADLINE_EXCEEDED,
-  // UNAVAILABLE if the worker was lost, INTERNAL if the worker broke its
-  // protocol, or a refusal (proto::RefusalOf). After Cancel(kShutdown) it is
-  // the refusal DRAINING.
+  // The request has ended. An error says why: CANCELLED after Cancel,
+  // DEADLINE_EXCEEDED, UNAVAILABLE if the worker was lost, INTERNAL if the
+  // worker broke its protocol, or a refusal (proto::RefusalOf), which is
+  // DRAINING after Cancel(kShutdown).
   virtual void OnDone(const absl::Status& status) = 0;
 };
 
@@ -126,7 +123,6 @@ enum class CancelReason {
   // The request's output exceeds the facade's limit of waiting bytes, because
   // the client reads too slowly.
   kSlowReader,
-  // The server is shutting down.
   kShutdown,
 };
 
@@ -145,14 +141,13 @@ class RequestHandle {
   virtual void Cancel(CancelReason reason) = 0;
 };
 
-// The total load of all replicas that accept requests. It is their last
-// reports, plus the requests that were sent to them since.
+// The total load of all replicas that accept requests: their last reports, plus
+// the requests that the router has sent since.
 struct ModelLoad {
   uint64_t running = 0;
   uint64_t waiting = 0;
   uint64_t max_num_seqs = 0;
-  // How many tokens the used cache pages can hold, and how many all cache pages
-  // can hold.
+  // The capacity, in tokens, of the used cache pages and of all cache pages.
   uint64_t used_tokens = 0;
   uint64_t total_tokens = 0;
 };

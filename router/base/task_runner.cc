@@ -68,7 +68,8 @@ class TaskPool::Queue final : public TaskRunner {
     if (!turn->second.empty()) {
       turns_.push_back(turn);
     } else if (!turn->first.empty()) {
-      tasks_.erase(turn);  // strands use the turn "" all the time: keep it
+      // The turn "" stays, because strands use it all the time.
+      tasks_.erase(turn);
     }
     return task;
   }
@@ -77,9 +78,9 @@ class TaskPool::Queue final : public TaskRunner {
   base::Mutex mutex_;
   base::CondVar changed_;
   size_t num_queued_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Tasks that wait, by turn. A turn without tasks has no entry, except for "".
+  // Waiting tasks by turn. A turn without tasks has no entry, except for "".
   Tasks tasks_ ABSL_GUARDED_BY(mutex_);
-  // The order in which turns give their next task.
+  // Turns with tasks, in the order in which they are served.
   std::deque<Tasks::iterator> turns_ ABSL_GUARDED_BY(mutex_);
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
 };

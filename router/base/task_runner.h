@@ -29,20 +29,20 @@ class TaskRunner {
   // Queues the task. Returns false if the task was dropped because the queue is
   // full or the threads have ended.
   virtual bool Post(Task task) = 0;
-  // Does the same as Post. A runner with a queue takes tasks of different
-  // `turn`s alternately. So many tasks of one client delay those of another by
-  // one task only. Tasks of one `turn` stay in order.
+  // Like Post, but a runner with a queue alternates between `turn`s: many tasks
+  // of one client delay another client's by only one task. Tasks of one `turn`
+  // stay in order.
   virtual bool PostInTurn(const std::string& /*turn*/, Task task) {
     return Post(std::move(task));
   }
 };
 
-// A fixed number of threads and a queue of tasks. The turns give their tasks
-// alternately; Post uses the turn "". One turn cannot fill the queue: a task is
-// refused if its turn already has as many tasks in the queue as places are
-// free. The destructor drops tasks that have not begun and joins the threads.
-// runner() may outlive the pool and then refuses tasks.
-// Owns: its threads.
+// A fixed number of threads and a queue of tasks, which takes tasks of
+// different turns alternately; Post uses the turn "". One turn cannot fill the
+// queue: a task is refused if its turn already has as many tasks in the queue
+// as places are free. The destructor drops tasks that have not begun and joins
+// the threads. runner() may outlive the pool and then refuses tasks. Owns: its
+// threads.
 class TaskPool {
  public:
   explicit TaskPool(int num_threads,

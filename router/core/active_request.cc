@@ -21,9 +21,9 @@ void ActiveRequest::Cancel(CancelReason reason) {
     attempt->Cancel();
     return;
   }
-  // The request waits in the queue, or it is being dispatched; Dispatch checks
-  // for the cancellation. The timer thread ends a waiting request, because a
-  // sink must never be called inside Cancel.
+  // The timer thread ends a waiting request, because a sink must never be
+  // called inside Cancel. If the request is being dispatched, Dispatch sees the
+  // cancellation.
   core_->EndWaitingAt(absl::InfinitePast(), shared_from_this(), status);
 }
 

@@ -46,7 +46,7 @@ class ActiveRequest final : public RequestHandle,
 
   Ticket ticket() const { return ticket_; }
   const CanonicalRequest& request() const ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    return flow_.request();  // the flow's request never changes
+    return flow_.request();  // no lock: the flow's request never changes
   }
   std::vector<std::string> Tried() const ABSL_LOCKS_EXCLUDED(mutex_);
   // The status with which the request ends if it was cancelled.
@@ -90,8 +90,7 @@ class ActiveRequest final : public RequestHandle,
   const Ticket ticket_;
   const std::string id_;
   RouterObserver* const observer_;
-  // Null after Close. Only one thread at a time uses it, so that it needs no
-  // lock.
+  // Null after Close. Needs no lock, because only one thread at a time uses it.
   std::shared_ptr<RequestSink> sink_;
 
   mutable base::Mutex mutex_;

@@ -69,8 +69,7 @@ class Admission {
                                    const kvasir::v1::WorkerInfo& info,
                                    uint32_t max_n, absl::Time now);
 
-  // How long a request waits, and the status with which it ends if it waits
-  // until then.
+  // A request waits until `until`, and then ends with the status `then`.
   struct Patience {
     absl::Time until;
     absl::Status then;

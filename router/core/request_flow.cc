@@ -214,8 +214,7 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
     // The call to the worker has the request's deadline. At the deadline, the
     // transport ends the call: with CANCELLED, or with UNAVAILABLE if the
     // worker is closing the connection. Before the deadline, these codes mean
-    // that the worker has reset the call or is lost. The registry logs the
-    // transport's own text.
+    // that the worker has reset the call or is lost.
     end = request_.deadline <= now
               ? DeadlinePassed()
               : absl::UnavailableError(absl::IsCancelled(end)

@@ -46,7 +46,6 @@ class RequestFlow {
   // Call before a stream to `replica` is opened.
   void OnAttempt(const std::string& replica, absl::Time now);
   uint32_t attempts() const { return attempts_; }
-  // True if output has been delivered to the sink.
   bool delivered() const { return delivered_; }
   // The replicas that have been asked to run the request. No replica is asked
   // twice.
@@ -78,7 +77,6 @@ class RequestFlow {
   // is the error of the last attempt, or `otherwise` if there was no attempt.
   absl::Status NoReplica(const absl::Status& otherwise) const;
 
-  // Returns the status with which the cancelled request ends.
   absl::Status CancelledStatus() const;
   AccessRecord Record(const absl::Status& status, absl::Time now) const;
 
@@ -108,9 +106,8 @@ class RequestFlow {
   absl::Status TakeRepeated(absl::Span<const int32_t> ids, Sample* sample);
   bool Retryable(const absl::Status& status, absl::Time now) const;
   // Returns true if a worker can continue from the delivered tokens. Otherwise
-  // it generates them again and the router drops them. This is so for several
-  // samples, because an attempt can send the tokens of only one, and for prompt
-  // log probabilities, which come only with an attempt's first tokens.
+  // it generates them again and the router drops them. A worker cannot continue
+  // several samples, or a request for prompt log probabilities.
   bool ContinuesFromTokens() const;
   // Returns true if there is no output yet and the client's own timeout has
   // passed.

@@ -122,13 +122,13 @@ class RouterCore final : public RequestRouter {
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Runs the waiting requests for which a replica is ready now. A request whose
   // replicas all drain gets an error. After BeginDrain, all waiting requests
-  // do.
+  // get one.
   void RetryWaiting() ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns true if a request for this model need not wait for a replica: one
   // is ready, or all are draining.
   bool CanDispatch(const std::string& model) const;
-  // Ends the request if it was cancelled before it entered a queue, because
-  // that Cancel could not end it. Call this after the request has entered one.
+  // Call this after the request has entered a queue. Ends the request if it was
+  // cancelled before, because that Cancel could not end it.
   void EndWaitingIfCancelled(const ActivePtr& active);
   ActivePtr Find(Ticket ticket) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Runs the task on the timer thread, unless the router is destroyed before.

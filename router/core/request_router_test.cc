@@ -302,8 +302,8 @@ TEST_F(RequestRouterTest,
                                  HasSubstr("cache_id")));
 }
 
-// If another worker has other arithmetic, it would continue the answer with
-// different tokens.
+// A worker with other arithmetic would continue the answer with different
+// tokens.
 TEST_F(RequestRouterTest,
        AWorkerWithADifferentNumericsIdDoesNotContinueTheAnswer) {
   Prepare(2);
@@ -462,8 +462,8 @@ TEST_F(RequestRouterTest, RequestsThatWaitForAReplicaTakeNoPlaceFromOthers) {
   RouterCoreOptions options;
   options.admission = {.max_in_flight = 1, .max_queue = 8};
   StartAndLoseTheWorker(options);
-  // Each of these requests would wait in the queue if the request before it
-  // still had its place.
+  // If a waiting request kept its place, the next of these requests would wait
+  // in the queue.
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   for (int i = 0; i < 3; ++i) {
     sinks.push_back(std::make_shared<RecordingSink>());
@@ -472,7 +472,7 @@ TEST_F(RequestRouterTest, RequestsThatWaitForAReplicaTakeNoPlaceFromOthers) {
   workers_[0]->SetReachable(true);
   for (size_t i = 0; i < 3; ++i) {
     const auto attempt = WaitForAttempt(0, i);
-    // Now the limit applies: the next request starts only when this one has
+    // With max_in_flight = 1, the next request starts only when this one has
     // ended.
     EXPECT_EQ(workers_[0]->attempts().size(), i + 1);
     attempt->Finish(kvasir::v1::FINISH_LENGTH);
@@ -902,7 +902,7 @@ void AnswerAtRandom(uint32_t seed,
       attempt->End(absl::UnavailableError("gone"));
       return;
     case 3:
-      attempt->Accept();  // and sends nothing more
+      attempt->Accept();  // the attempt sends nothing more
       return;
     default:
       attempt->Accept();

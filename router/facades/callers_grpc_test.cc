@@ -113,7 +113,6 @@ class CallersGrpcTest : public FacadeServerTest {
     wait();
     return status;
   }
-  // Returns the services of all facades.
   std::vector<const google::protobuf::ServiceDescriptor*> Services() const {
     std::vector<const google::protobuf::ServiceDescriptor*> services;
     for (const std::string& name : ServiceNamesOf(facades_)) {

@@ -91,10 +91,9 @@ class Callers {
       Options options, CallerObserver* observer);
 
   // Reads the file again. If it cannot be read or parsed, logs and counts this
-  // once and keeps the previous contents. Otherwise uses the new contents, even
-  // if CheckListener refuses them (this is logged): a caller that was removed
-  // from the file must always lose its access. Call this from one thread at a
-  // time.
+  // once and keeps the previous contents. New contents are used even if
+  // CheckListener refuses them, because a removed caller must always lose its
+  // access. Call this from one thread at a time.
   void Poll() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Identifies a caller that needs `role`. `tenant` is the tenant that the
@@ -112,8 +111,8 @@ class Callers {
                                   Caller* refused = nullptr) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Call the method of the same name of the caller's TenantQuota. A refusal is
-  // counted, and its status has a reason.
+  // Call the TenantQuota method of the same name. A refusal is counted, and its
+  // status has a reason.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(
       const Caller& caller) const;
   absl::StatusOr<std::shared_ptr<ByteShare>> TakeBytes(

@@ -157,7 +157,6 @@ class Identities {
   std::map<std::string, int> by_name_;
 };
 
-// A function that returns whether two texts are equal.
 using Equal = std::function<bool(std::string_view, std::string_view)>;
 // Returns the index of `hash` in `hashes`; nullopt if it is not there. Calls
 // `equal` for every entry, so that the time of a call does not reveal the

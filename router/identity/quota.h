@@ -70,10 +70,10 @@ class RequestPlace {
 // The limit of a tenant's quota that refused a request.
 enum class QuotaLimit { kNone, kRate, kConcurrency, kBytes };
 
-// The limits of a tenant, and its present use of them, which stays counted if
-// the limits change. Held by shared_ptr, because a RequestPlace or ByteShare
-// may outlive the tenant's entry in the file.
-// Threads: its methods may be called from any thread.
+// The limits of a tenant, and its present use, which is kept when the limits
+// change. Held by shared_ptr, because a RequestPlace or ByteShare may outlive
+// the tenant's entry in the file. Threads: its methods may be called from any
+// thread.
 class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
  public:
   TenantQuota(const std::string& tenant, const kvasir::v1::Quota& limits);

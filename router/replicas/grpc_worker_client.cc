@@ -233,8 +233,8 @@ using InfoDone = std::function<void(absl::StatusOr<v1::WorkerInfo>)>;
 // How long to wait until a channel reports why it has no connection.
 constexpr absl::Duration kTimeForCause = absl::Seconds(1);
 
-// Calls Worker.GetInfo. If there is no connection, the call waits for one
-// (`wait`), or fails at once with the reason.
+// Calls Worker.GetInfo. If there is no connection, the call waits for one if
+// `wait` is true, and otherwise fails at once with the reason.
 void AskInfo(const std::shared_ptr<v1::Worker::Stub>& stub,
              const std::shared_ptr<OpenCalls>& open_calls,
              absl::Duration timeout, bool wait, InfoDone done) {

@@ -80,7 +80,7 @@ class Replica {
 
   ReplicaState state() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns true if the worker has passed its checks and is not lost. New
-  // replicas of the same model must have the same properties.
+  // replicas of the model must have the properties of the replicas in use.
   bool in_use() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns a text about the last problem; empty if there is none.
   std::string detail() const ABSL_LOCKS_EXCLUDED(mutex_);

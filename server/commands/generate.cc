@@ -120,8 +120,8 @@ int Generate(GenerateFlags flags) {
     credentials = *std::move(made);
   }
   TextClient client(flags.endpoint, std::move(credentials));
-  // Whether the prompt was printed already. It is printed just before the first
-  // generated text.
+  // True once the prompt has been printed, just before the first generated
+  // text.
   bool begun = false;
   const auto result =
       client.Generate(flags.request, [&](std::string_view delta) {

@@ -17,7 +17,7 @@ using base::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// A test program with some flags that parses a command line.
+// A program with some flags, for tests of parsing.
 struct Program {
   CLI::App app;
   int Parse(const std::string& arguments) {
@@ -516,8 +516,7 @@ TEST(TlsFlagsTest, AnEmptyTlsFlagOrEnvironmentVariableIsAUsageError) {
     setenv(variable.c_str(), "", 1);
     EXPECT_THAT(Servers().Parse({"router", "--workers", "unix:/x"}),
                 is_wrong(variable));
-    // The environment variable of a flag is ignored by commands without this
-    // flag.
+    // A command that lacks a flag ignores the flag's environment variable.
     EXPECT_EQ(Servers().Parse({"drain"}).first, kExitOk);
     unsetenv(variable.c_str());
   }

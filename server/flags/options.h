@@ -38,7 +38,7 @@ struct EngineFlags {
   // The smallest budget that a request may ask for; "plan": the plan's budget.
   std::string eviction_min_budget = "plan";
   bool prefix_caching = true;
-  std::string plan_check = "refuse";  // LoadWithPlanCheck
+  std::string plan_check = "refuse";  // the mode of LoadWithPlanCheck
   absl::Duration watchdog = absl::Minutes(2);
 };
 // Adds the flags that affect steps and their memory. All ranks must have equal
@@ -51,7 +51,7 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options);
 struct ListenTlsFlags {
   std::string certificate;
   std::string key;
-  // authorities for clients' certificates; empty: none needed
+  // authorities for clients' certificates; empty: clients need no certificate
   std::string client_ca;
   std::vector<std::string> client_names;
   // For a worker without a client_ca: true allows programs on other machines to
@@ -81,7 +81,6 @@ struct ListenFlags {
   std::string health_host;  // empty: `host`
   std::string ready_file;
   absl::Duration drain_timeout = absl::Seconds(30);
-  // Limits of clients' connections: their number and their age.
   int64_t max_connections = 0;  // 0: half of the process's file descriptors
   // 0: a third of drain_timeout
   absl::Duration max_connection_age = absl::ZeroDuration();
@@ -135,11 +134,11 @@ struct RouterFlags {
   int64_t max_queue = 1024;
   int64_t stream_buffer_bytes = 16 << 20;
   int64_t request_bytes = 256 << 20;
-  // Whether gateways may download the tokenizer's files: auto (only from a
-  // loopback listener), on, off.
+  // "on": gateways may download the tokenizer's files; "auto": only from a
+  // loopback listener; "off".
   std::string share_tokenizer = "auto";
-  // Whether the clients' port has server reflection: auto (only with a loopback
-  // listener and without required credentials), on, off.
+  // "on": the clients' port has server reflection; "auto": only with a loopback
+  // listener and without required credentials; "off".
   std::string reflection = "auto";
   // The file that lists the identities that may call; empty: anybody who
   // reaches the port may call.

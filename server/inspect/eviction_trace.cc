@@ -42,7 +42,7 @@ absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
   return absl::OkStatus();
 }
 
-// How many of the most recent tokens the layer never evicts.
+// Returns how many of the latest tokens the layer never evicts.
 int64_t RecentOf(const EvictionTrace::Layer& layer) {
   return layer.scored ? layer.recent
                       : std::max(layer.recent, layer.kept - layer.sinks);

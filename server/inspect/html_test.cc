@@ -38,7 +38,7 @@ Evaluation SomeEvaluation(const std::string& method) {
   return evaluation;
 }
 
-// A page, split into the JSON data in its script element and the rest.
+// A page's JSON data, from its script element, and the rest of the page.
 struct Page {
   nlohmann::json data;
   std::string frame;

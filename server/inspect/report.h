@@ -96,8 +96,8 @@ struct InspectReport {
   double bytes_per_token = 0;  // with padding
   double payload_bytes_per_token = 0;
   CacheBytes<double> token;
-  int64_t fixed_bytes_per_sequence = 0;  // side pages
-  // as above, without unused bytes
+  int64_t fixed_bytes_per_sequence = 0;  // bytes of side pages
+  // fixed_bytes_per_sequence without unused bytes
   int64_t fixed_payload_bytes_per_sequence = 0;
   DenseBytes dense;  // bytes of a token without compression
 

@@ -66,8 +66,8 @@ TEST(InspectReportTest,
      CodesParametersAndPaddingAreReportedAsSeparateComponents) {
   const cache::PageLayout layout =
       LayoutOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue));
-  // Each of 2 layers has two latents with 6 and 5 codes of 4 bits, which take 3
-  // bytes each, and fp16 scale and minimum.
+  // Each of 2 layers has latents of 6 and 5 codes of 4 bits. Each latent takes
+  // 3 bytes, and 4 bytes for its scale and minimum in fp16.
   const CacheBytes<double> token = BytesOfToken(layout);
   EXPECT_EQ(token.key_codes, 2 * (3 + 3));
   EXPECT_EQ(token.parameters, 2 * (4 + 4));
@@ -92,10 +92,10 @@ TEST(InspectReportTest, ReportsTheFlopsPerSlotForEveryKindOfCompressedSpace) {
       {"low rank",
        SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
                   LowRankPart("at_runtime", "NO_ROPE")),
-       // For keys: lifts 6 + 5 channels to 2 heads of 8 dimensions each, and
-       // rotates 4 heads of 8 dimensions.
+       // Keys: 6 + 5 channels are lifted to 2 heads of 8 dimensions each, and 4
+       // heads of 8 dimensions are rotated.
        {dense, 2 * 11 * 2 * 8 + 3 * 32},
-       // For values: 4 query heads read 6 channels each, and 4 read 5 channels
+       // Values: 4 query heads read 6 channels each, and 4 read 5 channels
        // each.
        {int64_t{2} * (4 * 6 + 4 * 5), 0}},
       {"values are never rebuilt",

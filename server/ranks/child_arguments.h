@@ -13,9 +13,9 @@
 namespace kvasir::cli {
 
 // Starts the other ranks of this host; null if this process is the only rank
-// here. The children run the subcommand `rank` with the flags of `command`
-// (serve, worker or rank) that `rank` also has, without those for this
-// process's own ports and files.
+// here. The children run the subcommand `rank` with those flags of `command`
+// that `rank` also has, except the flags for this process's own ports and
+// files.
 absl::StatusOr<std::unique_ptr<LocalRanks>> StartLocalRanks(
     const CLI::App& command, const CLI::App& rank, const RankFlags& flags,
     const ListenFlags& listen);

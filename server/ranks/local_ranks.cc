@@ -65,8 +65,8 @@ absl::StatusOr<pid_t> Spawn(const LocalRanks::Child& child, int pipe_fd) {
 
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  // Needed even if both descriptors have the same number, because it clears the
-  // close-on-exec flag.
+  // This call is needed even if both descriptors have the same number, because
+  // it clears the close-on-exec flag.
   posix_spawn_file_actions_adddup2(&actions, pipe_fd, kChildFd);
   pid_t pid = 0;
   const int error = posix_spawn(&pid, "/proc/self/exe", &actions, nullptr,

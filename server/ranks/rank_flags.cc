@@ -124,8 +124,8 @@ absl::Status CheckCommon(const RankFlags& flags) {
   return absl::OkStatus();
 }
 
-// Refuses flags that would have no effect, because no rank of another host may
-// join.
+// If no rank of another host may join, refuses the flags for such ranks, which
+// would have no effect.
 absl::Status CheckRead(const RankFlags& flags) {
   if (flags.listen.empty() &&
       (GivesTls(flags.tls) || !flags.secret_file.empty())) {

@@ -15,7 +15,7 @@
 
 namespace kvasir::cli {
 
-// The TLS files for joining the group, of the leader's listener and of the
+// The TLS files for joining the group, used by the leader's listener and by the
 // ranks that connect to it. Both sides must show a certificate that `ca` has
 // signed.
 struct RankTlsFlags {

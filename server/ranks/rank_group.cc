@@ -15,8 +15,8 @@
 namespace kvasir::cli {
 namespace {
 
-// How long connecting the ranks with each other may take. They connect after
-// all of them have joined.
+// The time limit for the ranks to connect with each other, after all have
+// joined.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
 // The time limit of a collective call if there is no watchdog.
 constexpr absl::Duration kLongestCall = absl::Hours(24);

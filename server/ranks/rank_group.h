@@ -28,7 +28,7 @@ namespace kvasir::cli {
 struct RankGroupSettings {
   RankFlags flags;
   bool insecure = false;   // if true, plain text may go to other machines
-  std::string collective;  // CollectiveOf
+  std::string collective;  // the name that CollectiveOf returns
   bool deterministic = false;
   std::string metrics;                  // the address of this rank's metrics
   std::shared_ptr<base::TlsWatch> tls;  // must outlive the group

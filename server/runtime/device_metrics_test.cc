@@ -17,8 +17,8 @@ using kernels::MemoryTag;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
-// The values of all metrics, by the label `kind` or, without that label, by
-// name.
+// Returns the values of all metrics, by the label `kind`, or by name if there
+// is no such label.
 std::map<std::string, double> Values(const DeviceMetrics& metrics) {
   std::map<std::string, double> values;
   for (const prometheus::MetricFamily& family : metrics.Collect()) {
@@ -48,8 +48,8 @@ TEST(DeviceMetricsTest, TheUsedAndFreeMemoryOfAGpuIsReported) {
               UnorderedElementsAre(
                   Pair("weights", 1000), Pair("kv_cache", 3 * mib),
                   Pair("workspace", 0), Pair("host_pool", 0), Pair("other", 0),
-                  // FakeRuntime's context takes 100 MiB, and it rounds the two
-                  // allocations up to 2 MiB and 4 MiB.
+                  // FakeRuntime's context takes 100 MiB. The two allocations
+                  // are rounded up to 2 MiB and 4 MiB.
                   Pair("outside", 100 * mib + 2 * mib - 1000 + mib),
                   Pair("free", 918 * mib),
                   Pair("kvasir_device_memory_limit_bytes", 512 * mib),

@@ -26,8 +26,8 @@ namespace {
 
 // The most connections of the admin port and of the health port.
 constexpr size_t kFewConnections = 64;
-// Connections of these ports are closed after being idle for this time, so that
-// a probe can always connect. A client's channel reconnects with its next call.
+// Idle connections of the admin and health ports are closed after this time, so
+// that a probe can always connect.
 constexpr absl::Duration kIdle = absl::Seconds(5);
 
 // How long a failed program may take to end.

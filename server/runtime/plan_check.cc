@@ -74,11 +74,11 @@ std::vector<int32_t> TextTokens(const model::Tokenizer* tokenizer) {
   return *std::move(ids);
 }
 
-// `auto` may take longer than a check of one plan, because the alternative is
-// the dense plan.
+// `auto` may take longer than a check of one plan: without a result, the dense
+// plan is served.
 constexpr absl::Duration kAutoTimeLimit = absl::Minutes(1);
 
-// Another version makes earlier results unknown.
+// A part of the key of kept results: a new version discards old results.
 constexpr char kCheckVersion[] = "3\n";
 
 // The folder of results of earlier checks; empty if there is none.

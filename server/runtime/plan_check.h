@@ -14,9 +14,8 @@
 
 namespace kvasir::cli {
 
-// Limits of the divergence from a dense cache, in nats a token. Above the first
-// one a warning is logged, and above the second one the model is not served.
-// --kv-plan auto takes no plan above the third one.
+// Limits of the divergence from a dense cache, in nats per token: for a
+// warning, for a refusal, and for plans that --kv-plan auto may take.
 inline constexpr double kPlanCheckWarns = 0.05;
 inline constexpr double kPlanCheckRefuses = 0.5;
 inline constexpr double kPlanCheckAuto = 0.02;

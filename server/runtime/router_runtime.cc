@@ -117,7 +117,8 @@ bool IsOn(const std::string& flag, const base::ListenAddress& listen) {
   return flag == "on" || (flag == "auto" && base::IsLocal(listen));
 }
 
-// The files that a folder would have for the tokenizer of a GGUF file.
+// Returns the tokenizer files that a model folder would have for this GGUF
+// file.
 absl::StatusOr<router::NamedFiles> FilesOfGguf(const std::string& path) {
   KVASIR_ASSIGN_OR_RETURN(const model::GgufHeader header,
                           model::GgufHeader::Open(path));

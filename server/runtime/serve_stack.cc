@@ -141,16 +141,16 @@ absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
                           model::LoadModelConfig(model.model));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                           options.tokenizer->Encode(prompt));
-  options.engine.plan_check = "off";  // a short context would hide errors
+  options.engine.plan_check = "off";  // the context may be too short for it
   options.engine.max_num_seqs = 1;
-  // Not above the model's maximum length, so that the error for a prompt that
-  // is too long states that length.
+  // At most the model's maximum length: the error for a longer prompt states
+  // this length.
   options.engine.max_model_len = std::min(
       endless ? kEndlessTokens : spec.max_position_embeddings,
       std::max<int64_t>(2, static_cast<int64_t>(ids.size()) + max_tokens));
   auto server = std::unique_ptr<EphemeralServer>(new EphemeralServer());
   options.listens_privately = true;
-  // Empty, because a failed engine makes the command's own call fail.
+  // Does nothing: a failed engine makes the command's own call fail.
   options.on_fatal = [](const std::string&) {};
   KVASIR_ASSIGN_OR_RETURN(server->stack_,
                           ServeStack::Create(std::move(options)));

@@ -5,9 +5,11 @@ import json
 import subprocess
 import zipfile
 
+import gguf
 import grpc
 import pytest
 
+import gguf_families
 import gguf_files
 import triton
 from kvasir_process import BINARY, TINY, KvasirProcess, run
@@ -72,12 +74,14 @@ def test_inspect_and_check_plan_take_a_file(files):
     assert "KL" in text or "kl" in text, text
 
 
-def test_two_ranks_give_the_tokens_of_one(files):
+@pytest.mark.parametrize("family", [None, "mixtral", "phi3"])
+def test_two_ranks_give_the_tokens_of_one(files, families, family):
+    file = families(family)[1] if family else files("Q8_0")
     texts = []
     for tp in (1, 2):
-        with KvasirProcess("serve", "--tp", tp, "--threads", "1", "--plan-check", "off", model=files("Q8_0")) as server:
+        with KvasirProcess("serve", "--tp", tp, "--threads", "1", "--plan-check", "off", model=file) as server:
             name = server.ready["model"]
-            assert name == files("Q8_0").stem
+            assert name == file.stem
             texts.append(triton.generate(server.grpc, name, PROMPT, max_tokens=30, temperature=0.0, ignore_eos=True))
     assert texts[0] == texts[1]
 
@@ -128,3 +132,64 @@ def test_kvasir_compress_refuses_a_file_and_says_what_it_wants(files):
     done = subprocess.run([tool, "plan", "--model", files("BF16"), "--method", "palu", "--keep", "0.5"],
                           capture_output=True, text=True)
     assert done.returncode == 1 and "is a GGUF file" in done.stderr and "folder" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    """families("phi3") is a folder, and the file with its weights; each is made once."""
+    base, made = tmp_path_factory.mktemp("families"), {}
+
+    def make(family):
+        if family not in made:
+            folder = gguf_families.make_folder(family, base / family)
+            made[family] = folder, gguf_families.make_file(family, folder, base / f"{family}.gguf")
+        return made[family]
+
+    return make
+
+
+@pytest.mark.parametrize("family", gguf_families.FAMILIES)
+def test_every_family_gives_the_tokens_and_the_loss_of_its_folder(families, family):
+    flags = ["--kv-dtype", "f32"]
+    folder, file = families(family)
+    prompt = "It was a bright cold day"
+    texts = [run("generate", "--model", model, "--prompt", prompt, "--temperature", 0, "--max-tokens", 40, "--ignore-eos", *flags).stdout
+             for model in (folder, file)]
+    assert texts[0] == texts[1] and len(texts[0]) > len(prompt)
+    losses = [json.loads(run("perplexity", "--model", model, "--text", TINY / "evaluation.txt", "--window", 60, "--max-windows", 3,
+                             "--json", *flags).stdout) for model in (folder, file)]
+    assert losses[0]["tokens"] == losses[1]["tokens"]
+    assert losses[0]["nats_per_byte"] == losses[1]["nats_per_byte"]
+
+
+@pytest.mark.parametrize("family", gguf_families.FAMILIES)
+def test_convert_writes_the_tensors_that_the_file_was_made_from(families, family, tmp_path):
+    folder, file = families(family)
+    run("convert", "--gguf", file, "--out", tmp_path / "folder")
+    assert gguf_families.stored(tmp_path / "folder") == gguf_families.stored(folder)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3moe", "phi3"])
+def test_experts_and_fused_matrices_of_a_quantized_file_are_its_numbers_in_bf16(families, family, tmp_path):
+    folder, _ = families(family)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    gguf_families.make_file(family, folder, tmp_path / "m.gguf", kind)
+    run("convert", "--gguf", tmp_path / "m.gguf", "--out", tmp_path / "folder")
+    want = gguf_families.unpacked(folder, kind)
+    assert want != gguf_families.stored(folder)
+    assert gguf_families.stored(tmp_path / "folder") == want
+
+
+def test_a_model_in_several_files_is_served_by_the_name_of_the_first(families, tmp_path):
+    folder, file = families("qwen3moe")
+    gguf_families.make_file("qwen3moe", folder, tmp_path / "m.gguf", split_max_tensors=10)
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(parts) > 2 and parts[0].name == f"m-00001-of-{len(parts):05}.gguf"
+    assert generate(parts[0]) == generate(file)
+    report = json.loads(run("inspect", "--model", parts[0], "--json").stdout)
+    assert report["served"]
+    second = run("inspect", "--model", parts[1], check=False)
+    assert second.returncode == 1 and f"give the first, {parts[0]}" in second.stderr
+    parts[-1].unlink()
+    missing = run("serve", "--model", parts[0], check=False)
+    assert missing.returncode == 1 and parts[-1].name in missing.stderr

@@ -342,8 +342,8 @@ TEST_F(RouterWorkerTest,
 
 TEST_F(RouterWorkerTest,
        AConnectionWithoutMessagesIsNotClosedBecauseOfKeepalivePings) {
-  // Shorter times than the defaults. gRPC pings at most once a second, and the
-  // worker tolerates two pings that come too early.
+  // These times are shorter than the defaults. gRPC pings at most once a
+  // second, and the worker tolerates two pings that come too early.
   client_options_.keepalive_time = absl::Seconds(1);
   client_options_.keepalive_timeout = absl::Seconds(2);
   workers_.push_back(std::make_unique<TestWorker>());

@@ -441,18 +441,6 @@ void ConvertValues(const BlockSlots& slots, int64_t first, int64_t width,
   }
 }
 
-// ----- Levels.
-
-// Replaces `count` codes, rounded up to whole vectors, by their levels.
-inline void LookUpLevels(const float* levels, int64_t count, float* codes) {
-  const LevelTable table(levels);
-  const hn::RebindToSigned<Floats> d32;
-  for (int64_t i = 0; i < count; i += kVecLanes) {
-    const auto code = hn::ConvertTo(d32, LoadFloats(codes + i));
-    hn::StoreU(table.At(hn::BitCast(kWords, code)), kFloats, codes + i);
-  }
-}
-
 // ----- Ranges (scale and minimum) that are stored in slots.
 
 // Converts the two 16-bit numbers in each word to float32.

@@ -310,7 +310,7 @@ class AttentionGrid {
   std::vector<size_t> chunk_begin_;
   std::vector<CodePiece> pieces_;
   std::vector<float> key_bias_turns_;
-  // Of key parts, then of value parts. Their addresses do not change.
+  // The levels of key parts, then of value parts. Addresses do not change.
   std::vector<LevelIntegers> levels_;
   MassPlan mass_;  // its slices are at the end of slices_
   float* mass_memory_ = nullptr;

@@ -1,12 +1,16 @@
 // libFuzzer target: reads any bytes as a GGUF file: header, configuration,
 // tokenizer and the blocks of its tensors.
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <string_view>
+#include <vector>
 
 #include "base/check.h"
 #include "base/fuzz/parser_cost.h"
 #include "model/gguf/gguf_blocks.h"
+#include "model/gguf/gguf_family.h"
 #include "model/gguf/gguf_header.h"
 #include "model/shapes/config.h"
 #include "model/shapes/gguf_config.h"
@@ -51,6 +55,27 @@ void Unpack(std::string_view file, const kvasir::model::GgufHeader& header) {
   KVASIR_CHECK(total <= file.size());  // tensors do not overlap
 }
 
+// The numbers of a short tensor in F32.
+std::vector<float> Numbers(std::string_view file,
+                           const kvasir::model::GgufHeader& header,
+                           std::string_view name) {
+  const kvasir::model::GgufTensor* const tensor = header.FindTensor(name);
+  if (tensor == nullptr || tensor->type->name != "F32") return {};
+  std::vector<float> numbers(
+      static_cast<size_t>(std::min<int64_t>(tensor->num_elements(), 64)));
+  std::memcpy(numbers.data(), file.data() + tensor->begin_bytes,
+              numbers.size() * sizeof(float));
+  return numbers;
+}
+
+kvasir::model::GgufRopeFactors Factors(
+    std::string_view file, const kvasir::model::GgufHeader& header) {
+  return {
+      .all = Numbers(file, header, kvasir::model::kGgufRopeFactors),
+      .long_text = Numbers(file, header, kvasir::model::kGgufLongFactors),
+      .short_text = Numbers(file, header, kvasir::model::kGgufShortFactors)};
+}
+
 void Parse(std::string_view file) {
   const auto header =
       kvasir::model::GgufHeader::Parse(file, file.size(), "fuzz");
@@ -60,7 +85,8 @@ void Parse(std::string_view file) {
   }
   Unpack(file, *header);
   ReadTokenizer(*header);
-  const auto config = kvasir::model::ConfigOfGguf(*header, {});
+  const auto config =
+      kvasir::model::ConfigOfGguf(*header, Factors(file, *header));
   if (config.ok()) (void)kvasir::model::ParseConfig(config->json, "fuzz");
 }
 

@@ -138,11 +138,11 @@ absl::Status TokenizerIsFull(const FacadeLimits& limits);
 uint32_t MostTokens(uint32_t wanted, uint64_t prompt_tokens,
                     uint32_t max_model_len);
 
-// If the client has not set max_tokens, sets it to the rest of the context (to
-// the operator's default if max_model_len is unknown), but at most to `fits`.
-// `fits` is how many tokens a single response can hold. Returns
-// INVALID_ARGUMENT if the client asks for more than `fits`. `field` is the
-// protocol's name of max_tokens.
+// If the client has not set max_tokens, sets it to the rest of the context, or
+// to the operator's default if max_model_len is unknown, but at most to `fits`,
+// the number of tokens that a single response can hold. Returns
+// INVALID_ARGUMENT if the client asks for more. `field` is the protocol's name
+// of max_tokens.
 absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
                           uint32_t max_model_len, uint64_t fits,
                           const FacadeLimits& limits,

@@ -1,9 +1,9 @@
 // gRPC reactors for calls that consist of one request: one reactor for a stream
 // of responses, one for a single response. Both delete themselves in OnDone,
 // which gRPC calls after End has been called and every reaction has returned.
-// Threads: gRPC calls the reactions (On... methods) on its own threads. The
-// call's strand calls the methods of CallWriter. These two groups of methods
-// share no state except gRPC's.
+// Threads: gRPC's threads call the reactions (On... methods), and the call's
+// strand calls the methods of CallWriter. These two groups of methods share
+// only gRPC's state.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

@@ -22,10 +22,9 @@ struct CallIdentity {
 };
 
 // Returns the cache salt of a request: requests share cached prefixes if their
-// salts are equal. Tenants have different salts, and within a tenant each
-// `client_salt` gives another salt. `tenant` is empty for callers without a
-// tenant and for all tenants that share prefixes on purpose: together they
-// count as one tenant here.
+// salts are equal. Different tenants and different values of `client_salt` give
+// different salts. `tenant` is empty for callers without a tenant and for all
+// tenants that share prefixes on purpose.
 std::string CacheSaltOf(const std::string& tenant,
                         const std::string& client_salt = "");
 

@@ -19,9 +19,7 @@ namespace kvasir::router {
 absl::StatusOr<Caller> AskCaller(const grpc::ServerContextBase& context,
                                  const FacadeBackend& backend);
 
-// Handles a call whose bytes cannot be parsed as its message; gRPC does not
-// pass such a call to the service. Logs and counts a refused request. Returns
-// an error if the caller itself is refused, and OK if only the bytes are wrong.
+// Implements Facade::RefuseGarbage.
 absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
                            const FacadeBackend& backend);
 

@@ -50,7 +50,7 @@ struct PreparedCall {
   std::unique_ptr<Answer> answer;
 };
 
-// One call. If an error occurs, the call ends with it as its status. Nothing is
+// One call. If an error occurs, it becomes the call's status. Nothing is
 // written before the request's first tokens. So a client whose request is
 // refused has received nothing else and may try another server.
 //
@@ -70,7 +70,6 @@ class SingleCall final
   struct Parts {
     std::shared_ptr<FacadeBackend> backend;
     CallIdentity identity;
-    // The size of the call's message.
     size_t message_bytes = 0;
     std::shared_ptr<TaskRunner> strand;
     // Must exist until its End is called.
@@ -269,8 +268,8 @@ class SingleCall final
   }
   void Changed() {
     pump_.PumpSoon();
-    // All waiting output goes into one response, so it must not exceed the size
-    // of a response.
+    // All waiting output goes into one response, so it must not exceed the
+    // largest size of a response.
     const size_t waiting = CountWaiting();
     pump_.CheckWaiting(waiting, parts_.backend->limits.max_response_bytes);
     pump_.CheckWaiting(waiting,

@@ -12,10 +12,10 @@
 namespace kvasir::router {
 
 // The reactor of a ModelStreamInfer call. Deletes itself in OnDone, which gRPC
-// calls after End has been called and every reaction has returned.
-// Threads: gRPC calls the reactions (On... methods) on its own threads. The
-// stream's strand calls the methods of KserveStreamSink. These two groups of
-// methods share no state except gRPC's.
+// calls after End has been called and every reaction has returned. Threads:
+// gRPC's threads call the reactions (On... methods), and the stream's strand
+// calls the methods of KserveStreamSink. These two groups of methods share only
+// gRPC's state.
 class KserveStreamReactor final
     : public grpc::ServerBidiReactor<inference::ModelInferRequest,
                                      inference::ModelStreamInferResponse>,

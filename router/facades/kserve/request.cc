@@ -56,8 +56,8 @@ absl::StatusOr<std::optional<int64_t>> IntIn(KserveTensors* tensors,
                                              int64_t low, int64_t high) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> value,
                           tensors->Int(name));
-  // The last error does not name `high`, because `high` is only the limit of
-  // the type that holds the value.
+  // The second error does not name `high`, which is only the largest value of
+  // the type.
   if (value && *value < low) {
     return OutOfRange(name, absl::StrCat("an integer of at least ", low),
                       *value);
@@ -202,9 +202,9 @@ absl::Status ParseParameters(const inference::ModelInferRequest& request,
   return absl::OkStatus();
 }
 
-// Refuses parameters that not all schemas have. It is not called for requests
-// in the vLLM schema without the tensor sampling_parameters: their other
-// parameters are sampling parameters.
+// Refuses parameters that are not common to all schemas. Not called for vLLM
+// requests without the tensor sampling_parameters, whose other parameters are
+// sampling parameters.
 absl::Status RefuseOtherParameters(
     const inference::ModelInferRequest& request) {
   for (const auto& [name, value] : request.parameters()) {

@@ -94,7 +94,7 @@ struct KserveRequest {
   // True: the text output begins with the prompt. False whenever `streaming` is
   // true.
   bool prepend_prompt = false;
-  // True: if no data is left for the last response, it has no outputs.
+  // True: the last response has no outputs if no data is left for it.
   bool wants_empty_final = false;
   KserveOutputs outputs;
 };
@@ -104,8 +104,8 @@ struct KserveRequest {
 // not produce NaN.
 inline constexpr float kBannedTokenBias = -1e9f;
 
-// The largest number of bad words in a request. It is limited because each word
-// is tokenized, and equals the number of logit biases that workers accept.
+// The largest number of bad words in a request: the number of logit biases that
+// workers accept.
 inline constexpr size_t kMaxBadWords = 1024;
 
 // `unary` says that the call is ModelInfer, which has a single response. Then

@@ -79,8 +79,7 @@ absl::StatusOr<double> AsNumber(const std::string& name, const Json& value) {
   return number;
 }
 
-// Errors do not name `high`, because it is only the limit of the type that
-// holds the value.
+// Errors do not name `high`, which is only the largest value of the type.
 absl::StatusOr<int64_t> AsInt(const std::string& name, const Json& value,
                               int64_t low, int64_t high) {
   constexpr char kSmaller[] = "a smaller integer";
@@ -163,7 +162,6 @@ absl::StatusOr<std::vector<std::string>> AsStrings(const std::string& name,
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 using Sampling = kvasir::v1::SamplingParams;
-// A function that sets a parameter in the request.
 using Setter = std::function<absl::Status(
     const std::string& name, const Json& value, KserveRequest* request)>;
 

@@ -118,8 +118,8 @@ void KserveStream::CountRefused(const inference::ModelInferRequest& message,
                                 const absl::Status& status, absl::Time start) {
   backend_->router->LogRefused(
       Describe(caller, message.model_name(), message.id()), status);
-  // Do not count a refused caller or an exceeded quota as a failure of the
-  // model. Such a refusal has a reason.
+  // A refused caller or an exceeded quota (a refusal with a reason) is not a
+  // failure of the model.
   if (!RefusalReasonOf(status).empty()) return;
   // The statistics have an entry for each model. Do not add one for an unknown
   // name.
@@ -136,10 +136,10 @@ CanonicalRequest KserveStream::Describe(const Caller& caller,
   return DescribeRequest(call_, caller, backend_->facade, model, id);
 }
 
-// A stop request may end requests that come from the same tenant and the same
-// IP address. The address by itself would not be enough, because clients of
-// several tenants may use the same proxy. The port is left out: after the
-// server has closed a connection, the client connects from another port.
+// A stop request may end requests of the same tenant and IP address. The
+// address by itself is not enough, because clients of several tenants may use
+// one proxy. The port is left out, because a client that reconnects has another
+// port.
 std::string KserveStream::StopScope(const Caller& caller) const {
   return absl::StrCat(caller.tenant, " ",
                       call_.peer.substr(0, call_.peer.rfind(':')));
@@ -446,7 +446,7 @@ void KserveStream::Changed(Requests::iterator it) {
   }
   pump_.PumpSoon();
   // All waiting output of a streamed answer goes into one response, so it must
-  // not exceed the size of a response.
+  // not exceed the largest size of a response.
   pump_.CheckWaiting(waiting, backend_->limits.max_response_bytes);
   CheckWaitingBytes();
 }

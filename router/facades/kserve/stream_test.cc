@@ -40,8 +40,8 @@ class KserveStreamTest : public ::testing::Test {
     stream_ = std::make_shared<KserveStream>(backend_, std::move(call), strand_,
                                              &sink_);
   }
-  // Ends requests that still run, because the fake router holds their sinks,
-  // which hold the calls.
+  // Ends requests that still run. Otherwise the fake router would keep their
+  // sinks and calls alive.
   void TearDown() override {
     if (stream_ == nullptr) return;
     stream_->OnCancelled();
@@ -162,8 +162,9 @@ TEST_F(KserveStreamTest,
 
 TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotOverflow) {
   Start();
-  // The size is 1677721600 tokens * 128 samples * 80 bytes * 2^31 candidates.
-  // It is a multiple of 2^64, so in 64 bits it would overflow to 0.
+  // The response would take 1677721600 tokens * 128 samples * 80 bytes * 2^31
+  // candidates. This is a multiple of 2^64, so in 64 bits it would overflow to
+  // 0.
   Send(InferRequestBuilder("tiny", "a")
            .Text("text_input", "hi")
            .Bool("return_logprobs", true)

@@ -26,8 +26,7 @@ std::shared_ptr<const model::Tokenizer> Load(const std::string& name) {
 class TokenizerCodecTest : public ::testing::TestWithParam<const char*> {};
 
 // The prompt's text followed by the streamed text must equal the text that the
-// tokenizer decodes from all tokens together. With a stop string, text is
-// produced token by token.
+// tokenizer decodes from all tokens together.
 TEST_P(TokenizerCodecTest, TheStreamedTextContinuesTheDecodedPromptExactly) {
   const auto tokenizer = Load(GetParam());
   const TokenizerCodec codec(tokenizer);

@@ -12,8 +12,8 @@ using vllm::grpc::engine::GenerateComplete;
 using vllm::grpc::engine::GenerateStreamChunk;
 using vllm::grpc::engine::InputLogProbs;
 
-// The most bytes that these take in a message: an id below 2^31 (a varint), a
-// float, and the tags and length of a message that holds one of them.
+// Upper bounds of bytes in a message: an id below 2^31 (a varint), a float, and
+// the tags and length of a message around it.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 8;

@@ -23,9 +23,9 @@ namespace kvasir::router {
 // If a stop string ends a sample, the token that completes the string is the
 // last one. A streamed answer has chunks, each with the new output of one
 // sample. After its last chunk comes the sample's `complete`, which has counts
-// and the finish reason but no tokens. An answer that is not streamed has one
-// `complete` for each sample, with its whole output. It comes only after all
-// samples have ended, because until then the request can still fail as a whole.
+// and the finish reason but no tokens. An answer that is not streamed has,
+// after all samples have ended, one `complete` for each sample with its whole
+// output.
 //
 // Threads: only one thread at a time may use it.
 class VllmEngineAnswer {

@@ -32,8 +32,7 @@ absl::StatusOr<vllm::grpc::engine::GetModelInfoResponse> VllmModelInfoOf(
         "no worker of model '", model.name, "' has been reached yet"));
   }
   vllm::grpc::engine::GetModelInfoResponse response;
-  // Set it to true: false would mean a model that produces embeddings instead
-  // of text.
+  // False would mean a model that produces embeddings instead of text.
   response.set_is_generation(true);
   response.set_served_model_name(model.name);
   // Give a path that exists on no machine and is not the name of a model on a

@@ -40,8 +40,7 @@ Call::Asked Read(const std::shared_ptr<VllmEngineBackend>& backend,
   Call::Asked asked{.model = model.ok() ? model->name : "",
                     .n = message.sampling_params().n(),
                     .prepare = ReadRequest(backend, message, model)};
-  // Keep the id only if it is valid. Otherwise the request is refused, but its
-  // id would be logged and may be any text.
+  // Keep only a valid id: the id of a refused request is logged as well.
   if (CheckVllmRequestId(message.request_id()).ok()) {
     asked.id = message.request_id();
   }

@@ -8,8 +8,8 @@ namespace {
 
 using vllm::FinishInfo;
 
-// The most bytes that these take in a message: an id below 2^31 (a varint), a
-// float, and the tag and length of a message.
+// Upper bounds of bytes in a message: an id below 2^31 (a varint), a float, and
+// the tag and length of a message.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 4;

@@ -40,8 +40,7 @@ Call::Asked Read(const Backend& backend, const vllm::GenerateRequest& message,
   Call::Asked asked{.model = model.ok() ? model->name : message.model(),
                     .n = message.sampling().num_sequences(),
                     .prepare = ReadRequest(backend, message, streaming, model)};
-  // Keep the id only if it is valid. Otherwise the request is refused, but its
-  // id would be logged and may be any text.
+  // Keep only a valid id: the id of a refused request is logged as well.
   if (CheckVllmRequestId(message.request_id()).ok()) {
     asked.id = message.request_id();
   }

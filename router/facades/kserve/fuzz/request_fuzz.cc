@@ -21,7 +21,6 @@ void ParseMessage(const inference::ModelInferRequest& message, bool unary) {
   KVASIR_CHECK(request->stop_strings.size() <= kvasir::router::kMaxStopStrings);
 }
 
-// Parses the text as a message, and as the JSON of a message's parameter.
 void Parse(std::string_view text) {
   inference::ModelInferRequest message;
   if (message.ParseFromArray(text.data(), static_cast<int>(text.size()))) {
