@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/status_macros.h"
+#include "plan/normal_levels.h"
 
 namespace kvasir::plan {
 
@@ -78,6 +79,14 @@ absl::Status CheckLevels(const PlanPlace& where, const Codec& codec,
       return where.Refuse("levels must be finite and rise, have ",
                           levels.Get(i), " as number ", i);
     }
+  }
+  const std::vector<float> rounded = RoundedLevels(levels);
+  for (size_t i = 1; i < rounded.size(); ++i) {
+    if (rounded[i] > rounded[i - 1] && std::isfinite(rounded[i])) continue;
+    return where.Refuse(
+        "levels must differ by at least 1/127 of the largest, but number ",
+        i - 1, " and number ", i, " are ", levels.Get(static_cast<int>(i) - 1),
+        " and ", levels.Get(static_cast<int>(i)));
   }
   for (const BitRun& run : runs) {
     if (run.bits == 0) continue;

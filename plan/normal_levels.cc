@@ -1,6 +1,7 @@
 #include "plan/normal_levels.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 namespace kvasir::plan {
@@ -46,6 +47,26 @@ std::vector<double> LloydMaxLevels(int64_t bits) {
   for (double& level : all) level = -level;
   all.insert(all.end(), levels.begin(), levels.end());
   return all;
+}
+
+std::vector<float> RoundedLevels(absl::Span<const double> levels) {
+  constexpr double kMostSteps = 127.0;
+  double largest = 0.0;
+  for (const double level : levels) {
+    largest = std::max(largest, std::abs(level));
+  }
+  // Clears the lowest 8 of the 24 significant bits of a float.
+  const auto step = std::bit_cast<float>(
+      std::bit_cast<uint32_t>(static_cast<float>(largest / kMostSteps)) &
+      ~uint32_t{0xff});
+  std::vector<float> rounded;
+  for (const double level : levels) {
+    const double steps =
+        step > 0.0f ? std::nearbyint(level / static_cast<double>(step)) : 0.0;
+    rounded.push_back(
+        static_cast<float>(std::clamp(steps, -kMostSteps, kMostSteps)) * step);
+  }
+  return rounded;
 }
 
 }  // namespace kvasir::plan

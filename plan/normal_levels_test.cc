@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
+
 namespace kvasir::plan {
 namespace {
 
@@ -26,6 +28,22 @@ TEST(LloydMaxTest, QuantizerLevelsAscendAndAreSymmetricAroundZero) {
       EXPECT_LT(levels[i - 1], levels[i]);
     }
     EXPECT_EQ(levels.front(), -levels.back());
+  }
+}
+
+TEST(RoundedLevelsTest, LevelsBecomeExactMultiplesOfOneStepAndStayThem) {
+  for (const int bits : {1, 2, 3, 4}) {
+    const std::vector<float> rounded = RoundedLevels(LloydMaxLevels(bits));
+    const float step = rounded.back() / 127.0f;
+    EXPECT_NEAR(rounded.back(), LloydMaxLevels(bits).back(), 1e-4);
+    for (size_t i = 0; i < rounded.size(); ++i) {
+      const float steps = std::nearbyint(rounded[i] / step);
+      EXPECT_LE(std::abs(steps), 127.0f);
+      EXPECT_EQ(steps * step, rounded[i]);
+      EXPECT_NEAR(rounded[i], LloydMaxLevels(bits)[i], 0.51f * step);
+    }
+    const std::vector<double> again(rounded.begin(), rounded.end());
+    EXPECT_EQ(RoundedLevels(again), rounded);
   }
 }
 

@@ -722,6 +722,11 @@ TEST(PlanTest, RefusesCodecsWithContradictorySettings) {
        norm("[0.5,0.5,1,2]"),
        Shape(),
        {"levels must be finite and rise"}},
+      {"levels that are too close",
+       norm("[-1,0.5,0.501,1]"),
+       Shape(),
+       {"levels must differ by at least 1/127 of the largest, but number 1 "
+        "and number 2 are 0.5 and 0.501"}},
       {"levels",
        norm("[0.5,1]"),
        Shape(),

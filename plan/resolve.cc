@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "plan/artifact_tensors.h"
+#include "plan/normal_levels.h"
 #include "plan/resolved_plan.h"
 
 namespace kvasir::plan {
@@ -145,8 +146,7 @@ void SetCodec(const Codec& codec, ResolvedPart* part) {
     part->bits.push_back(static_cast<int>(run.bits()));
   }
   part->explicit_runs = codec.bits().runs_size() > 0;
-  part->levels.assign(codec.per_token_norm().levels().begin(),
-                      codec.per_token_norm().levels().end());
+  part->levels = RoundedLevels(codec.per_token_norm().levels());
   if (codec.has_dtype()) part->dtype = codec.dtype();
   if (codec.has_bits() && !codec.has_channel_static()) {
     part->param_dtype = codec.param_dtype();

@@ -9,6 +9,7 @@
 
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
+#include "plan/normal_levels.h"
 
 namespace kvasir::compress {
 namespace {
@@ -242,7 +243,9 @@ TEST(FakeQuantTest, ChannelsWithoutBitsAreDecodedAsTheirMinimum) {
 }
 
 TEST(FakeQuantTest, NumbersAreRoundedToTheNearestLevelAndRowsKeepTheirNorm) {
-  const std::vector<double> levels = {-1.5, -0.5, 0.2, 1.25};
+  const std::vector<float> rounded =
+      plan::RoundedLevels({-1.5, -0.5, 0.2, 1.25});
+  const std::vector<double> levels(rounded.begin(), rounded.end());
   kvasir::v1::Codec plan;
   plan.mutable_bits()->add_schedule(2);
   plan.set_param_dtype(kvasir::v1::F16);

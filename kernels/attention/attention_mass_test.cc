@@ -72,7 +72,8 @@ TEST_P(AttentionMassTest,
     for (const LatentAsk& ask : asks) {
       const int64_t tokens = ask.start + ask.count;
       truth.push_back(cache.Mass(ask.sequence, tokens));
-      EXPECT_LT(WorstOf(cache.ExpectedMass(ask, tokens), truth.back()), 5e-5)
+      EXPECT_LT(WorstOf(cache.ExpectedMass(ask, tokens), truth.back()),
+                Tolerance(cache.Params()))
           << ask.sequence;
     }
     // Without room to keep attention weights, keys are scored twice. With room

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/eviction/ops.h"
+#include "kernels/testing/attention_checks.h"
 #include "kernels/testing/latent_cache_for_test.h"
 #include "kernels/testing/latent_specs_for_test.h"
 
@@ -162,7 +163,8 @@ TEST_P(EvictCompactTest,
     Evicted truth(reference, GetParam(), to);
     const std::vector<float> out =
         truth.cache.Attend(reference, {Evicted::Last()});
-    EXPECT_LT(WorstError(truth.cache.Params(), truth.expected, out), 5e-5);
+    EXPECT_LT(WorstError(truth.cache.Params(), truth.expected, out),
+              Tolerance(truth.cache.Params()));
     // Metadata moves with its slot.
     const std::vector<float> mass = truth.cache.Mass(0, kKept);
     for (size_t u = 0; u < truth.kept.size(); ++u) {
@@ -205,7 +207,8 @@ TEST(EvictCompactGranulesTest, SlotsStoredInGranulesAreMovedWithoutChanges) {
   for (const To to : {To::kSamePages, To::kOtherPages}) {
     Evicted truth(*test, spec, to);
     const std::vector<float> out = truth.cache.Attend(*test, {Evicted::Last()});
-    EXPECT_LT(WorstError(truth.cache.Params(), truth.expected, out), 5e-5);
+    EXPECT_LT(WorstError(truth.cache.Params(), truth.expected, out),
+              Tolerance(truth.cache.Params()));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "kernels/latents/latent_check.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
@@ -137,6 +138,24 @@ absl::Status CheckTiles(const char* op, const LatentPart& part,
              : absl::OkStatus();
 }
 
+// Levels must be whole multiples of 1/127 of the largest.
+absl::Status CheckLevels(const char* op, const LatentPart& part) {
+  float largest = 0.0f;
+  for (int i = 0; i < part.num_levels; ++i) {
+    largest = std::max(largest, std::fabs(part.levels[i]));
+  }
+  const float step = largest / 127.0f;
+  for (int i = 0; i < part.num_levels; ++i) {
+    const float level = part.levels[i];
+    if (step > 0.0f && std::nearbyint(level / step) * step == level) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        op, ": level ", i, " is ", level,
+        ", but must be a whole multiple of 1/127 of the largest level, ",
+        largest));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckLatentPart(const char* op, const LatentPart& part,
@@ -162,7 +181,7 @@ absl::Status CheckLatentPart(const char* op, const LatentPart& part,
     }
     KVASIR_RETURN_IF_ERROR(CheckGroup(op, part, group, device_granule));
   }
-  return absl::OkStatus();
+  return CheckLevels(op, part);
 }
 
 absl::Status CheckSlotMetadata(const char* op, const SlotMetadata& metadata,

@@ -96,7 +96,10 @@ struct LatentPartIn {
   Ptr<const float> static_scale = nullptr;
   Ptr<const float> static_minimum = nullptr;
   // If num_levels is above 0, code c decodes to levels[c] times the slot's
-  // scale. If it is 0, codes have ranges instead of levels.
+  // scale. If it is 0, codes have ranges instead of levels. Levels are exact
+  // products of integers from -127 to 127 and one number, and the largest
+  // magnitude among these integers is 127, so that attention can multiply codes
+  // as integers (attention/params/code_digits.h).
   int num_levels = 0;
   float levels[kMaxNormLevels] = {};
 };

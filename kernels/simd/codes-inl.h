@@ -57,6 +57,16 @@ class LevelTable {
   const float* levels_;
 };
 
+// Replaces `count` codes, rounded up to whole vectors, by their levels.
+inline void LookUpLevels(const float* levels, int64_t count, float* codes) {
+  const LevelTable table(levels);
+  const hn::RebindToSigned<Floats> d32;
+  for (int64_t i = 0; i < count; i += kVecLanes) {
+    const auto code = hn::ConvertTo(d32, LoadFloats(codes + i));
+    hn::StoreU(table.At(hn::BitCast(kWords, code)), kFloats, codes + i);
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace kvasir::kernels
 HWY_AFTER_NAMESPACE();

@@ -54,10 +54,10 @@ class Part {
     view.param_dtype = dtype;
     view.num_levels = num_levels;
     for (int i = 0; i < num_levels; ++i) {
-      // The distances between levels are unequal.
-      view.levels[i] = 0.3f * static_cast<float>(i) -
-                       0.1f * static_cast<float>(num_levels) +
-                       0.05f * static_cast<float>(i % 3);
+      // Multiples of one step, up to 127, with unequal distances.
+      const int steps =
+          i + 1 == num_levels ? 127 : 240 * i / num_levels - 120 + 3 * (i % 3);
+      view.levels[i] = static_cast<float>(steps) * 0x1p-6f;
     }
     int64_t column = 0;
     int64_t offset = 16;

@@ -1,6 +1,7 @@
 // Streams and checks that the tests of attention share.
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 #include <vector>
 
@@ -33,6 +34,30 @@ inline void WriteAll(LatentCache& cache, const std::vector<LatentAsk>& asks) {
   }
 }
 
+// Whether queries or weights are multiplied by codes. Their digits
+// (code_digits.h) then add errors of up to 2^-14 of the largest number that
+// shares their unit.
+inline bool MultipliesCodes(const PagedAttentionArgs& params) {
+  bool multiplies = false;
+  for (int64_t p = 0; p < params.num_key_parts; ++p) {
+    const AttentionKeyPartArgs& part = params.keys[p];
+    multiplies = multiplies || (part.rebuild == nullptr &&
+                                part.latents.groups[0].num_runs > 0);
+  }
+  for (int64_t p = 0; p < params.num_value_parts; ++p) {
+    const AttentionValuePartArgs& part = params.values[p];
+    multiplies = multiplies ||
+                 (part.lift == nullptr && part.latents.groups[0].num_runs > 0);
+  }
+  return multiplies;
+}
+
+inline double Tolerance(const PagedAttentionArgs& params,
+                        double without_codes = 5e-5) {
+  return MultipliesCodes(params) ? std::max(without_codes, 1e-3)
+                                 : without_codes;
+}
+
 // Returns the output of the reference back end, after comparing it with the
 // definition in float64.
 inline std::vector<float> CheckedReference(LatentCache& cache,
@@ -44,7 +69,8 @@ inline std::vector<float> CheckedReference(LatentCache& cache,
     expected.insert(expected.end(), rows.begin(), rows.end());
   }
   std::vector<float> truth = cache.Attend(SharedStreams().reference, asks);
-  EXPECT_LT(WorstError(cache.Params(), expected, truth), tolerance);
+  const PagedAttentionArgs params = cache.Params();
+  EXPECT_LT(WorstError(params, expected, truth), Tolerance(params, tolerance));
   return truth;
 }
 

@@ -39,6 +39,10 @@ TestPart::TestPart(const PartSpec& from, int64_t num_kv_heads,
     part.num_levels = 1 << spec.bits[0];
     std::vector<float> levels = Uniform(part.num_levels, seed + 3, -2.0f, 2.0f);
     std::sort(levels.begin(), levels.end());
+    // Products with integers up to 127 are exact.
+    constexpr float kStep = 0x1.06p-6f;
+    for (float& level : levels) level = std::round(level / kStep) * kStep;
+    levels.back() = 127.0f * kStep;
     std::copy(levels.begin(), levels.end(), part.levels);
   }
   const float none = 0.0f;

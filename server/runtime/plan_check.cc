@@ -79,7 +79,7 @@ std::vector<int32_t> TextTokens(const model::Tokenizer* tokenizer) {
 constexpr absl::Duration kAutoTimeLimit = absl::Minutes(1);
 
 // A part of the key of kept results: a new version discards old results.
-constexpr char kCheckVersion[] = "2\n";
+constexpr char kCheckVersion[] = "3\n";
 
 // The folder of results of earlier checks; empty if there is none.
 std::string FolderOfChecks() {

@@ -175,7 +175,7 @@ double ModelExecutor::kv_compression_ratio() const {
 std::string ModelExecutor::numerics_id() const {
   // Increase kCpuBits or kGpuBits when a change of the code changes results.
   // All CPU back ends give the same bits.
-  constexpr int kCpuBits = 2;
+  constexpr int kCpuBits = 3;
   constexpr int kGpuBits = 2;
   const kernels::Device& device = *parts_.device;
   return absl::StrCat(

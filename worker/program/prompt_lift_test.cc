@@ -166,7 +166,7 @@ TEST(InvarianceNameTest,
 TEST_P(PromptLiftTest, ChunkAndBatchSizesChangeNoBitWhenPromptsAreLifted) {
   const Outcome whole = RunText(GetParam(), {});
   EXPECT_TRUE(whole.lifts_prompts);
-  EXPECT_EQ(whole.numerics_id, "cpu-f32-2-lifted");
+  EXPECT_EQ(whole.numerics_id, "cpu-f32-3-lifted");
   for (const Cut& cut : Cuts()) {
     const Outcome other = RunText(GetParam(), cut);
     EXPECT_EQ(other.logits, whole.logits)
@@ -187,7 +187,7 @@ TEST_P(PromptLiftTest, LiftingPromptsChangesTheirLogitsOnlyByRounding) {
 TEST_P(PromptLiftTest, ADeterministicRankDoesNotLiftPrompts) {
   const Outcome whole = RunText(GetParam(), {.deterministic = true});
   EXPECT_FALSE(whole.lifts_prompts);
-  EXPECT_EQ(whole.numerics_id, "cpu-f32-2");
+  EXPECT_EQ(whole.numerics_id, "cpu-f32-3");
   for (Cut cut : Cuts()) {
     cut.deterministic = true;
     const Outcome other = RunText(GetParam(), cut);

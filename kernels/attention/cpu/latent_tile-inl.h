@@ -441,18 +441,6 @@ void ConvertValues(const BlockSlots& slots, int64_t first, int64_t width,
   }
 }
 
-// ----- Levels.
-
-// Replaces `count` codes, rounded up to whole vectors, by their levels.
-inline void LookUpLevels(const float* levels, int64_t count, float* codes) {
-  const LevelTable table(levels);
-  const hn::RebindToSigned<Floats> d32;
-  for (int64_t i = 0; i < count; i += kVecLanes) {
-    const auto code = hn::ConvertTo(d32, LoadFloats(codes + i));
-    hn::StoreU(table.At(hn::BitCast(kWords, code)), kFloats, codes + i);
-  }
-}
-
 // ----- Ranges (scale and minimum) that are stored in slots.
 
 // Converts the two 16-bit numbers in each word to float32.
@@ -475,7 +463,14 @@ HWY_INLINE void SplitPairs(WordVec words, F16, float* low, float* high) {
 // Loads the scales [64] of slots whose codes stand for levels. Slots that no
 // row sees get 0.
 template <typename T>
-void LoadLengths(const BlockSlots& slots, float* scale) {
+void LoadLengths(const BlockSlots& slots, int64_t stride_bytes, float* scale) {
+  if (slots.regular && stride_bytes == sizeof(T)) {
+    for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+      hn::StoreU(LoadFloats(reinterpret_cast<const T*>(slots.ranges[s])),
+                 kFloats, scale + s);
+    }
+    return;
+  }
   std::fill_n(scale, kBlock, 0.0f);
   for (int64_t s = slots.begin; s < slots.end; ++s) {
     T stored;
@@ -759,8 +754,10 @@ class BlockLoader {
     VisitDType(part.param_dtype, [&](auto type) {
       if (part.num_levels > 0) {
         // With levels there is one run, so all pieces have the same scale.
-        for (int64_t p = 0; p < chunk.num_pieces; ++p) {
-          LoadLengths<decltype(type)>(found_, scales_ + p * kBlock);
+        LoadLengths<decltype(type)>(found_, group.params.stride_bytes, scales_);
+        std::fill_n(minima_, kBlock, 0.0f);
+        for (int64_t p = 1; p < chunk.num_pieces; ++p) {
+          std::copy_n(scales_, kBlock, scales_ + p * kBlock);
           std::fill_n(minima_ + p * kBlock, kBlock, 0.0f);
         }
         return;

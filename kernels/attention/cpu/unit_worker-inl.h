@@ -12,9 +12,10 @@
 #include <cstring>
 
 #include "hwy/highway.h"
-#include "kernels/attention/cpu/code_tile-inl.h"
+#include "kernels/attention/cpu/code_dots.h"
 #include "kernels/attention/cpu/key_bias-inl.h"
 #include "kernels/attention/cpu/latent_tile-inl.h"
+#include "kernels/attention/cpu/pair_tile-inl.h"
 #include "kernels/attention/cpu/rebuild-inl.h"
 #include "kernels/attention/cpu/softmax-inl.h"
 #include "kernels/attention/cpu/value_sums-inl.h"
@@ -165,15 +166,22 @@ class PanelWorker {
         key_bias_(grid, unit_, state + grid.state().key_bias),
         values_(grid, unit_, scratch, state, &loader_, &tiles->lifter()) {}
 
-  // Copies the queries to the panel's state, as far as they fit, and computes
-  // their sums (SumQueries). Must be called before the first block.
+  // Copies the queries or their digits to the panel's state, as far as they
+  // fit, and computes their sums (SumQueries). Must be called before the first
+  // block.
   void LoadQueries() const {
     key_bias_.LoadQueries();
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       const AttentionGrid::Spans spans = unit_.KeySpans(p);
       for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
         const RowRange rows = unit_.RowsOf(*span);
-        if (HoldsQueries(p)) CopyQueries(p, *span, 0, WidthOf(p, *span));
+        if (grid_.key(p).holds) {
+          if (grid_.key(p).multiplies_codes) {
+            CutQueries(p, *span, ChunksOf(p, *span));
+          } else {
+            CopyQueries(p, *span, 0, WidthOf(p, *span));
+          }
+        }
         if (grid_.key(p).num_sums == 0) continue;
         for (int64_t r = rows.begin; r < rows.end; ++r) {
           SumQueries(p, params_.keys[p].latents.groups[span->group], r);
@@ -296,8 +304,8 @@ class PanelWorker {
     return part.rebuild != nullptr ? part.rebuild->dims
                                    : part.latents.groups[span.group].width;
   }
-  bool HoldsQueries(int64_t p) const {
-    return grid_.key(p).held_width == grid_.key(p).width;
+  AttentionGrid::Chunks ChunksOf(int64_t p, const HeadSpan& span) const {
+    return grid_.chunks(grid_.key(p).first_group, span.group);
   }
   float* QueriesOf(int64_t p) const {
     return state_ + grid_.state().q + grid_.key(p).q_offset;
@@ -308,26 +316,50 @@ class PanelWorker {
            r * part.num_sums;
   }
 
+  // The digits of a row's query.
+  uint32_t* DigitsOf(int64_t p, int64_t r) const {
+    return reinterpret_cast<uint32_t*>(QueriesOf(p) +
+                                       r * grid_.key(p).held_width);
+  }
+
   // Copies channels [first, first + width) of the queries of a span's rows to
-  // the panel's state. If the part has static ranges and keys are not rebuilt,
-  // multiplies them by the scales.
+  // the panel's state.
   void CopyQueries(int64_t p, const HeadSpan& span, int64_t first,
                    int64_t width) const {
-    const AttentionKeyPartArgs& part = params_.keys[p];
-    const float* scale = nullptr;
-    if (part.rebuild == nullptr && part.latents.static_scale != nullptr) {
-      scale = part.latents.static_scale +
-              part.latents.groups[span.group].column + first;
-    }
-    const int64_t stride = grid_.key(p).held_width;
     const RowRange rows = unit_.RowsOf(span);
     for (int64_t r = rows.begin; r < rows.end; ++r) {
-      const float* from = unit_.QueryRow(p, r) + first;
-      float* to = QueriesOf(p) + r * stride;
-      if (scale == nullptr) {
-        std::memcpy(to, from, static_cast<size_t>(width) * sizeof(float));
-      } else {
-        for (int64_t i = 0; i < width; ++i) to[i] = from[i] * scale[i];
+      std::memcpy(QueriesOf(p) + r * grid_.key(p).held_width,
+                  unit_.QueryRow(p, r) + first,
+                  static_cast<size_t>(width) * sizeof(float));
+    }
+  }
+
+  // Writes the digits of the queries of a span's rows to the panel's state, for
+  // the channels of `chunks`. Queries are first multiplied by static scales.
+  void CutQueries(int64_t p, const HeadSpan& span,
+                  AttentionGrid::Chunks chunks) const {
+    const LatentPartArgs& part = params_.keys[p].latents;
+    const float* const scale =
+        part.static_scale == nullptr
+            ? nullptr
+            : part.static_scale + part.groups[span.group].column;
+    const RowRange rows = unit_.RowsOf(span);
+    int64_t first = -1;
+    for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
+         ++chunk) {
+      for (int64_t i = 0; i < chunk->num_pieces; ++i) {
+        const CodePiece& piece = grid_.pieces(*chunk)[i];
+        if (first < 0) first = piece.digits;
+        for (int64_t r = rows.begin; r < rows.end; ++r) {
+          const float* q = unit_.QueryRow(p, r) + piece.begin;
+          HWY_ALIGN float scaled[kDigitChannels];
+          for (int64_t c = 0; scale != nullptr && c < piece.width; ++c) {
+            scaled[c] = q[c] * scale[piece.begin + c];
+          }
+          CutQuery(piece, scale != nullptr ? scaled : q,
+                   grid_.key(p).level_step,
+                   DigitsOf(p, r) + piece.digits - first);
+        }
       }
     }
   }
@@ -397,19 +429,19 @@ class PanelWorker {
   // Computes the scores for spans [begin, end), which have the same group.
   void ScoreGroup(int64_t p, const HeadSpan* begin, const HeadSpan* end,
                   float* to) {
+    if (grid_.key(p).multiplies_codes) return ScoreCodes(p, begin, end, to);
     const LatentPartArgs& part = params_.keys[p].latents;
     const LatentGroup& group = part.groups[begin->group];
-    const AttentionGrid::Chunks chunks =
-        grid_.chunks(grid_.key(p).first_group, begin->group);
-    const bool in_slots = group.num_runs > 0 && part.static_scale == nullptr;
+    const AttentionGrid::Chunks chunks = ChunksOf(p, *begin);
     int64_t num_rows = 0;
     for (const HeadSpan* span = begin; span != end; ++span) {
       num_rows += unit_.RowsOf(*span).size();
     }
+    const bool in_registers = kTakesPairs && num_rows <= kKeyPairsMostRows &&
+                              part.dtype == DType::kBf16 &&
+                              grid_.exact(part) == nullptr;
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
-      const bool in_registers =
-          num_rows <= MostRowsInRegisters(*chunk) && TakesKeyWords(p, *chunk);
       if (in_registers) {
         loader_.LoadKeyWords(part, group, *chunk);
       } else {
@@ -417,94 +449,68 @@ class PanelWorker {
       }
       for (const HeadSpan* span = begin; span != end; ++span) {
         int64_t first = chunk->begin;
-        if (!HoldsQueries(p)) {
+        if (!grid_.key(p).holds) {
           CopyQueries(p, *span, chunk->begin, chunk->width);
           first = 0;
         }
         const RowRange rows = unit_.RowsOf(*span);
-        if (in_slots) {
-          ScoreCodes(p, rows, *chunk, first, in_registers, to);
-          continue;
-        }
         TileArgs args = ScoreArgs(p, rows, first, to);
         args.b = loader_.tile();
         args.depth = chunk->width;
         args.accumulate = chunk->begin > 0;
         if (in_registers) {
-          MultiplyWords(args, part, *chunk,
-                        {grid_.pieces(*chunk), chunk->num_pieces}, rows.size());
-          continue;
+          RunKeyPairs(rows.size(), {chunk->width, loader_.key_pairs(), args.a,
+                                    args.a_stride, args.c, args.c_stride,
+                                    args.accumulate, loader_.ahead()});
+        } else {
+          Multiply<float>(args, rows.size(), kBlock);
         }
-        Multiply<float>(args, rows.size(), kBlock);
       }
     }
-    if (grid_.key(p).codes && !in_slots) {
+  }
+
+  // Like ScoreGroup, for codes.
+  void ScoreCodes(int64_t p, const HeadSpan* begin, const HeadSpan* end,
+                  float* to) {
+    const LatentPartArgs& part = params_.keys[p].latents;
+    const LatentGroup& group = part.groups[begin->group];
+    const AttentionGrid::KeyPart& key = grid_.key(p);
+    const bool in_slots = part.static_scale == nullptr;
+    float* const sums = in_slots ? scratch_ + grid_.scratch().raw : to;
+    const AttentionGrid::Chunks chunks = ChunksOf(p, *begin);
+    for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
+         ++chunk) {
+      loader_.LoadKeyWords(part, group, *chunk);
+      const CodePiece* const pieces = grid_.pieces(*chunk);
       for (const HeadSpan* span = begin; span != end; ++span) {
         const RowRange rows = unit_.RowsOf(*span);
-        for (int64_t r = rows.begin; r < rows.end; ++r) {
-          AddToRow(SumsOf(p, r)[0], to + r * kBlock);
+        if (!key.holds) CutQueries(p, *span, {chunk, chunk + 1});
+        for (int64_t i = 0; i < chunk->num_pieces; ++i) {
+          const CodePiece& piece = pieces[i];
+          KeyDotsArgs args = {};
+          args.planes = loader_.key_words();
+          args.piece = &piece;
+          args.levels = key.levels;
+          args.digits = DigitsOf(p, rows.begin) + piece.digits -
+                        (key.holds ? 0 : pieces[0].digits);
+          args.digits_stride = key.held_width;
+          args.c = sums + rows.begin * kBlock;
+          args.accumulate = in_slots ? !piece.starts_run : piece.begin > 0;
+          args.ahead = loader_.ahead();
+          RunKeyDots(rows.size(), args);
+          if (!in_slots || !piece.ends_run) continue;
+          for (int64_t r = rows.begin; r < rows.end; ++r) {
+            ApplyRange(sums + r * kBlock, loader_.scales(i), loader_.minima(i),
+                       SumsOf(p, r)[piece.run], piece.run == 0,
+                       to + r * kBlock);
+          }
         }
       }
     }
-  }
-
-  static int64_t MostRowsInRegisters(const LatentChunk& chunk) {
-    return chunk.num_pieces == 0 ? kKeyPairsMostRows : kCodeTileMostRows;
-  }
-  // Whether the chunk's codes or bfloat16 numbers can be extracted in
-  // registers, from words that LoadKeyWords loads.
-  bool TakesKeyWords(int64_t p, const LatentChunk& chunk) const {
-    if (chunk.num_pieces == 0) {
-      const LatentPartArgs& part = params_.keys[p].latents;
-      return kTakesPairs && part.dtype == DType::kBf16 &&
-             grid_.exact(part) == nullptr;
-    }
-    return kTakesPairs;
-  }
-  struct Pieces {
-    const CodePiece* begin;
-    int64_t count;  // 0: the words hold bfloat16 numbers
-  };
-  // Multiplies the queries by the codes or numbers in the words that were
-  // loaded last. args.a must begin at the chunk's first channel.
-  void MultiplyWords(const TileArgs& args, const LatentPartArgs& part,
-                     const LatentChunk& chunk, Pieces pieces, int64_t rows) {
-    if (pieces.count == 0) {
-      RunKeyPairs(rows,
-                  {chunk.width, loader_.key_pairs(), args.a, args.a_stride,
-                   args.c, args.c_stride, args.accumulate, loader_.ahead()});
-      return;
-    }
-    RunKeyCodes(rows,
-                {loader_.key_words(), pieces.begin, pieces.count, chunk.begin,
-                 LevelsOf(part), args.a, args.a_stride, args.c, args.c_stride,
-                 args.accumulate, loader_.ahead()});
-  }
-
-  // Computes the scores of one chunk of codes whose ranges are stored in the
-  // slots.
-  void ScoreCodes(int64_t p, RowRange rows, const LatentChunk& chunk,
-                  int64_t first, bool in_registers, float* to) {
-    float* raw = scratch_ + grid_.scratch().raw;
-    const CodePiece* pieces = grid_.pieces(chunk);
-    for (int64_t i = 0; i < chunk.num_pieces; ++i) {
-      const CodePiece& piece = pieces[i];
-      TileArgs args = ScoreArgs(p, rows, first, raw);
-      args.accumulate = !piece.starts_run;
-      if (in_registers) {
-        MultiplyWords(args, params_.keys[p].latents, chunk, {&piece, 1},
-                      rows.size());
-      } else {
-        const int64_t in_chunk = piece.begin - chunk.begin;
-        args.a += in_chunk;
-        args.b = loader_.tile() + in_chunk * kBlock;
-        args.depth = piece.width;
-        Multiply<float>(args, rows.size(), kBlock);
-      }
-      if (!piece.ends_run) continue;
+    for (const HeadSpan* span = begin; !in_slots && span != end; ++span) {
+      const RowRange rows = unit_.RowsOf(*span);
       for (int64_t r = rows.begin; r < rows.end; ++r) {
-        ApplyRange(raw + r * kBlock, loader_.scales(i), loader_.minima(i),
-                   SumsOf(p, r)[piece.run], piece.run == 0, to + r * kBlock);
+        AddToRow(SumsOf(p, r)[0], to + r * kBlock);
       }
     }
   }

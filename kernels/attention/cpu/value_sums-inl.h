@@ -11,11 +11,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "hwy/highway.h"
-#include "kernels/attention/cpu/code_tile-inl.h"
+#include "kernels/attention/cpu/code_dots.h"
 #include "kernels/attention/cpu/latent_tile-inl.h"
+#include "kernels/attention/cpu/pair_tile-inl.h"
 #include "kernels/attention/cpu/rebuild-inl.h"
 #include "kernels/attention/cpu/value_lift-inl.h"
 #include "kernels/attention/grid/attention_grid.h"
@@ -259,150 +261,99 @@ class ValueSums {
   void AddValueCodes(int64_t p, const HeadSpan& span) {
     const LatentPartArgs& part = params_.values[p].latents;
     const LatentGroup& group = part.groups[span.group];
+    const AttentionGrid::ValuePart& value = grid_.value(p);
     const bool in_slots = part.static_scale == nullptr;
+    const RowRange rows = unit_.RowsOf(span);
     const AttentionGrid::Chunks chunks =
-        grid_.chunks(grid_.value(p).first_group, span.group);
+        grid_.chunks(value.first_group, span.group);
     loader_.StartGroup(part, group);
-    if (grid_.value(p).sums_weights) SumWeights(p, span);
+    const BlockSlots& slots = loader_.FindSlots(part, group);
+    if (value.sums_weights) SumWeights(p, span);
+    auto* const digits = reinterpret_cast<WeightDigits*>(
+        scratch_ + grid_.scratch().weight_digits);
+    int64_t run = -1;  // whose scales the digits have
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
-      if (TakesLanes(span, *chunk)) {
-        AddLanes(p, span, *chunk);
-        continue;
-      }
       if (in_slots) {
         loader_.LoadValueRanges(part, group, *chunk);
         if (part.num_levels == 0) SumMinima(p, span, *chunk);
       }
-      const CodePiece* pieces = grid_.pieces(*chunk);
+      const CodePiece* const pieces = grid_.pieces(*chunk);
       for (int64_t i = 0; i < chunk->num_pieces; ++i) {
-        AddPiece(p, span, pieces[i], in_slots ? loader_.scales(i) : nullptr);
+        if (run < 0 || (in_slots && pieces[i].run != run)) {
+          run = pieces[i].run;
+          CutWeights(rows, in_slots ? loader_.scales(i) : nullptr,
+                     value.level_step, digits);
+        }
+        ValueDotsArgs args = {};
+        args.slots = slots.codes;
+        args.begin = slots.begin;
+        args.end = slots.end;
+        args.room = slots.room;
+        args.place = pieces[i].place;
+        args.width = pieces[i].width;
+        args.levels = value.levels;
+        args.numbers = loader_.StartTile();
+        args.digits = digits;
+        args.c = OutRow(p, rows.begin) + pieces[i].begin;
+        args.c_stride = grid_.out_width();
+        args.ahead = loader_.ahead();
+        RunValueDots(rows.size(), args);
       }
     }
   }
 
-  // Whether all pieces of the chunk are extracted together, as CodeLanes
-  // describes. If the chunk has only one piece, Streams or TakesInRegisters may
-  // select a faster way for it; then the result is false.
-  bool TakesLanes(const HeadSpan& span, const LatentChunk& chunk) const {
-    if (!kTakesLanes || chunk.num_lanes == 0) return false;
-    if (chunk.num_pieces > 1) return true;
-    const RowRange rows = unit_.RowsOf(span);
-    const CodePiece& piece = grid_.pieces(chunk)[0];
-    return !Streams(piece, rows) && !TakesInRegisters(piece, rows);
-  }
-
-  void AddLanes(int64_t p, const HeadSpan& span, const LatentChunk& chunk) {
-    const BlockSlots& slots =
-        loader_.FindSlots(params_.values[p].latents,
-                          params_.values[p].latents.groups[span.group]);
-    const RowRange span_rows = unit_.RowsOf(span);
-    const int64_t columns = chunk.num_lanes * CodeLanes::kChannels;
-    ValueLanesArgs args = {};
-    args.slot_bytes = chunk.slot_bytes;
-    args.lanes = grid_.lanes(chunk);
-    args.num_lanes = chunk.num_lanes;
-    args.c_stride = grid_.out_width();
-    args.ahead = loader_.ahead();
-    const bool in_registers = span_rows.size() <= kCodeTileMostRows;
-    if (!in_registers) {
-      args.depth = slots.end - slots.begin;
-      args.slots = slots.codes + slots.begin;
-      UnpackLanes(args, columns, loader_.StartTile() + slots.begin * columns);
-    }
-    unit_.ForValueSlots(read_, span_rows, loader_.block(),
-                        [&](RowRange rows, VisibleRange visible) {
-                          float* to = OutRow(p, rows.begin) + chunk.lanes_begin;
-                          if (!in_registers) {
-                            AddTile(Weights(), rows, visible,
-                                    {loader_.tile(), columns}, columns, to);
-                            return;
+  // Writes the digits of the rows' weights for the block's slots, times `scale`
+  // [64] if it is not null. The units are multiplied by `step`. Slots that a
+  // row does not read get 0.
+  void CutWeights(RowRange rows, const float* scale, float step,
+                  WeightDigits* digits) const {
+    std::fill_n(digits, rows.size(), WeightDigits());
+    unit_.ForValueSlots(read_, rows, loader_.block(),
+                        [&](RowRange own, VisibleRange visible) {
+                          for (int64_t r = own.begin; r < own.end; ++r) {
+                            CutRow(Weights() + r * kBlock, visible, scale, step,
+                                   digits + (r - rows.begin));
                           }
-                          args.depth = visible.end - visible.begin;
-                          args.slots = slots.codes + visible.begin;
-                          args.a =
-                              Weights() + rows.begin * kBlock + visible.begin;
-                          args.c = to;
-                          RunValueLanes(rows.size(), args);
                         });
   }
-
-  // Whether codes are read directly from the KV cache and extracted in
-  // registers, which is faster for few rows.
-  static bool TakesInRegisters(const CodePiece& piece, RowRange rows) {
-    return rows.size() <= kCodeTileMostRows &&
-           TakesValueCodes(piece.place, piece.width);
-  }
-
-  // Whether 8-bit codes are read directly from the KV cache as bytes.
-  static bool Streams(const CodePiece& piece, RowRange rows) {
-    return piece.place.low_bits == 8 && rows.size() <= kStreamRows &&
-           piece.width % kTileColumns == 0;
-  }
-
-  // Adds weights times the codes of a piece. scale [64] has each slot's scale
-  // for the piece's run; null means static ranges.
-  void AddPiece(int64_t p, const HeadSpan& span, const CodePiece& piece,
-                const float* scale) {
-    const LatentPartArgs& part = params_.values[p].latents;
-    const LatentGroup& group = part.groups[span.group];
-    const RowRange span_rows = unit_.RowsOf(span);
-    const float* weights = Weights();
-    if (scale != nullptr) {
-      ScaleWeights(span_rows, scale);
-      weights = scratch_ + grid_.scratch().scores_part;
-    }
-    const bool streams = Streams(piece, span_rows);
-    const bool in_registers = TakesInRegisters(piece, span_rows);
-    const int64_t stride = PadTile(piece.width);
-    if (!streams && !in_registers) {
-      loader_.LoadValueCodes(part, group, piece, stride);
-    }
-    unit_.ForValueSlots(
-        read_, span_rows, loader_.block(),
-        [&](RowRange rows, VisibleRange visible) {
-          float* to = OutRow(p, rows.begin) + piece.begin;
-          if (streams) {
-            Stream<uint8_t>(part, group, {piece.place.low_bit / 8, piece.width},
-                            weights, rows, visible, to);
-          } else if (in_registers) {
-            AddCodes(weights, piece, LevelsOf(part),
-                     loader_.FindSlots(part, group), rows, visible, to);
-          } else {
-            AddTile(weights, rows, visible, {loader_.tile(), stride},
-                    piece.width, to);
-          }
-        });
-  }
-
-  // Adds weights times codes that are read directly from the KV cache and
-  // extracted in registers, which is faster for few rows.
-  void AddCodes(const float* weights, const CodePiece& piece,
-                const float* levels, const BlockSlots& slots, RowRange rows,
-                VisibleRange visible, float* to) const {
-    ValueCodesArgs args = {};
-    args.depth = visible.end - visible.begin;
-    args.slots = slots.codes + visible.begin;
-    args.place = piece.place;
-    args.levels = levels;
-    args.a = weights + rows.begin * kBlock + visible.begin;
-    args.c = to;
-    args.c_stride = grid_.out_width();
-    args.columns = piece.width;
-    args.ahead = loader_.ahead();
-    RunValueCodes(rows.size(), args);
-  }
-
-  void ScaleWeights(RowRange rows, const float* scale) const {
-    const float* weights = Weights();
-    float* scaled = scratch_ + grid_.scratch().scores_part;
-    for (int64_t r = rows.begin; r < rows.end; ++r) {
-      for (int64_t s = 0; s < kBlock; s += kVecLanes) {
-        hn::StoreU(hn::Mul(LoadFloats(weights + r * kBlock + s),
-                           LoadFloats(scale + s)),
-                   kFloats, scaled + r * kBlock + s);
+  static void CutRow(const float* weights, VisibleRange visible,
+                     const float* scale, float step, WeightDigits* digits) {
+    HWY_ALIGN float scaled[kBlock] = {};
+    std::copy(weights + visible.begin, weights + visible.end,
+              scaled + visible.begin);
+    Vec largest = hn::Zero(kFloats);
+    bool finite = true;
+    for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+      Vec x = hn::Load(kFloats, scaled + s);
+      if (scale != nullptr) {
+        x = hn::Mul(x, LoadFloats(scale + s));
+        hn::Store(x, kFloats, scaled + s);
       }
+      const Vec size = hn::Abs(x);
+      finite = finite &&
+               hn::AllTrue(kFloats, hn::Le(size, Broadcast(kGreatestFloat)));
+      largest = hn::Max(largest, size);
     }
+    const DigitScale cut =
+        DigitScale::Of(finite ? hn::GetLane(hn::MaxOfLanes(kFloats, largest))
+                              : std::numeric_limits<float>::infinity(),
+                       kMostWeightDigits);
+    digits->unit = cut.unit * step;
+    if (cut.inverse == 0.0f) return;
+    const hn::RebindToSigned<Floats> d32;
+    const hn::Rebind<uint8_t, Floats> d8;
+    auto sum = hn::Zero(d32);
+    for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+      const auto integer = hn::NearestInt(
+          hn::Mul(hn::Load(kFloats, scaled + s), Broadcast(cut.inverse)));
+      sum = hn::Add(sum, integer);
+      hn::StoreU(hn::DemoteTo(d8, hn::ShiftRight<kDigitBits>(integer)), d8,
+                 digits->high + s);
+      hn::StoreU(hn::DemoteTo(d8, hn::And(integer, hn::Set(d32, 127))), d8,
+                 digits->low + s);
+    }
+    digits->sum = hn::GetLane(hn::SumOfLanes(d32, sum));
   }
 
   // For each run that begins in the chunk, adds the sum of weight * minimum

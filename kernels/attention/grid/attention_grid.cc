@@ -71,6 +71,18 @@ void ReadTogether(ChunkBytes* bytes) {
   bytes->together = true;
 }
 
+// Words that are enough for the digits of a row's query for any group. The runs
+// themselves may not be known yet (Fits).
+int64_t MostDigitWords(const LatentPartArgs& part) {
+  int64_t most = 0;
+  for (int64_t g = 0; g < part.num_groups; ++g) {
+    const LatentGroup& group = part.groups[g];
+    const int64_t pieces = group.num_runs + group.width / kDigitChannels;
+    most = std::max(most, group.width / 2 + pieces * kMostPieceWords);
+  }
+  return most;
+}
+
 // Allocates consecutive pieces of scratch, each rounded up to whole cache
 // lines.
 class Divider {
@@ -199,9 +211,6 @@ void AttentionGrid::AddChunks(const LatentPartArgs& part) {
     const auto close = [&] {
       if (chunk.width > 0) {
         if (chunk.num_pieces > 0) PlacePieces(&chunk);
-        if (chunk.num_pieces > 0 && part.static_scale != nullptr) {
-          AddLanes(group, &chunk);
-        }
         chunks_.push_back(chunk);
       }
       chunk = {chunk.begin + chunk.width, 0,
@@ -215,34 +224,33 @@ void AttentionGrid::AddChunks(const LatentPartArgs& part) {
       }
     }
     CodeCursor cursor(group);
+    int64_t digits = 0;
     for (int64_t r = 0; r < group.num_runs; ++r) {
       const CodeRun& run = group.runs[r];
       // Only the last run may have 0 bits, and nothing is stored for it.
       if (run.bits == 0) break;
       const CodePlace place = cursor.Next(run);
-      // If ranges are stored in slots, a run that fits into one chunk is not
-      // divided between two chunks.
-      const bool cut =
-          part.static_scale == nullptr &&
-          chunk.width + std::min(run.width, kChunkChannels) > kChunkChannels;
-      if (cut || chunk.num_pieces == kChunkPieces) {
-        close();
-      }
       for (int64_t first = 0; first < run.width;) {
+        const int64_t width = std::min(kDigitChannels, run.width - first);
+        if (chunk.width + width > kChunkChannels ||
+            chunk.num_pieces == kChunkPieces) {
+          close();
+        }
         CodePiece piece;
         piece.run = r;
         piece.begin = run.begin + first;
-        piece.width = std::min(kChunkChannels - chunk.width, run.width - first);
+        piece.width = width;
         piece.place = place;
         piece.place.Skip(first);
         piece.starts_run = first == 0;
         first += piece.width;
         piece.ends_run = first == run.width;
+        piece.digits = digits;
+        digits += DigitWords(piece);
         Cover(piece, &chunk.bytes);
         pieces_.push_back(piece);
         chunk.width += piece.width;
         ++chunk.num_pieces;
-        if (chunk.width == kChunkChannels) close();
       }
     }
     close();
@@ -263,42 +271,18 @@ void AttentionGrid::PlacePieces(LatentChunk* chunk) {
   }
 }
 
-void AttentionGrid::AddLanes(const LatentGroup& group, LatentChunk* chunk) {
-  constexpr int64_t kWordBits = 16;
-  chunk->slot_bytes = (PlanesOf(group).total_bits + 7) / 8;
-  chunk->lanes_begin = chunk->begin / 32 * 32;
-  const int64_t channels =
-      PadTile(chunk->begin + chunk->width) - chunk->lanes_begin;
-  if (chunk->slot_bytes > CodeLanes::kMostSlotBytes ||
-      channels > kChunkChannels) {
-    return;
-  }
-  chunk->num_lanes = channels / CodeLanes::kChannels;
-  chunk->first_lanes = static_cast<int64_t>(lanes_.size());
-  lanes_.resize(lanes_.size() + static_cast<size_t>(chunk->num_lanes),
-                CodeLanes());
-  for (int64_t i = 0; i < chunk->num_pieces; ++i) {
-    const CodePiece& piece =
-        pieces_[static_cast<size_t>(chunk->first_piece + i)];
-    CodePlace place = piece.place;
-    for (int64_t c = 0; c < piece.width; ++c, place.Skip(1)) {
-      const int64_t at = piece.begin + c - chunk->lanes_begin;
-      CodeLanes& lanes = lanes_[static_cast<size_t>(chunk->first_lanes +
-                                                    at / CodeLanes::kChannels)];
-      const int64_t lane = at % CodeLanes::kChannels;
-      const int64_t turn = kWordBits + place.high_bit % kWordBits -
-                           static_cast<int64_t>(place.low_bits);
-      lanes.words[lane] = static_cast<uint32_t>(
-          place.low_bit / kWordBits | place.high_bit / kWordBits << kWordBits);
-      lanes.shifts[lane] = static_cast<uint32_t>(place.low_bit % kWordBits);
-      lanes.turns[lane] = static_cast<uint32_t>(turn);
-      lanes.low_mask[lane] = (1u << place.low_bits) - 1;
-      lanes.mask[lane] = (1u << place.bits()) - 1;
-    }
-  }
+// Returns the integers of the part's levels, or null if it has no levels.
+const int8_t* AttentionGrid::AddLevels(const LatentPartArgs& part,
+                                       float* step) {
+  if (part.num_levels == 0) return nullptr;
+  levels_.push_back(LevelIntegersOf(part));
+  *step = levels_.back().step;
+  return levels_.back().integers;
 }
 
 void AttentionGrid::DescribeParts() {
+  levels_.reserve(
+      static_cast<size_t>(params_.num_key_parts + params_.num_value_parts));
   for (int64_t p = 0; p < params_.num_key_parts; ++p) DescribeKey(p);
   for (int64_t p = 0; p < params_.num_value_parts; ++p) DescribeValue(p);
 }
@@ -313,6 +297,8 @@ void AttentionGrid::DescribeKey(int64_t index) {
   if (from.rebuild == nullptr) {
     part.width = WidestGroup(from.latents);
     if (part.codes) {
+      part.multiplies_codes = true;
+      part.levels = AddLevels(from.latents, &part.level_step);
       part.num_sums = part.fixed_ranges ? 1 : MostRuns(from.latents);
     }
     scores_codes_ = scores_codes_ || (part.codes && !part.fixed_ranges);
@@ -329,12 +315,17 @@ void AttentionGrid::DescribeKey(int64_t index) {
       }
     }
   }
-  part.held_width = part.width <= kHeldQueryWidth ? part.width : kChunkChannels;
+  const int64_t words =
+      part.multiplies_codes ? MostDigitWords(from.latents) : part.width;
+  part.holds = words <= kHeldQueryWidth;
+  part.held_width = part.holds              ? words
+                    : part.multiplies_codes ? kMostChunkDigits
+                                            : kChunkChannels;
   if (index >= num_stored_keys_) {
     // A part of exact rows uses the same copy of the queries in scratch as its
-    // stored part, unless that copy is multiplied by static scales.
+    // stored part, unless that copy has digits.
     const KeyPart& stored = key(index - num_stored_keys_);
-    part.shares_queries = from.rebuild != nullptr || !stored.fixed_ranges;
+    part.shares_queries = !stored.multiplies_codes;
   }
   codes_ = codes_ || part.codes;
   keys_.push_back(part);
@@ -366,7 +357,10 @@ void AttentionGrid::DescribeValue(int64_t index) {
     minima_width_ += PadLine(1);
   } else if (!part.fixed_ranges && !part.lifted) {
     minima_width_ += PadLine(MostRuns(from));
-    sums_codes_ = sums_codes_ || part.codes;
+  }
+  if (part.codes && !part.lifted) {
+    sums_codes_ = true;
+    part.levels = AddLevels(from, &part.level_step);
   }
   codes_ = codes_ || part.codes;
   values_.push_back(part);
@@ -430,8 +424,9 @@ AttentionScratch AttentionGrid::Divide(int64_t rows) const {
   scratch.lift_sums = divider.Take(held_lift_sums_ + row_sums);
   scratch.column_sums = divider.Take(column_sums);
   scratch.scores = divider.Take(rows * block);
-  scratch.scores_part =
-      divider.Take(keys_.size() > 1 || sums_codes_ ? rows * block : 0);
+  scratch.scores_part = divider.Take(keys_.size() > 1 ? rows * block : 0);
+  scratch.weight_digits =
+      divider.Take(sums_codes_ ? rows * kWeightDigitsFloats : 0);
   scratch.scores_exact =
       divider.Take(params_.key_exact.any() ? rows * block : 0);
   scratch.raw = divider.Take(scores_codes_ ? rows * block : 0);

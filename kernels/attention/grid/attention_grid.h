@@ -60,7 +60,15 @@ class AttentionGrid {
     // length of a row's query: the width of the widest group, or the head
     // dimension if keys are rebuilt
     int64_t width = 0;
+    // How many 32-bit words the panel's state has for a row's query: numbers,
+    // or digits if codes are multiplied (multiplies_codes).
     int64_t held_width = 0;
+    // True: the state has the whole query. False: it has one chunk at a time.
+    bool holds = true;
+    // True: keys are absorbed and stored as codes.
+    bool multiplies_codes = false;
+    const int8_t* levels = nullptr;  // integers of levels, if codes have levels
+    float level_step = 1.0f;
     // how many sums of a row's query are needed for the minima of codes: one
     // for each run, or a single one if ranges are static
     int64_t num_sums = 0;
@@ -85,6 +93,8 @@ class AttentionGrid {
     // is the sum of weights.
     bool sums_weights = false;
     bool lifted = false;
+    const int8_t* levels = nullptr;
+    float level_step = 1.0f;
     // head dimension of lifted values, rounded up to whole register tiles
     int64_t tile_stride = 0;
     int64_t tile_offset = 0;    // offset from scratch.values, in floats
@@ -195,9 +205,6 @@ class AttentionGrid {
   const CodePiece* pieces(const LatentChunk& chunk) const {
     return pieces_.data() + chunk.first_piece;
   }
-  const CodeLanes* lanes(const LatentChunk& chunk) const {
-    return lanes_.data() + chunk.first_lanes;
-  }
 
   // How a sequence's rows are divided: into one unit for every slice of heads
   // and every tile of queries.
@@ -223,7 +230,7 @@ class AttentionGrid {
   void AddExactParts();
   void AddChunks(const LatentPartArgs& part);
   void PlacePieces(LatentChunk* chunk);
-  void AddLanes(const LatentGroup& group, LatentChunk* chunk);
+  const int8_t* AddLevels(const LatentPartArgs& part, float* step);
   void DescribeParts();
   void DescribeKey(int64_t index);
   void DescribeValue(int64_t index);
@@ -259,11 +266,10 @@ class AttentionGrid {
   bool rebuilds_ = false;
   bool lifts_ = false;
   bool codes_ = false;
-  // True if some key part (scores_codes_) or value part (sums_codes_) is
-  // absorbed and has codes whose ranges are stored in the slots. Such codes are
-  // multiplied before their scale is applied.
+  // True if some key part is absorbed and has codes whose ranges are stored in
+  // the slots. Such codes are multiplied before their scale is applied.
   bool scores_codes_ = false;
-  bool sums_codes_ = false;
+  bool sums_codes_ = false;  // some value part is absorbed and has codes
   // True: every part has its own tile, so a rebuilt or lifted block can be used
   // for several panels.
   bool own_tiles_ = true;
@@ -303,8 +309,9 @@ class AttentionGrid {
   std::vector<LatentChunk> chunks_;
   std::vector<size_t> chunk_begin_;
   std::vector<CodePiece> pieces_;
-  std::vector<CodeLanes> lanes_;
   std::vector<float> key_bias_turns_;
+  // The levels of key parts, then of value parts. Addresses do not change.
+  std::vector<LevelIntegers> levels_;
   MassPlan mass_;  // its slices are at the end of slices_
   float* mass_memory_ = nullptr;
 };

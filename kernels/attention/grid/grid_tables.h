@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/attention/params/code_digits.h"
 #include "kernels/attention/params/paged_attention.h"
 #include "kernels/latents/code_pack.h"
 
@@ -13,9 +14,14 @@ namespace kvasir::kernels {
 // channels and pieces (CodePiece).
 inline constexpr int64_t kChunkChannels = 128;
 inline constexpr int64_t kChunkPieces = 16;
+// The digits of a row's query for a piece of codes have at most this many words
+// in addition to half a word per channel (DigitWords).
+inline constexpr int64_t kMostPieceWords = 18;
+inline constexpr int64_t kMostChunkDigits =
+    kChunkChannels / 2 + kChunkPieces * kMostPieceWords;
 // A row's query for a part stays in scratch for the whole unit if it has at
-// most this many numbers. Wider queries are read again for each block, chunk by
-// chunk.
+// most this many 32-bit words. Wider queries are read again for each block,
+// chunk by chunk.
 inline constexpr int64_t kHeldQueryWidth = 512;
 // At most this many sums of rows of `up` are kept in scratch for a whole unit.
 // Other sums are computed again when they are needed.
@@ -47,7 +53,9 @@ inline constexpr int64_t kUnitsPerThread = 4;
 // only occupy more of the CPU cache.
 inline constexpr int64_t kAbsorbedRows = 64;
 
-// A piece: the part of a run of codes that is in one chunk.
+// A piece: up to 128 neighbouring channels of a run of codes, which are in one
+// chunk. The digits of a query for these channels share a unit
+// (kDigitChannels).
 struct CodePiece {
   int64_t run = 0;
   int64_t begin = 0;  // first channel
@@ -58,7 +66,19 @@ struct CodePiece {
   CodePlace in_chunk;
   bool starts_run = false;
   bool ends_run = false;
+  // where the piece's digits begin in the digits of a row's query for the
+  // group, in words
+  int64_t digits = 0;
 };
+
+// How many words hold the digits of a row's query for a piece: a unit, a sum,
+// and two words for every four channels, rounded up to whole 32-bit words of
+// the plane with the codes' low bits.
+inline int64_t DigitWords(const CodePiece& piece) {
+  const int64_t per_word = 32 / piece.place.low_bits;
+  const int64_t words = (piece.width + per_word - 1) / per_word;
+  return 2 + 2 * words * (8 / piece.place.low_bits);
+}
 
 // The bytes of a slot that hold the codes of a chunk, for each plane of codes
 // (CodePlanes).
@@ -69,24 +89,6 @@ struct ChunkBytes {
   bool together = false;
 };
 
-// How a vector of 16 lanes extracts the codes of 16 channels from a slot's
-// 16-bit words. Each code may have any number of bits. A lane looks up two
-// words: the word with the code's low bits becomes its lower half, and the word
-// with the code's high bits its upper half. Then the low bits are shifted right
-// and the high bits rotated right.
-struct alignas(64) CodeLanes {
-  static constexpr int64_t kChannels = 16;
-  // The most bytes that a slot's codes may have. They must fit into two 64-byte
-  // registers.
-  static constexpr int64_t kMostSlotBytes = 128;
-
-  uint32_t words[kChannels];  // indices of the two words, 16 bits each
-  uint32_t shifts[kChannels];
-  uint32_t turns[kChannels];
-  uint32_t low_mask[kChannels];
-  uint32_t mask[kChannels];  // 0: no code is stored, and the code counts as 0
-};
-
 // A chunk: neighbouring channels that are stored in a slot.
 struct LatentChunk {
   int64_t begin = 0;  // first channel
@@ -94,14 +96,6 @@ struct LatentChunk {
   int64_t first_piece = 0;
   int64_t num_pieces = 0;  // 0: the channels are numbers
   ChunkBytes bytes;
-  // Only for static ranges: num_lanes entries of CodeLanes, for the channels
-  // from `lanes_begin` on. They cover whole tiles of 32 channels; a channel
-  // that is not in the chunk gets code 0. num_lanes is 0 if the slot or the
-  // chunk is too large for CodeLanes.
-  int64_t lanes_begin = 0;
-  int64_t first_lanes = 0;
-  int64_t num_lanes = 0;
-  int64_t slot_bytes = 0;  // bytes of all codes of the slot
 };
 
 // Heads of a unit that use the same group and, if keys are rebuilt or values
@@ -142,7 +136,9 @@ struct AttentionScratch {
   int64_t lift_sums;    // sums of rows of `up`, one for each run
   int64_t column_sums;  // [padded d]: sums of columns of `up` over a run
   int64_t scores;       // [rows, 64]
-  // [rows, 64]: first the scores of one key part, later weights times scales
+  // [rows]: digits of the weights of a block
+  int64_t weight_digits;
+  // [rows, 64]: the scores of one key part
   int64_t scores_part;
   // [rows, 64]: scores of exact rows in a block that also has codes
   int64_t scores_exact;
@@ -156,7 +152,7 @@ struct AttentionScratch {
 // The layout of a panel's state, which is kept from block to block: offsets in
 // floats from the start of the state.
 struct PanelState {
-  int64_t q;           // [parts][rows, width of the part]
+  int64_t q;           // [parts][rows, KeyPart::held_width]
   int64_t out;         // [rows, out_width]: weighted sums of the current split
   int64_t out_minima;  // [rows, minima_width]: sums of weight * minimum
   int64_t query_sums;  // [parts][rows, runs of the part]

@@ -171,19 +171,24 @@ struct AttentionMass {
 // FMA chain adds one product after another by fused multiply-adds. The score of
 // a part:
 //   uncoded numbers: one FMA chain over the channels, from 0.
-//   codes with ranges in slots: a = 0; for each run, raw = FMA chain of
-//     q_c * code_c, sum = plain sum of q_c, both in channel order;
-//     a = fma(raw, scale, a); a = fma(sum, minimum, a).
-//   codes with levels: as with ranges in slots, but levels[code_c] replaces
-//     code_c and the minimum is 0.
-//   codes with static ranges: the same chain over all channels with
-//     q'_c = q_c * scale_c, plus the FMA chain of q_c * minimum_c. The code of
-//     a channel of 0 bits is 0.
-//   rebuilt: each of the d key numbers is computed by these rules with a row of
-//     `up` in place of q (or is the latent's number itself), plus bias. The key
-//     is rotated exactly as by the op `rope`, where c and s are the cosine and
-//     sine: (a, b) -> (fma(a, c, -(b s)), fma(b, c, a s)). The score is then
-//     one FMA chain of the key and q.
+//   codes: for each 128 channels of a run, q_c is written as unit * n_c, where
+//     n_c is an integer (DigitScale). The sum of n_c * code_c is exact, and
+//     dot = fma(unit, sum, dot), one after another, from 0.
+//   codes with ranges in slots: a = 0; for each run, raw = such a dot from 0,
+//     sum = plain sum of q_c; a = fma(raw, scale, a); a = fma(sum, minimum, a).
+//   codes with levels: as with ranges in slots, but the level's integer
+//     replaces code_c, the unit is multiplied by the levels' step
+//     (LevelIntegers), and the minimum is 0.
+//   codes with static ranges: one dot over all runs with q'_c = q_c * scale_c
+//     in place of q_c, plus the FMA chain of q_c * minimum_c. The code of a
+//     channel of 0 bits is 0.
+//   rebuilt: each of the d key numbers is computed in float32 with a row of
+//   `up`
+//     in place of q (or is the latent's number itself), plus bias. A row of
+//     `up` is multiplied by codes or levels in one FMA chain per run, to which
+//     ranges are applied as above. The key is rotated exactly as by the op
+//     `rope`, where c and s are the cosine and sine: (a, b) -> (fma(a, c, -(b
+//     s)), fma(b, c, a s)). The score is then one FMA chain of the key and q.
 // Parts are added in order, then the key bias, for slots of every kind. Let n
 // be the slot's position, in the tile that begins at n0 and has the centre a;
 // (c_x, s_x) are the cosine and sine of x times a pair's step, and u and v the
@@ -198,11 +203,14 @@ struct AttentionMass {
 // with one online-softmax step per block. After every kAttentionSplitSlots
 // slots (a split), the partial result is merged into the total, in order.
 //
-// The values of a block: each channel has one FMA chain over the block's
-// visible slots, which continues the chain of the blocks before. Its terms are
-//   uncoded numbers: weight * v;
-//   static ranges: weight * code;
-//   ranges in slots: (weight * scale) * code.
+// The values of a block:
+//   uncoded numbers: each channel has one FMA chain of weight * v over the
+//     block's visible slots, which continues the chain of the blocks before;
+//   codes: weight (static ranges) or weight * scale of the slots that are read
+//     as codes is written as unit * n_s, where n_s is an integer. For each
+//     channel, the sum of n_s * code is exact, and the channel becomes
+//     fma(unit, sum, channel). With levels, the level's integer replaces the
+//     code, and the unit is multiplied by the levels' step.
 // Ranges in slots also have, per run, the sum of weight * minimum. A block's
 // part of it is computed by FMA chains in 16 lanes, with slot s of the block in
 // lane s % 16, then TreeSum, and is added to the sum of the blocks before. At
@@ -211,15 +219,17 @@ struct AttentionMass {
 // total weight * minimum_c).
 //
 // Exact slots: their scores are computed by the rule for uncoded numbers. The
-// chain of a value channel continues over them with the term weight * v. With
+// chain of a value channel continues over them with the term weight * v: sinks
+// before the block's codes, the window after them. With
 // static ranges, however, exact rows have a separate chain, and the weights of
 // the other slots are summed in the way that minima are. At the end of a split
 // the channel becomes fma(sum, scale_c, weights * minimum_c) + the sum of the
 // exact rows.
 //
-// Lifted values: each of the d numbers is computed by the rules for scores with
-// a column of `up` in place of q; for an exact row, by the rule for uncoded
-// numbers. The results are then added like uncoded values, whatever the codec.
+// Lifted values: each of the d numbers is computed by the rules for rebuilt
+// keys with a column of `up` in place of a row; for an exact row, by the rule
+// for uncoded numbers. The results are then added like uncoded values, whatever
+// the codec.
 //
 // So a row's bits depend only on its query and on the contents of its visible
 // slots, not on chunks, batch, page size or threads. Slots that no row of a

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/attention/grid/attention_grid.h"
+#include "kernels/attention/params/code_digits.h"
 #include "kernels/device/stream.h"
 #include "kernels/latents/code_pack.h"
 #include "kernels/simd/scalar_math.h"
@@ -139,6 +140,60 @@ float Dot(const float* a, const Latent& latent) {
                                               : DotCodes(a, latent);
 }
 
+// The number that a code stands for in products of digits: the integer of its
+// level or the code itself.
+int32_t IntegerOf(const Latent& latent, const int8_t* levels,
+                  const CodePlace& place, int64_t index) {
+  const unsigned code = ReadCode(latent.codes.as<uint8_t>(), place, index);
+  return levels != nullptr ? levels[code] : static_cast<int32_t>(code);
+}
+
+// The score of an absorbed part of codes.
+float ScoreCodes(const float* q, const Latent& latent) {
+  const LatentPartArgs& part = *latent.part;
+  const bool in_slots = part.static_scale == nullptr;
+  const int64_t column = latent.group->column;
+  LevelIntegers levels;
+  if (part.num_levels > 0) levels = LevelIntegersOf(part);
+  float score = 0.0f;
+  float minima = 0.0f;
+  ForRuns(*latent.group, [&](const CodeRun& run, int64_t r, CodePlace place) {
+    float raw = in_slots ? 0.0f : score;
+    float sum = 0.0f;
+    for (int64_t first = 0; first < run.width; first += kDigitChannels) {
+      const int64_t width = std::min(kDigitChannels, run.width - first);
+      float numbers[kDigitChannels];
+      DigitRange range;
+      for (int64_t i = 0; i < width; ++i) {
+        const int64_t c = run.begin + first + i;
+        sum = sum + q[c];
+        numbers[i] = in_slots ? q[c] : q[c] * part.static_scale[column + c];
+        range.Add(numbers[i]);
+        if (in_slots) continue;
+        minima = std::fma(q[c], part.static_minimum[column + c], minima);
+      }
+      const DigitScale cut = DigitScale::Of(range.largest(), kMostQueryDigits);
+      int32_t total = 0;
+      for (int64_t i = 0; run.bits > 0 && i < width; ++i) {
+        total +=
+            cut.Round(numbers[i]) *
+            IntegerOf(latent, part.num_levels > 0 ? levels.integers : nullptr,
+                      place, first + i);
+      }
+      if (run.bits == 0) continue;
+      raw = std::fma(cut.unit * levels.step, static_cast<float>(total), raw);
+    }
+    if (!in_slots) {
+      score = raw;
+      return;
+    }
+    const SlotRange range = RangeOf(latent, r);
+    score = std::fma(raw, range.scale, score);
+    score = std::fma(sum, range.minimum, score);
+  });
+  return score + minima;
+}
+
 // Writes all numbers of the latent to `numbers`, decoded if they are stored as
 // codes.
 void ReadNumbers(const Latent& latent, float* numbers) {
@@ -226,7 +281,12 @@ struct ValueSum {
   std::vector<float> minima = {};
   std::vector<float> exact = {};  // [R']: sums of exact rows, if sums_weights
 
+  // Adds the values of one slot, except absorbed codes.
   void Add(float weight, const Latent& latent);
+  // Adds the absorbed codes of a block. `latents` has the latents of the
+  // block's slots from slot `first` of the block on.
+  void AddCodes(const float* weights, const std::vector<Latent>& latents,
+                int64_t first);
   void AddNumbers(float weight, const Latent& latent, std::vector<float>* to);
   // Multiplies all sums by `factor`, because the maximum of the softmax has
   // changed.
@@ -261,14 +321,38 @@ void ValueSum::Add(float weight, const Latent& latent) {
     return;
   }
   if (latent.group->num_runs == 0) {
-    return AddNumbers(weight, latent, sums_weights ? &exact : &out);
+    AddNumbers(weight, latent, sums_weights ? &exact : &out);
   }
+}
+
+void ValueSum::AddCodes(const float* weights,
+                        const std::vector<Latent>& latents, int64_t first) {
+  if (part->lift != nullptr || group->num_runs == 0) return;
   const bool in_slots = part->latents.static_scale == nullptr;
+  LevelIntegers levels;
+  const bool by_level = part->latents.num_levels > 0;
+  if (by_level) levels = LevelIntegersOf(part->latents);
   ForRuns(*group, [&](const CodeRun& run, int64_t r, CodePlace place) {
-    const float factor = in_slots ? weight * RangeOf(latent, r).scale : weight;
-    for (int64_t i = 0; i < run.width; ++i) {
-      float& sum = out[static_cast<size_t>(run.begin + i)];
-      sum = std::fma(factor, CodeOf(latent, place, i), sum);
+    if (run.bits == 0) return;
+    std::vector<float> scaled(latents.size());
+    DigitRange range;
+    for (size_t i = 0; i < latents.size(); ++i) {
+      if (latents[i].group->num_runs == 0) continue;  // an exact row
+      const float weight = weights[first + static_cast<int64_t>(i)];
+      scaled[i] = in_slots ? weight * RangeOf(latents[i], r).scale : weight;
+      range.Add(scaled[i]);
+    }
+    const DigitScale cut = DigitScale::Of(range.largest(), kMostWeightDigits);
+    for (int64_t c = 0; c < run.width; ++c) {
+      int32_t total = 0;
+      for (size_t i = 0; i < latents.size(); ++i) {
+        if (latents[i].group->num_runs == 0) continue;
+        total += cut.Round(scaled[i]) *
+                 IntegerOf(latents[i], by_level ? levels.integers : nullptr,
+                           place, c);
+      }
+      float& sum = out[static_cast<size_t>(run.begin + c)];
+      sum = std::fma(cut.unit * levels.step, static_cast<float>(total), sum);
     }
   });
 }
@@ -474,7 +558,8 @@ float Row::Score(int64_t slot) const {
     const float* q = q_ + part.query_column[head_];
     float dot = 0.0f;
     if (part.rebuild == nullptr) {
-      dot = Dot(q, latent);
+      dot = latent.group->num_runs > 0 ? ScoreCodes(q, latent)
+                                       : DotNumbers(q, latent);
     } else {
       const std::vector<float> key =
           RebuildKey(*part.rebuild, kv_head_, latent, PositionOf(slot));
@@ -515,7 +600,16 @@ void Row::AddBlock(int64_t begin, int64_t end, Partial* partial) {
     std::vector<Latent> latents;
     for (int64_t s = begin; s < end; ++s) {
       latents.push_back(Find(*value.part, params_.value_exact, s));
-      value.Add(scores[s - block], latents.back());
+    }
+    // Sinks come before the codes, and the window after them.
+    bool added = false;
+    for (int64_t s = begin; s < end; ++s) {
+      const Latent& latent = latents[static_cast<size_t>(s - begin)];
+      if (!added && latent.group->num_runs > 0) {
+        value.AddCodes(scores, latents, begin - block);
+        added = true;
+      }
+      value.Add(scores[s - block], latent);
     }
     value.AddMinima(scores, latents, begin - block);
   }

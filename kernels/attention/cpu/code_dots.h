@@ -1,0 +1,65 @@
+// Products of the digits of queries and attention weights (code_digits.h) with
+// the codes of cached slots. Codes are bytes in vector registers, so one
+// instruction multiplies and adds up to 64 of them. C++17.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention/grid/grid_tables.h"
+#include "kernels/attention/params/code_digits.h"
+#include "kernels/simd/ahead_lines.h"
+
+namespace kvasir::kernels {
+
+// Computes scores of 64 slots for one piece of codes: for every row and slot,
+//   c = fma(unit, sum of integer * number, c)
+// over the piece's channels. `number` is the channel's code, or the integer of
+// its level.
+struct KeyDotsArgs {
+  // planes[i]: the 32-bit words of plane i of the slots' codes, transposed so
+  // that the words of neighbouring slots are adjacent, [words, 64]. One more
+  // row of words than the piece has may be read.
+  const uint32_t* const* planes;
+  const CodePiece* piece;  // in_chunk locates its codes
+  const int8_t* levels;    // [16] integers; null: codes have no levels
+  const uint32_t* digits;  // as CutQuery writes them, rows digits_stride apart
+  int64_t digits_stride;
+  float* c;  // [rows, 64]
+  bool accumulate;
+  AheadLines* ahead;  // memory to prefetch meanwhile
+};
+void RunKeyDots(int64_t rows, const KeyDotsArgs& args);
+
+// Writes the digits of a row's query for one piece: its unit, the sum of its
+// integers and then, for every step, a word of four high digits and a word of
+// four low digits (DigitWords in all). A step multiplies the codes that have
+// the same place in each byte of a word of codes. q has the piece's channels.
+// The unit is multiplied by `step`, the step of the levels.
+void CutQuery(const CodePiece& piece, const float* q, float step,
+              uint32_t* digits);
+
+// Adds the values of a block for one piece of codes: for every row and channel,
+//   c = fma(unit, sum of integer * number, c)
+// over the block's slots.
+struct ValueDotsArgs {
+  // [64]: each slot's bytes. Only slots [begin, end) are read; the integers of
+  // all others must be 0.
+  const char* const* slots;
+  int64_t begin;
+  int64_t end;
+  int64_t room;  // the number of bytes that may be read from each slot
+  CodePlace place;
+  int64_t width;               // up to kDigitChannels
+  const int8_t* levels;        // [16] integers; null: codes have no levels
+  float* numbers;              // scratch: kValueDotsFloats floats
+  const WeightDigits* digits;  // [rows]
+  float* c;                    // [rows, width]
+  int64_t c_stride;
+  AheadLines* ahead;  // memory to prefetch meanwhile
+};
+// Room for the bytes of 64 slots and 128 channels, rounded up to whole vectors
+// for each column of bytes.
+inline constexpr int64_t kValueDotsFloats = 64 * 128 / 4;
+void RunValueDots(int64_t rows, const ValueDotsArgs& args);
+
+}  // namespace kvasir::kernels

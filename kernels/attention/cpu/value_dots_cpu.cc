@@ -1,0 +1,482 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/attention/cpu/code_dots.h"
+
+// VNNI's instructions for products of bytes belong to this target, which
+// Highway makes only on request.
+#define HWY_WANT_AVX3_DL 1
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/attention/cpu/value_dots_cpu.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/attention/cpu/code_bytes-inl.h"
+#include "kernels/attention/cpu/tile_sums-inl.h"
+#include "kernels/simd/simd-inl.h"
+#include "kernels/simd/transpose-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+
+constexpr int64_t kSlots = 64;
+#if HWY_TARGET == HWY_SCALAR
+
+void ValueDots(int64_t rows, const ValueDotsArgs& args) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const WeightDigits& digits = args.digits[r];
+    for (int64_t c = 0; c < args.width; ++c) {
+      int32_t total = 0;
+      for (int64_t s = args.begin; s < args.end; ++s) {
+        const unsigned code = ReadCode(
+            reinterpret_cast<const uint8_t*>(args.slots[s]), args.place, c);
+        total += (digits.high[s] * (1 << kDigitBits) + digits.low[s]) *
+                 (args.levels != nullptr ? int32_t{args.levels[code]}
+                                         : static_cast<int32_t>(code));
+      }
+      float& sum = args.c[r * args.c_stride + c];
+      sum = std::fma(digits.unit, static_cast<float>(total), sum);
+    }
+  }
+}
+
+#else
+
+// ----- Values: a 32-bit lane has four slots of one channel.
+
+// Where the bytes of 64 slots are that have a piece's codes. A slot's bytes of
+// the low plane are divided into columns of 16 bytes, one for each block of a
+// vector.
+struct SlotBytes {
+  const char* low[kSlots];
+  // The bytes of the high plane for column i are at high + 16 * i.
+  const char* high[kSlots];
+};
+
+alignas(64) constexpr char kZeros[128 + 64] = {};
+
+// Copies `count` bytes, from bit `bit` of `from` on, so that the first bit is
+// the lowest bit of `to`. Bytes from `end` on are not read.
+inline void CopyBits(const char* from, int64_t bit, int64_t count,
+                     const char* end, char* to) {
+  const char* const first = from + bit / 8;
+  const auto shift = static_cast<unsigned>(bit % 8);
+  if (shift == 0 && first + count <= end) {
+    std::memcpy(to, first, static_cast<size_t>(count));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const auto at = [&](int64_t index) {
+      return first + index < end
+                 ? static_cast<unsigned>(static_cast<uint8_t>(first[index]))
+                 : 0u;
+    };
+    to[i] = static_cast<char>((at(i) | at(i + 1) << 8) >> shift);
+  }
+}
+
+// Finds the bytes of a piece of codes. Copies them if they do not begin at
+// whole bytes, or if reading whole vectors would read beyond the slots' room.
+template <class Kind>
+class SlotReader {
+ public:
+  // Each slot's low plane is read as columns [0, columns), in steps of
+  // `columns_at_once`.
+  SlotReader(const ValueDotsArgs& args, int columns_at_once) {
+    constexpr int kLow = Kind::kLowBits;
+    constexpr int kHigh = Kind::kHighBits;
+    const CodePlace& place = args.place;
+    const int64_t bytes = (args.width * kLow + 7) / 8;
+    columns_ = (bytes + 15) / 16;
+    columns_ =
+        (columns_ + columns_at_once - 1) / columns_at_once * columns_at_once;
+    const int64_t low_end = (place.low_bit + args.width * kLow + 7) / 8;
+    const bool in_place = place.low_bit % 8 == 0 &&
+                          place.low_bit / 8 + 16 * columns_ <= args.room;
+    std::fill_n(found_.low, kSlots, kZeros);
+    std::fill_n(found_.high, kSlots, kZeros);
+    for (int64_t s = args.begin; s < args.end; ++s) {
+      const char* const slot = args.slots[s];
+      if (in_place) {
+        found_.low[s] = slot + place.low_bit / 8;
+      } else {
+        char* const copy = low_copy_ + s * kCopyBytes;
+        CopyBits(slot, place.low_bit, bytes, slot + low_end, copy);
+        found_.low[s] = copy;
+      }
+      if constexpr (kHigh > 0) CopyHigh(args, slot, s);
+    }
+  }
+
+  int64_t columns() const { return columns_; }
+  const SlotBytes& found() const { return found_; }
+
+ private:
+  static constexpr int64_t kCopyBytes = 128;
+  // Bytes of the high plane for 16 bytes of the low plane.
+  static constexpr int64_t kHighBytes = Kind::kHighBits * 16 / Kind::kLowBits;
+
+  void CopyHigh(const ValueDotsArgs& args, const char* slot, int64_t s) {
+    constexpr int kHigh = Kind::kHighBits;
+    const int64_t bit = args.place.high_bit;
+    const int64_t end = (bit + args.width * kHigh + 7) / 8;
+    char* to = high_copy_ + s * kCopyBytes / 2;
+    found_.high[s] = to;
+    const bool whole = bit % 8 == 0 && bit / 8 + columns_ * 8 <= args.room;
+    for (int64_t i = 0; i < columns_; ++i, to += 16) {
+      const char* const from = slot + bit / 8 + i * kHighBytes;
+      if (whole) {
+        std::memcpy(to, from, 8);
+      } else {
+        CopyBits(slot, bit + i * kHighBytes * 8, kHighBytes, slot + end, to);
+      }
+    }
+  }
+
+  SlotBytes found_;
+  int64_t columns_;
+  alignas(64) char low_copy_[kSlots * kCopyBytes];
+  // Codes of two planes have at most 64 bytes in their low plane.
+  alignas(64) char high_copy_[Kind::kHighBits > 0 ? kSlots* kCopyBytes / 2 : 1];
+};
+
+// How the blocks of a vector are used: kWide blocks for neighbouring columns of
+// a slot, and kQuads groups of kWide blocks for neighbouring quads of slots. A
+// quad is four neighbouring slots.
+template <int kWideBlocks>
+struct Shape {
+  static constexpr int kWide = kWideBlocks;
+  static constexpr int kQuads = kBlocks / kWide;
+  static constexpr int64_t kSteps = kSlots / 4 / kQuads;
+};
+
+// Loads the columns from byte `offset` on of slots s, s + 4 and so on, one for
+// each quad of the shape.
+template <class Shape>
+HWY_INLINE ByteVec LoadColumns(const char* const* slots, int64_t offset) {
+  const auto at = [&](int quad) {
+    return reinterpret_cast<const uint8_t*>(slots[4 * quad] + offset);
+  };
+  if constexpr (Shape::kQuads == 1) {
+    return hn::LoadU(kBytes, at(0));
+  } else if constexpr (Shape::kQuads == 2) {
+    const hn::Half<Bytes> half;
+    return hn::Combine(kBytes, hn::LoadU(half, at(1)), hn::LoadU(half, at(0)));
+  } else {
+    const hn::Half<Bytes> half;
+    const hn::Half<decltype(half)> quarter;
+    const auto pair = [&](int quad) {
+      return hn::Combine(half, hn::LoadU(quarter, at(quad + 1)),
+                         hn::LoadU(quarter, at(quad)));
+    };
+    return hn::Combine(kBytes, pair(2), pair(0));
+  }
+}
+
+HWY_INLINE ByteVec LowerBytes(ByteVec a, ByteVec b) {
+  return hn::InterleaveLower(kBytes, a, b);
+}
+HWY_INLINE WordVec LowerHalves(ByteVec a, ByteVec b) {
+  return hn::BitCast(kWords,
+                     hn::InterleaveLower(kHalves, hn::BitCast(kHalves, a),
+                                         hn::BitCast(kHalves, b)));
+}
+HWY_INLINE WordVec UpperHalves(ByteVec a, ByteVec b) {
+  return hn::BitCast(kWords,
+                     hn::InterleaveUpper(kHalves, hn::BitCast(kHalves, a),
+                                         hn::BitCast(kHalves, b)));
+}
+
+// Turns four vectors of slots 4 q to 4 q + 3 into vectors whose 32-bit lanes
+// have one byte of each of these slots. words[i] has bytes 4 i to 4 i + 3 of
+// each block.
+HWY_INLINE void InterleaveSlots(const ByteVec (&slots)[4],
+                                WordVec (&words)[4]) {
+  const ByteVec low01 = LowerBytes(slots[0], slots[1]);
+  const ByteVec low23 = LowerBytes(slots[2], slots[3]);
+  const ByteVec high01 = hn::InterleaveUpper(kBytes, slots[0], slots[1]);
+  const ByteVec high23 = hn::InterleaveUpper(kBytes, slots[2], slots[3]);
+  words[0] = LowerHalves(low01, low23);
+  words[1] = UpperHalves(low01, low23);
+  words[2] = LowerHalves(high01, high23);
+  words[3] = UpperHalves(high01, high23);
+}
+
+// Prepares the bits of the high plane for words[v] of InterleaveSlots: moves
+// the byte with the high bits of each lane's codes into the lane, and these
+// bits to the start of their place above the low bits. `high` has bytes 0 to 3
+// and 4 to 7 of each block.
+template <class Kind, int kVec>
+HWY_INLINE WordVec HighBits(const WordVec (&high)[2]) {
+  // A byte of the high plane belongs to this many bytes of the low plane.
+  constexpr int kShared = Kind::kLowBits / Kind::kHighBits;
+  constexpr int kFirst = 4 * kVec / kShared;
+  HWY_ALIGN static constexpr auto kLanes4 = [] {
+    struct Table {
+      uint8_t bytes[16];
+    } table = {};
+    for (int i = 0; i < 16; ++i) {
+      const int word = (4 * kVec + i / 4) / kShared % 4;
+      table.bytes[i] = static_cast<uint8_t>(4 * word + i % 4);
+    }
+    return table;
+  }();
+  HWY_ALIGN static constexpr auto kShifts = [] {
+    struct Table {
+      uint32_t words[kVecLanes];
+    } table = {};
+    for (int i = 0; i < kVecLanes; ++i) {
+      table.words[i] = static_cast<uint32_t>(i % kShared * (8 / kShared));
+    }
+    return table;
+  }();
+  const ByteVec moved = hn::TableLookupBytes(
+      AsBytes(high[kFirst / 4]), hn::LoadDup128(kBytes, kLanes4.bytes));
+  const WordVec bits =
+      hn::Shr(AsWords(moved), hn::LoadU(kWords, kShifts.words));
+  // A byte then has up to 8 / kShared bits; the bits above them would be moved
+  // into the next byte.
+  constexpr uint32_t kMask = 0x01010101u * ((1u << (8 / kShared)) - 1);
+  return hn::ShiftLeft<Kind::kLowBits>(hn::And(bits, hn::Set(kWords, kMask)));
+}
+
+// Writes the codes as signed bytes to `numbers`: [columns of a step][4 words]
+// [places in a byte][steps] vectors. Codes of 8 bits are written minus 128.
+template <class Kind, class Shape>
+void UnpackValues(const SlotBytes& found, int64_t columns, ByteVec table,
+                  uint8_t* numbers, AheadLines* ahead) {
+  constexpr int kPlaces = Kind::kPerByte;
+  constexpr int64_t kVecBytes = 4 * kVecLanes;
+  constexpr int64_t kStepBytes = 16 * Shape::kWide;
+  for (int64_t column = 0; column < columns; column += Shape::kWide) {
+    uint8_t* to = numbers + column / Shape::kWide * 4 * kPlaces *
+                                Shape::kSteps * kVecBytes;
+    for (int64_t j = 0; j < Shape::kSteps; ++j, to += kVecBytes) {
+      const int64_t s = 4 * Shape::kQuads * j;
+      ByteVec slots[4];
+      for (int i = 0; i < 4; ++i) {
+        slots[i] = LoadColumns<Shape>(found.low + s + i, 16 * column);
+      }
+      WordVec words[4];
+      InterleaveSlots(slots, words);
+      WordVec high[2];
+      if constexpr (Kind::kHighBits > 0) {
+        for (int i = 0; i < 4; ++i) {
+          slots[i] = LoadColumns<Shape>(found.high + s + i, 16 * column);
+        }
+        const ByteVec both01 = LowerBytes(slots[0], slots[1]);
+        const ByteVec both23 = LowerBytes(slots[2], slots[3]);
+        high[0] = LowerHalves(both01, both23);
+        high[1] = UpperHalves(both01, both23);
+      }
+      ahead->Ask(LinesOf(4 * Shape::kQuads * kStepBytes *
+                         (Kind::kLowBits + Kind::kHighBits) / Kind::kLowBits));
+      ForEach<4>([&](auto v) KVASIR_INLINE_LAMBDA {
+        WordVec above = words[v];
+        if constexpr (Kind::kHighBits > 0) above = HighBits<Kind, v>(high);
+        ForEach<kPlaces>([&](auto t) KVASIR_INLINE_LAMBDA {
+          ByteVec codes = TakeCodes<Kind, t>(words[v], above, table);
+          if constexpr (Kind::kLowBits == 8) {
+            codes = hn::Xor(codes, hn::Set(kBytes, uint8_t{0x80}));
+          }
+          hn::StoreU(codes, kBytes,
+                     to + (v * kPlaces + t) * Shape::kSteps * kVecBytes);
+        });
+      });
+    }
+  }
+}
+
+// Multiplies kNumbers neighbouring vectors of each step by the digits of kRows
+// rows, and writes the sums to `totals`, rows totals_stride apart.
+template <class Shape, int kRows, int kNumbers>
+HWY_INLINE void MultiplyNumbers(const uint8_t* numbers,
+                                const WeightDigits* digits, int32_t* totals,
+                                int64_t totals_stride) {
+  constexpr int64_t kVecBytes = 4 * kVecLanes;
+  HWY_ALIGN static constexpr auto kQuadOfLane = [] {
+    struct Table {
+      int32_t lanes[kVecLanes];
+    } table = {};
+    for (int i = 0; i < kVecLanes; ++i) table.lanes[i] = i / 4 / Shape::kWide;
+    return table;
+  }();
+  const auto quads = hn::SetTableIndices(kWords, kQuadOfLane.lanes);
+  const auto load = [&](const uint8_t* from, int64_t j) KVASIR_INLINE_LAMBDA {
+    if constexpr (Shape::kQuads == 1) {
+      uint32_t word;
+      std::memcpy(&word, from + 4 * j, sizeof(word));
+      return AsBytes(hn::Set(kWords, word));
+    } else {
+      const ByteVec words =
+          hn::LoadDup128(kBytes, from + 4 * Shape::kQuads * j);
+      return AsBytes(hn::TableLookupLanes(AsWords(words), quads));
+    }
+  };
+  DigitSums sums[kRows][kNumbers];
+  for (int64_t j = 0; j < Shape::kSteps; ++j) {
+    ByteVec codes[kNumbers];
+    ForEach<kNumbers>([&](auto n) KVASIR_INLINE_LAMBDA {
+      codes[n] =
+          hn::LoadU(kBytes, numbers + (n * Shape::kSteps + j) * kVecBytes);
+    });
+    ForEach<kRows>([&](auto r) KVASIR_INLINE_LAMBDA {
+      const ByteVec high = load(digits[r].high, j);
+      const ByteVec low = load(digits[r].low, j);
+      ForEach<kNumbers>([&](auto n) KVASIR_INLINE_LAMBDA {
+        sums[r][n].Add(high, codes[n], low, codes[n]);
+      });
+    });
+  }
+  ForEach<kRows * kNumbers>([&](auto i) KVASIR_INLINE_LAMBDA {
+    IntVec total = sums[i / kNumbers][i % kNumbers].Total();
+    if constexpr (Shape::kQuads > 1) {
+      total = hn::Add(total, hn::ConcatLowerUpper(kInts, total, total));
+    }
+    if constexpr (Shape::kQuads > 2) {
+      total = hn::Add(total, hn::SwapAdjacentBlocks(total));
+    }
+    hn::StoreU(
+        total, kInts,
+        totals + i / kNumbers * totals_stride + i % kNumbers * kVecLanes);
+  });
+}
+
+// Adds four sums: c[i] = fma(unit, sums[i], c[i]).
+HWY_INLINE void AddFour(float unit, const float* sums, float* c) {
+#if HWY_TARGET == HWY_EMU128
+  for (int i = 0; i < 4; ++i) c[i] = std::fma(unit, sums[i], c[i]);
+#else
+  const hn::Full128<float> four;
+  hn::StoreU(
+      hn::MulAdd(hn::Set(four, unit), hn::Load(four, sums), hn::LoadU(four, c)),
+      four, c);
+#endif
+}
+
+// Adds the sums of one row to its channels. Channel (16 * column + byte) *
+// kPerByte + place has its sum in the vector of its word and place.
+template <class Kind, class Shape>
+void AddTotals(const int32_t* totals, int64_t columns, int64_t width,
+               const WeightDigits& digits, float* c) {
+  constexpr int kPlaces = Kind::kPerByte;
+  constexpr int kTogether = kPlaces < 4 ? kPlaces : 4;
+  const IntVec offset =
+      hn::Set(kInts, Kind::kLowBits == 8 ? 128 * digits.sum : 0);
+  for (int64_t column = 0; column < columns; column += Shape::kWide) {
+    for (int v = 0; v < 4; ++v) {
+      for (int place = 0; place < kPlaces; place += kTogether) {
+        const int32_t* from =
+            totals +
+            ((column / Shape::kWide * 4 + v) * kPlaces + place) * kVecLanes;
+        WordVec sums[4];
+        for (int i = 0; i < kTogether; ++i) {
+          sums[i] = hn::BitCast(
+              kWords, hn::Add(hn::LoadU(kInts, from + i * kVecLanes), offset));
+        }
+        if constexpr (kTogether == 2) {
+          const WordVec lower = hn::InterleaveLower(kWords, sums[0], sums[1]);
+          sums[1] = hn::InterleaveUpper(kWords, sums[0], sums[1]);
+          sums[0] = lower;
+        } else if constexpr (kTogether == 4) {
+          TransposeBlocksOf4(sums);
+        }
+        for (int i = 0; i < kTogether; ++i) {
+          HWY_ALIGN float floats[kVecLanes];
+          hn::Store(hn::ConvertTo(kFloats, hn::BitCast(kInts, sums[i])),
+                    kFloats, floats);
+          for (int block = 0; block < Shape::kWide; ++block) {
+            // Each of the kTogether vectors has the next 4 / kTogether bytes.
+            const int64_t byte =
+                16 * (column + block) + 4 * v + i * 4 / kTogether;
+            const int64_t channel = byte * kPlaces + place;
+            const float* const four = floats + 4 * block;
+            if (channel + 4 <= width) {
+              AddFour(digits.unit, four, c + channel);
+              continue;
+            }
+            for (int64_t k = channel; k < width; ++k) {
+              c[k] = std::fma(digits.unit, four[k - channel], c[k]);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Computes kRows rows, kNumbers vectors at a time, from vector `from` on.
+template <class Shape, int kRows, int kNumbers>
+void MultiplyAll(const uint8_t* numbers, int64_t from, int64_t vectors,
+                 const WeightDigits* digits, int32_t* totals,
+                 int64_t totals_stride) {
+  constexpr int64_t kBytesEach = Shape::kSteps * 4 * kVecLanes;
+  for (; from + kNumbers <= vectors; from += kNumbers) {
+    MultiplyNumbers<Shape, kRows, kNumbers>(numbers + from * kBytesEach, digits,
+                                            totals + from * kVecLanes,
+                                            totals_stride);
+  }
+  if constexpr (kNumbers > 1) {
+    if (from < vectors) {
+      MultiplyAll<Shape, kRows, kNumbers / 2>(numbers, from, vectors, digits,
+                                              totals, totals_stride);
+    }
+  }
+}
+
+template <class Kind, class Shape>
+void ValueTiles(int64_t rows, const ValueDotsArgs& args) {
+  const SlotReader<Kind> reader(args, Shape::kWide);
+  const int64_t columns = reader.columns();
+  auto* const numbers = reinterpret_cast<uint8_t*>(args.numbers);
+  UnpackValues<Kind, Shape>(reader.found(), columns, LevelTable(args.levels, 0),
+                            numbers, args.ahead);
+  const int64_t vectors = columns / Shape::kWide * 4 * Kind::kPerByte;
+  constexpr int64_t kMostTotals = 8 * 16 * kBlocks;
+  HWY_ALIGN int32_t totals[4][kMostTotals];
+  ForTiles(rows, [&](auto height, int64_t row) {
+    MultiplyAll<Shape, height, 8 / height>(
+        numbers, 0, vectors, args.digits + row, totals[0], kMostTotals);
+    for (int r = 0; r < height; ++r) {
+      AddTotals<Kind, Shape>(totals[r], columns, args.width,
+                             args.digits[row + r],
+                             args.c + (row + r) * args.c_stride);
+    }
+  });
+}
+
+void ValueDots(int64_t rows, const ValueDotsArgs& args) {
+  ForKind(args.place, args.levels != nullptr, [&](auto kind) {
+    using Kind = decltype(kind);
+    const int64_t bytes = (args.width * Kind::kLowBits + 7) / 8;
+    if constexpr (kBlocks >= 4) {
+      if (bytes > 32) return ValueTiles<Kind, Shape<4>>(rows, args);
+    }
+    if constexpr (kBlocks >= 2) {
+      if (bytes > 16) return ValueTiles<Kind, Shape<2>>(rows, args);
+    }
+    ValueTiles<Kind, Shape<1>>(rows, args);
+  });
+}
+
+#endif
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvasir::kernels {
+
+HWY_EXPORT(ValueDots);
+
+void RunValueDots(int64_t rows, const ValueDotsArgs& args) {
+  HWY_DYNAMIC_DISPATCH(ValueDots)(rows, args);
+}
+
+}  // namespace kvasir::kernels
+#endif
