@@ -25,6 +25,8 @@ struct DecodeFlags {
   // The plans whose caches are compared with an uncompressed cache.
   std::vector<std::string> plans;
   std::string baseline;
+  // Compares each plan with itself on the model without biases.
+  bool bias_cost = false;
   std::string fill = "auto";
   bool paced = false;
   int tp = 1;
