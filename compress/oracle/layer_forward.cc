@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "compress/oracle/attention_core.h"
 #include "compress/oracle/code_errors.h"
+#include "compress/oracle/key_bias.h"
 #include "compress/oracle/mlp_forward.h"
 #include "compress/oracle/move_heads.h"
 #include "compress/oracle/outer_forward.h"
@@ -391,11 +392,29 @@ absl::StatusOr<at::Tensor> AssembleKey(const Call& call,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
+// Returns what the cache leaves out of a part's latents because attention adds
+// it to the scores, [T or 1, sum of R']; undefined if it leaves nothing out.
+absl::StatusOr<at::Tensor> BiasLeftOut(const Call& call,
+                                       const ProgramPart& part,
+                                       int64_t num_tokens) {
+  if (!part.leaves_bias_out || !part.coded || call.program.key.size() > 1) {
+    return at::Tensor();
+  }
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor bias,
+                          call.Get(part.prefix + ".bias"));
+  if (!part.post_rope || !call.program.rotates) return bias.unsqueeze(0);
+  return BiasOutsideOfCodes(call.spec().rope, bias, call.spec().num_kv_heads,
+                            num_tokens)
+      .flatten(1);
+}
+
 absl::StatusOr<ReadLatents> MakeLatents(const Call& call, plan::Side side,
                                         const ProgramPart& part,
                                         const at::Tensor& x) {
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent,
-                          PartLatents(call, side, part, x));
+  KVASIR_ASSIGN_OR_RETURN(at::Tensor latent, PartLatents(call, side, part, x));
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor left_out,
+                          BiasLeftOut(call, part, x.size(1)));
+  if (left_out.defined()) latent = latent - left_out;
   ReadLatents read;
   KVASIR_ASSIGN_OR_RETURN(read.coded, CodeLatents(call, side, part, latent));
   if (call.errors != nullptr && part.holds_codes()) {
@@ -409,6 +428,10 @@ absl::StatusOr<ReadLatents> MakeLatents(const Call& call, plan::Side side,
                                 : call.program.value_exact)
           .any()) {
     read.exact = RoundExact(call, part, latent);
+  }
+  if (left_out.defined()) {
+    read.coded = read.coded + left_out;
+    if (read.exact.defined()) read.exact = read.exact + left_out;
   }
   return read;
 }
