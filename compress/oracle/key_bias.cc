@@ -57,4 +57,13 @@ at::Tensor BiasOutsideOfCodes(const model::RopeSpec& rope,
   return out.to(bias.options());
 }
 
+at::Tensor BiasOutsideOfPart(const LayerProgram& program,
+                             const ProgramPart& part, const at::Tensor& bias,
+                             int64_t num_positions) {
+  if (!part.post_rope || !program.rotates) return bias.unsqueeze(0);
+  return BiasOutsideOfCodes(program.spec.rope, bias, program.spec.num_kv_heads,
+                            num_positions)
+      .flatten(1);
+}
+
 }  // namespace kvasir::compress

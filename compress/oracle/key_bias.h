@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "compress/oracle/layer_program.h"
 #include "model/shapes/decoder_spec.h"
 
 namespace kvasir::compress {
@@ -20,5 +21,11 @@ namespace kvasir::compress {
 at::Tensor BiasOutsideOfCodes(const model::RopeSpec& rope,
                               const at::Tensor& bias, int64_t num_kv_heads,
                               int64_t num_positions);
+
+// Returns what the cache leaves out of the latents of a part whose
+// leaves_bias_out is set, [T or 1, sum of R'].
+at::Tensor BiasOutsideOfPart(const LayerProgram& program,
+                             const ProgramPart& part, const at::Tensor& bias,
+                             int64_t num_positions);
 
 }  // namespace kvasir::compress

@@ -392,29 +392,16 @@ absl::StatusOr<at::Tensor> AssembleKey(const Call& call,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
-// Returns what the cache leaves out of a part's latents because attention adds
-// it to the scores, [T or 1, sum of R']; undefined if it leaves nothing out.
-absl::StatusOr<at::Tensor> BiasLeftOut(const Call& call,
-                                       const ProgramPart& part,
-                                       int64_t num_tokens) {
-  if (!part.leaves_bias_out || !part.coded || call.program.key.size() > 1) {
-    return at::Tensor();
-  }
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor bias,
-                          call.Get(part.prefix + ".bias"));
-  if (!part.post_rope || !call.program.rotates) return bias.unsqueeze(0);
-  return BiasOutsideOfCodes(call.spec().rope, bias, call.spec().num_kv_heads,
-                            num_tokens)
-      .flatten(1);
-}
-
 absl::StatusOr<ReadLatents> MakeLatents(const Call& call, plan::Side side,
                                         const ProgramPart& part,
                                         const at::Tensor& x) {
   KVASIR_ASSIGN_OR_RETURN(at::Tensor latent, PartLatents(call, side, part, x));
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor left_out,
-                          BiasLeftOut(call, part, x.size(1)));
-  if (left_out.defined()) latent = latent - left_out;
+  at::Tensor left_out;
+  if (part.leaves_bias_out) {
+    KVASIR_ASSIGN_OR_RETURN(left_out, call.Get(part.prefix + ".bias"));
+    left_out = BiasOutsideOfPart(call.program, part, left_out, x.size(1));
+    latent = latent - left_out;
+  }
   ReadLatents read;
   KVASIR_ASSIGN_OR_RETURN(read.coded, CodeLatents(call, side, part, latent));
   if (call.errors != nullptr && part.holds_codes()) {

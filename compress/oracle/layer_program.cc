@@ -400,6 +400,9 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
     return value.Refuse(absl::StatusCode::kInvalidArgument, 0,
                         "values must have exactly one part");
   }
+  if (program.key.size() > 1) {
+    for (ProgramPart& part : program.key) part.leaves_bias_out = false;
+  }
   KVASIR_ASSIGN_OR_RETURN(program.value,
                           CompilePart(value, attention.value.parts[0]));
   program.joint = attention.value.parts[0].joint;
