@@ -31,7 +31,9 @@ struct DecodeFlags {
   bool paced = false;
   int tp = 1;
 
-  bool compares() const { return !plans.empty() || !baseline.empty(); }
+  bool compares() const {
+    return !plans.empty() || !baseline.empty() || bias_cost;
+  }
 };
 
 // The measurements of several decode steps with one batch size, summed over the
