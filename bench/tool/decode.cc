@@ -223,6 +223,9 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
           "shape is stretched to this one), or names that `kvasir "
           "bench attention --help` lists")
       ->delimiter(',');
+  AddSwitch(command, "--bias-cost", flags->bias_cost,
+            "with --plan NAME and a shape of the Qwen2 family: compare the "
+            "model with the same model without biases, both with this plan");
   AddModelFlag(command, "--baseline", flags->baseline,
                "compare --model with this checkpoint");
   AddFlag(command, "--fill", flags->fill,
@@ -245,6 +248,8 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
       "only: the uncompressed cache's time divided by this time, and this "
       "time\n"
       "divided by the larger of the floors of its bytes and operations).\n"
+      "With --bias-cost the first row, with which the other is compared, is\n"
+      "the model without biases instead of the uncompressed cache.\n"
       "The breakdown has these parts of a step: projections, rotation,\n"
       "append, lifts (what a compressed cache adds around attention),\n"
       "attention, eviction, output, mlp, norms, sum (over ranks), head,\n"

@@ -25,11 +25,15 @@ struct DecodeFlags {
   // The plans whose caches are compared with an uncompressed cache.
   std::vector<std::string> plans;
   std::string baseline;
+  // Compares each plan with itself on the model without biases.
+  bool bias_cost = false;
   std::string fill = "auto";
   bool paced = false;
   int tp = 1;
 
-  bool compares() const { return !plans.empty() || !baseline.empty(); }
+  bool compares() const {
+    return !plans.empty() || !baseline.empty() || bias_cost;
+  }
 };
 
 // The measurements of several decode steps with one batch size, summed over the

@@ -32,13 +32,14 @@ struct Candidate {
   std::optional<KvPlan> plan;
 };
 
-// The models to compare. The one with the uncompressed cache comes first.
+// The models to compare. The one with which the others are compared comes
+// first.
 absl::StatusOr<std::vector<Candidate>> CandidatesOf(const DecodeFlags& flags) {
   if (!flags.baseline.empty()) {
-    if (flags.model.model.empty() || !flags.plans.empty()) {
+    if (flags.model.model.empty() || !flags.plans.empty() || flags.bias_cost) {
       return absl::InvalidArgumentError(
           "--baseline DIR needs --model DIR, which is compared with it, and "
-          "cannot be used with --plan");
+          "cannot be used with --plan or --bias-cost");
     }
     Candidate dense{"baseline", flags.model, {}};
     dense.model.model = flags.baseline;
@@ -55,6 +56,19 @@ absl::StatusOr<std::vector<Candidate>> CandidatesOf(const DecodeFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,
                           model::SpecOfShape(shape));
   std::vector<Candidate> candidates;
+  if (flags.bias_cost) {
+    if (flags.plans.size() != 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--bias-cost measures one plan: want one --plan, have ",
+                       flags.plans.size()));
+    }
+    KVASIR_ASSIGN_OR_RETURN(const KvPlan plan,
+                            PlanNamed(flags.plans.front(), spec));
+    candidates.push_back({"without biases", flags.model, plan});
+    candidates.front().model.without_bias = true;
+    candidates.push_back({flags.plans.front(), flags.model, plan});
+    return candidates;
+  }
   candidates.push_back({plan::kDensePreset, flags.model, {}});
   for (const std::string& name : flags.plans) {
     if (name == plan::kDensePreset) continue;
@@ -266,11 +280,13 @@ absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags) {
   report.AddRow(RowOf(flags, candidates.front().name, own_dense, dense_bytes));
   for (const auto& [name, samples] : measured) {
     report.AddRow(RowOf(flags, name, samples, dense_bytes));
-    report.AddRatio(absl::StrCat(name, "_speedup"),
-                    RatioOf(samples.dense_seconds, samples.seconds),
-                    std::nullopt,
-                    "tokens per second, divided by those of the uncompressed "
-                    "cache");
+    report.AddRatio(
+        absl::StrCat(name, "_speedup"),
+        RatioOf(samples.dense_seconds, samples.seconds),
+        flags.bias_cost ? std::optional(Target{0.97, true}) : std::nullopt,
+        absl::StrCat(
+            "tokens per second, divided by those of the ",
+            flags.bias_cost ? "model without biases" : "uncompressed cache"));
     report.AddRatio(
         absl::StrCat(name, "_attention_speedup"),
         RatioOf(samples.attention.baseline_seconds, samples.attention.seconds),

@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "compress/oracle/attention_core.h"
 #include "compress/oracle/code_errors.h"
+#include "compress/oracle/key_bias.h"
 #include "compress/oracle/mlp_forward.h"
 #include "compress/oracle/move_heads.h"
 #include "compress/oracle/outer_forward.h"
@@ -394,8 +395,13 @@ absl::StatusOr<at::Tensor> AssembleKey(const Call& call,
 absl::StatusOr<ReadLatents> MakeLatents(const Call& call, plan::Side side,
                                         const ProgramPart& part,
                                         const at::Tensor& x) {
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent,
-                          PartLatents(call, side, part, x));
+  KVASIR_ASSIGN_OR_RETURN(at::Tensor latent, PartLatents(call, side, part, x));
+  at::Tensor left_out;
+  if (part.leaves_bias_out) {
+    KVASIR_ASSIGN_OR_RETURN(left_out, call.Get(part.prefix + ".bias"));
+    left_out = BiasOutsideOfPart(call.program, part, left_out, x.size(1));
+    latent = latent - left_out;
+  }
   ReadLatents read;
   KVASIR_ASSIGN_OR_RETURN(read.coded, CodeLatents(call, side, part, latent));
   if (call.errors != nullptr && part.holds_codes()) {
@@ -409,6 +415,10 @@ absl::StatusOr<ReadLatents> MakeLatents(const Call& call, plan::Side side,
                                 : call.program.value_exact)
           .any()) {
     read.exact = RoundExact(call, part, latent);
+  }
+  if (left_out.defined()) {
+    read.coded = read.coded + left_out;
+    if (read.exact.defined()) read.exact = read.exact + left_out;
   }
   return read;
 }

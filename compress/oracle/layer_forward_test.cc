@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "compress/oracle/attention_core.h"
+#include "compress/oracle/key_bias.h"
 #include "gmock/gmock.h"
 #include "model/shapes/attention_shape.h"
 
@@ -920,11 +921,18 @@ TEST_P(IdentityTest, AStaticBasisProjectsKeysAndValuesOnItsRows) {
 // A CacheTransform that codes keys and values like a plan with POST_ROPE keys.
 class CodedCache : public CacheTransform {
  public:
-  CodedCache(const LatentCodec& codec, int64_t sinks, int64_t window)
-      : codec_(codec), sinks_(sinks), window_(window) {}
+  // `left_out` is the part of keys that is not coded.
+  CodedCache(const LatentCodec& codec, int64_t sinks, int64_t window,
+             at::Tensor left_out)
+      : codec_(codec),
+        sinks_(sinks),
+        window_(window),
+        left_out_(std::move(left_out)) {}
   absl::StatusOr<Seen> RotatedKey(int64_t, const at::Tensor& key,
                                   const at::Tensor&) const override {
-    return Coded(key);
+    auto seen = Coded(key - left_out_);
+    if (seen.ok()) seen->values = seen->values + left_out_;
+    return seen;
   }
   absl::StatusOr<Seen> Value(int64_t, const at::Tensor& value) const override {
     return Coded(value);
@@ -939,7 +947,19 @@ class CodedCache : public CacheTransform {
   LatentCodec codec_;
   int64_t sinks_;
   int64_t window_;
+  at::Tensor left_out_;
 };
+
+// Returns what is left out of the layer's rotated keys, [T, Hkv, D].
+at::Tensor KeyBiasLeftOut(const Layer& layer) {
+  const auto bias = layer.tensors.find("self_attn.k_proj.bias");
+  if (bias == layer.tensors.end()) return at::zeros({1, 1, 1});
+  if (layer.pairs() == 0) {
+    return bias->second.view({1, layer.spec.num_kv_heads, -1});
+  }
+  return BiasOutsideOfCodes(layer.spec.rope, bias->second,
+                            layer.spec.num_kv_heads, kLength);
+}
 
 TEST_P(IdentityTest, AttentionSeesDecodedKeysAndValuesExceptForExactTokens) {
   for (const auto& [sinks, window] : std::vector<std::pair<int, int>>{
@@ -956,7 +976,7 @@ TEST_P(IdentityTest, AttentionSeesDecodedKeysAndValuesExceptForExactTokens) {
     const auto codec =
         MakeLatentCodec(plan.key().parts(0).codec(), layer_.spec.head_dim);
     KVASIR_ASSERT_OK(codec);
-    const CodedCache cache(*codec, sinks, window);
+    const CodedCache cache(*codec, sinks, window, KeyBiasLeftOut(layer_));
     const auto have = Attention(layer_, &plan);
     // The tolerance is larger if there are exact tokens, because the transform
     // does not round their rows to bf16.
@@ -970,10 +990,84 @@ TEST_P(IdentityTest, AttentionSeesDecodedKeysAndValuesExceptForExactTokens) {
   }
 }
 
+// Coded keys have the same error with any bias that is left out as a whole.
+TEST_P(IdentityTest, AKeyBiasInFewOrNoPairsCostsCodesNothing) {
+  for (const auto stored : {kvasir::v1::POST_ROPE, kvasir::v1::PRE_ROPE}) {
+    Layer plain = layer_;
+    plain.spec.qkv_bias = true;
+    plain["q_proj.bias"] = at::zeros({layer_.query_dims()});
+    plain["k_proj.bias"] = at::zeros({layer_.kv_dims()});
+    plain["v_proj.bias"] = at::zeros({layer_.kv_dims()});
+    kvasir::v1::LayerPlan plan = FullPlan(plain);
+    if (plain.pairs() > 0)
+      plan.mutable_key()->mutable_parts(0)->set_stored(stored);
+    kvasir::v1::Codec* codec =
+        plan.mutable_key()->mutable_parts(0)->mutable_codec();
+    codec->mutable_bits()->add_schedule(4);
+    codec->mutable_per_token();
+    codec->set_param_dtype(kvasir::v1::F16);
+    const at::Tensor lost =
+        *Attention(plain, &plan) - *Attention(plain, nullptr);
+    Layer biased = plain;
+    at::Tensor bias =
+        3 * at::ones({plain.spec.num_kv_heads, plain.spec.head_dim});
+    for (int64_t pair = 4; pair < plain.pairs(); ++pair) {
+      const auto [first, second] = plain.PairDims(pair);
+      bias.select(1, first).zero_();
+      bias.select(1, second).zero_();
+    }
+    biased["k_proj.bias"] = bias.flatten();
+    const at::Tensor own =
+        *Attention(biased, &plan) - *Attention(biased, nullptr);
+    EXPECT_GT(lost.norm().item<double>(), 1e-4);
+    EXPECT_LT(own.norm().item<double>(), 2.5 * lost.norm().item<double>());
+  }
+}
+
+TEST(KeyBiasTest, PairsAreLeftOutByHowFastTheyTurnAndHowLongTheyAre) {
+  model::RopeSpec rope;
+  rope.rotary_dim = 14;
+  rope.frequencies = {1.0, 0.5, 0.1, 0.02, 0.01, 0.003, 0.001};
+  rope.attention_factor = 1.5;
+  // Pairs 1, 2, 3 and 4 are exact. The last two are those of tiles.
+  const std::vector<double> lengths = {0.5, 9, 8, 7, 6, 20, 30};
+  for (const auto pairing :
+       {model::RopePairing::kHalfSplit, model::RopePairing::kInterleaved}) {
+    rope.pairing = pairing;
+    const bool halves = pairing == model::RopePairing::kHalfSplit;
+    std::vector<double> bias(16, 0.25);
+    const auto first = [&](size_t p) { return halves ? p : 2 * p; };
+    const auto second = [&](size_t p) { return halves ? p + 7 : 2 * p + 1; };
+    for (size_t p = 0; p < 7; ++p) bias[first(p)] = lengths[p];
+    for (size_t p = 0; p < 7; ++p) bias[second(p)] = 0;
+    const at::Tensor out =
+        BiasOutsideOfCodes(rope, at::tensor(bias, at::kDouble), 1, 150);
+    ASSERT_EQ(out.sizes(), (c10::IntArrayRef{150, 1, 16}));
+    for (const int64_t n : {0, 31, 63, 64, 149}) {
+      const auto at_dim = [&](size_t dim) {
+        return out[n][0][static_cast<int64_t>(dim)].item<double>();
+      };
+      for (size_t p = 0; p < 7; ++p) {
+        const auto position =
+            static_cast<double>(p <= 4 ? n : n / 64 * 64 + 32);
+        const double length = p == 0 ? 0 : 1.5 * lengths[p];
+        const double angle = position * rope.frequencies[p];
+        EXPECT_NEAR(at_dim(first(p)), length * std::cos(angle), 1e-9) << p;
+        EXPECT_NEAR(at_dim(second(p)), length * std::sin(angle), 1e-9) << p;
+      }
+      EXPECT_EQ(at_dim(15), 0.25);
+    }
+  }
+}
+
 // If the window or the sinks cover all tokens, nothing is coded. Only the type
 // of exact rows and the Hadamard transform before the codec then have an
 // effect.
 TEST_P(IdentityTest, ExactTokensAreStoredAsNumbersRoundedToBf16) {
+  // Numbers keep a key bias, codes and their exact rows do not.
+  if (layer_.spec.qkv_bias) {
+    layer_["k_proj.bias"] = at::zeros({layer_.kv_dims()});
+  }
   for (const auto& [sinks, hadamard] : std::vector<std::pair<uint32_t, bool>>{
            {0u, false}, {0u, true}, {kLength, false}, {kLength + 9u, true}}) {
     kvasir::v1::LayerPlan coded = FullPlan(layer_);
@@ -1040,8 +1134,9 @@ TEST_P(IdentityTest, TheObserverIsCalledForEveryStep) {
   // The cache holds keys after their rotation, so keys before it are not
   // reported.
   EXPECT_EQ(seen.key.defined(), layer_.pairs() == 0);
-  EXPECT_LT((seen.rotated.flatten(2) - seen.latent).abs().max().item<double>(),
-            0.4);
+  const at::Tensor coded =
+      seen.rotated.flatten(2) - KeyBiasLeftOut(layer_).flatten(1);
+  EXPECT_LT((coded - seen.latent).abs().max().item<double>(), 0.4);
   EXPECT_TRUE(seen.value.defined());
   // Keys are reported only once, as they are stored, even if some tokens are
   // kept exact.

@@ -82,6 +82,12 @@ absl::Status CompileFull(const SideContext& c, const ResolvedPart& from,
                          ProgramPart& part) {
   const int64_t heads = c.spec->num_kv_heads;
   part.has_bias = c.spec->qkv_bias;
+  // Ranges of channels were measured with the bias.
+  part.leaves_bias_out = c.side == plan::Side::kKey && part.has_bias &&
+                         c.spec->qk_norm == model::QkNorm::kNone &&
+                         !from.joint && !from.has_basis() &&
+                         (from.range == plan::RangeKind::kToken ||
+                          from.range == plan::RangeKind::kTokenNorm);
   part.basis = from.transform == plan::Transform::kBasisStatic;
   part.mean = from.mean;
   if (part.mean && !part.basis) {
@@ -393,6 +399,9 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
   if (attention.value.parts.size() != 1) {
     return value.Refuse(absl::StatusCode::kInvalidArgument, 0,
                         "values must have exactly one part");
+  }
+  if (program.key.size() > 1) {
+    for (ProgramPart& part : program.key) part.leaves_bias_out = false;
   }
   KVASIR_ASSIGN_OR_RETURN(program.value,
                           CompilePart(value, attention.value.parts[0]));

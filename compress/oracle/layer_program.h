@@ -52,6 +52,9 @@ struct ProgramPart {
   bool folds = false;
   bool has_bias = false;     // the projection has a bias
   bool has_up_bias = false;  // the lift has a bias
+  // The bias of the projection is not coded: all of it if keys are stored
+  // before RoPE, else what BiasOutsideOfCodes returns.
+  bool leaves_bias_out = false;
   bool basis = false;
   bool mean = false;
   std::vector<ProgramLatent> latents;

@@ -41,6 +41,30 @@ TEST(FisherBasisTest, WithIdentityInformationTheBasisIsThePrincipalBasis) {
   EXPECT_LT(Distance(basis.encode, basis.decode.t()), 1e-9);
 }
 
+// The planner then predicts the loss of codes that have no key bias either.
+TEST(MeanInLevelsTest, AKeyBiasThatTheCacheLeavesOutIsNotInTheMean) {
+  model::DecoderSpec spec;
+  spec.num_kv_heads = 2;
+  spec.head_dim = 12;
+  spec.rope.rotary_dim = 12;
+  spec.rope.frequencies = {1, 0.5, 0.25, 0.1, 0.05, 1e-5};
+  const at::Tensor mean = Random({48}, 1);
+  AttentionWeights weights;
+  EXPECT_TRUE(at::equal(MeanInLevels(spec, weights, mean), mean));
+  // One fast pair has the smallest bias, so the cache keeps it.
+  at::Tensor bias = at::full({2, 12}, 100.0, at::kDouble);
+  bias.select(1, 2).fill_(3.0);
+  bias.select(1, 8).zero_();
+  weights.key_bias = bias.flatten().to(at::kFloat);
+  at::Tensor biased = mean.clone();
+  biased.narrow(0, 0, 24).add_(bias.flatten());
+  at::Tensor want = mean.clone();
+  for (const int64_t head : {0, 12}) want[head + 2] += 3.0;
+  EXPECT_LT(Distance(MeanInLevels(spec, weights, biased), want), 0.1);
+  spec.qk_norm = model::QkNorm::kHeads;
+  EXPECT_TRUE(at::equal(MeanInLevels(spec, weights, biased), biased));
+}
+
 TEST(FisherBasisTest, ABasisOfFullRankLosesNothing) {
   const FisherBasis basis =
       FindFisherBasis(RandomMoment(12, 2), RandomMoment(12, 4), 12);

@@ -9,6 +9,7 @@
 #include "compress/calibrate/shrunk_information.h"
 #include "compress/methods/rope_factors.h"
 #include "compress/methods/rope_pairs.h"
+#include "compress/oracle/key_bias.h"
 
 namespace kvasir::compress {
 namespace {
@@ -59,6 +60,20 @@ std::vector<double> SteadyShares(const model::DecoderSpec& spec) {
 
 }  // namespace
 
+at::Tensor MeanInLevels(const model::DecoderSpec& spec,
+                        const AttentionWeights& weights,
+                        const at::Tensor& mean) {
+  if (!weights.key_bias.defined() || spec.qk_norm != model::QkNorm::kNone) {
+    return mean;
+  }
+  const at::Tensor left_out =
+      BiasOutsideOfCodes(spec.rope, weights.key_bias.to(at::kDouble),
+                         spec.num_kv_heads, /*num_positions=*/1)
+          .flatten();
+  return at::cat({mean.narrow(0, 0, left_out.numel()) - left_out,
+                  mean.narrow(0, left_out.numel(), left_out.numel())});
+}
+
 absl::StatusOr<LayerMoments> MomentsOfLayer(const model::DecoderSpec& spec,
                                             const AttentionWeights& weights,
                                             const LayerCalibration& calibration,
@@ -77,6 +92,7 @@ absl::StatusOr<LayerMoments> MomentsOfLayer(const model::DecoderSpec& spec,
   const auto tokens = static_cast<double>(num_tokens);
   LayerMoments moments;
   moments.mean = sums.sum / tokens;
+  moments.coded_mean = MeanInLevels(spec, weights, moments.mean);
   moments.covariance =
       sums.gram / tokens - at::outer(moments.mean, moments.mean);
   moments.information = at::zeros({2 * width, 2 * width}, at::kDouble);

@@ -24,10 +24,17 @@ inline constexpr int64_t kRangePositions = 8192;
 // rotation, followed by its value; each has n = Hkv * D numbers.
 struct LayerMoments {
   at::Tensor mean;        // [2n]
+  at::Tensor coded_mean;  // [2n], see MeanInLevels
   at::Tensor covariance;  // [2n, 2n]
   // [2n, 2n], with shrinkage; zero between keys and values
   at::Tensor information;
 };
+
+// Returns the mean of rows as whole heads coded in levels hold them: keys
+// without the bias that the cache leaves out of them, at the start of a tile.
+at::Tensor MeanInLevels(const model::DecoderSpec& spec,
+                        const AttentionWeights& weights,
+                        const at::Tensor& mean);
 
 // Computes the moments of one layer. FAILED_PRECONDITION for a calibration
 // without information; INVALID_ARGUMENT for information that has another shape,

@@ -157,7 +157,7 @@ PartChannels RotatedChannels(const SpaceOption& option,
   constexpr Distortion kDistortions[] = {
       {2, 0.1175}, {3, 0.03454}, {4, 0.009497}};
   const at::Tensor energy =
-      moments.covariance.diagonal() + moments.mean.square();
+      moments.covariance.diagonal() + moments.coded_mean.square();
   const at::Tensor information = moments.information.diagonal();
   double loss = 0;
   for (const std::vector<int64_t>& heads : option.groups) {

@@ -487,6 +487,15 @@ TEST_F(BadGgufCheckpointTest, AWrongShapeIsRefusedWithBothShapes) {
                AllOf(HasSubstr("blk.0.attn_q.weight"), HasSubstr("[3, 32]"))));
 }
 
+TEST_F(BadGgufCheckpointTest, AFileOfAModelFolderIsRefusedBecauseItIsNoGguf) {
+  const std::string path = folder_.Write("tokenizer.json", "{\"model\": {}}");
+  EXPECT_THAT(
+      Checkpoint::Open(path),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("tokenizer.json is neither a folder nor a GGUF"),
+                     HasSubstr("begins with \"{"))));
+}
+
 TEST_F(BadGgufCheckpointTest, ABiasThatTheModelDoesNotAddIsRefused) {
   for (const char* name : {"output_norm.bias", "blk.0.attn_norm.bias",
                            "blk.0.ffn_down.bias", "token_embd.bias"}) {

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -441,6 +442,27 @@ std::vector<BadTokenizer> BadTokenizers() {
        kUnserved,
        {"precompiled_charsmap"}},
   };
+}
+
+// The substrings of a text can be split anywhere.
+TEST(GgufTokenizerTest, AVocabularyWithTooManyMergesIsRefused) {
+  std::mt19937 random(5);
+  std::string text;
+  for (int i = 0; i < 256; ++i) {
+    text += static_cast<char>('a' + random() % 26);
+  }
+  std::set<std::string> tokens;
+  for (size_t begin = 0; begin < text.size(); ++begin) {
+    for (size_t size = 1; begin + size <= text.size(); ++size) {
+      tokens.insert(text.substr(begin, size));
+    }
+  }
+  const absl::Status status = Load(Spm({tokens.begin(), tokens.end()},
+                                       std::vector<float>(tokens.size(), 0.0f)))
+                                  .status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                               AllOf(HasSubstr("tokenizer.ggml.tokens"),
+                                     HasSubstr("more than 2500000 merges"))));
 }
 
 class BadGgufTokenizerTest : public ::testing::TestWithParam<BadTokenizer> {};

@@ -165,6 +165,15 @@ PARTS = {"rest", "projections", "rotation", "append", "lifts", "attention", "evi
          "norms", "sum", "head", "sampling"}
 
 
+@pytest.mark.parametrize("flags, expected", [
+    (["--shape", "qwen2.5-0.5b"], "--bias-cost measures one plan: want one --plan, have 0"),
+    (["--shape", "kvasir-tiny", "--plan", "rotated-4bit"], "--shape kvasir-tiny has no biases"),
+])
+def test_the_cost_of_biases_needs_a_plan_and_a_model_with_biases(flags, expected):
+    done = run("bench", "decode", "--quick", "--bias-cost", "--random-weights", *flags, check=False)
+    assert done.returncode != 0 and expected in done.stderr
+
+
 def test_the_breakdown_of_a_step_adds_up_to_the_step():
     row = bench("decode", "--breakdown")["rows"][1]
     assert set(row["breakdown"]) == PARTS

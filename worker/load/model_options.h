@@ -30,6 +30,9 @@ struct ModelOptions {
   std::string model;  // folder of a Hugging Face checkpoint, or a GGUF file
   bool random_weights = false;  // use random weights in a model of `shape`
   std::string shape;            // for example "llama-3-8b"
+  // Removes the biases of queries, keys and values from a shape of the Qwen2
+  // family. For benchmarks.
+  bool without_bias = false;
   uint64_t weights_seed = 1;
   std::string kv_plan;  // overrides the folder's kv_plan.json
   // Number type of the cache if there is no plan: auto, f32, f16 or bf16.

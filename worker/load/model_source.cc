@@ -185,6 +185,23 @@ worker::ServeOptions ServeOptionsOf(const ModelOptions& options,
               (device == nullptr || worker::PromptsMayLift(*device))};
 }
 
+namespace {
+
+absl::Status RemoveBias(model::ModelShape* shape) {
+  if (shape->family != model::Family::kQwen2) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--shape ", shape->name,
+        " has no biases of queries, keys and values that can be removed; use a "
+        "shape of the Qwen2 family, such as qwen2.5-0.5b"));
+  }
+  // A Llama of the same sizes computes the same, but has no biases.
+  shape->family = model::Family::kLlama;
+  shape->qkv_bias = false;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 DeviceWish DeviceWishOf(const ModelSource& source,
                         const ModelOptions& options) {
   DeviceWish wish;
@@ -206,6 +223,9 @@ absl::StatusOr<ModelSource> OpenModelSource(
   source.shard = shard;
   if (options.random_weights) {
     KVASIR_ASSIGN_OR_RETURN(source.shape, model::FindShape(options.shape));
+    if (options.without_bias) {
+      KVASIR_RETURN_IF_ERROR(RemoveBias(&*source.shape));
+    }
     KVASIR_ASSIGN_OR_RETURN(source.spec, model::SpecOfShape(*source.shape));
     source.name = source.shape->name;
   } else {

@@ -117,6 +117,59 @@ TEST(EmulatedRankTest, AnOpThatTheDeviceLacksIsReportedBeforeAnyWeightIsRead) {
   }
 }
 
+// Weights that are not yet read do not say whether their key bias is zero.
+TEST(EmulatedRankTest,
+     AMissingKernelForKeyBiasesIsReportedBeforeWeightsAreRead) {
+  model::ModelShape shape = SmallShape();
+  shape.family = model::Family::kQwen2;
+  shape.qkv_bias = true;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
+                              model::SpecOfShape(shape));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const kvasir::v1::KvPlan plan,
+                              PlanOfPreset(plan::kRotatedPreset, spec));
+  const kernels::DeviceOps all = kernels::emulated::Ops();
+  std::vector<kernels::DeviceOp> ops(all.ops, all.ops + all.count);
+  std::erase_if(ops, [](const auto& op) { return op.op == "key_bias"; });
+  ASSERT_EQ(ops.size(), all.count - 1);
+  RankOptions options = SmallOptions();
+  UseEmulated(DType::kBf16, {ops.data(), ops.size()}, &options);
+  bool packed = false;
+  options.progress = [&packed](int64_t, int64_t) { packed = true; };
+  RandomSource source(shape, 20260, DType::kBf16);
+  EXPECT_THAT(Rank::Create(spec, plan, &source, options),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       "key_bias: the device has no kernel for it"));
+  EXPECT_FALSE(packed);
+}
+
+TEST(EmulatedRankTest, TheChoiceOfAPlanEndsIfTheDeviceSupportsOnlyOne) {
+  const model::ModelShape shape = SmallShape();
+  KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
+                              model::SpecOfShape(shape));
+  const auto plan_of = [&](const char* name) {
+    return *PlanOfPreset(name, spec);
+  };
+  const kernels::DeviceOps all = kernels::emulated::Ops();
+  std::vector<kernels::DeviceOp> ops(all.ops, all.ops + all.count);
+  std::erase_if(ops, [](const auto& op) { return op.op == "hadamard"; });
+  RankOptions options = SmallOptions();
+  UseEmulated(DType::kBf16, {ops.data(), ops.size()}, &options);
+  // The plan that is left is not compared, because that would take too long.
+  options.plan_check = {
+      .token_ids = std::vector<int32_t>(100, 3),
+      .time_limit = absl::ZeroDuration(),
+      .instead = {*ServePlan(plan_of("dense-8bit"),
+                             model::AttentionShapeOf(spec), {})}};
+  RandomSource source(shape, 20260, DType::kBf16);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto rank,
+      Rank::Create(spec, plan_of(plan::kRotatedPreset), &source, options));
+  EXPECT_EQ(rank->plan().source.method(), plan_of("dense-8bit").method());
+  ASSERT_EQ(rank->plan_checks().size(), 2);
+  EXPECT_THAT(rank->plan_checks()[0].skipped, HasSubstr("hadamard"));
+  EXPECT_THAT(rank->plan_checks()[1].skipped, HasSubstr("it would take"));
+}
+
 // A rank either loads and can run every step of a plan, or refuses the plan
 // with the missing op's name.
 TEST(EmulatedRankTest,

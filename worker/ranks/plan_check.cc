@@ -195,7 +195,7 @@ absl::Status PlanComparison::RunDense(ModelWeights* weights) {
         "it would take ",
         absl::FormatDuration(absl::Ceil(2 * predicted_, absl::Seconds(1))));
   } else if (failed_) {
-    skipped_ = "steps with a dense cache fail";
+    skipped_ = "numbers with a dense cache are not finite";
   }
   return absl::OkStatus();
 }
@@ -252,9 +252,18 @@ absl::Status PlanComparison::RunSteps(DirectRunner* runner) {
                     .token_ids = text.subspan(static_cast<size_t>(done),
                                               static_cast<size_t>(count))}})
             .status();
-    // Ranks of a group agree on faults, so all fail or none.
+    KVASIR_RETURN_IF_ERROR(rank_.collective->status());
+    if (runner->length(1) == done && !step.ok()) {
+      // The step did not run, which says nothing about the plan's cache.
+      return absl::Status(
+          step.code(),
+          absl::StrCat("plan check: the step with tokens ", done, " to ",
+                       done + count - 1, " failed: ", step.message()));
+    }
+    // The step ran, but its numbers are not finite. Ranks of a group agree on
+    // that, so all fail or none.
     failed_ = !step.ok();
-    if (failed_) return rank_.collective->status();
+    if (failed_) return absl::OkStatus();
     // The first step is slower than others, so the second one is measured.
     if (done == kFirstTokens) {
       const absl::Duration whole =

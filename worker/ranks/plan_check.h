@@ -98,8 +98,9 @@ class PlanComparison {
   // budgets. `cache_id` is the plan's; it is not used in a group.
   //
   // Memory: the executor of one sequence, and the logits of the dense cache.
-  // Errors: those of ModelExecutor::Create and of the collective; the weights
-  // are lost then. A cache with which steps fail is no error, but a result.
+  // Errors: those of ModelExecutor::Create, of steps and of the collective; the
+  // weights are lost then. A cache that gives numbers that are not finite is no
+  // error, but a result.
   absl::StatusOr<PlanCheck> Compare(
       const std::shared_ptr<const ServedPlan>& plan,
       const std::string& cache_id, ModelWeights* weights);

@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "base/thread_pool.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/device/device.h"
 #include "model/shapes/shape_config.h"
 #include "plan/presets.h"
 #include "worker/collective/in_process_group.h"
@@ -23,11 +25,14 @@
 namespace kvasir::worker {
 namespace {
 
+using base::StatusIs;
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::Gt;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Lt;
+using ::testing::Optional;
 
 constexpr int64_t kTokens = 100;
 
@@ -169,6 +174,22 @@ TEST(PlanCheckTest, AModelWithoutATextIsNotCompared) {
               HasSubstr("there is no text"));
 }
 
+TEST(PlanCheckTest, AStepThatDoesNotRunIsAnErrorAndNoDivergence) {
+  const model::ModelShape shape = TinyShape();
+  const model::DecoderSpec spec = *model::SpecOfShape(shape);
+  const auto plan = PlanOf("rotated-4bit");
+  const auto source = *RandomSource::Create(shape, spec, Resolved(plan, spec),
+                                            /*seed=*/7, kernels::DType::kBf16);
+  RankOptions options = Checked(kTokens);
+  // The second step has a token that the model does not have.
+  options.plan_check->token_ids[40] = static_cast<int32_t>(shape.vocab_size);
+  EXPECT_THAT(
+      Rank::Create(spec, plan, source.get(), options),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("plan check: the step with tokens 32 to 99"),
+                     HasSubstr("token"))));
+}
+
 // A request that lets the rank choose one of these plans.
 RankOptions ChoosesFrom(const std::vector<std::string>& presets,
                         double most_kl) {
@@ -287,6 +308,33 @@ TEST(PlanCheckTest, AllRanksOfAGroupServeTheSamePlan) {
     EXPECT_EQ(checks[0].front().key, "");
     // Sums over ranks round differently.
     EXPECT_NEAR(checks[0].front().kl, single, 0.02 * single);
+  }
+}
+
+// Ranks may find different divergences if their sums differ in a bit, and must
+// still serve one plan.
+TEST(PlanCheckTest, AllRanksOfAGroupTakeTheAnswerOfRank0) {
+  const model::DecoderSpec spec = *model::SpecOfShape(TinyShape());
+  const PlanCheckRequest request = {.token_ids = Text(kTokens)};
+  for (const bool answer : {false, true}) {
+    const auto group = InProcessGroup::Create(3);
+    std::vector<std::optional<bool>> taken(3);
+    OnRanks(3, [&](int64_t index) {
+      const auto r = static_cast<size_t>(index);
+      base::ThreadPool pool(1);
+      kernels::CpuDevice device(&pool);
+      const auto stream = device.MakeStream();
+      PlanComparison comparison({.spec = &spec,
+                                 .device = &device,
+                                 .stream = stream.get(),
+                                 .collective = group[r].get(),
+                                 .max_model_len = kTokens},
+                                request);
+      const auto says = comparison.FirstRankSays(index == 0 ? answer : !answer);
+      KVASIR_EXPECT_OK(says);
+      if (says.ok()) taken[r] = *says;
+    });
+    EXPECT_THAT(taken, Each(Optional(answer)));
   }
 }
 
