@@ -111,3 +111,28 @@ def test_a_client_gets_the_same_tokens_whatever_the_batch_the_chunks_and_the_pre
         if ids and own == prompt[:len(own)]:
             row = np.sort(logits[len(own) - 1])
             assert row[-1] - row[-2] < 0.05 or ids[0] == logits[len(own) - 1].argmax()
+
+
+# Why these checkpoints are refused for two ranks.
+UNDIVIDED = {
+    "gpt_neox": "3 KV heads, 3 query heads and 32 MLP features cannot be divided",
+    "opt": "3 KV heads, 3 query heads and 32 MLP features cannot be divided",
+    "olmo2": r"the norm of queries and keys \(QK-norm\) sums over all heads",
+}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_two_ranks_give_the_tokens_of_one_rank(family):
+    folder = GOLDEN / MODELS[family]
+    prompt = json.loads((folder / "expected.json").read_text())["input_ids"]
+    prompts = [prompt[:40], prompt[3:20]]
+    flags = ["--kv-plan", "rotated-4bit", "--tp", 2, "--local-ranks", 2]
+    if family in UNDIVIDED:
+        with pytest.raises(RuntimeError, match=UNDIVIDED[family]):
+            answers(folder, flags, prompts)
+        return
+    two = answers(folder, flags, prompts)[0]
+    one = answers(folder, flags[:2], prompts)[0]
+    assert [ids for ids, _ in two] == [ids for ids, _ in one]
+    for (_, mine), (_, other) in zip(two, one):
+        assert mine == pytest.approx(other, abs=2e-3)
