@@ -189,16 +189,25 @@ inline constexpr int64_t LinesOf(int64_t bytes) {
   return (bytes + AheadLines::kLineBytes - 1) / AheadLines::kLineBytes;
 }
 
+// The most rows of a register tile, and how many sums it has for each row
+// times vector. Sanitizers take too long to compile larger tiles.
+inline constexpr int kDotRows = KVASIR_TILE_ROWS < 4 ? 1 : 4;
+inline constexpr int kDotSums = KVASIR_TILE_ROWS < 4 ? 1 : 8;
+
 // Calls run(height, first row) for register tiles of 4, 2 and 1 rows.
 template <typename Run>
 HWY_INLINE void ForTiles(int64_t rows, const Run& run) {
   int64_t row = 0;
-  for (; row + 4 <= rows; row += 4) run(std::integral_constant<int, 4>(), row);
-  if (row + 2 <= rows) {
-    run(std::integral_constant<int, 2>(), row);
-    row += 2;
+  if constexpr (kDotRows == 4) {
+    for (; row + 4 <= rows; row += 4) {
+      run(std::integral_constant<int, 4>(), row);
+    }
+    if (row + 2 <= rows) {
+      run(std::integral_constant<int, 2>(), row);
+      row += 2;
+    }
   }
-  if (row < rows) run(std::integral_constant<int, 1>(), row);
+  for (; row < rows; ++row) run(std::integral_constant<int, 1>(), row);
 }
 
 #endif

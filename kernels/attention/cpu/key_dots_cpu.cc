@@ -172,7 +172,7 @@ void KeyTile(const KeyDotsArgs& args, int64_t column, ByteVec table) {
 
 template <class Kind, int kRows>
 void KeyRows(const KeyDotsArgs& args, ByteVec table) {
-  constexpr int kVecs = kRows == 4 ? 2 : 4;
+  constexpr int kVecs = kDotRows == 1 ? 1 : kRows == 4 ? 2 : 4;
   for (int64_t s = 0; s < kSlots; s += kVecs * kVecLanes) {
     KeyTile<Kind, kRows, kVecs>(args, s, table);
   }

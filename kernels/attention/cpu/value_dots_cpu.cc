@@ -438,7 +438,7 @@ void ValueTiles(int64_t rows, const ValueDotsArgs& args) {
   constexpr int64_t kMostTotals = 8 * 16 * kBlocks;
   HWY_ALIGN int32_t totals[4][kMostTotals];
   ForTiles(rows, [&](auto height, int64_t row) {
-    MultiplyAll<Shape, height, 8 / height>(
+    MultiplyAll<Shape, height, kDotSums / height>(
         numbers, 0, vectors, args.digits + row, totals[0], kMostTotals);
     for (int r = 0; r < height; ++r) {
       AddTotals<Kind, Shape>(totals[r], columns, args.width,
