@@ -83,8 +83,8 @@ std::optional<SequenceImage> HostImages::Export(const SequenceState& sequence,
     auto to = image.pages[g].begin();
     for (int64_t i = 0; i < shape.num_pages; ++i) {
       const int64_t entry = shape.first_page + i;
-      // A fork that has not run does not have its own last page yet; its last
-      // tokens are still in the parent's page.
+      // The table of a fork that has not run ends before its last tokens, which
+      // are still in the parent's page.
       const PageId from = entry < state.table.num_entries()
                               ? state.table.page(entry)
                               : state.fork_page.page();
