@@ -30,8 +30,8 @@ LatentSpec At(const char* name, int64_t (*position_of)(int64_t),
   spec.position_of = position_of;
   return spec;
 }
-// The positions of slots after an eviction: runs of a few slots, and single
-// slots of far tiles.
+// Positions of slots after an eviction. Compacted: the remaining slots are in
+// short runs. Sparse: each remaining slot is in a tile of its own.
 int64_t Compacted(int64_t slot) { return slot * 3 + slot / 5 * 40; }
 int64_t Sparse(int64_t slot) { return slot * 131 + 7; }
 

@@ -70,9 +70,10 @@ bool Fits(const PagedAttentionParams& shape);
 absl::StatusOr<AttentionStep> DivideStep(
     const PreparedAttention& prepared,
     absl::Span<const AttentionSequence> sequences);
-// Sets weights_at of all sequences. A sequence whose only row adds mass gets
-// memory for the row's attention weights, if enough of the `most_weights`
-// floats are left. Other sequences that add mass have their keys scored twice.
+// Sets weights_at of all sequences, for layers with attention mass. A sequence
+// of one row that adds mass gets memory to keep the row's attention weights, as
+// long as floats are left of `most_weights`. The keys of other sequences that
+// add mass are scored twice.
 void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
                   absl::Span<AttentionSequence> sequences);
 // `step` must come from DivideStep for the same sequences that `rows` has on

@@ -42,10 +42,11 @@ HWY_INLINE WordVec RightBy(V words, int bits) {
 
 // ----- Sums of products of bytes.
 
-// For every 32-bit lane, a sum of high * 128 + low, where `high` and `low` are
-// sums of four products of an unsigned and a signed byte.
+// DigitSums computes, for every 32-bit lane, high * 128 + low. Here `high` and
+// `low` are sums of products of an unsigned and a signed byte, four of them per
+// call of Add.
 #if HWY_TARGET <= HWY_AVX3_DL && HWY_ARCH_X86
-// Assembly, because Highway 1.0.3 does not enable this instruction.
+// Written in assembly, because Highway 1.0.3 does not have this instruction.
 HWY_INLINE IntVec AddQuads(IntVec sum, ByteVec a, ByteVec b) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "vm"(b.raw));
   return sum;
@@ -78,7 +79,7 @@ HWY_INLINE IntVec AddPairs(ByteVec a, ByteVec b, int16_t factor) {
                                   _mm256_set1_epi16(factor))};
 }
 #else
-// Sums of two products fit into 16 bits (code_digits.h).
+// A sum of two products fits into 16 bits (code_digits.h).
 HWY_INLINE IntVec AddPairs(ByteVec a, ByteVec b, int16_t factor) {
   const hn::RebindToSigned<Halves> d16;
   const auto a16 = hn::BitCast(d16, a);
@@ -152,9 +153,9 @@ void ForKind(const CodePlace& place, bool levels, const Run& run) {
   }
 }
 
-// In each byte of `low`, takes the code at place kIndex of the byte, and adds
-// the bits that `high` has for it in the same byte, already kLow bits further
-// up. Replaces the code by table[code] if codes have levels.
+// Takes the code at place kIndex of each byte of `low`. If the code has high
+// bits, they are in the same byte of `high`, already shifted left by kLow. If
+// codes have levels, returns table[code] instead of the code.
 template <class Kind, int kIndex>
 HWY_INLINE ByteVec TakeCodes(WordVec low, WordVec high, ByteVec table) {
   constexpr int kLow = Kind::kLowBits;
@@ -175,7 +176,8 @@ HWY_INLINE ByteVec TakeCodes(WordVec low, WordVec high, ByteVec table) {
   }
 }
 
-// The integers of levels in every block, plus `offset`.
+// Returns the table that TakeCodes needs: every 128-bit block has the integers
+// of the 16 levels, plus `offset`.
 HWY_INLINE ByteVec LevelTable(const int8_t* levels, int offset) {
   HWY_ALIGN uint8_t table[16] = {};
   for (int i = 0; levels != nullptr && i < 16; ++i) {
@@ -189,8 +191,9 @@ inline constexpr int64_t LinesOf(int64_t bytes) {
   return (bytes + AheadLines::kLineBytes - 1) / AheadLines::kLineBytes;
 }
 
-// The most rows of a register tile, and how many sums it has for each row
-// times vector. Sanitizers take too long to compile larger tiles.
+// kDotRows is the most rows of a register tile, and kDotSums the most
+// DigitSums: rows times vectors. Sanitizers take too long to compile
+// larger tiles.
 inline constexpr int kDotRows = KVASIR_TILE_ROWS < 4 ? 1 : 4;
 inline constexpr int kDotSums = KVASIR_TILE_ROWS < 4 ? 1 : 8;
 

@@ -86,8 +86,8 @@ class KeyBiasScores {
   static constexpr int64_t kMostPairs =
       kAttentionMaxHeadDim / 2 + kMostExactPairs;
 
-  // Finds the runs of `slots` and, unless the slots have the positions of one
-  // tile in order, the positions of the slots in their tiles.
+  // Finds the runs of `slots`. If the block's slots are all positions of one
+  // tile in order, it is a single run. Otherwise also fills in_tile_.
   void FindRuns(int64_t kv_head, int64_t block, VisibleRange slots) {
     in_order_ = !params_.mass.stored_positions && !unit_.sequence().positions;
     if (in_order_) {
@@ -134,7 +134,8 @@ class KeyBiasScores {
            turns_ + e * 2 * kBlock);
     }
     if (bias.tile_pairs == 0) return;
-    // The numbers by which those of a query are multiplied.
+    // The cosines and then the sines by which the query's numbers for the tile
+    // pairs are multiplied.
     HWY_ALIGN float factors[kAttentionMaxHeadDim + kLanes];
     const auto bytes = static_cast<size_t>(bias.tile_pairs) * sizeof(float);
     std::memcpy(factors, cosines_, bytes);

@@ -345,9 +345,9 @@ class LaneCodes {
 
 #endif
 
-// Find returns a pointer to `count` bytes of a slot, from byte `first` on.
-// After them, 16 more bytes may be read. It points to a copy if `readable`
-// forbids that.
+// Find returns a pointer to `count` bytes of a slot, from byte `first` on,
+// which are followed by 16 more readable bytes. If there are fewer readable
+// bytes before `readable`, it points to a copy.
 class ReadableBytes {
  public:
   const uint8_t* Find(const char* slot, const char* readable, int64_t first,
@@ -385,7 +385,8 @@ inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
   }
   if (kVecLanes * place.low_bits % 8 != 0 ||
       kVecLanes * place.high_bits % 8 != 0) {
-    // Here a vector of codes is not a whole number of bytes.
+    // A vector of codes is not a whole number of bytes here, so codes are read
+    // one by one.
     for (int64_t s = slots.begin; s < slots.end; ++s) {
       for (int64_t i = 0; i < piece.width; ++i) {
         tile[s * stride + i] = static_cast<float>(ReadCode(
@@ -559,9 +560,8 @@ class BlockLoader {
         (found_.end - found_.begin) *
         (group.codes.stride_bytes + (ranges ? group.params.stride_bytes : 0)));
   }
-  // Appends to the prefetch queue the memory that will be read for `slots` of a
-  // group: codes and ranges. `part` must be a part of the cache, not of exact
-  // rows.
+  // Appends the memory of a group's codes and ranges for `slots` to the
+  // prefetch queue. `part` must be a part of the cache, not of exact rows.
   void AddAhead(const LatentPartArgs& part, const LatentGroup& group,
                 VisibleRange slots) {
     for (int64_t s = slots.begin; s < slots.end;) {
@@ -787,7 +787,8 @@ class BlockLoader {
   const LatentChunk* loaded_ = nullptr;
   uint32_t* plane_words_[4] = {};
 };
-// LoadKeyWords stores a chunk's words in the tile.
+// LoadKeyWords stores a chunk's words in the tile, so the tile must have room
+// for them.
 static_assert(kMaxWords <= kChunkChannels);
 
 }  // namespace HWY_NAMESPACE

@@ -35,8 +35,8 @@ inline constexpr int kPairTileRows =
         ? KVASIR_TILE_ROWS
         : kPairTileSums / kPairTileVecs;
 
-// Up to this number of rows, bfloat16 values are read directly from the KV
-// cache.
+// Up to this number of rows, bfloat16 values are multiplied as they are stored
+// in the KV cache, without a copy in a tile.
 inline constexpr int64_t kPairsMostRows = 8;
 // Up to this number of rows, bfloat16 keys are loaded as pairs in 32-bit words,
 // and each register tile converts the pairs to float32 again. With AVX-512 and

@@ -5,8 +5,8 @@
 
 #include "kernels/attention/cpu/code_dots.h"
 
-// VNNI's instructions for products of bytes belong to this target, which
-// Highway makes only on request.
+// Highway compiles this target only on request. It has the VNNI instructions,
+// which multiply bytes and add the products.
 #define HWY_WANT_AVX3_DL 1
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention/cpu/value_dots_cpu.cc"
@@ -47,9 +47,9 @@ void ValueDots(int64_t rows, const ValueDotsArgs& args) {
 
 // ----- Values: a 32-bit lane has four slots of one channel.
 
-// Where the bytes of 64 slots are that have a piece's codes. A slot's bytes of
-// the low plane are divided into columns of 16 bytes, one for each block of a
-// vector.
+// The addresses of the bytes that hold a piece's codes, for 64 slots. The
+// low plane of a slot is read in columns of 16 bytes. Each column is a block
+// of a vector.
 struct SlotBytes {
   const char* low[kSlots];
   // The bytes of the high plane for column i are at high + 16 * i.
@@ -205,10 +205,10 @@ HWY_INLINE void InterleaveSlots(const ByteVec (&slots)[4],
   words[3] = UpperHalves(high01, high23);
 }
 
-// Prepares the bits of the high plane for words[v] of InterleaveSlots: moves
-// the byte with the high bits of each lane's codes into the lane, and these
-// bits to the start of their place above the low bits. `high` has bytes 0 to 3
-// and 4 to 7 of each block.
+// Prepares the bits of the high plane for words[v] of InterleaveSlots. In each
+// lane, the byte with the high bits of the lane's codes is selected, and these
+// bits are moved to their place above the low bits. `high` has bytes 0 to 3 and
+// 4 to 7 of each block.
 template <class Kind, int kVec>
 HWY_INLINE WordVec HighBits(const WordVec (&high)[2]) {
   // A byte of the high plane belongs to this many bytes of the low plane.

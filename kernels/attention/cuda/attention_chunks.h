@@ -9,7 +9,7 @@
 
 namespace kvasir::kernels {
 
-// The chunks of a layer, and the tables of AttentionDevice that belong to them,
+// The chunks of a layer and the tables of AttentionDevice that describe them,
 // in host memory.
 struct HostChunks {
   std::vector<LatentChunkOnDevice> chunks;
@@ -20,7 +20,7 @@ struct HostChunks {
     bool of_keys = false;
   };
   std::vector<Levels> levels;
-  // the reason why tensor cores cannot be used, if there are no units
+  // If there are no units: the reason why tensor cores cannot be used.
   std::string why_none;
 };
 

@@ -21,7 +21,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 inline constexpr int32_t kTilesOfSplit =
     static_cast<int32_t>(kAttentionSplitSlots / kKeyBiasTile);
 
-// The KV head of an item. With a key bias, each unit has one.
+// The KV head of an item. If there is a key bias, all query heads of a unit
+// belong to one KV head.
 KVASIR_DEVICE int64_t KvHeadOf(const AttentionDevice& device,
                                const Item& item) {
   return Quotient(device.heads[item.unit.first_head],
@@ -59,9 +60,9 @@ class SplitKeyBias {
     }
   }
 
-  // Adds to a row's scores, which are in units of log2(e). scores[k] is the
-  // score of slot slot(k) of the split, which must ascend with k. A warp must
-  // call it.
+  // Adds the key bias to scores of one row, which are in units of log2(e).
+  // scores[k] is the score of slot slot(k) of the split, and slot(k) must
+  // ascend with k. All lanes of a warp must call it.
   template <int32_t count, typename Slot>
   KVASIR_DEVICE void AddTo(const Item& item, int32_t row, const Slot& slot,
                            float (&scores)[count]) const {

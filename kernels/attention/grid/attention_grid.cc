@@ -46,9 +46,9 @@ void Cover(const CodePiece& piece, ChunkBytes* bytes) {
              piece.width * place.high_bits, bytes);
 }
 
-// Each plane has its own range of bytes, which is read in pieces of
-// kPieceBytes. Uses one common range for all planes instead if that takes no
-// more pieces.
+// Decides whether the planes of a chunk are read as one common range of bytes.
+// Ranges are read in pieces of kPieceBytes. The common range is used if it has
+// no more pieces than the planes' own ranges.
 void ReadTogether(ChunkBytes* bytes) {
   constexpr int64_t kPieceBytes = 32;
   constexpr int64_t kMostBytes = kChunkChannels;

@@ -62,9 +62,9 @@ struct MassPlan {
   bool any() const { return !units.empty(); }
 };
 
-// The size of the record that is kept for each block of a sequence of one row.
-// The record has the weights [Hq, 64] and then the maxima [Hq] that they are
-// relative to.
+// The size in floats of the record that is kept for each block of a sequence of
+// one row. The record has the weights [Hq, 64], followed by the maxima [Hq]
+// that were subtracted from the scores before Exp.
 inline int64_t KeptBlockFloats(int64_t num_heads) {
   return (num_heads * (kAttentionBlockSlots + 1) + 15) / 16 * 16;
 }
@@ -87,9 +87,9 @@ inline bool KeepsWeights(const AttentionSequence& sequence) {
          sequence.first_counted_row == 0;
 }
 
-// A piece of work that adds mass to the slots of one split of a sequence. If
-// the sequence's weights are kept, it is for all units of eviction, otherwise
-// for one unit.
+// An item of work: adds mass to the slots of one split of a sequence. It does
+// so for all units of eviction if the sequence's weights are kept, and
+// otherwise for one unit.
 struct MassItem {
   const AttentionSequence* sequence = nullptr;
   int64_t first_unit = 0;  // index in MassPlan::units

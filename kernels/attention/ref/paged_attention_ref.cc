@@ -474,8 +474,9 @@ class Row {
   float* const out_;
   const VisibleRange slots_;
 
-  // The weight of each visible slot, relative to the running maximum at that
-  // slot. max_ and sum_ are the maximum and sum of the whole softmax.
+  // The weight of each visible slot, relative to the maximum of the split up to
+  // the end of the slot's block. max_ and sum_ are the maximum and sum of the
+  // whole softmax.
   struct Weight {
     float weight;
     float block_max;
