@@ -433,7 +433,7 @@ TEST_F(CalibrateTest, TheStateIsKeptInTheCacheIfTheResultCannotBeSaved) {
 
 // Errors such as too many open files or a failing disk do not mean that the
 // file is damaged.
-TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsAnErrorAndIsNotReplaced) {
+TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsReportedAndNotReplaced) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";

@@ -114,8 +114,7 @@ std::vector<DomainText> Domains(const std::vector<int64_t>& lengths) {
   return domains;
 }
 
-TEST(SampleDomainsTest,
-     EachDomainHasAnEqualShareAndItsLastSequencesAreHeldOut) {
+TEST(SampleDomainsTest, TheLastSequencesOfEachDomainsEqualShareAreHeldOut) {
   const std::vector<DomainText> domains = Domains({300, 500, 220});
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample sample,
@@ -141,8 +140,7 @@ TEST(SampleDomainsTest,
   }
 }
 
-TEST(SampleDomainsTest,
-     OneOfTwoSequencesOfADomainIsHeldOutAndASingleSequenceIsNot) {
+TEST(SampleDomainsTest, ADomainHoldsASequenceOutOnlyIfItHasTwo) {
   auto held_out = [](int64_t tokens, double share) {
     return SampleDomains(Domains({50, 50}),
                          {.tokens = tokens, .sequence_tokens = 10}, share, 2000)

@@ -226,7 +226,7 @@ absl::Status NeedFisher(const PlanRequest& request, const std::string& what,
 absl::Status NeedWeights(const PlanRequest& request, const std::string& what) {
   if (request.weights != nullptr) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat(what, " needs the model's weights"));
+      absl::StrCat(what, " needs the model's weights, and there are none"));
 }
 
 absl::StatusOr<at::Tensor> FisherRows(const PlanRequest& request, int64_t layer,

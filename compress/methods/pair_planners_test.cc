@@ -292,7 +292,7 @@ class RapTest : public ::testing::Test {
   RapOptions options_;
 };
 
-TEST_F(RapTest, EachHeadKeepsItsOwnBestPairsAndAllHeadsKeepTheSameNumber) {
+TEST_F(RapTest, EveryHeadKeepsTheSameNumberOfItsOwnBestPairs) {
   options_.budget.keep_values = true;
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.75), options_));

@@ -1,7 +1,7 @@
-// Codes and decodes latents: returns the numbers that are read back from the
-// cache, and the codes that it stores. Follows the rules of docs/artifact.md in
-// float32 IEEE arithmetic, so that the codes of an engine can be compared with
-// these codes one by one.
+// Imitates how the cache stores latents: returns the codes that the cache would
+// hold, and the numbers that attention would read back. Follows the rules of
+// docs/artifact.md in float32 IEEE arithmetic, so that the codes of an engine
+// can be compared with these codes one by one.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -59,8 +59,7 @@ class LayerObserver {
                       const std::vector<int64_t>& /*positions*/) {}
 };
 
-// How many codes in static ranges there were, and how many of them were
-// clamped.
+// The number of codes in static ranges, and how many of them were clamped.
 struct ClampCount {
   std::atomic<int64_t> codes{0};
   std::atomic<int64_t> clamped{0};

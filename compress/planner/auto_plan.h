@@ -119,11 +119,10 @@ struct AutoPlan {
 
 // Makes the plan. Reads only spec, calibration (with information), weights and
 // tp of the request.
-// Errors: INVALID_ARGUMENT for too few bytes, or for a loss that no plan within
-//   the bytes reaches, with the best possible value; FAILED_PRECONDITION
-//   without a calibration with information; UNIMPLEMENTED for models that
-//   rotate only a part of a head; CANCELLED if `progress` returns false; errors
-//   of `measure`.
+// Errors: INVALID_ARGUMENT if no plan meets the limits on bytes and loss, with
+//   the smallest bytes or loss that can be reached; FAILED_PRECONDITION without
+//   a calibration with information; UNIMPLEMENTED for models that rotate only a
+//   part of a head; CANCELLED if `progress` returns false; errors of `measure`.
 absl::StatusOr<AutoPlan> PlanAuto(const PlanRequest& request,
                                   const AutoOptions& options);
 
