@@ -28,7 +28,7 @@ enum class RopeSide { kBefore, kAfter, kNone };
 
 enum class Lift { kFold, kAtRuntime, kReconstruct, kAnchored };
 
-// Which numbers share one range (scale and minimum) of codes. kNone: the
+// The numbers that share one range (scale and minimum) of codes. kNone: the
 // numbers are stored unquantized.
 enum class RangeKind { kNone, kToken, kTokenNorm, kChannel, kSequence };
 

@@ -19,8 +19,9 @@ struct DetokenizerState {
     int64_t num_tokens = 0;    // tokens that this stage has seen
     int64_t num_stripped = 0;  // characters removed at the front
     bool front_done = false;   // a character that is not stripped has come
-    bool in_run = false;       // a run of byte tokens has given characters
-    std::string pending;       // bytes or characters that are held back
+    // the current run of byte tokens has given characters
+    bool in_run = false;
+    std::string pending;  // bytes or characters that are held back
   };
   std::vector<Stage> stages;
 };

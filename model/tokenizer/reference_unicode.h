@@ -45,7 +45,8 @@ char32_t LowerOf(char32_t c);
 // several characters that equal one of them, as ss equals U+00DF.
 void CloseOverCase(icu::UnicodeSet* set);
 
-// Unicode 9.0: all characters that have a normal form. Later ones have none.
+// Unicode 9.0: all characters that exist in it. Normal forms leave characters
+// of later versions unchanged.
 icu::UnicodeSet NormalizedSet();
 
 // Unicode 8.0: category P.

@@ -1,6 +1,6 @@
 // Describes the work of one rank for a layer's attention under a compression
 // plan. The program states which rows of which tensors make up one fused
-// projection and where every number lies in a token's row of activations. It
+// projection, and the place of every number in a token's row of activations. It
 // also states how paged_attention's inputs and outputs are computed. It
 // contains no weights: attention_weights loads them, and layer_attention runs
 // the program.
