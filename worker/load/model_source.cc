@@ -46,7 +46,7 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
                                               const ModelSource& source) {
   std::error_code error;
   if (options.kv_plan == kAutoPlan) {
-    // The plan if there is nothing to choose from.
+    // This plan is served if no other plan can be chosen.
     ModelOptions own = options;
     own.kv_plan.clear();
     return ChoosePlan(own, source);
