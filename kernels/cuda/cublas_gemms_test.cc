@@ -96,8 +96,9 @@ TEST_F(CublasGemmsTest, AnAlgorithmIsChosenOnlyOncePerMatrixShape) {
   Make();
   for (int i = 0; i < 3; ++i) KVASIR_ASSERT_OK(Multiply(Product(2)));
   EXPECT_EQ(library_.calls("Choose"), 1);
-  // Each product from here on has another shape. FakeCublasLt fails the test if
-  // an algorithm of another shape is used.
+  // Each product from here on has another shape, so an algorithm must be
+  // chosen for it. FakeCublasLt fails the test if an algorithm of another
+  // shape is used.
   Gemm gemm = Product(2);
   gemm.bias = nullptr;
   KVASIR_ASSERT_OK(Multiply(gemm));

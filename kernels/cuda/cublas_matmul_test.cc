@@ -142,7 +142,7 @@ class CublasMatmulTest : public ::testing::Test {
       for (int64_t i = c.n; i < c.n + c.y_gap; ++i) {
         ASSERT_TRUE(
             std::isnan(got[static_cast<size_t>(t * (c.n + c.y_gap) + i)]))
-            << t << ", behind the row";
+            << t << ", column " << i << " after the end of the row";
       }
     }
   }

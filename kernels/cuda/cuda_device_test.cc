@@ -275,8 +275,8 @@ TEST_F(CudaDeviceTest, PinnedBlocksGrowToTheSizeOfTheLongestCopy) {
   EXPECT_EQ(runtime_.pinned_bytes(), Staging::kLeastBlockBytes);
   KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
   EXPECT_EQ(runtime_.pinned_bytes(), Staging::kLeastBlockBytes + (512 << 10));
-  // When every block has grown to the length of these copies, no more memory is
-  // pinned.
+  // After every block has grown to the length of these copies, no more memory
+  // is pinned.
   for (size_t i = 0; i < 2 * Staging::kBlocks; ++i) {
     KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
   }
@@ -502,8 +502,8 @@ TEST_F(CudaDeviceTest, DeviceMemoryAndTheHostPoolHaveSeparateLimits) {
   EXPECT_EQ(device_->allocator().total_use().bytes, 8000);
   EXPECT_EQ(device_->allocator().device_bytes(), 5000);
   EXPECT_EQ(device_->allocator().use(MemoryTag::kHostPool).bytes, 3000);
-  // The host pool needs a limit because the system kills a process that uses
-  // too much host memory.
+  // The host pool has a limit of its own, because the system kills a process
+  // that uses too much host memory.
   EXPECT_EQ(Refused(501, MemoryTag::kHostPool).message(),
             "not enough host memory for host_pool: 501 bytes are needed, but "
             "3000 of the limit of 3500 bytes are in use; lower "
@@ -687,7 +687,7 @@ TEST_F(CudaDeviceTest, EveryCallOnAStreamThatCouldNotBeCreatedFails) {
   }
 }
 
-// Each thread has its own current device, 0 at first.
+// In CUDA, each thread has its own selected device, at first device 0.
 TEST_F(CudaDeviceTest, CallsFromAnyThreadUseTheGpuOfTheDevice) {
   runtime_.device_count = 2;
   Make({.ordinal = 1});

@@ -12,11 +12,11 @@
 
 namespace kvasir::kernels::cuda {
 
-// A ring of kBlocks pinned blocks for the copies of one stream. An upload
-// copies the bytes to the next block, and the stream copies them from there to
-// the device. A block is reused only after that copy, so an upload may have to
-// wait for the upload that used the same block before. Copies that are longer
-// than a block are cut into pieces.
+// A ring of kBlocks pinned blocks for the copies of one stream. An upload first
+// copies the bytes to the next block. Then the stream copies them from the
+// block to the device. A block is reused only after this second copy, so an
+// upload may have to wait for the upload that used the same block before.
+// Copies that are longer than a block are cut into pieces.
 //
 // Owns: the blocks, each as long as its longest copy so far (a power of two,
 //   kLeastBlockBytes to kMostBlockBytes), and their events.

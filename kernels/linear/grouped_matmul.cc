@@ -48,7 +48,8 @@ absl::Status GroupedMatmul(Stream& stream, const GroupedMatmulParams& params,
     return Refuse(kKernels.op, "y_row_stride", n, params.y_row_stride);
   }
   Workspace::Scope scope(&workspace);
-  DevicePtr<float> scratch;  // our kernels for a GPU use shared memory
+  // Null on a GPU, because our kernels there use shared memory.
+  DevicePtr<float> scratch;
   DevicePtr<int64_t> first_parts;
   if (cpu) {
     scratch = workspace.Take<float>(MatmulScratch(ScratchThreads(stream)));

@@ -21,8 +21,8 @@ namespace kvasir::kernels {
 // lines then stay in the first-level cache until they are used.
 inline constexpr int64_t kPackBlockK = 64;
 
-// Returns a mask of the exponent bits. A number in which all of them are set is
-// not finite.
+// Returns a mask of the exponent bits. A number is not finite if all of them
+// are set.
 inline uint32_t ExponentBits(DType dtype) {
   switch (dtype) {
     case DType::kF16:

@@ -118,9 +118,9 @@ void LaunchOnRows(Launcher& launcher, const char* name, int64_t num_rows,
 }
 
 // Returns the sum of `value` over all threads of the CTA, with the same bits in
-// each thread: WarpSum adds the lanes of each warp, then the sums of the warps
-// are added in order. `partial` is shared memory for one number per warp; each
-// call in a kernel needs memory of its own.
+// each thread. WarpSum adds the lanes of each warp, and then the sums of the
+// warps are added in order. `partial` is shared memory for one number per warp.
+// Each call in a kernel must use other memory.
 KVASIR_DEVICE float CtaSum(float value, float* partial,
                            Site site = Site::Here()) {
   value = WarpSum(value, site);
