@@ -16,15 +16,15 @@ namespace {
 // Selects the rows of the stored tensor that belong to the canonical one.
 enum class Pick {
   kAll,
-  // of each head's query, key and value, which lie side by side
+  // The stored rows are, head by head, its query, its key and its value.
   kQuery,
   kKey,
   kValue,
-  // of all queries, then all keys, then all values
+  // The stored rows are all queries, then all keys, then all values.
   kQueries,
   kKeys,
   kValues,
-  // of the gate's rows, then the other matrix's
+  // The stored rows are those of the gate, then those of the other matrix.
   kGate,
   kUp,
   kAfterUnusedRows,

@@ -43,7 +43,8 @@ void UnpackBf16(const uint8_t* block, float* numbers) {
   *numbers = std::bit_cast<float>(uint32_t{Load16(block)} << 16);
 }
 
-// The low 4 bits of 16 bytes are the first 16 numbers, the high bits the last.
+// The low 4 bits of the 16 bytes are the first 16 numbers, and the high 4 bits
+// are the last 16.
 void UnpackQ4_0(const uint8_t* block, float* numbers) {
   const float d = LoadHalf(block);
   const uint8_t* const codes = block + 2;
@@ -117,7 +118,8 @@ void UnpackQ2_K(const uint8_t* block, float* numbers) {
   }
 }
 
-// Scales have 6 bits: 4 in the first 8 bytes, and 2 in the last 4.
+// A scale has 6 bits: the low 4 are in the first 8 bytes, and the high 2 are in
+// the last 4.
 void UnpackQ3_K(const uint8_t* block, float* numbers) {
   const uint8_t* const mask = block;
   const uint8_t* const codes = block + 32;

@@ -159,7 +159,7 @@ std::vector<BadFile> BadFiles() {
       {"DuplicateKey",
        GgufBuilder().U32("k", 1).U32("k", 2).Build(),
        kInvalid,
-       {"key k is there twice"}},
+       {"key k occurs twice"}},
       {"EmptyKey", GgufBuilder().U32("", 1).Build(), kInvalid, {"0 bytes"}},
       {"LongKey",
        GgufBuilder().U32(std::string(65536, 'k'), 1).Build(),
@@ -199,7 +199,7 @@ std::vector<BadFile> BadFiles() {
            .Tensor("t", {1}, kF32, Bytes(4))
            .Build(),
        kInvalid,
-       {"tensor t: is there twice"}},
+       {"tensor t: occurs twice"}},
       {"TensorNameWithControlCharacters",
        GgufBuilder().Tensor("t\n", {1}, kF32, Bytes(4)).Build(),
        kInvalid,

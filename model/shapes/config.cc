@@ -71,7 +71,8 @@ absl::StatusOr<Family> FindFamily(const JsonFields& fields) {
                                       : kFamilies[i].architecture)) {
       for (const FamilyNames& other : kFamilies) {
         if (&other == &kFamilies[i] || model_type != other.model_type) continue;
-        // transformers goes by model_type, and other engines by architectures.
+        // Both must agree, because transformers uses model_type, and other
+        // engines use architectures.
         return fields.Error(
             "model_type",
             absl::StrFormat("\"%s\" is the type of %s, but architectures "
@@ -101,7 +102,7 @@ absl::StatusOr<Family> FindFamily(const JsonFields& fields) {
                                       absl::StrJoin(served, ", ")));
 }
 
-// Refuses quantized weights. An empty quantization_config says nothing.
+// Refuses quantized weights. An empty quantization_config is allowed.
 absl::Status RefuseQuantization(const JsonFields& fields) {
   constexpr std::string_view kName = "quantization_config";
   const json* quantization = fields.Find(kName);
@@ -206,7 +207,7 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
       spec->head_dim % 2 != 0) {
     return fields.Error("head_dim",
                         absl::StrFormat("want an even number from 2 to %d "
-                                        "(RoPE turns pairs), have %d",
+                                        "(RoPE rotates pairs), have %d",
                                         kMaxHeadDim, spec->head_dim));
   }
   KVASIR_ASSIGN_OR_RETURN(

@@ -112,8 +112,8 @@ absl::StatusOr<AddedTokens> AddedTokens::Build(
   added.tokens_ = std::move(tokens);
   size_t total_bytes = 0;
   const size_t count = added.tokens_.size();
-  // If the normalizer makes two tokens equal, a special one is found, or
-  // otherwise the first one.
+  // If the normalizer makes tokens equal, the first special one is found, or
+  // the first one if none is special.
   for (size_t at = 0; at < 2 * count; ++at) {
     const size_t i = at % count;
     const AddedToken& token = added.tokens_[i];

@@ -366,8 +366,8 @@ absl::Status RegexTranslator::OptionGroup(Options options, Extent* extent) {
   const bool alone = Next(size) == ')';
   Skip(size + 1);
   if (!alone) return Inside("(?:", options, extent);
-  // An option without a group of its own holds up to the end of the group
-  // around it, and takes the rest of that group with all its branches.
+  // Options without a group of their own, like (?i), hold up to the end of the
+  // enclosing group, with all its remaining branches.
   KVASIR_RETURN_IF_ERROR(Write("(?:"));
   KVASIR_ASSIGN_OR_RETURN(*extent, Alternatives(options));
   return Write(")");
