@@ -51,8 +51,7 @@ class PlanProbeTest : public CalibrateTest {
   Calibration calibration_;
 };
 
-TEST_F(PlanProbeTest,
-       PlansWithFewerBitsDivergeMoreAndPlansWithoutCodesDoNotDiverge) {
+TEST_F(PlanProbeTest, TheDivergenceOfAPlanFallsToZeroAsItsBitsGrow) {
   const CalibrationSample sample = HeldOut(3);
   int64_t steps = 0;
   KVASIR_ASSERT_OK_AND_ASSIGN(
