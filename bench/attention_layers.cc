@@ -192,7 +192,9 @@ absl::Status AttentionLayers::MakeLayers(int64_t max_tokens) {
              .fresh = {fresh_.as<char>(), max_tokens},
              .page_tokens = layout_->page_tokens(),
              .profile = &timer_}));
-    size_t step = 0;  // all layers are alike, so any one will do
+    // The index in steps_, which DivideSteps makes for the launches of the
+    // first layer. The other layers have the same launches.
+    size_t step = 0;
     for (worker::LayerAttention::Launch* const launch : attention.launches()) {
       launch->step = step++;
     }

@@ -99,7 +99,7 @@ class AttentionLayers {
   // The bytes that one layer stores for a token, without padding.
   double bytes_per_slot() const;
 
-  // The same number before an object exists, for choosing num_arenas.
+  // Like bytes_per_slot, but needs no object. Used to choose num_arenas.
   static absl::StatusOr<double> BytesPerSlot(const model::ModelShape& shape,
                                              const std::string& plan,
                                              int64_t page_tokens);
@@ -133,7 +133,7 @@ class AttentionLayers {
   kernels::DeviceTables tables_{&device_};
   kernels::HadamardTables hadamard_{&device_};
   kernels::DeviceBuffer fresh_;
-  std::vector<worker::LayerAttention> attention_;  // by arena
+  std::vector<worker::LayerAttention> attention_;  // one for each arena
 
   // The shape of the last launch.
   LaunchShape launch_;
@@ -141,7 +141,8 @@ class AttentionLayers {
   std::vector<kernels::AttentionSequence> sequences_;
   std::vector<worker::SequenceRows> rows_;
   std::vector<kernels::AttentionStep> steps_;
-  // Copies of the tables in device memory.
+  // Copies of block_tables_ and sequences_, and the other inputs of a launch,
+  // in device memory.
   kernels::DeviceBuffer tables_on_device_;
   kernels::DeviceBuffer sequences_on_device_;
   kernels::DeviceBuffer slots_;

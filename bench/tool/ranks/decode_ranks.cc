@@ -212,7 +212,7 @@ void AddShares(BenchEngine* whole, RankEngines* ranks, BenchReport* report) {
                     "bytes of the largest rank, divided by those of TP=1");
   report->AddFigure("rank_cache_share",
                     share(cache, whole->model().kv_pool_bytes()), std::nullopt,
-                    "the same");
+                    "bytes of the largest rank, divided by those of TP=1");
 }
 
 }  // namespace
