@@ -49,7 +49,7 @@ TEST(GgufHeaderTest, ReadsValuesOfEveryType) {
     EXPECT_EQ(header.Int("u64").value(), int64_t{1} << 40);
     EXPECT_EQ(header.Int("i8").value(), -3);
     EXPECT_EQ(header.Int("absent").value(), std::nullopt);
-    EXPECT_EQ(header.Number("f32").value(), 1e-5);  // not that of the float
+    EXPECT_EQ(header.Number("f32").value(), 1e-5);  // the shortest decimal
     EXPECT_EQ(header.Number("f64").value(), 0.1);
     EXPECT_EQ(header.Bool("bool").value(), true);
     EXPECT_EQ(header.String("string").value(), "text");

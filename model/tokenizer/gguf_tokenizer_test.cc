@@ -192,8 +192,8 @@ TEST_P(GgufNastyTest, TokenIdsAndTextsEqualThoseOfTheReference) {
   int compared = 0;
   for (size_t i = 0; i < texts.size(); ++i) {
     const std::string text = texts[i];
-    // Some merges of these vocabularies give a token of a byte. Files have
-    // none.
+    // Some merges of these vocabularies give a byte token. GGUF files have no
+    // such merges.
     if (NeedsFlags(file, text) || text.find("<0x") != text.npos) continue;
     ++compared;
     const Ids ids = row["ids"][i];
@@ -260,14 +260,14 @@ TEST(GgufTokenizerTest, AddsBosOnlyIfTheFileOrTheSplitSaysSo) {
   }
 }
 
-TEST(GgufTokenizerTest, AMissingSplitIsTheDefault) {
+TEST(GgufTokenizerTest, AFileWithoutASplitNameGetsTheDefaultSplit) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer, Load(Small()));
   EXPECT_EQ(tokenizer->Encode("ab").value(), Ids({3}));
 }
 
 TEST(GgufTokenizerTest, AControlTokenIsNeverAPartOfAText) {
-  // The whole text is looked up before any merge, but control tokens are not
-  // part of the vocabulary.
+  // The vocabulary is searched for the whole text before any merge, but it does
+  // not contain control tokens.
   GgufBuilder builder;
   builder.String("tokenizer.ggml.model", "gpt2")
       .Strings("tokenizer.ggml.tokens", {"a", "b", "ab"})
@@ -281,7 +281,8 @@ TEST(GgufTokenizerTest, AControlTokenIsNeverAPartOfAText) {
 }
 
 TEST(GgufTokenizerTest, OtherReadersGiveControlTokensTheSameIds) {
-  // They give an added token that the vocabulary lacks the next id.
+  // Other readers give an added token that the vocabulary lacks the next
+  // free id.
   const auto vocabulary = [](const std::vector<int32_t>& types) {
     GgufBuilder builder;
     builder.String("tokenizer.ggml.model", "gpt2")
@@ -320,7 +321,7 @@ GgufBuilder Runs(const std::string& architecture) {
   return builder;
 }
 
-TEST(GgufTokenizerTest, TheLongestRunOfSpacesOfGemmaIsAToken) {
+TEST(GgufTokenizerTest, GemmaTokenizersFindTheLongestRunOfSpacesAsOneToken) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto tokenizer,
       Load(Runs("gemma3").Bool("tokenizer.ggml.add_space_prefix", false)));
@@ -332,7 +333,7 @@ TEST(GgufTokenizerTest, TheLongestRunOfSpacesOfGemmaIsAToken) {
     EXPECT_EQ(tokenizer->Encode(text).value(), ids) << text;
     EXPECT_EQ(tokenizer->Decode(ids, false), text);
   }
-  // The mark that stands for a space counts as one.
+  // A mark in the original text counts as a space.
   EXPECT_EQ(tokenizer->Encode("a\xe2\x96\x81 a").value(), Ids({3, 6, 3}));
 }
 
@@ -418,7 +419,7 @@ std::vector<BadTokenizer> BadTokenizers() {
        Gpt2({"a", "b"}, {1, 1}, {"a b"}),
        kInvalid,
        {"no token \"ab\""}},
-      // "aa" consists of itself and of nothing.
+      // The merge "aa " consists of the token "aa" and an empty token.
       {"CyclicMerge",
        Gpt2({"a", "aa"}, {1, 1}, {"a a", "aa "}),
        kInvalid,
@@ -444,7 +445,7 @@ std::vector<BadTokenizer> BadTokenizers() {
   };
 }
 
-// The substrings of a text can be split anywhere.
+// Each substring of the text is a token, and it can be split anywhere.
 TEST(GgufTokenizerTest, AVocabularyWithTooManyMergesIsRefused) {
   std::mt19937 random(5);
   std::string text;
