@@ -250,7 +250,7 @@ TEST_P(EngineTest, StartReturnsTheErrorOfAFailedWarmUp) {
       StatusIs(absl::StatusCode::kUnavailable, HasSubstr("failed")));
 }
 
-TEST_P(EngineTest, SubmitRefusesBeforeStartAndAfterStop) {
+TEST_P(EngineTest, SubmitRefusesRequestsAfterStop) {
   KVASIR_ASSERT_OK(Start());
   engine_->Stop();
   const Refusal refusal =
@@ -682,7 +682,7 @@ class CountingObserver final : public EngineObserver {
 };
 
 TEST_P(EngineTest,
-       TheObserverIsToldOfEachStepAndRefusalAndOfEachRequestThatEnds) {
+       TheObserverReceivesEachStepEachRefusalAndTheEndOfEachRequest) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
