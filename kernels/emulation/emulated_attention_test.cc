@@ -612,8 +612,7 @@ bool ServesPrompts(const LatentSpec& spec) {
 // The prefill kernel must give the same bits however a prompt is cut into
 // chunks. The decoding kernel, which runs if `prompts_as_rows` is set, must
 // give these bits too. The rows of the prompt lie in two splits of the context.
-TEST_P(PromptAttentionTest,
-       PromptsAreCorrectAndHaveTheSameBitsInChunksOfAnySize) {
+TEST_P(PromptAttentionTest, ChunksOfAnySizeGiveTheBitsOfTheWholePrompt) {
   uint64_t seed = 0;
   for (const auto& [dtype, room] : {std::pair(DType::kBf16, kMuchRoom),
                                     std::pair(DType::kF16, kLessRoom)}) {
@@ -727,8 +726,7 @@ std::vector<LatentSpec> ExactTensorCoreSpecs() {
 class ExactAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
 // Checks the same as PromptAttentionTest, but for caches with exact rows.
-TEST_P(ExactAttentionTest,
-       PromptsAreCorrectAndHaveTheSameBitsInChunksOfAnySize) {
+TEST_P(ExactAttentionTest, ChunksOfAnySizeGiveTheBitsOfTheWholePrompt) {
   uint64_t seed = 0;
   for (const auto& [dtype, room] : {std::pair(DType::kBf16, kMuchRoom),
                                     std::pair(DType::kF16, kLessRoom)}) {
@@ -1271,7 +1269,7 @@ TEST(PromptAttentionTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
 
 // A work item reads each latent once, and tiles of operands have no bank
 // conflicts.
-TEST(PromptAttentionTest, EachLatentIsReadOnceAndWithoutBankConflicts) {
+TEST(PromptAttentionTest, EachLatentIsReadOnceWithoutBankConflicts) {
   for (const auto& [spec, slot_bytes] :
        std::vector<std::pair<LatentSpec, int64_t>>{
            {OfHeads(8, 1, Codes({128}, {4}), Codes({128}, {4})), 2 * 64},
@@ -1363,7 +1361,7 @@ class RandomShape {
   std::mt19937_64 engine_;
 };
 
-TEST(AttentionCudaTest, RowsOfRandomShapesAreCorrectAndIndependentOfOtherRows) {
+TEST(AttentionCudaTest, RowsOfRandomShapesDoNotDependOnOtherRows) {
   for (uint64_t seed = 1; seed <= 2 * kSeeds; ++seed) {
     SCOPED_TRACE(seed);
     const RandomShape shape(seed);
@@ -1408,7 +1406,7 @@ TEST(AttentionCudaTest, RowsOfRandomShapesAreCorrectAndIndependentOfOtherRows) {
 
 // Prompts are cut at random places into chunks that the prefill kernel
 // supports.
-TEST(PromptAttentionTest, PromptsOfRandomShapesAreCorrectAndHaveTheSameBits) {
+TEST(PromptAttentionTest, PromptsOfRandomShapesHaveTheSameBitsInChunks) {
   for (uint64_t seed = 1; seed <= (kSeeds + 1) / 2; ++seed) {
     SCOPED_TRACE(seed);
     const RandomShape shape(1000 + seed);
@@ -1448,7 +1446,7 @@ TEST(PromptAttentionTest, PromptsOfRandomShapesAreCorrectAndHaveTheSameBits) {
 
 // If the memory for partial results does not suffice for all contexts, the
 // longest ones are split first.
-TEST(AttentionCudaTest, TheLongestContextsAreTheFirstToBeSplitAmongCtas) {
+TEST(AttentionCudaTest, TheLongestContextsAreTheFirstThatAreSplit) {
   LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
   LatentCache cache(spec, {600, 2100, 5}, 4);
   for (const int64_t s : {0, 1, 2})

@@ -119,7 +119,7 @@ TEST(NormCudaTest, TheNormEqualsTheReferenceWithinTheToleranceOfTheNumberType) {
 
 // Heads inside the rows of tokens. Rows of 64 and 24 numbers are read in packs
 // of 16 bytes, unless the distance of tokens does not allow it.
-TEST(NormCudaTest, RowsInsideLongerOnesEqualTheReferenceAndLeaveTheRestAsItIs) {
+TEST(NormCudaTest, RowsThatArePartsOfLongerRowsEqualTheReference) {
   struct Parts {
     int64_t tokens, parts, columns, first, stride;
   };

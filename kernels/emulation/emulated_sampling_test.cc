@@ -509,7 +509,7 @@ TEST(SampleCudaTest,
   }
 }
 
-TEST(SampleCudaTest, RowsWith128KLikelyTokensGiveTheSameIdsAsTheCpu) {
+TEST(SampleCudaTest, RowsOf128KLikelyTokensGiveTheSameIdsAsTheCpu) {
   constexpr int64_t kVocab = 131072;
   Batch c = {RandomFloats(kVocab, 12, 0.02f), {}, kVocab, 2, true};
   c.rows.resize(3);
@@ -871,8 +871,7 @@ Counted CountByKernel(EmulatedTest& test, const std::vector<int32_t>& ids) {
   return {test.Get<int32_t>(cleared), test.Get<int32_t>(kept)};
 }
 
-TEST(CountTokensCudaTest,
-     TokenCountsAreCorrectAndLeavingOutASyncSiteIsDetected) {
+TEST(CountTokensCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
   std::vector<int32_t> ids = {1, 3, 1, -1, 2000, 0};
   for (int32_t i = 0; i < 1500; ++i) ids.push_back(i * i % 1999);
   Counted want = {std::vector<int32_t>(2000, 0), std::vector<int32_t>(2000, 5)};

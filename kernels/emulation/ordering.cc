@@ -1,8 +1,8 @@
 // Atomics and fences, and how they order accesses.
 //
 // ThreadSanitizer knows neither fences nor the scopes of atomics, so it sees
-// all atomics as relaxed. This file reports their order to it by means of
-// clocks. A fence or release stores a snapshot of the thread under a fresh
+// all atomics as relaxed. This file reports the order of atomics to it by means
+// of clocks. A fence or release stores a snapshot of the thread under a fresh
 // clock (Tag). Later atomics of this thread attach the tag to the addresses
 // that they write.
 //
@@ -85,8 +85,8 @@ void CheckScope(Location& location, bool gpu) {
   if (!gpu) location.cta_scoped = true;
   if (location.cta_scoped && location.cta != cta) {
     Fault(
-        "an address of atomics in the scope of one CTA: CTA %llu accessed it, "
-        "too",
+        "an atomic with the scope of its CTA accesses an address that atomics "
+        "of CTA %llu access, too",
         static_cast<unsigned long long>(location.cta));
   }
 }

@@ -544,7 +544,7 @@ TEST(PrimitivesTest, MinPairPrefersANumberToNaN) {
   EXPECT_EQ(out[14 + 2 * emulated::kNumberWords], 0x80008000u);
 }
 
-TEST(PrimitivesTest, ConversionsFunctionsAndPickBytesMatchTheirDefinitions) {
+TEST(PrimitivesTest, PrimitivesThatComputeWithNumbersMatchTheirDefinitions) {
   const Words triples = {
       Bits(1.5f),
       Bits(2.0f),

@@ -112,8 +112,7 @@ class Heads {
 
 class LiftTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(LiftTest,
-       TheLiftEqualsAMatrixProductPerHeadWithTheSameBitsOnAllBackEnds) {
+TEST_P(LiftTest, TheLiftEqualsAMatrixProductPerHeadOnAllBackEnds) {
   const Case& c = GetParam();
   const Heads heads(c);
   TestStream reference(1, CpuBackend::kReference);

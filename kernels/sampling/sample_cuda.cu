@@ -17,14 +17,15 @@
 // two ids may draw the other id, and the border of top-p may move.
 //
 // Layout: float32 logits, rows row_stride apart, read 16 bytes at a time if
-// rows are aligned and consist of whole packs. Scratch of a row: V adjusted
-// logits and, for a list of more than 2048 top ids, a key of 8 bytes per entry.
+// rows are aligned and consist of whole packs. Each row has scratch memory for
+// V adjusted logits and, for a list of more than 2048 top ids, a key of 8 bytes
+// per entry.
 //
 // Bytes of a greedy row of V logits: 4 V. Penalties or a mask add 8 V, biases
 // or bans 12 V, a draw 8 V, log probabilities 8 V, and a list 8 V; these are in
 // the second-level cache. If more than 2048 ids are needed because many are
-// about equally likely, the row is read two to four times more (at most
-// kMostSplits times).
+// about equally likely, the row is usually read two to four times more, and
+// never more than kMostSplits times.
 //
 // Operations: about 60 per logit with a draw, and 100 per logit of an interval
 // that is split.
@@ -41,7 +42,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr int32_t kThreads = int32_t{kLogitThreads};
-static_assert(int64_t{kSortedIds} == kMostSharedTop, "scratch has the others");
+static_assert(int64_t{kSortedIds} == kMostSharedTop,
+              "longer lists need scratch for their keys");
 
 struct SampleCall {
   SampleArgs args;
@@ -72,8 +74,8 @@ struct SampleShared {
 };
 static_assert(sizeof(SampleShared) % alignof(LogitBlock) == 0, "blocks follow");
 
-// The largest of the logits that one thread visits. If several are equal, it is
-// the one with the lowest id.
+// The largest of the logits that one thread visits, and its id. If several are
+// equal, the lowest id is kept.
 struct BestLogit {
   float logit = Lowest();
   int32_t id = 0;
@@ -244,8 +246,8 @@ KVASIR_DEVICE double Uniform(const SampleRowArgs& row) {
   return static_cast<double>(word >> 11) * 0x1p-53;
 }
 
-// Says which ids are sorted in shared memory: those after the prefix `from` and
-// before the key `end`.
+// The range of the ids that are sorted in shared memory: those after the prefix
+// `from` and before the key `end`.
 struct SortedIds {
   Prefix from;
   TopKey end;
@@ -468,7 +470,7 @@ SampleKernel(SampleCall call) {
       best.Add(id, logit);
     });
   }
-  // before the keys of all finite logits
+  // a key that comes before the keys of all finite logits
   constexpr TopKey kNotFinite = 0;
   const TopKey first =
       FirstKey(rest == 0.0f ? best.key() : kNotFinite, shared->best[0]);

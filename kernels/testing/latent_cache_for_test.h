@@ -1,5 +1,5 @@
 // A cache of latents for tests, with any kinds of parts, random contents, and
-// pages in random order. Slots that were not written are NaN, and so are exact
+// pages in random order. Slots that were not written hold NaN, and so do exact
 // rows that no query reads.
 #pragma once
 
@@ -75,8 +75,8 @@ struct LatentSpec {
   // Rows per page in the first arena of exact rows; the second has more.
   int64_t exact_page_rows = 3;
   int64_t sinks = 0;  // first tokens with exact rows of keys and values
-  // The number of slots that were evicted from each sequence. Eviction moves
-  // exact rows.
+  // The number of slots that were evicted from each sequence. It changes the
+  // places of exact rows.
   int64_t evicted = 0;
   // Eviction units [Hkv]; empty: no slot metadata.
   std::vector<int32_t> unit_of_head = {};
@@ -85,8 +85,8 @@ struct LatentSpec {
   // If set, rebuilt keys are rotated by the positions in the slot metadata. In
   // unit u, these positions are 1000 u greater than those of the slots.
   bool stored_positions = false;
-  // If set, the cache has keys without a bias, and queries have numbers for it
-  // (AttentionKeyBias).
+  // If set, the cache has keys without their bias, and each query row has the
+  // numbers with which attention adds it (AttentionKeyBias).
   bool key_bias = false;
   int64_t bias_tile_pairs = 11;
   int64_t bias_exact_pairs = 4;

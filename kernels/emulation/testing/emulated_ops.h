@@ -96,7 +96,7 @@ class EmulatedTest {
   std::unique_ptr<Stream> stream_;
 };
 
-// Rounds `numbers` to `dtype` and back.
+// Returns `numbers`, rounded to `dtype`.
 inline std::vector<float> Rounded(std::vector<float> numbers, DType dtype) {
   VisitDType(dtype, [&](auto type) {
     for (float& number : numbers) {
@@ -106,8 +106,7 @@ inline std::vector<float> Rounded(std::vector<float> numbers, DType dtype) {
   return numbers;
 }
 
-// The L2 norm of got - want, divided by the L2 norm of want. 0 if both are
-// equal.
+// Returns the L2 norm of got - want, divided by the L2 norm of want.
 inline double RelativeNorm(const std::vector<float>& want,
                            const std::vector<float>& got) {
   if (want.size() != got.size()) return INFINITY;
