@@ -90,7 +90,9 @@ TEST_P(KeyBiasAttentionTest, AllBackEndsMatchExactAttentionAndGiveTheSameBits) {
 
 TEST_P(KeyBiasAttentionTest, ChunksAndBatchesDoNotChangeTheBitsOfARow) {
   constexpr int64_t kTokens = 140;
-  if (!GetParam().causal) return;  // rows then see all slots of their chunk
+  // Without causal attention, rows see all slots of their chunk, so their bits
+  // depend on it.
+  if (!GetParam().causal) return;
   LatentCache whole(GetParam(), {kTokens, 40}, 2);
   whole.Write(0, 0, kTokens);
   AttentionStreams& streams = SharedStreams();
@@ -135,7 +137,7 @@ TEST(KeyBiasPositionsTest,
   EXPECT_FALSE(SameBits(slots, attend(16)));
 }
 
-TEST(KeyBiasMassTest, AttentionMassCountsTheKeyBias) {
+TEST(KeyBiasMassTest, AttentionMassIsComputedFromScoresWithTheKeyBias) {
   LatentSpec spec = Evicting("", Biased("", Mixed()));
   spec.keys = {Levels(Codes({64}, {4}))};
   spec.adds_mass = true;

@@ -144,7 +144,7 @@ TEST(ScoreCapTest, CappedScoresMatchExactAttentionForEveryCodec) {
 // With this seed, the terms of one output number cancel almost completely, so
 // its error is large relative to the number itself.
 TEST(WorstErrorTest,
-     AnOutputWhoseTermsCancelIsCheckedRelativeToTheAverageOfItsPart) {
+     AnOutputWhoseTermsCancelAlmostCompletelyIsWithinTheTolerance) {
   PartSpec values = Lifted(Codes({96}, {8}), 1);
   LatentSpec spec = SpecOf({Codes({96}, {8})}, {values});
   spec.value_exact = 18;

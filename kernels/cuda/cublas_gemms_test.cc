@@ -234,7 +234,7 @@ TEST_F(CublasGemmsTest, CreatingADeviceFailsIfCublasIsMissing) {
               base::StatusIs(absl::StatusCode::kNotFound, "tried nowhere"));
 }
 
-TEST_F(CublasGemmsTest, TheNumericsOfADeviceNameTheMatmulLibrary) {
+TEST_F(CublasGemmsTest, TheNumericsStringOfADeviceHasTheVersionOfCublas) {
   Make();
   EXPECT_EQ(device_->numerics(), "cuda-sm90-lt130101");
   EXPECT_FALSE(device_->rows_are_invariant());

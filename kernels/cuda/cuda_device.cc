@@ -66,7 +66,8 @@ absl::Status CheckOrdinal(cuda::Runtime& runtime, int ordinal) {
   }
   if (count == 0 || result == Result::kNoDevice) {
     return absl::FailedPreconditionError(
-        "the NVIDIA driver sees no GPU (is CUDA_VISIBLE_DEVICES set?)");
+        "the NVIDIA driver sees no GPU; check CUDA_VISIBLE_DEVICES and the "
+        "output of nvidia-smi");
   }
   if (ordinal < 0 || ordinal >= count) {
     return absl::InvalidArgumentError(absl::StrCat(

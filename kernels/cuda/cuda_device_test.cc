@@ -145,7 +145,7 @@ TEST_F(CudaDeviceTest,
       StatusIs(absl::StatusCode::kInternal, HasSubstr("selecting the device")));
 }
 
-TEST_F(CudaDeviceTest, OpsSeeTheDeviceAsAGpu) {
+TEST_F(CudaDeviceTest, TheDeviceReportsTheWeightLayoutAndSizesOfItsGpu) {
   Make();
   EXPECT_EQ(device_->kind(), DeviceKind::kCuda);
   EXPECT_EQ(device_->weight_layout(), WeightLayout::kRows);
@@ -479,7 +479,7 @@ TEST_F(CudaDeviceTest, AFailureWhileMemoryIsFreedIsReturnedByEveryLaterCall) {
   }
 }
 
-TEST_F(CudaDeviceTest, TheNumericsOfADeviceNameTheGpuArchitecture) {
+TEST_F(CudaDeviceTest, TheNumericsStringOfADeviceHasTheGpuArchitecture) {
   Make();
   EXPECT_EQ(device_->numerics(), "cuda-sm90");
   runtime_.properties.major = 8;

@@ -23,8 +23,10 @@ absl::Status GroupedMatmul(Stream& stream, const GroupedMatmulParams& params,
   const bool cpu = stream.device() == DeviceKind::kCpu;
   if ((params.weight.layout == WeightLayout::kPanels32) != cpu) {
     return absl::InvalidArgumentError(
-        "grouped_matmul: the weights must be in panels of 32 columns on the "
-        "CPU and in rows on a GPU");
+        cpu ? "grouped_matmul: the weights must be in panels of 32 columns on "
+              "the CPU, not in rows"
+            : "grouped_matmul: the weights must be in rows on a GPU, not in "
+              "panels of 32 columns");
   }
   const int64_t k = params.weight.k;
   const int64_t n = params.weight.n;

@@ -136,8 +136,8 @@ class MassWorker {
   }
 
   // Adds the weights of `count` rows, in order, to the mass of slots of one
-  // block. row(i, factor) returns row i's weights for the block, and sets
-  // *factor to their common factor.
+  // block. row(i, factor) returns the kept weights of row i for the block, and
+  // sets *factor to the number that makes them softmax weights.
   template <typename Row>
   void AddRows(const MassUnit& unit, VisibleRange slots, int64_t count,
                const Row& row) const {

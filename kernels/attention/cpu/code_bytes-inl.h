@@ -1,5 +1,5 @@
-// Codes of cached slots as bytes in vectors, and sums of products of bytes. For
-// inclusion by *_cpu.cc.
+// Unpacks codes of cached slots to bytes in vectors, and sums products of such
+// bytes. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_CODE_BYTES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_CODE_BYTES_INL_H_
 #undef KVASIR_KERNELS_CODE_BYTES_INL_H_
@@ -122,13 +122,14 @@ struct CodeKind {
   static constexpr bool kLevels = kByLevel;
   // A byte of the low plane has the low bits of this many codes.
   static constexpr int kPerByte = 8 / kLow;
-  // Codes in a word of the low plane, and how many bits the high plane has for
-  // them.
+  // How many codes are in a word of the low plane, and how many bits these
+  // codes have in the high plane.
   static constexpr int kPerWord = 32 / kLow;
   static constexpr int kHighPerWord = kPerWord * kHigh;
 };
 
-// Calls run(kind) with the CodeKind for codes in this place.
+// Calls run(kind), where `kind` is the CodeKind of codes that are stored
+// at `place`.
 template <typename Run>
 void ForKind(const CodePlace& place, bool levels, const Run& run) {
   switch (place.bits()) {
@@ -197,7 +198,8 @@ inline constexpr int64_t LinesOf(int64_t bytes) {
 inline constexpr int kDotRows = KVASIR_TILE_ROWS < 4 ? 1 : 4;
 inline constexpr int kDotSums = KVASIR_TILE_ROWS < 4 ? 1 : 8;
 
-// Calls run(height, first row) for register tiles of 4, 2 and 1 rows.
+// Divides rows into register tiles of 4, 2 and 1 rows, and calls run(height,
+// first row) for each tile.
 template <typename Run>
 HWY_INLINE void ForTiles(int64_t rows, const Run& run) {
   int64_t row = 0;

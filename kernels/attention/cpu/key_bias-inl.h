@@ -1,4 +1,4 @@
-// Adds what a key bias contributes to scores. For inclusion by *_cpu.cc.
+// Adds the contribution of a key bias to scores. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_KEY_BIAS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_KEY_BIAS_INL_H_
 #undef KVASIR_KERNELS_KEY_BIAS_INL_H_
@@ -42,8 +42,8 @@ class KeyBiasScores {
 
   bool any() const { return params_.key_bias != nullptr; }
 
-  // Copies the queries' numbers to the panel's state. Must be called before the
-  // first block.
+  // Copies each row's numbers for the key bias from q to the panel's state.
+  // Must be called before the first block.
   void LoadQueries() const {
     const auto bytes = static_cast<size_t>(columns_) * sizeof(float);
     for (int64_t r = 0; any() && r < unit_.count(); ++r) {
@@ -54,8 +54,8 @@ class KeyBiasScores {
     }
   }
 
-  // Adds to scores [rows, 64] of the block that begins at slot `block`. Only
-  // the scores of `slots` are used later.
+  // Adds the key bias to the scores [rows, 64] of the block that begins at slot
+  // `block`. Only the scores of `slots` are used later.
   void Add(int64_t block, VisibleRange slots, float* scores) {
     if (!any()) return;
     const AttentionKeyBias& bias = *params_.key_bias;
@@ -86,8 +86,8 @@ class KeyBiasScores {
   static constexpr int64_t kMostPairs =
       kAttentionMaxHeadDim / 2 + kMostExactPairs;
 
-  // Finds the runs of `slots`. If the block's slots are all positions of one
-  // tile in order, it is a single run. Otherwise also fills in_tile_.
+  // Finds the runs of `slots`. If the positions of slots are their numbers, the
+  // block is one tile and therefore one run. Otherwise also fills in_tile_.
   void FindRuns(int64_t kv_head, int64_t block, VisibleRange slots) {
     in_order_ = !params_.mass.stored_positions && !unit_.sequence().positions;
     if (in_order_) {
@@ -120,8 +120,8 @@ class KeyBiasScores {
         params_.unit_of_head[kv_head])[slot % params_.page_tokens];
   }
 
-  // Adds the tile pairs to the scores of a run, and sets `turns_` of the run to
-  // the cosines and sines of the exact pairs.
+  // Adds the contribution of the tile pairs to the scores of a run. Sets the
+  // run's part of `turns_` to the cosines and sines of the exact pairs.
   void AddTile(int64_t kv_head, const TileRun& run, RowRange rows,
                float* scores) {
     const AttentionKeyBias& bias = *params_.key_bias;

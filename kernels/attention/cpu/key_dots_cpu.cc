@@ -118,8 +118,8 @@ void KeyTile(const KeyDotsArgs& args, int64_t column, ByteVec table) {
   for (int r = 0; r < kRows; ++r) {
     digits[r] = args.digits + r * args.digits_stride + 2;
   }
-  // Half as many lines as the words fill; the loader of the words prefetched
-  // the other half.
+  // Prefetches half as many lines as the words fill. The loader of the words
+  // has prefetched the other half.
   constexpr int64_t kLinesPerWord =
       LinesOf(Kind::kPerWord * (kLow + kHigh) * kVecs * kVecLanes / 8 / 2);
   DigitSums sums[kRows][kVecs];

@@ -662,8 +662,9 @@ class BlockLoader {
     LoadChunkRanges(part, group, chunk);
   }
 
-  // Slots whose codes are equally spaced in memory. RunAt returns the slots
-  // from `slot` to the end of its tile in the page, but none from `end` on.
+  // Slots whose codes are equally spaced in memory. RunAt returns the
+  // slots from `slot` to the end of its tile in the page, or to `end` if
+  // that is earlier.
   struct Run {
     const char* codes;
     int64_t count;

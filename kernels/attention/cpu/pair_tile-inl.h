@@ -45,7 +45,7 @@ inline constexpr int64_t kPairsMostRows = 8;
 inline constexpr int64_t kKeyPairsMostRows =
     kVecLanes == 16 && kPairTileRows >= 8 ? 32 : kPairsMostRows;
 
-// Whether the instruction set supports these products.
+// Whether the instruction set supports the products of this file.
 inline constexpr bool kTakesPairs = kVecLanes > 1;
 
 // Computes c += a b, where `a` has rows of queries and b has the bfloat16 keys
@@ -58,7 +58,7 @@ struct KeyPairsArgs {
   float* c;  // [rows, 64]
   int64_t c_stride;
   bool accumulate;
-  AheadLines* ahead;  // memory to prefetch meanwhile
+  AheadLines* ahead;  // memory to prefetch during the computation
 };
 void RunKeyPairs(int64_t rows, const KeyPairsArgs& args);
 
@@ -72,7 +72,7 @@ struct ValuePairsArgs {
   float* c;        // [rows, columns]
   int64_t c_stride;
   int64_t columns;    // a multiple of kPairTileColumns
-  AheadLines* ahead;  // memory to prefetch meanwhile
+  AheadLines* ahead;  // memory to prefetch during the computation
 };
 // Whether RunValuePairs supports this number of rows.
 inline bool TakesValuePairs(int64_t rows) {

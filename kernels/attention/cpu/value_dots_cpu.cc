@@ -237,14 +237,15 @@ HWY_INLINE WordVec HighBits(const WordVec (&high)[2]) {
       AsBytes(high[kFirst / 4]), hn::LoadDup128(kBytes, kLanes4.bytes));
   const WordVec bits =
       hn::Shr(AsWords(moved), hn::LoadU(kWords, kShifts.words));
-  // A byte then has up to 8 / kShared bits; the bits above them would be moved
-  // into the next byte.
+  // Keeps only the 8 / kShared high bits of each byte. The shift would move the
+  // bits above them into the next byte.
   constexpr uint32_t kMask = 0x01010101u * ((1u << (8 / kShared)) - 1);
   return hn::ShiftLeft<Kind::kLowBits>(hn::And(bits, hn::Set(kWords, kMask)));
 }
 
-// Writes the codes as signed bytes to `numbers`: [columns of a step][4 words]
-// [places in a byte][steps] vectors. Codes of 8 bits are written minus 128.
+// Writes the codes as signed bytes to `numbers`, which has vectors [groups of
+// Shape::kWide columns][4 words][places in a byte][kSteps]. Codes of 8 bits are
+// written minus 128.
 template <class Kind, class Shape>
 void UnpackValues(const SlotBytes& found, int64_t columns, ByteVec table,
                   uint8_t* numbers, AheadLines* ahead) {
@@ -290,8 +291,8 @@ void UnpackValues(const SlotBytes& found, int64_t columns, ByteVec table,
   }
 }
 
-// Multiplies kNumbers neighbouring vectors of each step by the digits of kRows
-// rows, and writes the sums to `totals`, rows totals_stride apart.
+// Multiplies kNumbers neighbouring vectors of each of the kSteps steps by the
+// digits of kRows rows. Writes the sums to `totals`, rows totals_stride apart.
 template <class Shape, int kRows, int kNumbers>
 HWY_INLINE void MultiplyNumbers(const uint8_t* numbers,
                                 const WeightDigits* digits, int32_t* totals,

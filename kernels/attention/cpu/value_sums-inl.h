@@ -271,7 +271,7 @@ class ValueSums {
     if (value.sums_weights) SumWeights(p, span);
     auto* const digits = reinterpret_cast<WeightDigits*>(
         scratch_ + grid_.scratch().weight_digits);
-    // The run whose scales are part of the digits.
+    // The digits include the scales of this run.
     int64_t run = -1;
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {

@@ -5,11 +5,13 @@
 // first compute the cosines and sines of these tiles' angles for the item's KV
 // head. Then a warp adds the key bias to the scores of one row: for each tile,
 // one number for all slots, and two multiply-adds per slot for each exact pair.
-// The numbers u and v of an exact pair are turned to the tile's first position
-// once per row and tile. A CPU turns the pair instead, so bits differ.
+// The numbers u and v of an exact pair (paged_attention.h) are turned to the
+// tile's first position once per row and tile. A CPU turns the pair instead, so
+// bits differ.
 //
-// Cost: with S tile pairs and E exact pairs, a row and a tile take about S / 4
-// + 25 + 14 E instructions of a warp: 1.3 per slot with S = 18 and E = 4.
+// Cost: with S tile pairs and E exact pairs, a warp takes about S / 4 + 25 +
+// 14 E instructions for a row and a tile. With S = 18 and E = 4, this is 1.3
+// per slot.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -131,7 +133,8 @@ class SplitKeyBias {
 // Adds the key bias to a warp's scores of one tile, in the layout of products
 // of tensor cores: score(r, n, j) is the lane's score of its r-th row and slot
 // 8n + 2 (lane % 4) + j of the tile. numbers_of(r) points to that row's numbers
-// for the key bias; null: the row does not exist. A warp must call it.
+// for the key bias, or is null if the row does not exist. All lanes of a warp
+// must call this.
 //
 // Each lane computes the angles of one pair, and the others get them by
 // shuffles. Per tile, a lane takes about 70 + 25 S / 4 instructions and, per

@@ -117,7 +117,7 @@ class MmaAttention : MmaRing<kind, exact> {
       first = false;
       merged_ = item.partial < 0;
     }
-    // If this is not the first split, FindPlaces had this barrier.
+    // If any split was computed, FindPlaces has had this barrier already.
     if (first) simt::SyncCta();
     if (item.partial < 0) Finish();
   }
@@ -471,7 +471,8 @@ class MmaAttention : MmaRing<kind, exact> {
       const auto begin = static_cast<int32_t>(visible.begin - split_);
       const auto end = static_cast<int32_t>(visible.end - split_);
       const bool all = begin == 0 && end == kSplit;
-      // The lane's scores, then weights, for pairs of neighbouring slots.
+      // The lane's scores, for pairs of neighbouring slots. Weights
+      // replace them.
       float weight[kSplit / 32];
       float max = begin < end ? kLeastMax : kNoSlot;
       KVASIR_UNROLL

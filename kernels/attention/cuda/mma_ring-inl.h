@@ -190,8 +190,8 @@ class MmaRing {
     load_block_ = ValueBlocks().begin;
   }
 
-  // Look fills this in for the chunk that is loaded next. It is used to copy
-  // whole blocks of the chunk.
+  // How the lane copies whole blocks of the chunk that is loaded next. Set
+  // by Look.
   struct Loading {
     const char* codes;  // the lane's address in tile 0 of page 0
     int32_t params;  // offset from `codes` to the ranges that the lane copies

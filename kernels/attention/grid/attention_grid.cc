@@ -71,8 +71,8 @@ void ReadTogether(ChunkBytes* bytes) {
   bytes->together = true;
 }
 
-// Words that are enough for the digits of a row's query for any group. The runs
-// themselves may not be known yet (Fits).
+// Returns a number of words that suffices for a row's digits in any group. Does
+// not read the runs, because Fits may be called before they are known.
 int64_t MostDigitWords(const LatentPartArgs& part) {
   int64_t most = 0;
   for (int64_t g = 0; g < part.num_groups; ++g) {

@@ -13,8 +13,8 @@
 namespace kvasir::kernels {
 
 // The tables that are the same for all launches of a layer and are computed
-// once: parts, chunks of channels, slices of heads, sets of slices, and the
-// layout of scratch. `Bind` sets the arguments that change with every step.
+// once: parts, chunks of channels, slices of query heads, and the layout of
+// scratch. `Bind` sets the arguments that change with every step.
 //
 // Exact rows are handled as additional parts. Key part num_stored_keys() + p
 // has the exact rows of key part p, and value part num_stored_values() + p has
@@ -66,7 +66,8 @@ class AttentionGrid {
     // True: the state has the whole query. False: it has one chunk of the query
     // at a time.
     bool holds = true;
-    // True: keys are absorbed and stored as codes.
+    // True if keys are absorbed and stored as codes. Then codes are multiplied
+    // by the digits of queries (code_digits.h).
     bool multiplies_codes = false;
     const int8_t* levels = nullptr;  // integers of levels, if codes have levels
     float level_step = 1.0f;
@@ -164,14 +165,14 @@ class AttentionGrid {
   // How many sums of rows of `up` the scratch holds for a whole unit. Other
   // sums are computed again for each run and stored after the held sums.
   int64_t held_lift_sums() const { return held_lift_sums_; }
-  // How many numbers for the key bias a row has; 0 if there is no key bias.
+  // How many numbers of a row of q are for the key bias; 0 if there is none.
   int64_t key_bias_columns() const {
     const AttentionKeyBias* const bias = params_.key_bias;
     return bias == nullptr
                ? 0
                : KeyBiasColumns(bias->tile_pairs, bias->exact_pairs);
   }
-  // The KV head's part of KeyBiasTurns.
+  // The tables of one KV head in KeyBiasTurns.
   const float* key_bias_turns(int64_t kv_head) const {
     return key_bias_turns_.data() +
            kv_head * params_.key_bias->exact_pairs * 2 * kKeyBiasTile;
@@ -263,7 +264,7 @@ class AttentionGrid {
   std::vector<ExactPart> exact_;
   const int64_t heads_per_kv_;
   const int threads_;
-  int64_t num_groups_ = 0;  // groups of all parts described so far
+  int64_t num_groups_ = 0;  // number of groups in the parts described so far
   bool rebuilds_ = false;
   bool lifts_ = false;
   bool codes_ = false;
@@ -275,8 +276,8 @@ class AttentionGrid {
   // True: every part has its own tile, so a rebuilt or lifted block can be used
   // for several panels.
   bool own_tiles_ = true;
-  int64_t key_tiles_ = 0;    // floats of rebuilt keys
-  int64_t value_tiles_ = 0;  // floats of lifted values
+  int64_t key_tiles_ = 0;    // floats of the tiles of rebuilt keys
+  int64_t value_tiles_ = 0;  // floats of the tiles of lifted values
   int64_t max_rows_ = 0;     // most rows of a panel
   int64_t max_panels_ = 1;   // most panels of a unit
   int64_t out_width_ = 0;

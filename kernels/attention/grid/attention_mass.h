@@ -29,8 +29,8 @@ struct MassUnit {
   int64_t tile_queries = 0;  // most queries that are scored together
 };
 
-// Where a thread's memory holds the weights of up to kMassTileRows rows over a
-// split. Offsets in floats.
+// The layout of a thread's tile, which holds the weights of up to kMassTileRows
+// rows over a split. Members are offsets in floats.
 struct MassTile {
   int64_t weights = 0;  // [rows, 512]
   // [rows, blocks of a split]: a row's weights for a block times this factor

@@ -46,8 +46,8 @@ inline constexpr int64_t kRowsWithAngles = 4;
 // a slot are computed only once for these heads. Angles cost as much as
 // rebuilding half a key.
 inline constexpr int64_t kHeadsPerAngles = 4;
-// KV heads with adjacent latents are put into one unit only if it has at most 1
-// / kUnitsPerThread of a thread's share of the work.
+// KV heads with adjacent latents are put into one unit only if this unit has at
+// most 1 / kUnitsPerThread of a thread's share of the work.
 inline constexpr int64_t kUnitsPerThread = 4;
 // The most rows of a panel if nothing is rebuilt or lifted. More rows would
 // only occupy more of the CPU cache.

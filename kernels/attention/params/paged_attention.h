@@ -66,7 +66,7 @@ struct KeyRebuildIn {
   const Ptr<const float>* up = nullptr;  // [Hkv]
   Ptr<const float> bias = nullptr;       // [Hkv, d], or null
   // Key numbers pair_dims[2f] and pair_dims[2f + 1] are rotated by steps[f] *
-  // position turns. If num_pairs is 0, keys are not rotated.
+  // position, in units of 2^-64 turns. If num_pairs is 0, keys are not rotated.
   const int32_t* pair_dims = nullptr;  // [2 * num_pairs]
   const uint64_t* steps = nullptr;     // as RopeStep returns them
   // If each head stores its own choice of pairs: the distance in `steps` from
@@ -145,10 +145,10 @@ struct AttentionKeyBias {
 // Settings for layers that evict slots by attention mass: the softmax weight
 // that all queries together gave to a slot.
 struct AttentionMass {
-  // Selects the position by which keys that are stored without rotation are
-  // rotated, and to which a key bias belongs. True: the position that the slot
-  // metadata has for the head's unit of eviction. False: the position that
-  // AttentionSequence gives for the slot.
+  // Where the position of a slot comes from. By this position, keys that
+  // are stored without rotation are rotated, and a key bias is added.
+  // True: from the slot metadata of the head's unit of eviction. False:
+  // from AttentionSequence.
   bool stored_positions = false;
   // The most rows of a launch that may add mass. 0: no row adds mass.
   int64_t most_rows = 0;
@@ -286,12 +286,12 @@ struct PagedAttentionParamsIn {
   ExactSlots key_exact;
   ExactSlots value_exact;
   DType dtype = DType::kF32;     // type of q and out
-  SlotMetadataIn<Ptr> metadata;  // the layer's, if it evicts slots
-  // [Hkv]: unit of eviction, if there is metadata
+  SlotMetadataIn<Ptr> metadata;  // of the layer, if it evicts slots
+  // [Hkv]: each KV head's unit of eviction, if there is metadata
   const int32_t* unit_of_head = nullptr;
   AttentionMass mass;
-  // null: the cache has whole keys. Otherwise the caller keeps this and its
-  // tables.
+  // Null: keys are stored with their key bias, or have none. Otherwise this
+  // object and its tables belong to the caller.
   const AttentionKeyBias* key_bias = nullptr;
   // Only for a GPU: how many partial results its workspace has room for. A
   // partial result is the output of one token over one split, for all heads.
@@ -320,7 +320,7 @@ inline constexpr int64_t kAttentionMaxWidth = 8192;
 inline constexpr int64_t kAttentionMaxHeadDim = 256;
 // The most runs of codes in a latent.
 inline constexpr int64_t kAttentionMaxRuns = 256;
-// The most bytes of scratch of one thread.
+// The most bytes of scratch of one thread, without kRowStateBytes.
 inline constexpr int64_t kAttentionScratchBytes = 256 << 10;
 // If keys are rebuilt or values lifted, a thread uses up to this many more
 // bytes to keep the queries and sums of its rows from block to block. Each

@@ -273,7 +273,7 @@ struct ValueSum {
   const AttentionValuePartArgs* part;
   const LatentGroup* group;
   int64_t kv_head;
-  // True for a part that has static ranges and also exact rows.
+  // True if the part has static ranges and exact rows.
   bool sums_weights = false;
   std::vector<float> out = {};  // [R'], or [d] if values are lifted
   // sums of minima [runs] if ranges are in slots; the sum of weights if
@@ -337,7 +337,7 @@ void ValueSum::AddCodes(const float* weights,
     std::vector<float> scaled(latents.size());
     DigitRange range;
     for (size_t i = 0; i < latents.size(); ++i) {
-      if (latents[i].group->num_runs == 0) continue;  // an exact row
+      if (latents[i].group->num_runs == 0) continue;  // read as an exact row
       const float weight = weights[first + static_cast<int64_t>(i)];
       scaled[i] = in_slots ? weight * RangeOf(latents[i], r).scale : weight;
       range.Add(scaled[i]);
