@@ -24,11 +24,11 @@ struct CollectiveTotals {
   double waited_seconds = 0;
 };
 
-// One rank's end of the communication in its group. A collective call sums,
-// gathers or copies data over all ranks. All ranks must make the same calls,
-// with the same sizes, in the same order. After each call all ranks have the
-// same bits. If a rank destroys its object while another rank is in a call,
-// that call fails.
+// Through this object, one rank communicates with the other ranks of its group.
+// A collective call sums, gathers or copies data over all ranks. All ranks must
+// make the same calls, with the same sizes, in the same order. After each call
+// `data` has the same bits on all ranks. If a rank destroys its object while
+// another rank is in a call, that call fails.
 //
 // Threads: one thread at a time may make calls; any thread may call Abort,
 //   status and totals.

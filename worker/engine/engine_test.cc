@@ -394,7 +394,8 @@ TEST_P(EngineTest, ADrainAlsoFinishesSequencesInTheHostPool) {
   options_.scheduler.max_queue = 8;
   KVASIR_ASSERT_OK(Start());
   std::vector<std::pair<Request, std::shared_ptr<WaitableSink>>> all;
-  for (int i = 0; i < 8; ++i) {  // at its end each holds 16 of 64 pages
+  // At its end, each request holds 16 of 64 pages.
+  for (int i = 0; i < 8; ++i) {
     Request request = MakeRequest(absl::StrCat("r", i), 60);
     request.sampling.set_ignore_eos(true);
     all.emplace_back(request, std::make_shared<WaitableSink>());

@@ -36,7 +36,7 @@ struct CacheSample {
   int64_t padding_bytes = 0;        // part of used_bytes: gaps in pages
   int64_t unfilled_bytes = 0;       // part of used_bytes: empty slots
   int64_t side_bytes = 0;           // part of used_bytes: side pages
-  int64_t side_unused_bytes = 0;    // part of side_bytes: hold no data
+  int64_t side_unused_bytes = 0;    // part of side_bytes: without data
   int64_t host_used_bytes = 0;      // host pool: copies of preempted sequences
   int64_t bytes_to_host = 0;        // since start
   int64_t bytes_from_host = 0;      // since start

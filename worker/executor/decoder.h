@@ -73,7 +73,7 @@ class Decoder {
     kernels::DevicePtr<int64_t> expert_load;
   };
 
-  // `device` outlives the decoder.
+  // `device` must outlive the decoder.
   static absl::StatusOr<Decoder> Create(const Parts& parts,
                                         kernels::Device* device);
 

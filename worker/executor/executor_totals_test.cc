@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t kPromptTokens = 40;
 
-// Returns options without prompt lifts (worker/program/prompt_lift.h). These
-// have their own test.
+// Returns options without prompt lifts (worker/program/prompt_lift.h), because
+// prompt_lift_test counts the work of lifts.
 RankOptions Absorbing() {
   RankOptions options = TinyOptions();
   options.deterministic = true;

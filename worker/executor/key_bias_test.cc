@@ -153,7 +153,7 @@ Model WithBias(const std::vector<int>& pairs, const BiasOf& bias) {
   return model;
 }
 
-using Logits = std::vector<std::vector<float>>;  // of each token
+using Logits = std::vector<std::vector<float>>;  // one row per token
 
 // Runs the text in chunks of `chunk` tokens.
 Logits LogitsOf(const Model& model, const kvasir::v1::KvPlan& plan,

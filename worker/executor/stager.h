@@ -39,7 +39,7 @@ namespace kvasir::worker {
 //   the blob or penalty counts. After an error the tables are undefined.
 class Stager {
  public:
-  // All pointers outlive the stager, except `plan`.
+  // All pointers except `plan` must outlive the stager.
   struct Parts {
     kernels::Device* device = nullptr;
     kernels::Stream* stream = nullptr;

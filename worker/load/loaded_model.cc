@@ -21,7 +21,7 @@
 namespace kvasir::cli {
 namespace {
 
-// `source` outlives the result.
+// `source` must outlive the result.
 absl::StatusOr<std::unique_ptr<worker::WeightSource>> OpenWeights(
     const ModelSource& source, uint64_t seed) {
   if (source.checkpoint.has_value()) {

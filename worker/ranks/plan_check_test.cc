@@ -305,7 +305,7 @@ TEST(PlanCheckTest, AllRanksOfAGroupServeTheSamePlan) {
     ASSERT_FALSE(checks[0].empty());
     EXPECT_EQ(checks[0].front().kl, checks[1].front().kl);
     EXPECT_EQ(checks[0].front().key, "");
-    // Sums over ranks round differently.
+    // A group of several ranks rounds sums differently than a single rank.
     EXPECT_NEAR(checks[0].front().kl, single, 0.02 * single);
   }
 }

@@ -66,7 +66,7 @@ struct FreshRows {
 // Threads: one at a time.
 class LayerAttention {
  public:
-  // All pointers outlive the LayerAttention unless noted.
+  // All pointers must outlive the LayerAttention unless noted.
   struct Parts {
     kernels::Device* device = nullptr;
     const model::DecoderSpec* spec = nullptr;

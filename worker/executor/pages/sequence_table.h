@@ -114,7 +114,7 @@ class SequenceTable {
 
   SequenceTableLimits limits_;
   const KvArenas* arenas_ = nullptr;
-  int64_t max_pages_ = 0;  // the most pages of one sequence
+  int64_t max_pages_ = 0;  // the most pages that a sequence may have
   std::vector<int32_t> free_rows_;
   absl::flat_hash_map<uint64_t, Sequence> sequences_;
   // The pages that this step writes, as (page group, page).

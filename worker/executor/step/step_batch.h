@@ -72,8 +72,8 @@ class StepBatch {
       const kvasir::v1::SequenceStep& step, SequenceTable::Sequence* sequence,
       kernels::SampleRow* row)>;
 
-  // `num_heads` is this rank's number of query heads. The arenas outlive the
-  // batch.
+  // `num_heads` is this rank's number of query heads. The arenas must outlive
+  // the batch.
   StepBatch(StepLimits limits, const KvArenas& arenas, int64_t num_heads)
       : limits_(limits),
         arenas_(arenas),
