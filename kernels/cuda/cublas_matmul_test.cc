@@ -217,7 +217,8 @@ TEST_F(CublasMatmulTest, TheWorkspaceOfCublasIsPartOfTheScratchMemoryOfMatmul) {
   if (emulation::OnGpu()) return;
   // 136 numbers of bias take 272 bytes, which are rounded up to 512.
   EXPECT_EQ(scratch_bytes_, 256u + 512u + (32u << 20));
-  library_.NeedWorkspace(32 << 20);  // all of the workspace
+  // This product needs all of the workspace.
+  library_.NeedWorkspace(32 << 20);
   ExpectProduct({.rows = 4, .n = 136, .bias = true});
 }
 

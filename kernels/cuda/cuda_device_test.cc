@@ -542,7 +542,8 @@ TEST_F(CudaDeviceTest, ALaunchHasTheGridAndMemorySizesThatItsOpRequested) {
                            .ctas_together = true,
                            .args = &args,
                            .args_bytes = sizeof(args)}));
-  args = 0;  // the launch must have copied its arguments before
+  // Launch has copied its arguments, so this has no effect on it.
+  args = 0;
   const std::vector<FakeLaunch> launches = runtime_.launches();
   ASSERT_THAT(launches, SizeIs(1));
   const KernelLaunch& launch = launches[0].launch;
@@ -817,8 +818,8 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("making the graph of a capture")));
-  // A launch whose error was not taken (TakeLaunchError) is missing in the
-  // graph.
+  // If a launch fails and its error is not taken (TakeLaunchError), EndCapture
+  // returns the error, because the graph lacks the launch.
   KVASIR_ASSERT_OK(launches().BeginCapture());
   runtime_.FailNext("Launch", kError);
   launches().launcher().Enqueue({.name = "lost", .function = &runtime_});

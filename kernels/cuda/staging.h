@@ -18,8 +18,9 @@ namespace kvasir::kernels::cuda {
 // upload may have to wait for the upload that used the same block before.
 // Copies that are longer than a block are cut into pieces.
 //
-// Owns: the blocks, each as long as its longest copy so far (a power of two,
-//   kLeastBlockBytes to kMostBlockBytes), and their events.
+// Owns: the blocks and their events. A block is as long as the longest
+// copy through it so far, rounded up to a power of two from
+// kLeastBlockBytes to kMostBlockBytes.
 class Staging {
  public:
   static constexpr size_t kBlocks = 4;

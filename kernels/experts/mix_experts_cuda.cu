@@ -26,7 +26,7 @@ MixExpertsKernel(simt::OnRows<MixExpertsArgs> on) {
       on, args.num_tokens, args.columns, [&](int64_t token, int64_t column) {
         float sum[n];
         KVASIR_UNROLL
-        // starting from 0 would turn a sum of -0 into 0
+        // Sums start from -0, because 0 would turn a sum of -0 into 0.
         for (int k = 0; k < n; ++k) sum[k] = -0.0f;
         KVASIR_NO_UNROLL
         for (int64_t j = 0; j < args.top_k; ++j) {

@@ -62,7 +62,7 @@ void RouteToken(const RouteArgs& params, int64_t token, int32_t* order) {
   for (int64_t j = 0; j < params.top_k; ++j) weights[j] /= sum;
 }
 
-// Sorts the rows by counting.
+// Sorts the rows by expert (counting sort).
 void SortByExpert(const RouteArgs& params) {
   const int64_t rows = params.num_tokens * params.top_k;
   int32_t* const first = params.first_rows;
@@ -106,7 +106,7 @@ absl::Status Route(Stream& stream, const RouteParams& params,
         " tokens with ", params.top_k, " experts each"));
   }
   Workspace::Scope scope(&workspace);
-  DevicePtr<int32_t> scratch;  // a GPU needs none
+  DevicePtr<int32_t> scratch;  // stays null on a GPU
   if (stream.device() == DeviceKind::kCpu) {
     scratch =
         workspace.Take<int32_t>(params.num_experts * ScratchThreads(stream));

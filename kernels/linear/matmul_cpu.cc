@@ -34,9 +34,9 @@ inline constexpr int64_t kScratchFloats =
     kBlockK * (kBlockPanels * kPanelColumns + kMaxTileRows) +
     kMaxTileRows * kPanelColumns;
 
-// If there are several tiles, the loop for few rows handles this many k at a
-// time: first for all tiles, then the next k. So all tiles read the same 32 KiB
-// (of 16-bit weights) from the cache.
+// If there are several tiles of rows, the loop for few rows handles blocks of
+// this many k: one block for all tiles, then the next block. So all tiles read
+// the same 32 KiB (of 16-bit weights) from the cache.
 inline constexpr int64_t kFewRowsBlockK = 512;
 
 }  // namespace kvasir::kernels

@@ -397,7 +397,7 @@ ChainKernel(MatmulArgs args) {
 // tiles of rows; the CTAs beyond the last one return.
 struct GroupedArgs {
   GroupedMatmulArgs args;
-  int64_t weight_bytes;  // of one group
+  int64_t weight_bytes;  // bytes of the weight of one group
 };
 
 // Finds the group of the CTA. Returns false if the CTA has no tile. Otherwise
@@ -543,7 +543,7 @@ void LaunchGroupTiles(const GroupedArgs& grouped, Launcher& launcher) {
 
 template <typename T>
 void LaunchGroupMma(const GroupedArgs& grouped, Launcher& launcher) {
-  // All tile shapes give the same bits.
+  // The choice affects only the speed: all tile shapes give the same bits.
   if (grouped.args.num_rows <= grouped.args.num_groups * FewRows::kRows) {
     LaunchGroupTiles<T, FewRows>(grouped, launcher);
   } else {

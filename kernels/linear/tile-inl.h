@@ -1,6 +1,6 @@
-// The inner product of matmul and attention: a tile of C = A B held in
-// registers, each element one FMA chain in k order. For inclusion by *_cpu.cc;
-// tile_cpu.cc has the code.
+// Computes a tile of a matrix product C = A B in registers, for matmul and
+// attention. Each element is one FMA chain in the order of k. For inclusion by
+// *_cpu.cc; tile_cpu.cc has the code.
 #if defined(KVASIR_KERNELS_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_TILE_INL_H_
 #undef KVASIR_KERNELS_TILE_INL_H_

@@ -125,8 +125,7 @@ KVASIR_DEVICE float CtaSum(float value, float* partial,
                            Site site = Site::Here()) {
   value = WarpSum(value, site);
   if (Lane() == 0) StoreShared(partial + Warp(), value, site);
-  // qualified with simt::, because the emulator also has a function of this
-  // name
+  // simt:: is needed, because the emulator also has a function of this name.
   simt::SyncCta(site);
   float sum = 0.0f;
   for (uint32_t warp = 0; warp < Threads() / kWarp; ++warp) {
