@@ -24,7 +24,7 @@ enum class Pick {
   kQueries,
   kKeys,
   kValues,
-  // The stored rows are those of the gate, then those of the other matrix.
+  // The stored rows are those of gate_proj, then those of up_proj.
   kGate,
   kUp,
   kAfterUnusedRows,
@@ -133,7 +133,7 @@ const FamilyNames* NamesOf(const DecoderSpec& spec) {
   return nullptr;
 }
 
-// A tensor name in a layer after its prefix is removed: "17." and the rest.
+// A layer's tensor name after its prefix: the layer's number, and the rest.
 struct InLayer {
   std::string_view number;  // like "17."
   std::string_view rest;
@@ -222,7 +222,8 @@ struct Renamed {
   Pick pick = Pick::kAll;
 };
 
-// The canonical names of a stored tensor: several for a fused one, and none for
+// Returns the canonical names of a stored tensor: several for a fused one, and
+// none for a tensor that is not in the family's table.
 // a tensor that is not in the family's table.
 std::vector<Renamed> Rename(const FamilyNames& names, std::string_view stored) {
   std::vector<Renamed> ours;

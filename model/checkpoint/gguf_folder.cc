@@ -198,7 +198,7 @@ absl::Status WriteTensors(const Checkpoint& checkpoint, const fs::path& path) {
           }
           file.Write(halves);
         }));
-    if (!file.ok()) break;  // Close has the error
+    if (!file.ok()) break;  // Close returns the error
   }
   return file.Close();
 }

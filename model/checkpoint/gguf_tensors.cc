@@ -293,7 +293,7 @@ class GgufTensorFile final : public TensorFile {
     }
   }
 
-  // `blocks` is a buffer, which is kept between calls.
+  // `blocks` is a buffer that is kept between calls.
   absl::Status ReadElements(const Stored& stored, const Elements& elements,
                             std::span<std::byte> out,
                             std::vector<uint8_t>* blocks) const {
@@ -366,7 +366,7 @@ class TensorLists {
     return absl::OkStatus();
   }
 
-  // To be called after Run().
+  // Call it after Run().
   TensorStore Store(std::vector<RandomAccessFile> files) {
     std::vector<std::unique_ptr<TensorFile>> made;
     for (size_t i = 0; i < files.size(); ++i) {
@@ -376,7 +376,8 @@ class TensorLists {
     return TensorStore::Of(std::move(made));
   }
 
-  // The canonical tensors in a stored one, which Run() has checked.
+  // Returns the canonical tensors that a stored tensor contains. Run() must
+  // have checked it.
   std::vector<TensorView> ViewsOf(const std::string& stored) const {
     std::vector<TensorView> views;
     for (Renamed& renamed : OurNamesOf(family_, stored)) {
@@ -482,7 +483,8 @@ class TensorLists {
                                              spec_.experts.count));
   }
 
-  // The rows of a head that the file has in another order, or 0.
+  // Returns the number of rows in a head if the file has them in another order,
+  // else 0.
   absl::StatusOr<int64_t> HeadRows(const GgufTensor& tensor) const {
     const bool is_query = absl::StrContains(tensor.name, ".attn_q.");
     if (!is_query && !absl::StrContains(tensor.name, ".attn_k.")) return 0;

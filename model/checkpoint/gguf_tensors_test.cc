@@ -517,7 +517,8 @@ TEST_F(BadGgufCheckpointTest, ABiasThatOtherLayersLackIsRefused) {
 
 TEST_F(BadGgufCheckpointTest, ExpertsAndFusedTensorsOfOtherShapesAreRefused) {
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-  const Model mixtral = {"mixtral-window", "llama"};  // M 32, F 20, 5 experts
+  // The hidden size is 32, that of an MLP is 20, and there are 5 experts.
+  const Model mixtral = {"mixtral-window", "llama"};
   const std::string experts = "blk.1.ffn_down_exps.weight";
   EXPECT_THAT(StatusWith(experts, {20, 32, 4}, mixtral),
               StatusIs(kInvalid, AllOf(HasSubstr(experts),
@@ -530,7 +531,8 @@ TEST_F(BadGgufCheckpointTest, ExpertsAndFusedTensorsOfOtherShapesAreRefused) {
                                        HasSubstr("want shape [32, 20]"))));
   EXPECT_THAT(StatusWith(experts, {}, mixtral),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr(experts)));
-  const Model phi3 = {"phi3-part-window", "phi3"};  // M 32, 4 + 2 x 2 heads
+  // The hidden size is 32. There are 4 query, 2 key and 2 value heads of 8.
+  const Model phi3 = {"phi3-part-window", "phi3"};
   for (const auto& [name, rows] : {std::pair("blk.1.attn_qkv.weight", 64),
                                    std::pair("blk.0.ffn_up.weight", 72)}) {
     EXPECT_THAT(StatusWith(name, {32, 63}, phi3),
@@ -541,7 +543,7 @@ TEST_F(BadGgufCheckpointTest, ExpertsAndFusedTensorsOfOtherShapesAreRefused) {
     EXPECT_THAT(StatusWith(name, {}, phi3),
                 StatusIs(absl::StatusCode::kNotFound, HasSubstr(name)));
   }
-  // Other families do not fuse them.
+  // Llama's tensors are not fused.
   EXPECT_THAT(StatusWith("blk.0.attn_qkv.weight", {32, 96}),
               StatusIs(absl::StatusCode::kUnimplemented,
                        HasSubstr("blk.0.attn_qkv.weight")));

@@ -24,7 +24,7 @@ uint16_t Bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// A model with one layer of 2 query heads and one KV head of 256, whose
+// A model with one layer of 2 query heads and one KV head of 256 dims, whose
 // matrices have random blocks of a type.
 class GgufUnpackTest : public ::testing::TestWithParam<uint32_t> {
  protected:

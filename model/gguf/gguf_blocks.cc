@@ -97,8 +97,9 @@ void UnpackQ8_0(const uint8_t* block, float* numbers) {
   }
 }
 
-// The codes of 2 bits in Q2_K and Q3_K: 64 bytes are two halves of 32 bytes,
-// and each half is four runs of 32 numbers, the lowest bits first.
+// Returns code i of Q2_K or Q3_K, whose codes have 2 bits. The 64 bytes are two
+// halves of 32 bytes. Each half has four runs of 32 codes; the first run is in
+// the lowest bits.
 int TwoBits(const uint8_t* codes, int i) {
   const int run = i / 32;
   return codes[run / 4 * 32 + i % 32] >> (run % 4 * 2) & 3;

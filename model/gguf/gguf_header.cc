@@ -63,8 +63,8 @@ T Load(std::string_view bytes) {
   return value;
 }
 
-// A text of the file, cut for error messages. Bytes that are not printable
-// ASCII are escaped.
+// A text of the file, shortened for error messages. Bytes that are not
+// printable ASCII are escaped.
 std::string Shown(std::string_view text) {
   constexpr size_t kMost = 80;
   return absl::CHexEscape(

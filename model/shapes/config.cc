@@ -154,7 +154,7 @@ absl::Status RefuseWhatChangesTheModel(const JsonFields& fields, Family family,
     if (family == Family::kGemma2 && factor.neutral == 0) continue;
     KVASIR_ASSIGN_OR_RETURN(const std::optional<double> value,
                             fields.Number(factor.name));
-    // Files may have fewer digits than a double.
+    // The file may have rounded the number.
     constexpr double kTolerance = 1e-6;
     if (std::abs(value.value_or(factor.neutral) - factor.neutral) <=
         kTolerance * factor.neutral) {
@@ -174,7 +174,7 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
                           fields.IntIn("hidden_size", 1, kMaxHidden));
   KVASIR_ASSIGN_OR_RETURN(spec->num_heads,
                           fields.IntIn("num_attention_heads", 1, kMaxHeads));
-  // If num_key_value_heads is null, there are num_attention_heads. If it is
+  // If num_key_value_heads is null, it equals num_attention_heads. If it is
   // missing, some families have a default of their own.
   const FamilyNames& names = kFamilies[static_cast<size_t>(family)];
   const int64_t own_default = names.default_kv_heads;

@@ -109,8 +109,8 @@ struct DecoderSpec {
   // The factor of the embeddings, before positions are added.
   double embedding_scale = 1;
   RopeSpec rope;
-  // The RoPE of layers with a sliding window, if it is another one. It differs
-  // from `rope` only in its frequencies and attention factor.
+  // The RoPE of layers with a sliding window, if it differs from `rope`. Only
+  // its frequencies and attention factor may differ.
   std::optional<RopeSpec> window_rope;
   // The factor of the dot products of queries and keys. 0: head_dim^-0.5.
   double score_scale = 0;

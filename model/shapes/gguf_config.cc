@@ -36,7 +36,8 @@ constexpr double kDefaultBase = 10000;
 constexpr int64_t kControlToken = 3;
 constexpr int64_t kUserToken = 4;
 
-// Writes the fields of config.json, and notes which keys it has read.
+// Writes the fields of config.json. It also remembers which keys of the file it
+// has read, so that unknown keys can be refused.
 class ConfigWriter {
  public:
   ConfigWriter(const GgufHeader& header, const GgufFamily& family,
@@ -137,7 +138,7 @@ class ConfigWriter {
     if (!eps.has_value()) return header_.Error(epsilon, "is missing");
     config_[family_.layer_norm ? "layer_norm_eps" : "rms_norm_eps"] = *eps;
 
-    Key("vocab_size");  // the embedding has it, too
+    Key("vocab_size");  // marked as known; the embedding has this size
     const GgufTensor* const embedding = header_.FindTensor(kGgufEmbedding);
     if (embedding == nullptr) {
       return header_.Error(kGgufEmbedding, "the tensor is missing");
@@ -171,7 +172,7 @@ class ConfigWriter {
     KVASIR_ASSIGN_OR_RETURN(
         const std::optional<int64_t> original,
         header_.Int(Key("rope.scaling.original_context_length")));
-    Key("rope.scaling.finetuned");  // says nothing about the computation
+    Key("rope.scaling.finetuned");  // marked as known; it changes no result
     KVASIR_ASSIGN_OR_RETURN(const std::optional<double> attention,
                             header_.Number(Key("rope.scaling.attn_factor")));
     std::string scaling(type.value_or(""));
@@ -245,7 +246,8 @@ class ConfigWriter {
           key, absl::StrFormat("want 1 to %d, have %d", head_dim_, have));
     }
     double part = static_cast<double>(have) / static_cast<double>(head_dim_);
-    // Readers truncate the product, which may be just below `have`.
+    // Readers truncate part * head_dim, which may be just below `have`. Then
+    // the next larger part is used.
     if (part * static_cast<double>(head_dim_) < static_cast<double>(have)) {
       part = std::nextafter(part, 1.0);
     }
@@ -253,7 +255,7 @@ class ConfigWriter {
     return absl::OkStatus();
   }
 
-  // LongRoPE, which only Phi-3 has. Its files have no key for the type.
+  // Writes LongRoPE, which only Phi-3 has. Its files have no key for the type.
   absl::Status LongRope(std::string_view scaling,
                         std::optional<int64_t> original,
                         std::optional<double> attention) {

@@ -156,10 +156,10 @@ void AddedTokens::Split(bool normalized, bool parse_special,
   size_t space_end = 0;  // where the last whitespace that was scanned ends
   // A token with left_strip or right_strip also takes the whitespace next to
   // it. The search continues directly after the token's own text, so the next
-  // match may lie in whitespace that this token has taken. That match counts as
-  // well, and the text after it begins at its own end. A match that strips
-  // whitespace to its left cannot begin before the end of the taken whitespace.
-  // If it ends there or earlier, it is empty and gives no id.
+  // match may lie in whitespace that this token has taken. Such a match still
+  // counts, and the text after it begins where the match ends. If the match
+  // strips whitespace to its left, it begins no earlier than the end of the
+  // taken whitespace. It may then be empty, and an empty match gives no id.
   size_t at = trie.empty() ? text.size() : 0;
   while (at < text.size()) {
     size_t size = 0;

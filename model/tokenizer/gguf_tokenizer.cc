@@ -55,7 +55,7 @@ struct SplitRow {
   bool words = false;  // the byte level itself splits at GPT-2's pattern
   bool nfc = false;    // the text is normalized first
   bool ignore_merges = false;
-  bool adds_bos = false;  // if the file does not say it
+  bool adds_bos = false;  // the default, if the file has no such key
 };
 
 constexpr std::string_view kDigits =
@@ -85,7 +85,8 @@ constexpr std::string_view kGpt4o =
     R"(\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|)"
     R"(\\s+(?!\\S)|\\s+"}})";
 // The pattern that llama.cpp uses for files of an unknown split. It splits at
-// punctuation, then at words, then at runs of digits, then at three digits.
+// punctuation, then into words, then at runs of digits, then into groups of
+// three digits.
 constexpr std::string_view kDefault =
     R"({"type":"Split","behavior":"Isolated","invert":false,"pattern":{"Regex":)"
     R"("[\\p{P}\\$\\+<=>\\^~\\|]+"}},)"

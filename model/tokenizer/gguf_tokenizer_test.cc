@@ -71,7 +71,8 @@ GgufBuilder BuilderOf(const json& file) {
                                          merge[1].get<std::string>());
     std::string merged = text;
     merged.erase(merged.find(' ', 1), 1);
-    if (added.contains(merged)) continue;  // added tokens are split off before
+    // added tokens are found before merges
+    if (added.contains(merged)) continue;
     scores.emplace(merged, -static_cast<float>(merges.size()));
     merges.push_back(text);
   }
@@ -166,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(
                       GoldenCase{"qwen2", "qwen2"}, GoldenCase{"llama2", ""}),
     [](const auto& param) { return param.param.name; });
 
-// A type of tests/golden/tokenizers/nasty, and the split that names it.
+// A tokenizer of tests/golden/tokenizers/nasty, and the name of its split.
 struct NastyType {
   std::string name;
   std::string split;

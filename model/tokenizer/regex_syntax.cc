@@ -24,7 +24,8 @@ using base::AbslView;
 using icu::UnicodeSet;
 
 constexpr int kMaxRepeat = 100000;
-// A class of characters becomes the list of its ranges, up to 14,000 bytes.
+// The most bytes of a translated pattern. A class of characters becomes a list
+// of its ranges, which takes up to 14,000 bytes.
 constexpr size_t kMaxTranslatedBytes = 1 << 20;
 
 // Describes which texts a part of a pattern matches.

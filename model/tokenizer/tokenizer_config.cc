@@ -48,8 +48,8 @@ absl::StatusOr<std::string> ReadChatTemplate(const JsonRef& config) {
   return std::string();
 }
 
-// Collects the keys of "extra_special_tokens" in the order of the text. The
-// parsed file has lost it.
+// Collects the keys of "extra_special_tokens" in the order of the text, which
+// the parsed file has lost.
 class ExtraKeys final : public nlohmann::json_sax<nlohmann::json> {
  public:
   const std::vector<std::string>& found() const { return found_; }

@@ -73,10 +73,10 @@ class TokenizerConfig {
   const std::string& chat_template() const { return chat_template_; }
 
  private:
-  // True if the field gives flags, not only the text.
+  // A token that a field names.
   struct Name {
     AddedToken token;
-    // Its field gives flags, and not only the text.
+    // True if the field gives flags, not only the text.
     bool has_flags = false;
     // True if added_tokens_decoder does not replace these flags.
     bool keeps_flags = false;
@@ -105,7 +105,8 @@ class TokenizerConfig {
   // The named tokens that added_tokens.json adds as tokens of raw text: those
   // that special_tokens_map.json names, or the config by a plain text.
   absl::flat_hash_set<std::string> named_for_added_json_;
-  // The config's added_tokens_decoder or added_tokens.json, by their keys.
+  // The tokens of the config's added_tokens_decoder, or of added_tokens.json,
+  // with their ids.
   std::vector<std::pair<int64_t, AddedToken>> tokens_;
   // False if the config has added_tokens_decoder. Otherwise the tokens of
   // tokenizer.json count as if they stood there.

@@ -63,7 +63,7 @@ TEST(TokenizerFormsTest, TheEmptyTokenHasAnIdAndGivesNoText) {
   const auto joined = Load(file);
   EXPECT_EQ(joined->Decode(Ids{0, 3, 1}, true), "a  b");
   EXPECT_EQ(Streamed(*joined, Ids{0, 3, 1}), "a  b");
-  // The next added token does not get its id.
+  // An added token cannot have the same id.
   file["added_tokens"] = {{{"id", 3}, {"content", "<x>"}}};
   EXPECT_THAT(Tokenizer::FromJson(file.dump()),
               base::StatusIs(Code::kInvalidArgument,
@@ -407,8 +407,8 @@ TEST(TokenizerFormsTest, BrokenPrecompiledRulesAreRefused) {
   }
 }
 
-// Units: the root, whose children are at its distance, XOR the byte; the child
-// for "a" (0x61) with a value; the value.
+// Returns a trie with the key "a" only. A child is at its parent's distance XOR
+// the byte. The units are the root, the child for "a" (0x61), and its value.
 std::vector<uint32_t> TrieOfA(uint32_t value) {
   std::vector<uint32_t> units(0x80, 0);
   units[0] = 0;

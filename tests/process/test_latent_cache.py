@@ -92,7 +92,7 @@ METHODS = {
 }
 
 
-# What the models test, in this order: RoPE on a quarter of each head; learned positions; biases and grouped heads; a
+# The models test, in this order: RoPE on a quarter of each head; learned positions; biases and grouped heads; a
 # window shorter than the texts; a layer without RoPE beside one with it; experts. All are small and random, with biases
 # other than 0.
 FAMILIES = {

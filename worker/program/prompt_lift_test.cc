@@ -394,9 +394,9 @@ PlanCase CaseNamed(const std::string& name) {
 
 TEST(PlanPromptLiftsTest,
      PromptsAreLiftedFromTheNumberOfRowsAtWhichLiftingTakesFewerFlops) {
-  // One latent of 16 numbers for 4 KV heads of 8 dims. Lifting it costs 4 * 16
-  // * 8 products per slot, which is 512. That saves 64 products per row: 16 - 8
-  // for each of 8 query heads. So lifting pays for more than 8 rows.
+  // One latent of 16 numbers for 4 KV heads of 8 dims. Lifting it costs 512
+  // products per slot (4 * 16 * 8) and saves 64 per row: 16 - 8 for each of 8
+  // query heads. So lifting pays for more than 8 rows.
   AttentionProgram program = Program(CaseNamed("JointValues"), TinyShape());
   PlanPromptLifts(&program);
   const PromptLift want = {.dims = 8, .from_rows = 9};
