@@ -20,7 +20,7 @@ namespace kvasir::router {
 
 inline constexpr char kFinalResponseParameter[] = "triton_final_response";
 
-// What an answer needs in addition to its request.
+// The data that an answer needs in addition to its request.
 struct KserveAnswerContext {
   // May be null only in the schema kTrtTokens.
   std::shared_ptr<const TextCodec> codec;
