@@ -91,7 +91,7 @@ TEST(GgufHeaderTest, PlacesTensorsAfterTheAlignedHeader) {
   EXPECT_EQ(header.FindTensor("c"), nullptr);
 }
 
-TEST(GgufHeaderTest, AnAlignmentOfTheFileIsUsed) {
+TEST(GgufHeaderTest, TheAlignmentThatTheFileStatesIsUsed) {
   GgufBuilder builder;
   builder.U32("general.alignment", 64).TensorAt("a", {1}, kF32, 0);
   std::string file = builder.Build();
@@ -262,7 +262,7 @@ std::vector<BadFile> BadFiles() {
 
 class BadGgufTest : public ::testing::TestWithParam<BadFile> {};
 
-TEST_P(BadGgufTest, IsRefusedWithTheValueAndItsPlace) {
+TEST_P(BadGgufTest, ABadHeaderIsRefusedWithTheValueAndItsPlace) {
   const absl::Status status = Parse(GetParam().file).status();
   EXPECT_EQ(status.code(), GetParam().code) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("x.gguf"));

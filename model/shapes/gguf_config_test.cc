@@ -596,7 +596,7 @@ std::vector<BadConfig> BadConfigs() {
 
 class BadGgufConfigTest : public ::testing::TestWithParam<BadConfig> {};
 
-TEST_P(BadGgufConfigTest, IsRefusedByNameWithTheValue) {
+TEST_P(BadGgufConfigTest, ABadKeyIsRefusedByNameWithItsValue) {
   const absl::Status status = SpecOf(GetParam().builder).status();
   EXPECT_EQ(status.code(), GetParam().code) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("x.gguf"));

@@ -47,8 +47,8 @@ class DetokenizerStages {
   // Appends the text that was held back. The state must not be used again.
   void Finish(DetokenizerState* state, std::string* out) const;
 
-  // Returns the bytes that a token adds in the middle of a text, where nothing
-  // is stripped.
+  // Returns the bytes that a token adds if it is in the middle of a text, so
+  // that nothing is stripped.
   std::string BytesOf(std::string_view token) const;
 
  private:

@@ -469,7 +469,7 @@ TEST(GgufTokenizerTest, AVocabularyWithTooManyMergesIsRefused) {
 
 class BadGgufTokenizerTest : public ::testing::TestWithParam<BadTokenizer> {};
 
-TEST_P(BadGgufTokenizerTest, IsRefusedByNameWithItsPlace) {
+TEST_P(BadGgufTokenizerTest, ABadTokenizerIsRefusedWithTheKeyAndThePlace) {
   const absl::Status status = Load(GetParam().builder).status();
   EXPECT_EQ(status.code(), GetParam().code) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("x.gguf"));
