@@ -282,7 +282,8 @@ absl::Status AttentionLayers::Launch(kernels::Workspace& workspace) {
        .group = {.slots = slots_.as<const int64_t>(),
                  .sequences = sequences,
                  .on_host = sequences_,
-                 // a launch has either prompts or output tokens
+                 // All sequences of a launch have prompt tokens, or all have
+                 // output tokens.
                  .output_sequences = sequences},
        .steps = steps_},
       out_.as<float>(), workspace);

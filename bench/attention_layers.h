@@ -39,9 +39,10 @@ struct LaunchShape {
 };
 
 struct LaunchTime {
-  double layer_seconds = 0.0;      // all attention ops of the layer
-  double attention_seconds = 0.0;  // attention over the cache, including lifts
-  double kernel_seconds = 0.0;     // only the op paged_attention
+  double layer_seconds = 0.0;  // all attention ops of the layer
+  // attention over the cache, including the lifts of latents to whole heads
+  double attention_seconds = 0.0;
+  double kernel_seconds = 0.0;  // only the op paged_attention
 };
 
 // Owns: num_arenas arenas (copies of one layer's cache) and their tables, and
@@ -51,7 +52,7 @@ class AttentionLayers {
  public:
   struct Options {
     model::ModelShape shape;  // only its attention is used
-    std::string plan;         // a preset's name
+    std::string plan;         // see Create
     int64_t page_tokens = 64;
     // The number of slots in an arena, enough for all sequences of a launch.
     int64_t slots = 0;
@@ -71,8 +72,8 @@ class AttentionLayers {
   };
 
   // `plan` is a preset's name, or "dense-4bit" for whole keys and values as
-  // 4-bit codes. `pool` must outlive the object. Returns the errors of plan,
-  // weights and allocator.
+  // 4-bit codes. `pool` must outlive the object. Errors: those of making the
+  // plan and the weights, and of allocating memory.
   static absl::StatusOr<std::unique_ptr<AttentionLayers>> Create(
       const Options& options, base::ThreadPool* pool);
 
@@ -127,7 +128,7 @@ class AttentionLayers {
   model::DecoderSpec spec_;  // one layer for each arena
   std::shared_ptr<const plan::ResolvedPlan> plan_;
   std::unique_ptr<cache::PageLayout> layout_;
-  std::shared_ptr<const worker::ModelWeights> weights_;  // of one layer
+  std::shared_ptr<const worker::ModelWeights> weights_;  // one layer's
   std::unique_ptr<worker::KvArenas> arenas_;
   std::vector<uint64_t> rope_steps_;
   kernels::DeviceTables tables_{&device_};

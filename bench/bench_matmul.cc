@@ -216,7 +216,8 @@ class MatmulBench {
     KVASIR_CHECK(kernels::GroupedMatmul(*stream_, params, workspace).ok());
   }
 
-  // Returns first_rows for these numbers of rows of each expert.
+  // Returns the index of each expert's first row, followed by the total number
+  // of rows. `rows` has the number of rows of each expert.
   static std::vector<int32_t> FirstRows(const std::vector<int32_t>& rows) {
     std::vector<int32_t> first = {0};
     for (const int32_t more : rows) first.push_back(first.back() + more);

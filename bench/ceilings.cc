@@ -129,7 +129,8 @@ double ReadBandwidthProbe::BytesPerSecond() const {
   const double seconds = SecondsSince(start);
   float sum = 0.0f;
   for (const float value : sinks) sum += value;
-  KVASIR_CHECK(sum >= 0.0f);  // uses the sum
+  // The sum is used, so that the compiler keeps the reads.
+  KVASIR_CHECK(sum >= 0.0f);
   return static_cast<double>(footprint_bytes_) / seconds;
 }
 

@@ -519,9 +519,9 @@ TEST_F(CalibrateTest,
 }
 
 // In this model, logits and a large embedding take most of the memory. This
-// test must come after the test of one layer's workspace: once the allocator
-// has freed blocks as large as these, it places later blocks elsewhere and
-// leaves gaps.
+// test must come after the test of one layer's workspace. Here the
+// allocator frees such large blocks that it places later blocks elsewhere
+// and leaves gaps.
 TEST_F(CalibrateTest, ThePeakMemoryWithALargeVocabularyIsAsEstimated) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 1;

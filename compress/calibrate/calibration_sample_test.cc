@@ -114,7 +114,8 @@ std::vector<DomainText> Domains(const std::vector<int64_t>& lengths) {
   return domains;
 }
 
-TEST(SampleDomainsTest, TheLastSequencesOfEachDomainsEqualShareAreHeldOut) {
+TEST(SampleDomainsTest,
+     DomainsGetEqualSharesOfWhichTheLastSequencesAreHeldOut) {
   const std::vector<DomainText> domains = Domains({300, 500, 220});
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample sample,
@@ -140,7 +141,7 @@ TEST(SampleDomainsTest, TheLastSequencesOfEachDomainsEqualShareAreHeldOut) {
   }
 }
 
-TEST(SampleDomainsTest, ADomainHoldsASequenceOutOnlyIfItHasTwo) {
+TEST(SampleDomainsTest, NoSequenceOfADomainWithOnlyOneIsHeldOut) {
   auto held_out = [](int64_t tokens, double share) {
     return SampleDomains(Domains({50, 50}),
                          {.tokens = tokens, .sequence_tokens = 10}, share, 2000)

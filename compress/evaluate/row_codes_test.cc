@@ -94,7 +94,7 @@ TEST(CodeGgmlTest, Q8RoundsHalvesAwayFromZero) {
 
 // As in quantize_row_q4_0_ref, code 0 stands for the number with the greatest
 // magnitude. At the other end, the range is one step shorter.
-TEST(CodeGgmlTest, Q4CanClampNumbersWithTheOtherSignThanTheGreatest) {
+TEST(CodeGgmlTest, Q4ClampsTheLargestNumbersOfTheOppositeSign) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = 8.0;
   row[0][1] = -8.0;

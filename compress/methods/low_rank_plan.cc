@@ -28,7 +28,7 @@ bool Rotates(const model::DecoderSpec& spec, int64_t layer) {
 }
 
 // Returns whether all parts are low_rank with full rank in every group, and
-// store numbers without codes or transforms.
+// store their latents without codes or transforms.
 bool KeepsAll(const model::DecoderSpec& spec,
               const kvasir::v1::SidePlan& side) {
   int64_t ranks = 0;

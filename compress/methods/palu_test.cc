@@ -125,7 +125,7 @@ TEST(PaluTest, PlansRecordTheirProvenance) {
 
 // Checks numbers and bytes for every search, group size, kept share and number
 // of tensor-parallel ranks.
-TEST(PaluTest, ThePlanUsesTheBudgetUpToLessThanOneRankStep) {
+TEST(PaluTest, ThePlanLeavesLessThanOneRankStepOfTheBudgetUnused) {
   for (const TinyModel& model :
        {TinyModel{}, TinyModel{.heads = 4}, TinyModel{.rotary_dim = 8},
         TinyModel{.head_dim = 24, .rotary_dim = 24, .bias = true}}) {

@@ -10,8 +10,8 @@
 
 namespace kvasir::compress {
 
-// One rank to be chosen, for `copies` groups of heads together: for all groups
-// of a projection, or for the groups that have the same index on every
+// One rank to be chosen, for `copies` groups of heads together. These are all
+// groups of a projection, or the groups that have the same index on every
 // tensor-parallel rank.
 struct RankUnit {
   double score = 0;  // score of one of the groups; finite, >= 0

@@ -177,8 +177,9 @@ absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
   return coded->values;
 }
 
-// Returns whether all latents of the part can be coded in one call: widths are
-// equal, ranges are not static, and no observer wants the codes of each latent.
+// Returns whether all latents of the part can be coded in one call. This
+// requires equal widths, ranges that are not static, and no observer that wants
+// the codes of each latent.
 bool CodesAlike(const Call& call, const ProgramPart& part) {
   const LatentCodec& first = part.latents[0].codec;
   if (first.channel_static) return false;
@@ -438,8 +439,7 @@ absl::StatusOr<Keys> MakeKeys(const Call& call, const at::Tensor& x) {
   KVASIR_ASSIGN_OR_RETURN(keys.seen, AssembleKey(call, coded));
   keys.exact_window = program.key_exact.window;
   if (program.key_exact.any()) {
-    // The observer and the errors have already received these keys in
-    // coded form.
+    // The observer and `errors` have already received these keys in coded form.
     Call unseen = call;
     unseen.hooks.observer = nullptr;
     unseen.errors = nullptr;

@@ -35,10 +35,10 @@ class LayerObserver {
   // Input of the q, k and v projections, after the norm: [B, T, M].
   virtual void OnAttentionInput(int64_t /*layer*/, const at::Tensor& /*x*/) {}
   // Queries, keys and values [B, T, H, D] as rebuilt from what the plan stores.
-  // They are rotated by the positions of their tokens, even if the plan has
-  // rolling positions. Not reported: queries if q_proj is folded, keys before
-  // their rotation if they are stored after it, and keys or values whose lift
-  // is folded into q_proj or o_proj.
+  // They are rotated for the positions of their tokens, even if the plan has
+  // rolling positions (EvictionInputs::move). Not reported: queries if q_proj
+  // is folded, keys before their rotation if they are stored after it, and keys
+  // or values whose lift is folded into q_proj or o_proj.
   virtual void OnQuery(int64_t /*layer*/, const at::Tensor& /*query*/) {}
   virtual void OnKey(int64_t /*layer*/, const at::Tensor& /*key*/) {}
   virtual void OnRotatedKey(int64_t /*layer*/, const at::Tensor& /*key*/) {}

@@ -129,8 +129,9 @@ kvasir::v1::LayerPlan FullPlan(const Layer& layer) {
   return plan;
 }
 
-// Returns an eviction that happens at every token and has rolling positions.
-// Heads evict separately, or all together if `together` is true.
+// Returns an eviction at every token with rolling positions: keys are rotated
+// for the index of their slot. Heads evict separately, or all together if
+// `together` is true.
 kvasir::v1::Eviction Rolling(const Layer& layer, bool together = false) {
   kvasir::v1::Eviction eviction;
   eviction.set_budget(4);
@@ -752,9 +753,9 @@ class KeptRecorder : public LayerObserver {
   std::map<std::array<int64_t, 3>, Indices> kept;
 };
 
-// Compares with a computation token by token in float64: each token sees the
-// tokens that its unit holds, and keys and queries are rotated by their index
-// among these tokens.
+// Compares with a computation token by token in float64. Each token sees the
+// tokens that its unit holds. Keys and queries are rotated by their index among
+// these tokens.
 TEST_P(RotatingIdentityTest, RollingPositionsRotateKeysByTheIndexOfTheirSlot) {
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   plan.mutable_key()->mutable_parts(0)->set_stored(kvasir::v1::PRE_ROPE);
@@ -1025,7 +1026,7 @@ TEST_P(IdentityTest, AKeyBiasInAtMostFourPairsHardlyChangesTheErrorOfCodes) {
   }
 }
 
-TEST(KeyBiasTest, SlowPairsAndTheFourLargestPairsOfABiasAreLeftOut) {
+TEST(KeyBiasTest, TheBiasOfSlowPairsAndOfTheFourLargestPairsIsLeftOut) {
   model::RopeSpec rope;
   rope.rotary_dim = 14;
   rope.frequencies = {1.0, 0.5, 0.1, 0.02, 0.01, 0.003, 0.001};
@@ -1067,8 +1068,8 @@ TEST(KeyBiasTest, SlowPairsAndTheFourLargestPairsOfABiasAreLeftOut) {
 // of exact rows and the Hadamard transform before the codec then have an
 // effect.
 TEST_P(IdentityTest, ExactTokensAreStoredAsNumbersRoundedToBf16) {
-  // Codes and their exact rows leave out a key bias, but keys stored as numbers
-  // include it. The two can be compared only without a bias.
+  // Codes and their exact rows leave out a key bias, but keys of a plan without
+  // codes include it. The two can be compared only without a bias.
   if (layer_.spec.qkv_bias) {
     layer_["k_proj.bias"] = at::zeros({layer_.kv_dims()});
   }

@@ -89,7 +89,7 @@ struct ProgramPart {
 
   // For rope_low_rank: number of complex channels of the widest latent.
   int64_t widest_complex() const { return widest_latent / 2; }
-  // Returns whether the part is stored as codes and not as numbers of a type.
+  // Returns whether the part is stored as codes and not unquantized.
   bool holds_codes() const {
     return coded &&
            latents.front().codec.dtype == kvasir::v1::DATA_TYPE_UNSPECIFIED;

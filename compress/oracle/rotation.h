@@ -27,8 +27,8 @@ Rotation MakeRotation(const model::RopeSpec& rope, int64_t num_positions,
                       const at::TensorOptions& options,
                       int64_t first_position = 0);
 
-// The arguments of Rotate, which rotates the first n pairs of heads [B, T, H,
-// W] by cos and sin [T, 1 or H, n] and multiplies all numbers by `scale`. The
+// The arguments of Rotate. It rotates the first n pairs of heads [B, T, H, W]
+// by cos and sin [T, 1 or H, n], and multiplies all numbers by `scale`. The
 // dims after these pairs do not rotate.
 struct Turn {
   at::Tensor cos;

@@ -49,7 +49,7 @@ struct PartChannels {
   double loss_per_channel = 0;
 };
 
-// Returns the least loss for each number of bytes: entry i is the least loss
+// Returns the least loss for each number of bytes. Entry i is the least loss
 // with at most i grains for all latents together, or kImpossible if there is no
 // solution. At least one channel must have bits. In the last entry every
 // channel has the largest width.

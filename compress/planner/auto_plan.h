@@ -30,7 +30,7 @@ struct AutoOptions {
   std::optional<double> kv_bytes_per_token;
   std::optional<double> max_kl;  // predicted divergence, nats per token
   PlanSpeed speed = PlanSpeed::kCpu;
-  // Sequence length for which bytes per token are computed: the fixed bytes of
+  // Sequence length for which bytes per token are computed. The fixed bytes of
   // a sequence are divided by this length. 0: 8192, or the model's context if
   // that is less.
   int64_t target_length = 0;
@@ -47,10 +47,13 @@ struct AutoOptions {
   // Measures the divergence of a plan in nats per token, for probes. Called by
   // one thread.
   std::function<absl::StatusOr<double>(const kvasir::v1::KvPlan&)> measure;
-  int64_t granule_bytes = 0;  // allocation granule of the device's pages
+  // PageFormat::granule_bytes of the pages for which bytes are counted: how
+  // many bytes of a slot the device stores together.
+  int64_t granule_bytes = 0;
   int threads = 1;
-  // Called after every layer that is measured or judged, by one thread at a
-  // time. If it returns false, planning ends with Cancelled.
+  // Called after each layer is measured, and again while the finished plan is
+  // judged (JudgePlan), by one thread at a time. If it returns false, planning
+  // ends with Cancelled.
   std::function<bool(int64_t done, int64_t total)> progress;
 };
 

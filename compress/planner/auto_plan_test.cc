@@ -278,7 +278,7 @@ TEST_F(AutoPlanTest, WindowsAsLongAsTheTargetLengthAreRefused) {
                                        "shorter than the target length")));
 }
 
-TEST_F(AutoPlanTest, ACpuPlanWithoutRebuiltKeysIsAsFastAsADenseCache) {
+TEST_F(AutoPlanTest, ACpuPlanRebuildsNoKeysToBeAsFastAsADenseCache) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));

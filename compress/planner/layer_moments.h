@@ -30,9 +30,9 @@ struct LayerMoments {
   at::Tensor information;
 };
 
-// Returns `mean` minus the key bias that the cache leaves out of whole heads
-// coded in levels. The part left out depends slightly on the position; that of
-// position 0 is subtracted.
+// Returns `mean` minus the key bias that the cache leaves out of the codes of
+// whole heads (SpaceKind::kRotatedKey). The bias that is left out depends
+// slightly on the position; that of position 0 is subtracted.
 at::Tensor MeanInLevels(const model::DecoderSpec& spec,
                         const AttentionWeights& weights,
                         const at::Tensor& mean);
