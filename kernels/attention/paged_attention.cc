@@ -419,8 +419,8 @@ struct PreparedAttention::Parts {
     return args;
   }
 
-  // Calls visit for the pointers to device memory that launches read in
-  // addition to those in AttentionLaunch.
+  // Calls visit for every pointer to device memory in the parts.
+  // AttentionLaunch has all other pointers that a launch reads.
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
     const auto latents = [&](const LatentPartArgs& part) {

@@ -39,8 +39,8 @@ struct Eviction {
 // halves_friendliness. Among equal candidates the lower slots are kept.
 //
 // norm(x) = (x - least) / (greatest - least) over the unit's candidates, or 0
-// if all x are equal. The norm of errors is 0 for keys or values without a
-// plane of errors. An S that is not finite counts as 0.
+// if all x are equal. If the errors of keys or values are not stored, their
+// norm is 0. An S that is not finite counts as 0.
 //
 // norm covers only one unit. So the number of ranks does not change which slots
 // are kept, as long as each unit is on one rank. Also, a very heavy slot of one

@@ -28,9 +28,9 @@ struct RouteParamsIn {
   bool normalize = false;
   Ptr<int32_t> experts = nullptr;  // [T, K], ascending in each token
   Ptr<float> weights = nullptr;    // [T, K], in the order of `experts`
-  Ptr<int32_t> places = nullptr;   // [T, K], the row of the sorted list
+  Ptr<int32_t> places = nullptr;   // [T, K], the row in the sorted list
   Ptr<int32_t> tokens = nullptr;   // [T * K], the token of each row
-  // [E + 1], the first row of each expert and the number of rows
+  // [E + 1]: the first row of each expert, and then the number of all rows
   Ptr<int32_t> first_rows = nullptr;
   // [E]: the number of rows of each expert is added to it; may be null
   Ptr<int64_t> load = nullptr;

@@ -113,8 +113,8 @@ class DigitSums {
 // ----- Codes in bytes.
 
 // How codes are stored: the kLow lowest bits of each code in one plane, and the
-// kHigh bits above them in another plane. kByLevel: each code stands for a
-// level.
+// kHigh bits above them (or none) in another plane. kByLevel: each code stands
+// for a level.
 template <int kLow, int kHigh, bool kByLevel>
 struct CodeKind {
   static constexpr int kLowBits = kLow;

@@ -5,8 +5,8 @@
 
 #include "kernels/attention/cpu/code_dots.h"
 
-// Highway compiles this target only on request. It has the VNNI instructions,
-// which multiply bytes and add the products.
+// Highway compiles the target AVX3_DL only on request. It has the VNNI
+// instructions, which multiply bytes and add the products.
 #define HWY_WANT_AVX3_DL 1
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention/cpu/key_dots_cpu.cc"

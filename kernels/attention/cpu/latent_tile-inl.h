@@ -623,12 +623,12 @@ class BlockLoader {
     for (uint32_t*& plane : plane_words_) plane -= kBlock - kVecLanes;
     if (chunk.num_pieces > 0) LoadChunkRanges(part, group, chunk);
   }
-  // For each plane, the words that were loaded last.
+  // The words of each plane that LoadKeyWords loaded last.
   const uint32_t* const* key_words() const { return plane_words_; }
-  // The pairs of bfloat16 numbers that were loaded last.
+  // The pairs of bfloat16 numbers that LoadKeyWords loaded last.
   const uint32_t* key_pairs() const { return plane_words_[0]; }
 
-  // The addresses of the block's slots.
+  // Returns the addresses of the block's slots for this group.
   const BlockSlots& FindSlots(const LatentPartArgs& part,
                               const LatentGroup& group) {
     Find(part, group);

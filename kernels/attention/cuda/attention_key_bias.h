@@ -36,7 +36,7 @@ KVASIR_DEVICE int64_t KvHeadOf(const AttentionDevice& device,
 template <typename T, bool may_have = true>
 class SplitKeyBias {
  public:
-  // `angles` is shared memory of DeviceKeyBias::shared_bytes().
+  // `angles` points to shared memory of DeviceKeyBias::shared_bytes() bytes.
   KVASIR_DEVICE SplitKeyBias(const AttentionKernelArgs& args, float* angles)
       : args_(args), bias_(args.device.key_bias), angles_(angles) {}
 

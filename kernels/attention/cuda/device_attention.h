@@ -61,15 +61,16 @@ struct LatentChunkOnDevice {
   int64_t page_bytes = 0;
   int32_t tile_bytes = 0;
   int32_t tile_slots = 0;
-  // Three sizes in bytes: the offset of slot 0's first piece in a tile, and the
-  // distances from slot to slot and from piece to piece.
+  // All three in bytes. codes_offset: from the start of a tile to slot 0's
+  // first piece. slot_stride: from one slot to the next. piece_stride: from one
+  // piece of a slot to the next.
   int32_t codes_offset = 0;
   int32_t slot_stride = 0;
   int32_t piece_stride = 0;
   int32_t pieces = 0;
-  // In bytes: the offset in a tile of slot 0's scale and minimum for the
-  // chunk's run (with levels, only the scale), and the distance from slot to
-  // slot.
+  // Both in bytes. params_offset: from the start of a tile to slot 0's scale
+  // and minimum for the chunk's run (with levels, only the scale).
+  // params_stride: from one slot to the next.
   int32_t params_offset = 0;
   int32_t params_stride = 0;
   // True if one address per lane suffices to copy a whole block. Tiles then
@@ -102,9 +103,8 @@ struct LatentChunkOnDevice {
   const char* exact_fresh = nullptr;
   int64_t exact_fresh_stride = 0;
 };
-// Where the chunks of a unit of heads are in AttentionDevice::chunks. `first`
-// is the index of the first one; `keys` chunks of keys are followed by `values`
-// chunks of values.
+// The chunks of a unit of heads in AttentionDevice::chunks: from index `first`
+// on, there are `keys` chunks of keys and then `values` chunks of values.
 struct UnitChunks {
   int32_t first = 0;
   int32_t keys = 0;

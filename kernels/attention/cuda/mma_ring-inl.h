@@ -7,8 +7,8 @@
 // for all 64 slots. It has pieces of 16 bytes as [piece][slot] and, for codes,
 // one word per slot with its range. For values, it has only the one or two
 // pieces that the warp multiplies. In a long context, nearly every block is a
-// whole tile whose slots are all seen; it is copied with only one address per
-// lane.
+// whole tile whose slots are all seen. Such a block is copied with only one
+// address per lane.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"

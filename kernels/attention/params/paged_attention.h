@@ -358,9 +358,9 @@ struct AttentionRows {
 struct AttentionStep {
   // number of slots that a row may read, summed over all rows
   int64_t work = 0;
-  // threads take splits of contexts instead of whole units
+  // True if threads take splits of contexts instead of whole units.
   bool takes_splits = false;
-  // at least one sequence has more than kDeviceSplitRows rows
+  // True if at least one sequence has more than kDeviceSplitRows rows.
   bool has_prompts = false;
   // the number of rows that q and out must have
   int64_t rows = 0;
