@@ -100,7 +100,7 @@ class TokenizerConfig {
   absl::StatusOr<std::string> AddName(const JsonRef& ref, bool keeps_flags,
                                       Source source);
 
-  std::vector<Name> names_;  // in the order of transformers
+  std::vector<Name> names_;  // as transformers adds them
   absl::flat_hash_set<std::string> named_;
   // The named tokens that added_tokens.json adds as tokens of raw text: those
   // that special_tokens_map.json names, or the config by a plain text.

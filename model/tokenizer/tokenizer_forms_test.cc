@@ -166,7 +166,7 @@ TEST(TokenizerFormsTest, TheLastOfSeveralEntriesForAnAddedTokenCounts) {
                             entry(!first, false, false)};
     EXPECT_EQ(Load(file)->Decode(Ids{3, 0}, true), "a");
   }
-  // Entries that differ in "normalized" are searched in both forms.
+  // A token whose entries differ in "normalized" is searched in both forms.
   file["normalizer"] = {{"type", "Lowercase"}};
   file["added_tokens"] = {entry(false, false, true),
                           entry(false, false, false)};
