@@ -73,7 +73,7 @@ class KvCache {
   StartResult StartSequence(SequenceId id, absl::Span<const int32_t> token_ids,
                             const StartOptions& options);
 
-  // The tokens that StartSequence would find now. Changes nothing.
+  // Returns how many tokens StartSequence would find now. Changes nothing.
   int64_t CachedPrefixTokens(absl::Span<const int32_t> token_ids,
                              const StartOptions& options) const;
 

@@ -53,7 +53,7 @@ TEST(KvCacheTest, AReservationAllocatesAPageOnlyIfTheLastOneIsFull) {
   )");
 }
 
-TEST(KvCacheTest, ARefusedReservationReportsTheMissingPagesAndChangesNothing) {
+TEST(KvCacheTest, ARefusedReservationOnlyReportsTheMissingPages) {
   KvCacheScenario s(Config({Pages(3)}));
   s.Run(R"(
     start a 1..8
@@ -304,7 +304,7 @@ TEST(KvCacheTest,
   )");
 }
 
-TEST(KvCacheTest, AForkSharesFullPagesAndCopiesThePartlyFilledLastPage) {
+TEST(KvCacheTest, AForkCopiesOnlyThePartlyFilledLastPage) {
   KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
     start a 1..6

@@ -261,7 +261,8 @@ absl::StatusOr<SequenceImage> HostImages::TakePages(
   if (AllocateHostPages(&image)) return image;
   return absl::ResourceExhaustedError(
       absl::StrCat("KV cache image: its pages take ", Bytes(shape),
-                   " bytes, but the host pool has less free memory now"));
+                   " bytes, but the host pool has too few free pages now; try "
+                   "again when other images have left it"));
 }
 
 void HostImages::AddStats(size_t group, PageGroupStats* stats) const {

@@ -15,8 +15,8 @@ namespace kvasir::cache {
 
 // The settings of RoPE that change cached keys.
 struct RopeIdentity {
-  // If true, RoPE rotates dimensions 2f and 2f + 1 together, instead of f and f
-  // + rotary_dim / 2.
+  // If true, RoPE rotates dimensions 2f and 2f + 1 together. Otherwise it
+  // rotates dimensions f and f + rotary_dim / 2 together.
   bool interleaved = false;
   // Radians per position for each rotated pair of dimensions, with scaling
   // applied.

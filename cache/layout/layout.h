@@ -184,7 +184,7 @@ struct PageGroupLayout {
   int64_t sliding_window = 0;
   plan::EvictionCounts eviction;
   std::vector<int64_t> layers;  // ascending
-  int64_t page_bytes = 0;  // bytes of one page id over all layers of the group
+  int64_t page_bytes = 0;  // bytes of a page, summed over the group's layers
   int64_t payload_bytes = 0;
   // The number of pages that a sequence owns in addition to its token pages. A
   // page id names a page in the arenas of all ranks, so the arena that needs
@@ -241,7 +241,7 @@ class PageLayout {
   static absl::StatusOr<PageLayout> Create(const plan::ResolvedPlan& plan,
                                            const PageFormat& format);
   // Like the function above, but resolves the plan first, and also returns the
-  // errors of ResolvePlan. `shard` is the rank of which the layout is made.
+  // errors of ResolvePlan. `shard` is the rank whose pages are laid out.
   static absl::StatusOr<PageLayout> Create(const kvasir::v1::KvPlan& plan,
                                            const plan::AttentionShape& shape,
                                            const PageFormat& format,

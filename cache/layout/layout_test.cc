@@ -172,7 +172,7 @@ TEST(PageLayoutTest, AnUncompressedPageStoresAllKeyHeadsBeforeTheValueHeads) {
   EXPECT_TRUE(layout.prefix_reusable());
 }
 
-TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsCountedAsWaste) {
+TEST(PageLayoutTest, ThePaddingThatAlignsRegionsIsCountedAsWaste) {
   const plan::AttentionShape shape = Shape(1, 3, 10);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
@@ -270,7 +270,7 @@ TEST(PageLayoutTest,
               DoubleEq(256));
 }
 
-TEST(PageLayoutTest, ThreeBitCodesArePackedAndASlotIsRoundedUpToBytes) {
+TEST(PageLayoutTest, ThePackedThreeBitCodesOfASlotTakeWholeBytes) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   const KvPlan plan = PlanWithKey(shape, R"({
       "low_rank":{"groups":[{"heads":[0],"rank":30},{"heads":[1],"rank":40}]},
@@ -304,8 +304,8 @@ TEST(PageLayoutTest, ChannelsOfZeroBitsInAScheduleTakeNoSpace) {
   EXPECT_EQ(group.width, 128);
   EXPECT_EQ(group.codes.slot_bytes, 16 * (8 + 4 + 4 + 2) / 8);
   EXPECT_EQ(group.params.num_slots, 0);
-  // 2 bytes * (basis of 64 stored channels * 128 + mean + scale and minimum for
-  // each stored channel).
+  // A sequence has numbers of 2 bytes: a basis of 64 stored channels times 128,
+  // a mean of 128, and a scale and a minimum of each stored channel.
   EXPECT_EQ(layout.layer(0).sequence_bytes, 2 * (64 * 128 + 128 + 2 * 64));
   const int64_t side_pages =
       (layout.layer(0).sequence_bytes + layout.layer(0).page_bytes - 1) /
@@ -852,9 +852,9 @@ int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   return *std::max_element(ends.begin(), ends.end());
 }
 
-// Checks that side pages waste at most one page id, and besides it a tenth of
-// the bytes of exact rows (with pages of fewer than 64 slots, which hold few
-// rows, an eighth).
+// Checks how many bytes side pages waste. Not counting one page id, it may be a
+// tenth of the bytes of exact rows, or an eighth if pages have fewer than 64
+// slots, because such pages hold few rows.
 void ExpectLittleWaste(const PageLayout& layout) {
   ExpectRowsHavePlaces(layout);
   const PageGroupLayout& group = layout.page_groups()[0];
@@ -1092,7 +1092,7 @@ TEST(PageLayoutTest, RefusesPageTokensOutOfRange) {
   }
 }
 
-TEST(PageLayoutTest, AByteBudgetGivesOnlyWholePagesAndIsNeverExceeded) {
+TEST(PageLayoutTest, TheWholePagesOfAByteBudgetNeverExceedIt) {
   const plan::AttentionShape shape = Shape(2, 1, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));

@@ -412,7 +412,7 @@ void ExpectRightByEither(const Outcome& outcome, DType dtype) {
 const LatentSpec kDense = OfHeads(8, 2, Numbers({40}), Numbers({72}));
 const LatentSpec kFour = OfHeads(8, 2, Codes({64}, {4}), Codes({64}, {4}));
 
-// Layers whose keys are stored without a key bias.
+// Layers whose keys are stored without the bias of the key projection.
 std::vector<LatentSpec> BiasedSpecs() {
   LatentSpec exact =
       OfHeads(6, 2, Levels(Codes({64}, {4})), Levels(Codes({64}, {4})));
@@ -1075,7 +1075,7 @@ TEST(PromptAttentionTest, FreedPagesAreNotRead) {
   cache.Write(0, 0, 600);
   cache.RoundQueries(DType::kBf16);
   LatentAsk ask = {0, 580, 20};
-  // 560 slots are released; the first row sees slots 561 to 580
+  // 560 slots are released. The first row sees slots 561 to 580.
   ask.dead_pages = 35;
   std::fill_n(cache.table(0).begin(), 35, 1 << 30);
   EmulatedTest test(1);
@@ -1291,7 +1291,8 @@ TEST(PromptAttentionTest, EachLatentIsReadOnceWithoutBankConflicts) {
     std::vector<int64_t> loaded;
     for (const AccessCount& count : counts) {
       if (count.kind == "global load") loaded.push_back(count.bytes);
-      // Source lines with few requests access one row only.
+      // Source lines with few requests are not checked, because they access
+      // only one row.
       if (count.requests < 200) continue;
       if (count.kind.find("shared") == std::string::npos) continue;
       EXPECT_EQ(count.passes, count.least_passes)
@@ -1452,7 +1453,7 @@ TEST(AttentionCudaTest, TheLongestContextsAreTheFirstThatAreSplit) {
   for (const int64_t s : {0, 1, 2})
     cache.Write(s, 0, s == 0 ? 600 : s == 1 ? 2100 : 5);
   std::vector<float> first;
-  // The first two contexts have 2 and 5 splits.
+  // The first two contexts have 2 and 5 splits, and the third one has 1.
   for (const auto& [room, split] :
        std::vector<std::pair<int64_t, std::pair<bool, bool>>>{
            {0, {false, false}},
@@ -1594,7 +1595,7 @@ TEST(AttentionCudaTest, FreedPagesAreNotRead) {
   spec.page_tokens = 16;
   spec.window = 20;
   LatentAsk ask = {0, 595, 5};
-  // 576 slots are released; the first row sees slots 576 to 595
+  // 576 slots are released. The first row sees slots 576 to 595.
   ask.dead_pages = 36;
   for (const DType dtype : kBothKernels) {
     LatentCache cache(InTiles(spec, 16), {600}, 5);

@@ -383,7 +383,7 @@ TEST(SampleCudaTest, TheDrawnTokenIdsEqualThoseDrawnOnTheCpu) {
   }
 }
 
-TEST(SampleCudaTest, OfTokensWithEqualLogitsTheOneWithTheLowerIdIsTaken) {
+TEST(SampleCudaTest, AmongTokensWithEqualLogitsTheLowestIdIsTaken) {
   std::vector<float> logits(2000, 1.0f);
   logits[0] = -1.0f;
   logits[700] = -0.0f;
@@ -497,7 +497,7 @@ TEST(SampleCudaTest,
     Batch c = {RandomFloats(vocab, 11, 0.05f), RowsOfManyIds(), vocab, 3, true};
     c.rows[2].row.num_logprobs = 3;
     ExpectSame(c, 2);
-    // Logits far from 0 and from each other.
+    // Now the logits are far from 0 and from each other.
     for (float& logit : c.logits) logit = 40.0f * logit - 300.0f;
     ExpectSame(c, 3);
     // The logits have five distinct values, and thousands of ids share each

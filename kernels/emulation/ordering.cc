@@ -55,8 +55,8 @@ Tag NewTag(bool gpu) {
   return tag;
 }
 
-// Called when the current thread reads `location` by an atomic. The thread
-// collects the tags of this location.
+// Collects the tags of `location` for the current thread, which reads the
+// location by an atomic.
 void ReadTags(Location& location, bool acquires) {
   for (size_t i = 0; i < location.tags.size(); ++i) {
     const Tag& tag = location.tags[i];
@@ -68,9 +68,9 @@ void ReadTags(Location& location, bool acquires) {
   }
 }
 
-// Called when the current thread writes `location` by an atomic: attaches the
-// tag `released`. A read-modify-write (`goes_on`) keeps the tags that are
-// attached already; a store replaces them.
+// Attaches the tag `released` to `location`, which the current thread writes by
+// an atomic. A read-modify-write (`goes_on`) keeps the tags that are already
+// attached; a store replaces them.
 void WriteTags(Location& location, const Tag& released, bool goes_on) {
   NoteStore(location.address, location.bytes);
   if (!goes_on) location.tags.Clear();

@@ -115,8 +115,8 @@ TEST_P(KvAppendTest, WritesRoundedNumbersToTheirSlotsAndNothingElse) {
   EXPECT_TRUE(written.memory == part.Memory(pages));
 }
 
-// Checks, with every page size, that decoded codes differ from the numbers by
-// at most half a step, and that only the slots of the tokens are written.
+// Checks that decoded codes differ from the numbers by at most half a
+// quantization step, and that only the slots of the tokens are written.
 void ExpectCodesOf(Part& part, const Rows& rows, bool static_ranges) {
   const int64_t pages = 3;
   Written written = AppendOnAll(part, rows, pages);

@@ -88,7 +88,8 @@ absl::StatusOr<PreparedLift> Prepare(Device& device, const LiftParams& shape,
     if (matrix.layout != device.weight_layout()) {
       return absl::InvalidArgumentError(
           absl::StrCat(kLift.op, ": the matrix of KV head ", h / queries,
-                       " has the weight layout of another kind of device"));
+                       " has the weight layout of another kind of device; pack "
+                       "it for this device"));
     }
     KVASIR_RETURN_IF_ERROR(CheckColumns(kLift.op, "x_row_stride",
                                         columns.in[head], matrix.k,

@@ -1,10 +1,11 @@
-// activation on a GPU: one thread for each pack of the output
-// (simt::LaunchOnRows).
+// activation on a GPU: one thread for each pack (16 bytes or one number) of the
+// output (simt::LaunchOnRows).
 //
 // Activations (x, out) have the type args.dtype, whatever their pointers' type.
 //
-// Layout: rows of N numbers without gaps. They are read 16 bytes at a time if N
-// and the pointers are multiples of 16 bytes, otherwise one number at a time.
+// Layout: rows of N numbers without gaps. They are read 16 bytes at a time if
+// the size of a row and the pointers are multiples of 16 bytes, otherwise one
+// number at a time.
 //
 // Bytes: each number is read once and written once. A row with B bytes per
 // number takes 2 N B.

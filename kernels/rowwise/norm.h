@@ -38,9 +38,9 @@ struct NormParamsIn {
   Ptr<const float> residual = nullptr;  // [T, M] or null
   Ptr<const float> weight = nullptr;    // [M]
   Ptr<const float> bias = nullptr;      // [M], only for kLayer
-  Ptr<float> out = nullptr;  // [T, M], may be x; null: only the addition
-  int64_t num_rows = 0;      // T
-  int64_t columns = 0;       // M
+  Ptr<float> out = nullptr;             // [T, M], may be x; null: no norm
+  int64_t num_rows = 0;                 // T
+  int64_t columns = 0;                  // M
   NormKind kind = NormKind::kRms;
   float eps = 1e-5f;
   DType dtype = DType::kF32;  // the type of activations

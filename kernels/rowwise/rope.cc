@@ -76,7 +76,8 @@ absl::Status CheckTensor(const RopeTensor& tensor,
 absl::Status AddHeads(absl::Span<const RopeHead> heads, DeviceTables* tables,
                       RopeTensor* tensor) {
   if (heads.empty()) return absl::OkStatus();
-  // For each list: first its length, then its offset in `pairs`.
+  // Maps each list to its length, and after the loop below to its offset
+  // in `pairs`.
   std::map<const int32_t*, int64_t> lists;
   for (const RopeHead& head : heads) {
     if (head.pairs == nullptr) continue;

@@ -1,13 +1,13 @@
-// add_rows, sum_rows and gather_rows on a GPU: one thread for each pack of the
-// output (simt::LaunchOnRows).
+// add_rows, sum_rows and gather_rows on a GPU: one thread for each pack (16
+// bytes or one number) of the output (simt::LaunchOnRows).
 //
 // Activations (x, y, out) have the type args.dtype, whatever their pointers'
 // type, except for the one row that add_rows may add to all rows: it is
 // float32.
 //
 // Layout: rows of N neighbouring numbers, strides apart. They are read 16 bytes
-// at a time if N, strides and pointers are multiples of 16 bytes, otherwise one
-// number at a time.
+// at a time if the size of a row, strides and pointers are multiples of 16
+// bytes, otherwise one number at a time.
 //
 // Bytes of a row with B bytes per number: add_rows reads 2 N B and writes N B
 // (a row that is added to all comes from the caches); sum_rows reads T N B and

@@ -1,12 +1,12 @@
-// silu_mul on a GPU: one thread for each pack of the output
-// (simt::LaunchOnRows).
+// silu_mul on a GPU: one thread for each pack (16 bytes or one number) of the
+// output (simt::LaunchOnRows).
 //
 // Activations (gate_up, out) have the type args.dtype, whatever their pointers'
 // type.
 //
 // Layout: rows of 2 F and F numbers without gaps. They are read 16 bytes at a
-// time if F and the pointers are multiples of 16 bytes, otherwise one number at
-// a time.
+// time if the sizes of rows and the pointers are multiples of 16 bytes,
+// otherwise one number at a time.
 //
 // Bytes: gate and up are read once, and out is written once. A row with B bytes
 // per number takes 3 F B.

@@ -4,10 +4,10 @@
 // pass, so penalties, biases, bans and the mask need no barrier. For a greedy
 // row the id with the largest adjusted logit is the result.
 //
-// In other rows, top-k, top-p, min-p and the draw are successive stages. Each
-// stage finds the shortest prefix of the ids, in descending order of logits,
-// that has the required count or share of the weights (top_ids_cuda.h). It
-// searches within the prefix of the previous stage.
+// In rows that are not greedy, top-k, top-p, min-p and the draw are successive
+// stages. Each stage finds the shortest prefix of the ids, in descending order
+// of logits, that has the required count or share of the weights
+// (top_ids_cuda.h). It searches within the prefix of the previous stage.
 //
 // Greedy choices, ties, filters, log probabilities and lists have the same bits
 // as on a CPU (but see LogProbabilityOf). Only two float64 sums are added in
@@ -16,23 +16,24 @@
 // sums are exact. Otherwise a random number within 1e-13 of the border between
 // two ids may draw the other id, and the border of top-p may move.
 //
-// Layout: float32 logits, rows row_stride apart, read 16 bytes at a time if
-// rows are aligned and consist of whole packs. Each row has scratch memory for
-// V adjusted logits and, for a list of more than 2048 top ids, a key of 8 bytes
-// per entry.
+// Layout: float32 logits, rows row_stride apart. They are read 16 bytes at a
+// time if rows are aligned and consist of whole packs of 4 ids. Each row has
+// scratch memory for V adjusted logits and, for a list of more than 2048 top
+// ids, a key of 8 bytes per entry.
 //
 // Bytes of a greedy row of V logits: 4 V. Penalties or a mask add 8 V, biases
-// or bans 12 V, a draw 8 V, log probabilities 8 V, and a list 8 V; these are in
-// the second-level cache. If more than 2048 ids are needed because many are
-// about equally likely, the row is usually read two to four times more, and
-// never more than kMostSplits times.
+// or bans 12 V, a draw 8 V, log probabilities 8 V, and a list 8 V. These
+// further bytes come from the second-level cache. If more than 2048 ids are
+// needed because many are about equally likely, the row is usually read two to
+// four times more, and never more than kMostSplits times.
 //
 // Operations: about 60 per logit with a draw, and 100 per logit of an interval
 // that is split.
 //
-// Shortest possible time: that of one multiprocessor for one row. It reads 128K
-// logits (0.5 MB) in 8 thousand clocks at 64 bytes per clock. A draw from about
-// equally likely ids takes about 300 thousand clocks, by estimate.
+// Shortest possible time: one multiprocessor computes a row, so the row takes
+// as long as this multiprocessor needs to read it. It reads 128K logits (0.5
+// MB) in 8 thousand clocks at 64 bytes per clock. A draw from about equally
+// likely ids takes about 300 thousand clocks, by estimate.
 #include "kernels/sampling/logits_cuda.h"
 #include "kernels/sampling/sample.h"
 #include "kernels/sampling/top_ids_cuda.h"

@@ -910,7 +910,8 @@ std::vector<double> LatentCache::KeyOf(size_t p, size_t rebuild_index,
   }
   for (int64_t f = 0; f < spec.num_pairs; ++f) {
     const int64_t step = (spec.steps_by_head ? kv_head * spec.num_pairs : 0);
-    // A double has an error of 1e-7 for angles from 2^30 radians on.
+    // The angle is a long double, because a double would have an error of 1e-7
+    // for angles from 2^30 radians on.
     const long double radians = from.radians[static_cast<size_t>(step + f)];
     const long double angle =
         radians * static_cast<long double>(PositionOf(position));

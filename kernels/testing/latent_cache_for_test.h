@@ -17,7 +17,7 @@
 namespace kvasir::kernels {
 
 // How keys are rebuilt from their latents before they are rotated. If dims is
-// 0, they are not rebuilt.
+// 0, keys are not rebuilt.
 struct RebuildSpec {
   int64_t dims = 0;
   int64_t num_pairs = 0;
@@ -33,7 +33,7 @@ struct PartSpec {
   std::vector<int64_t> widths = {32};  // group g has widths[g % size]
   std::vector<int32_t> group_of_head = {};
   // The bits per code of each run: run r has bits[r % size]. If empty, the part
-  // stores uncoded numbers.
+  // stores unquantized numbers.
   std::vector<int> bits = {};
   int64_t run_width = 0;  // 0: one run for all channels
   DType dtype = DType::kBf16;
@@ -67,7 +67,7 @@ struct LatentSpec {
   // Maps the default position of slot i, first_position + i, to the position
   // that the slot has. Null: slots have their default positions.
   int64_t (*position_of)(int64_t) = nullptr;
-  // If true, no launch computes anything, so the lifts need no numbers.
+  // If true, no launch computes anything, so lifts need no matrices.
   bool tables_only = false;
   // The number of slots in the exact windows of the keys and of the values.
   int64_t key_exact = 0;
@@ -92,7 +92,7 @@ struct LatentSpec {
   int64_t bias_exact_pairs = 4;
   // columns at the end of a query row that belong to no head
   int64_t query_gap = 3;
-  // How many of the last tokens of a sequence have queries; 0: all tokens.
+  // The number of tokens at the end of a sequence that have queries; 0: all.
   int64_t asked_tokens = 0;
   float score_cap = 0.0f;  // PagedAttentionParams::score_cap
 };

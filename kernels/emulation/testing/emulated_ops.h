@@ -120,10 +120,10 @@ inline double RelativeNorm(const std::vector<float>& want,
   return error == 0.0 ? 0.0 : std::sqrt(error / norm);
 }
 
-// The largest error of any row of `columns` numbers. A row's error is the
-// larger of two: the RelativeNorm of the row, and the largest error of one of
-// its numbers relative to the number's size plus the root mean square of the
-// row.
+// Returns the largest error of any row of `columns` numbers. A row's error is
+// the larger of two: its RelativeNorm, and the largest error of one of its
+// numbers. The latter is relative to the sum of the number's size and the row's
+// root mean square.
 inline double WorstError(const std::vector<float>& want,
                          const std::vector<float>& got, int64_t columns) {
   if (want.size() != got.size()) return INFINITY;
