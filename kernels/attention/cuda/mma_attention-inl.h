@@ -117,8 +117,7 @@ class MmaAttention : MmaRing<kind, exact> {
       first = false;
       merged_ = item.partial < 0;
     }
-    // If any split was computed, FindPlaces has had this barrier already.
-    if (first) simt::SyncCta();
+    if (first) simt::SyncCta();  // if it is false, FindPlaces had this barrier
     if (item.partial < 0) Finish();
   }
 
@@ -471,8 +470,7 @@ class MmaAttention : MmaRing<kind, exact> {
       const auto begin = static_cast<int32_t>(visible.begin - split_);
       const auto end = static_cast<int32_t>(visible.end - split_);
       const bool all = begin == 0 && end == kSplit;
-      // The lane's scores, for pairs of neighbouring slots. Weights
-      // replace them.
+      // The lane's scores of pairs of neighbouring slots, later their weights.
       float weight[kSplit / 32];
       float max = begin < end ? kLeastMax : kNoSlot;
       KVASIR_UNROLL
@@ -521,10 +519,10 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // StoreWeights stores a pair of weights as float16 for products with codes,
-  // as T for products with uncoded numbers and exact rows, or in both forms.
-  // kCodesHaveOwn: whether weights for codes are stored apart from those of
-  // other products. Weights of exact rows are negative in T and 0 in float16.
+  // StoreWeights stores a pair of weights as float16 for codes, as T for
+  // uncoded numbers and exact rows, or as both. Weights of exact rows are
+  // negative in T and 0 in float16. kCodesHaveOwn: codes have weights apart
+  // from the others.
   static constexpr bool kCodesHaveOwn =
       DTypeOf<T>::kValue != DType::kF16 || exact;
   static KVASIR_DEVICE void StoreWeights(uint32_t* word, float first,
