@@ -108,14 +108,12 @@ Transform TransformOf(const Codec& codec) {
   }
 }
 
-// Returns true if channels of 0 bits belong to the latent. The value of such a
-// channel is the minimum of its static range.
+// True if channels of 0 bits stay in the latent, each with its range's minimum.
 bool KeepsUnstored(const ResolvedPart& part) {
   return part.explicit_runs && part.range == RangeKind::kChannel;
 }
 
-// Returns the runs of channels with equal bits. If the plan lists runs
-// explicitly, neighbouring runs with equal bits are merged.
+// Returns the runs of bits. Neighbouring explicit runs with equal bits are one.
 std::vector<CodeRun> RunsOf(const Codec& codec, const ResolvedPart& part,
                             int64_t width) {
   std::vector<CodeRun> runs;
@@ -231,10 +229,9 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // Returns the dims of a head that a use covers, in any order. If the use
-  // lists pairs, these are the dims of its pairs. Otherwise, if it is the only
-  // use of its side and the part is rotated, these are all dims. Otherwise they
-  // are the dims that RoPE does not rotate.
+  // Returns the dims of a head that a use covers: those of its pairs, if it
+  // lists any. Without pairs, the only use of a rotated part covers all dims,
+  // and other uses cover the dims that RoPE does not rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {
@@ -391,8 +388,7 @@ class LayerResolver {
   const HeadRange kv_heads_;
 };
 
-// Visits each part that stores latents, once. The key side stores those of a
-// joint part.
+// Visits each part that stores latents, once.
 template <typename Visit>
 void ForParts(const ResolvedAttention& attention, const Visit& visit) {
   for (const ResolvedSide* side : {&attention.key, &attention.value}) {
