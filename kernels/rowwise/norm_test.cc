@@ -236,7 +236,7 @@ TEST(NormPartsTest, RowsThatOverlapOrHaveAResidualAreRefused) {
   refused("stride: want at least 8, have 7");
   params.stride = 12;
   params.residual = x.data();
-  refused("rows that lie in longer ones cannot have a residual");
+  refused("a residual is allowed only for separate rows (stride 0)");
   params.num_parts = 0;
   refused("parts: want at least 1, have 0");
 }

@@ -29,8 +29,8 @@ absl::Status SetOne(absl::string_view setting, EmulatedDeviceOptions* options) {
   } else if (!absl::ConsumePrefix(&setting, "seed=") ||
              !absl::SimpleAtoi(setting, &options->emulator.seed)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("emulated device: the setting \"", setting,
-                     "\" is unknown; want f32, f16, bf16 or seed=N"));
+        absl::StrCat("the setting \"", setting,
+                     "\" is invalid; want f32, f16, bf16 or seed=N"));
   }
   return absl::OkStatus();
 }
