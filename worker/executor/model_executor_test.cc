@@ -1083,7 +1083,7 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
                               {.sequence_id = 2, .token_ids = part(0, 15)},
                               {.sequence_id = 3, .token_ids = part(0, 2)}}),
                   StatusIs(absl::StatusCode::kResourceExhausted,
-                           HasSubstr("sequence of 2 tokens: page group 1 has "
+                           HasSubstr("2 tokens does not fit: page group 1 has "
                                      "no free page")));
       EXPECT_THAT(
           runner.Run({sound, {.sequence_id = 2, .token_ids = part(0, 20)}}),
