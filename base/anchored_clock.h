@@ -1,5 +1,5 @@
 // A steady clock that starts at the wall clock's time. Clock::Real() is an
-// AnchoredClock. Tests make one with time sources that they can set.
+// AnchoredClock. Tests create one whose time sources they control.
 #pragma once
 
 #include "absl/time/time.h"
@@ -10,7 +10,6 @@ namespace kvasir::base {
 // Reads the wall clock only once, so that later changes of the wall clock
 // cannot end a request or wake a watchdog. To convert another clock's absolute
 // time t (such as a deadline on the wire), use Now() + (t - absl::Now()).
-// + (t - absl::Now()).
 class AnchoredClock final : public Clock {
  public:
   struct Sources {

@@ -17,14 +17,15 @@ namespace kvasir::base {
 
 }  // namespace kvasir::base
 
-// Checks in every build.
+// Checks the condition in every build.
 #define KVASIR_CHECK(condition)                                    \
   do {                                                             \
     if (!(condition)) [[unlikely]]                                 \
       ::kvasir::base::CheckFailed(__FILE__, __LINE__, #condition); \
   } while (false)
 
-// Checks only in builds with KVASIR_CHECKS (the dev and sanitizer presets).
+// Checks the condition only in builds with KVASIR_CHECKS (the dev and
+// sanitizer presets).
 #if KVASIR_CHECKS
 #define KVASIR_DCHECK(condition) KVASIR_CHECK(condition)
 #else

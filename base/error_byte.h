@@ -1,7 +1,7 @@
 // Encodes a quantization error as one byte, which is stored in the metadata of
 // a cache slot. The server and the oracle (the independent reference
-// implementation) share this encoding, so that both evict by equal numbers.
-// C++17, for CUDA.
+// implementation) share this encoding, so that both compare equal errors and
+// evict the same slots. C++17, for CUDA.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace kvasir::base {
 // Encodes an error as one byte. Code 0 means 0, and code c means 2^((c - 1) / 6
 // - 24): from the smallest float16 number to 2^18.3. In that range, the decoded
 // error is within a factor of 2^(1/12) (6 %). Smaller errors get code 1;
-// greater ones and NaN get 255. The encoding is monotone. It uses only
-// comparisons, so it is the same on every machine.
+// greater ones and NaN get 255. The encoding is monotone. It compares and
+// doubles only exact numbers, so the result is the same on every machine.
 inline constexpr int kErrorStepsPerOctave = 6;
 inline constexpr int kErrorLeastExponent = -24;
 

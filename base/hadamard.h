@@ -1,13 +1,15 @@
 // Hadamard matrices of any size, scaled so that they are orthogonal.
-// Multiplication by one spreads an outlier channel evenly over its diagonal
-// block. A trailing block of order 1 leaves its channel unchanged.
+// Multiplying a vector by such a matrix spreads an outlier channel evenly over
+// its diagonal block. A trailing block of order 1 leaves its channel unchanged.
 //
 // The matrix of size n is block-diagonal. Its blocks depend only on n:
-//   - n itself, if an exact Hadamard matrix of that order can be built;
-//   - else the largest order that can be built, and then the same for the rest.
-// An exact matrix of order n is K (x) H. K has order k, and H is Sylvester's
-// matrix of order n / k, a power of two: H[i][j] = (-1)^popcount(i & j). K is
-// the matrix of the smallest possible order among:
+//   - one block of order n, if an exact Hadamard matrix of that order can
+//     be built;
+//   - else a block of the largest order that can be built, and the same rule
+//     again for the remaining size.
+// An exact matrix of order n is K (x) H ((x) is the Kronecker product). K has
+// order k, and H is Sylvester's matrix of order n / k, a power of two: H[i][j]
+// = (-1)^popcount(i & j). K is the matrix of the smallest possible order among:
 //   - 1: the matrix [1];
 //   - Paley I, order q + 1, q = 3 mod 4 prime: I + [[0, 1], [-1, Q]];
 //   - Paley II, order 2 (q + 1), q = 1 mod 4 prime (Paley I goes first):

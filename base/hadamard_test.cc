@@ -34,13 +34,13 @@ void ExpectRowsOrthogonal(int64_t n) {
   }
 }
 
-TEST(HadamardTest, AHadamardMatrixExistsForEveryMultipleOf32UpTo1024) {
+TEST(HadamardTest, EveryMultipleOf32UpTo1024IsOneBlock) {
   for (int64_t n = 32; n <= 1024; n += 32) {
     EXPECT_THAT(HadamardBlocks(n), ElementsAre(n));
   }
 }
 
-TEST(HadamardTest, AHadamardMatrixExistsForEveryMultipleOf16UpTo512) {
+TEST(HadamardTest, EveryMultipleOf16UpTo512IsOneBlock) {
   for (int64_t n = 16; n <= 512; n += 16) {
     EXPECT_THAT(HadamardBlocks(n), ElementsAre(n));
   }
@@ -65,7 +65,7 @@ TEST(HadamardTest,
   EXPECT_THAT(HadamardBlocks(92), ElementsAre(88, 4));
 }
 
-TEST(HadamardTest, SmallMatricesMatchTheDocumentation) {
+TEST(HadamardTest, SmallMatricesHaveTheDocumentedSigns) {
   EXPECT_THAT(HadamardSigns(1), ElementsAre(1));
   EXPECT_THAT(HadamardSigns(2), ElementsAre(1, 1, 1, -1));
   EXPECT_THAT(HadamardSigns(3), ElementsAre(1, 1, 0, 1, -1, 0, 0, 0, 1));
@@ -75,7 +75,7 @@ TEST(HadamardTest, SmallMatricesMatchTheDocumentation) {
               ElementsAre(-1, 1, 1, -1, 1, 1, 1, -1, -1, -1, 1, -1));
 }
 
-TEST(HadamardTest, AllEntriesOfANormalisedMatrixHaveTheSameMagnitude) {
+TEST(HadamardTest, AllEntriesOfAnOrthogonalMatrixHaveTheSameMagnitude) {
   std::set<double> magnitudes;
   for (double entry : HadamardMatrix(96)) magnitudes.insert(std::abs(entry));
   ASSERT_EQ(magnitudes.size(), 1u);

@@ -46,7 +46,8 @@ std::string PatternOf(LogFormat format, std::optional<int> rank) {
 }
 
 spdlog::logger& Logger() {
-  // Never destroyed: threads may log while the process exits.
+  // The logger is never destroyed, because threads may log while the
+  // process exits.
   static spdlog::logger* const logger = [] {
     auto* made = new spdlog::logger(
         "kvasir", std::make_shared<spdlog::sinks::stderr_sink_mt>());
@@ -177,7 +178,8 @@ void Log(LogLevel level, std::string_view message,
          std::initializer_list<LogField> fields) {
   const spdlog::level::level_enum to = ToSpdlog(level);
   if (!Logger().should_log(to)) return;
-  // "{}": the event is data, not a format string.
+  // Pass the event as an argument of "{}", so that braces in it are
+  // not formatted.
   Logger().log(to, "{}", FormatLogEvent(g_format, message, fields));
 }
 

@@ -20,11 +20,11 @@ namespace kvasir::base {
 enum class LogFormat { kText, kJson };
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
-// Longer field texts are cut to this length, because clients choose some of
-// them.
+// Field texts are cut to this length, because clients choose some of them.
 inline constexpr size_t kMaxLogFieldBytes = 1024;
 
-// A field's text that is never cut, because no client can choose it.
+// Marks a field's text that is never cut. Only for texts that no client
+// can choose.
 struct LogWhole {
   std::string_view text;
 };
@@ -59,12 +59,12 @@ class LogField {
 // level.
 void InitLogging(LogFormat format, LogLevel level);
 
-// After this call, every line names this rank of a tensor-parallel group. Like
-// InitLogging, it must be called before other threads exist. It does not change
-// the format.
+// From now on, every line contains this process's rank in its tensor-parallel
+// group. Like InitLogging, it must be called before other threads exist.
 void SetLogRank(int rank);
 
-// Parses "text" / "json" and "debug" / "info" / "warning" / "error" / "off".
+// Parse "text" or "json", and "debug", "info", "warning", "error" or "off".
+// INVALID_ARGUMENT for other names.
 absl::Status ParseLogFormat(std::string_view name, LogFormat* format);
 absl::Status ParseLogLevel(std::string_view name, LogLevel* level);
 

@@ -1,5 +1,5 @@
-// Limits log lines whose number peers control: one line a minute for each
-// cause. It also counts the lines that were left out.
+// Limits the rate of log lines that peers can cause: one line a minute for each
+// cause. Also counts the lines that were left out.
 #pragma once
 
 #include <cstdint>

@@ -85,9 +85,10 @@ void LimitMemory(std::optional<int64_t> limit, std::optional<int64_t> usage,
   }
 }
 
-// Returns the memory that a cgroup uses, without its inactive file pages. The
-// kernel reclaims those before it refuses an allocation; if they counted, a
-// checkpoint that was just read would appear as used memory.
+// Returns the bytes of memory that a cgroup uses, without its inactive file
+// pages. The kernel frees these pages before it refuses an allocation. If they
+// counted, a checkpoint that was just read would appear as used memory.
+// `reclaimable` is the field of the stat file that counts them.
 std::optional<int64_t> ReadUsage(const std::string& usage_path,
                                  const std::string& stat_path,
                                  std::string_view reclaimable) {
@@ -136,8 +137,8 @@ void ReadMemoryController(const std::string& folder, GroupLimits* limits) {
               limits);
 }
 
-// Calls read(folder) for the cgroup and for all its parents, because any of
-// them may set a limit.
+// Calls read(folder) for the cgroup `group` and all its parents, because each
+// of them may set a limit.
 template <typename Read>
 void WalkUp(const std::string& mount, std::string group, const Read& read) {
   for (;;) {

@@ -8,15 +8,15 @@
 namespace kvasir::base {
 
 struct MachineLimits {
-  // The number of threads worth starting: the CPUs of the affinity mask, but at
-  // most the CPU quota (rounded down, at least 1).
+  // How many threads can run at the same time: the CPUs of the affinity mask,
+  // or the CPU quota (rounded down, at least 1) if it is lower.
   int cpus = 1;
-  // Bytes that the process may hold in all: the smallest memory limit of its
-  // cgroups, at most the machine's RAM.
+  // The bytes of memory that the process may use: the smallest memory limit of
+  // its cgroups, or the machine's RAM if that is smaller.
   int64_t memory_bytes = 0;
-  // The part of memory_bytes that is unused now: the limit minus what the
-  // cgroup uses, but at most what the machine has available. Inactive file
-  // pages count as unused, because the kernel reclaims them.
+  // The part of memory_bytes that is free now: the limit minus what the cgroup
+  // uses, but at most what the machine has available. Inactive file pages count
+  // as free, because the kernel frees them when memory is needed.
   int64_t available_bytes = 0;
 };
 

@@ -38,7 +38,7 @@ TEST_F(MachineTest, WithoutCgroupsTheLimitsAreThoseOfTheWholeMachine) {
   EXPECT_EQ(limits.available_bytes, int64_t{8000000} * 1024);
 }
 
-TEST_F(MachineTest, CgroupV2LimitsOfEveryLevelApply) {
+TEST_F(MachineTest, LimitsOfACgroupV2AndOfItsParentsApply) {
   Write("proc/self/cgroup", "0::/pods/a\n");
   Write("sys/fs/cgroup/pods/a/cpu.max", "max 100000\n");
   Write("sys/fs/cgroup/pods/cpu.max", "250000 100000\n");

@@ -13,7 +13,7 @@
 
 namespace kvasir::base {
 
-// Detects ThreadSanitizer of either compiler.
+// GCC and Clang report ThreadSanitizer in different ways.
 #if defined(__SANITIZE_THREAD__)
 #define KVASIR_TSAN 1
 #elif defined(__has_feature)
@@ -50,15 +50,15 @@ class CondVar {
  public:
   // The clock of timed waits. It is steady, so that changes of the wall clock
   // neither delay nor end a wait. Builds with ThreadSanitizer use the system
-  // clock, because this toolchain's ThreadSanitizer does not know the wait with
+  // clock, because this toolchain's ThreadSanitizer does not support waits with
   // a steady clock (pthread_cond_clockwait).
 #if defined(KVASIR_TSAN)
   using WaitClock = std::chrono::system_clock;
 #else
   using WaitClock = std::chrono::steady_clock;
 #endif
-  // The longest possible wait; longer timeouts are cut to it, so that the
-  // current time plus the timeout is in every clock's range.
+  // Longer timeouts are cut to this one, so that the current time plus the
+  // timeout does not overflow.
   static constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
 
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
@@ -67,7 +67,8 @@ class CondVar {
     lock.release();
   }
 
-  // Returns true when `timeout` (at most kLongestWait) passed without a signal.
+  // Returns true if `timeout` (at most kLongestWait) has passed without
+  // a signal.
   bool WaitWithTimeout(Mutex* mutex, absl::Duration timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);

@@ -23,8 +23,8 @@ TEST(CondVarTest, AWaitWithoutASignalTimesOut) {
   EXPECT_TRUE(changed.WaitWithTimeout(&mutex, -absl::InfiniteDuration()));
 }
 
-// Without the limit kLongestWait, the sum of the clock's reading and the
-// timeout would overflow and lie in the past.
+// Without the limit kLongestWait, the current time plus such a timeout would
+// overflow, and the wait would end at once.
 TEST(CondVarTest, ATimeoutBeyondTheClocksRangeWaitsForTheSignal) {
   for (const absl::Duration timeout :
        {absl::InfiniteDuration(), absl::Hours(24 * 365 * 290)}) {

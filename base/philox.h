@@ -5,9 +5,9 @@
 
 namespace kvasir::base {
 
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"):
-// random numbers as a pure function of (key, counter). A value depends only on
-// its key and counter, and never on how many values were drawn before it.
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3").
+// A random number depends only on a key and a counter, never on how many
+// numbers were drawn before it.
 using PhiloxCounter = std::array<uint32_t, 4>;
 using PhiloxKey = std::array<uint32_t, 2>;
 

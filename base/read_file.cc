@@ -27,8 +27,9 @@ absl::Status SystemsError() {
   return absl::Status(absl::ErrnoToStatusCode(error), std::strerror(error));
 }
 
-// Reads until the end, or until one byte beyond `most_bytes`. Takes over the
-// descriptor, which may be negative after a failed open.
+// Reads until the end, or until one byte beyond `most_bytes`. Closes the
+// descriptor. If the descriptor is negative, returns the error of the
+// failed open().
 absl::StatusOr<std::string> ReadAll(int descriptor, size_t most_bytes,
                                     bool only_regular) {
   if (descriptor < 0) return SystemsError();

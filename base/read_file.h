@@ -1,5 +1,5 @@
-// Reads a small file safely: another process may change or enlarge it during
-// the read.
+// Reads a small file, with a limit of its size that also holds if another
+// process enlarges the file during the read.
 #pragma once
 
 #include <cstddef>

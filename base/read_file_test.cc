@@ -53,7 +53,7 @@ TEST_F(ReadFileTest, ReadFileOrPipeReturnsTheContentsOfAPipe) {
   EXPECT_EQ(*text, "token");
 }
 
-// Opening a FIFO used to wait for a writer for ever.
+// Regression test: opening a FIFO once waited for ever for a writer.
 TEST_F(ReadFileTest, RefusesAnythingButARegularFileWithoutReadingIt) {
   ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
   for (const std::string& path :

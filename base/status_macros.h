@@ -1,6 +1,6 @@
-// Early return on error for functions that return absl::Status or StatusOr. The
-// macros are named like Abseil's own, which can replace them once Debian
-// packages an Abseil that has them.
+// Macros that return early on an error, for functions that return absl::Status
+// or StatusOr. They have the names and uses of Abseil's own macros, which
+// Debian's Abseil does not have yet.
 #pragma once
 
 #include <utility>

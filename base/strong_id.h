@@ -1,5 +1,5 @@
-// Integer ids that do not mix: StrongId<struct PageTag> converts neither to a
-// StrongId of another tag nor to a plain integer.
+// Integer ids of different kinds that the compiler keeps apart: StrongId<struct
+// PageTag> converts neither to a StrongId of another tag nor to an integer.
 #pragma once
 
 #include <compare>

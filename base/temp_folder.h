@@ -1,4 +1,4 @@
-// Test support: a folder for one test, and its files.
+// For tests: a temporary folder, and functions that write files in it.
 #pragma once
 
 #include <stdlib.h>

@@ -8,14 +8,14 @@
 namespace kvasir::base {
 namespace {
 
-// How long a waiting thread spins before it sleeps: longer than the gaps
-// between the launches of one decode step, because waking a thread would delay
-// the launch. With 10 us, decode reached 0.78 of the read bandwidth instead of
-// 0.82 (a 1.1B model, 2 cores). It is much shorter than a step, so that idle
-// threads free their cores.
+// How long a waiting thread spins before it sleeps. This is longer than the
+// gaps between the launches of one decode step, because waking a thread would
+// delay a launch. (With 10 us, decode of a 1.1B model on 2 cores reached 0.78
+// of the memory's read bandwidth, with 100 us 0.82.) It is much shorter than a
+// step, so that idle threads soon free their cores.
 constexpr std::chrono::microseconds kSpinTime(100);
 // Waiting threads read the clock only after this many pause instructions. A
-// pause takes 5 to 50 ns, depending on the CPU, and so does reading the clock.
+// pause and a reading of the clock take 5 to 50 ns each, depending on the CPU.
 constexpr int kPausesPerClockReading = 32;
 
 inline void Pause() {
@@ -26,7 +26,7 @@ inline void Pause() {
 #endif
 }
 
-// Waits until `value` differs from `old`.
+// Waits until `value` differs from `old`, and returns the new value.
 uint32_t AwaitChange(const std::atomic<uint32_t>& value, uint32_t old) {
   using Clock = std::chrono::steady_clock;
   std::optional<Clock::time_point> end;

@@ -1,5 +1,6 @@
-// The process's compute threads, which run parallel loops with a static split.
-// A launch costs a few microseconds if launches follow each other closely.
+// The process's compute threads. They run parallel loops, which are split into
+// one part per thread. A launch (one parallel loop) costs a few microseconds if
+// launches follow each other closely.
 #pragma once
 
 #include <atomic>
@@ -34,9 +35,9 @@ class ThreadPool {
   // when all are done. Allocates nothing.
   void Run(absl::FunctionRef<void(int thread)> function);
 
-  // Splits [0, count) into num_threads contiguous ranges whose lengths differ
-  // by at most one, and calls function(begin, end, thread) for each range that
-  // is not empty. If count < 2, only the caller's thread runs.
+  // Splits [0, count) into num_threads contiguous ranges, whose lengths differ
+  // by at most one. Calls function(begin, end, thread) for each range that is
+  // not empty. If count < 2, only the caller's thread runs.
   void ForRanges(
       int64_t count,
       absl::FunctionRef<void(int64_t begin, int64_t end, int thread)> function);

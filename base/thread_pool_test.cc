@@ -23,7 +23,8 @@ TEST(ThreadPoolTest, RunCallsTheFunctionOnceOnEveryThread) {
   }
 }
 
-TEST(ThreadPoolTest, ForRangesCoversEveryIndexOnceWithRangesOfEqualLength) {
+TEST(ThreadPoolTest,
+     ForRangesCoversEveryIndexOnceWithRangesOfNearlyEqualLength) {
   ThreadPool pool(3);
   for (const int64_t count : {0, 1, 2, 3, 7, 100}) {
     std::vector<int> touched(static_cast<size_t>(count));

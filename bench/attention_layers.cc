@@ -192,7 +192,9 @@ absl::Status AttentionLayers::MakeLayers(int64_t max_tokens) {
              .fresh = {fresh_.as<char>(), max_tokens},
              .page_tokens = layout_->page_tokens(),
              .profile = &timer_}));
-    size_t step = 0;  // all layers are alike, so any one will do
+    // The index in steps_, which DivideSteps makes for the launches of the
+    // first layer. The other layers have the same launches.
+    size_t step = 0;
     for (worker::LayerAttention::Launch* const launch : attention.launches()) {
       launch->step = step++;
     }
@@ -280,7 +282,8 @@ absl::Status AttentionLayers::Launch(kernels::Workspace& workspace) {
        .group = {.slots = slots_.as<const int64_t>(),
                  .sequences = sequences,
                  .on_host = sequences_,
-                 // a launch has either prompts or output tokens
+                 // All sequences of a launch have prompt tokens, or all have
+                 // output tokens.
                  .output_sequences = sequences},
        .steps = steps_},
       out_.as<float>(), workspace);

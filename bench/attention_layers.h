@@ -39,9 +39,10 @@ struct LaunchShape {
 };
 
 struct LaunchTime {
-  double layer_seconds = 0.0;      // all attention ops of the layer
-  double attention_seconds = 0.0;  // attention over the cache, including lifts
-  double kernel_seconds = 0.0;     // only the op paged_attention
+  double layer_seconds = 0.0;  // all attention ops of the layer
+  // attention over the cache, including the lifts of latents to whole heads
+  double attention_seconds = 0.0;
+  double kernel_seconds = 0.0;  // only the op paged_attention
 };
 
 // Owns: num_arenas arenas (copies of one layer's cache) and their tables, and
@@ -51,7 +52,7 @@ class AttentionLayers {
  public:
   struct Options {
     model::ModelShape shape;  // only its attention is used
-    std::string plan;         // a preset's name
+    std::string plan;         // see Create
     int64_t page_tokens = 64;
     // The number of slots in an arena, enough for all sequences of a launch.
     int64_t slots = 0;
@@ -71,8 +72,8 @@ class AttentionLayers {
   };
 
   // `plan` is a preset's name, or "dense-4bit" for whole keys and values as
-  // 4-bit codes. `pool` must outlive the object. Returns the errors of plan,
-  // weights and allocator.
+  // 4-bit codes. `pool` must outlive the object. Errors: those of making the
+  // plan and the weights, and of allocating memory.
   static absl::StatusOr<std::unique_ptr<AttentionLayers>> Create(
       const Options& options, base::ThreadPool* pool);
 
@@ -99,7 +100,7 @@ class AttentionLayers {
   // The bytes that one layer stores for a token, without padding.
   double bytes_per_slot() const;
 
-  // The same number before an object exists, for choosing num_arenas.
+  // Like bytes_per_slot, but needs no object. Used to choose num_arenas.
   static absl::StatusOr<double> BytesPerSlot(const model::ModelShape& shape,
                                              const std::string& plan,
                                              int64_t page_tokens);
@@ -127,13 +128,13 @@ class AttentionLayers {
   model::DecoderSpec spec_;  // one layer for each arena
   std::shared_ptr<const plan::ResolvedPlan> plan_;
   std::unique_ptr<cache::PageLayout> layout_;
-  std::shared_ptr<const worker::ModelWeights> weights_;  // of one layer
+  std::shared_ptr<const worker::ModelWeights> weights_;  // one layer's
   std::unique_ptr<worker::KvArenas> arenas_;
   std::vector<uint64_t> rope_steps_;
   kernels::DeviceTables tables_{&device_};
   kernels::HadamardTables hadamard_{&device_};
   kernels::DeviceBuffer fresh_;
-  std::vector<worker::LayerAttention> attention_;  // by arena
+  std::vector<worker::LayerAttention> attention_;  // one for each arena
 
   // The shape of the last launch.
   LaunchShape launch_;
@@ -141,7 +142,8 @@ class AttentionLayers {
   std::vector<kernels::AttentionSequence> sequences_;
   std::vector<worker::SequenceRows> rows_;
   std::vector<kernels::AttentionStep> steps_;
-  // Copies of the tables in device memory.
+  // Copies of block_tables_ and sequences_, and the other inputs of a launch,
+  // in device memory.
   kernels::DeviceBuffer tables_on_device_;
   kernels::DeviceBuffer sequences_on_device_;
   kernels::DeviceBuffer slots_;

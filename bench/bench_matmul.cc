@@ -7,9 +7,8 @@
 // Also compares the grouped products of a mixture of experts with
 //  - for decode: the same read bandwidth, over the weights of the experts that
 //    the token uses;
-//  - for prefill: one dense product with as many operations. The numbers of
-//  rows
-//    of the experts differ, as those of a router do.
+//  - for prefill: one dense product with as many operations. Experts get
+//    different numbers of rows, as from a router.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -79,7 +78,8 @@ class MatmulBench {
     params.weight = weights_.front();
     kernels::Workspace counter = kernels::Workspace::Counting();
     KVASIR_CHECK(kernels::Matmul(*stream_, params, counter).ok());
-    // Grouped products also need some numbers for each expert.
+    // The 4096 bytes more are for grouped products, which need a few numbers
+    // for each expert.
     workspace_memory_ =
         Memory(static_cast<int64_t>(counter.peak_bytes()) + 4096);
   }
@@ -216,7 +216,8 @@ class MatmulBench {
     KVASIR_CHECK(kernels::GroupedMatmul(*stream_, params, workspace).ok());
   }
 
-  // Returns first_rows for these numbers of rows of each expert.
+  // Returns the index of each expert's first row, followed by the total number
+  // of rows. `rows` has the number of rows of each expert.
   static std::vector<int32_t> FirstRows(const std::vector<int32_t>& rows) {
     std::vector<int32_t> first = {0};
     for (const int32_t more : rows) first.push_back(first.back() + more);
@@ -232,14 +233,16 @@ class MatmulBench {
     const int64_t rows = kPrefillRows * shape.top_k;
     const DeviceBuffer x = Numbers(rows * shape.hidden);
     const DeviceBuffer y = Numbers(rows * 2 * shape.features);
-    // Each token takes the next experts, so together they use all.
+    // Each token uses the next top_k experts, so that together the tokens use
+    // each expert once.
     std::vector<std::vector<int32_t>> tokens;
     for (int64_t first = 0; first < shape.experts; first += shape.top_k) {
       std::vector<int32_t> sizes(static_cast<size_t>(shape.experts), 0);
       std::fill_n(sizes.begin() + first, shape.top_k, 1);
       tokens.push_back(FirstRows(sizes));
     }
-    // A router's choice: expert e has about e + 1 parts of the rows.
+    // Like a router, this loads the experts unevenly: expert e gets about e + 1
+    // of `parts` parts of the rows.
     std::vector<int32_t> sizes(static_cast<size_t>(shape.experts), 0);
     const int64_t parts = shape.experts * (shape.experts + 1) / 2;
     int64_t left = rows;

@@ -40,8 +40,8 @@ int64_t Predict(const cache::PageLayout& layout, const cache::PageCounts& pages,
   return least;
 }
 
-// Fills a page pool: its scheduler runs one sequence more than should fit, each
-// of `tokens` tokens.
+// Fills a page pool. Its scheduler receives one sequence more than should fit;
+// each has `tokens` tokens.
 class Filler {
  public:
   // The pool must hold at least one sequence.

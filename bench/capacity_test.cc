@@ -13,7 +13,7 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// Test fixture with one plan: the pools have a few pages of 16 slots.
+// Test fixture for one plan, with pools of a few pages that have 16 slots each.
 class CapacityTest : public ::testing::TestWithParam<PlanCase> {
  protected:
   CapacityTest()

@@ -96,7 +96,7 @@ absl::StatusOr<std::unique_ptr<ReadBandwidthProbe>> ReadBandwidthProbe::Create(
         "the system refused the ", bytes,
         " bytes of memory over which the read bandwidth is measured"));
   }
-  // failure does not matter, it is only advice
+  // A failure does not matter, because this is only advice to the system.
   (void)::madvise(memory, bytes, MADV_HUGEPAGE);
   // Fills the buffer with random data, because the system can merge or compress
   // pages of zeros.
@@ -129,7 +129,8 @@ double ReadBandwidthProbe::BytesPerSecond() const {
   const double seconds = SecondsSince(start);
   float sum = 0.0f;
   for (const float value : sinks) sum += value;
-  KVASIR_CHECK(sum >= 0.0f);  // uses the sum
+  // The sum is used, so that the compiler keeps the reads.
+  KVASIR_CHECK(sum >= 0.0f);
   return static_cast<double>(footprint_bytes_) / seconds;
 }
 

@@ -52,10 +52,10 @@ class GemmShare {
   // order. UNIMPLEMENTED if the build has no baseline.
   absl::Status MeasurePair();
 
-  // The results over all pairs so far, one row for each shape. The two
-  // functions below return one number for each pair: the seconds for
-  // multiplying every shape once.
+  // The results over all pairs so far, one row for each shape.
   std::vector<GemmShareRow> Rows() const;
+  // For each pair, the seconds in which our matmul (or the baseline) multiplied
+  // every shape once.
   const std::vector<double>& seconds() const { return seconds_; }
   const std::vector<double>& baseline_seconds() const {
     return baseline_seconds_;

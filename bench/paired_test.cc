@@ -5,8 +5,7 @@
 namespace kvasir::bench {
 namespace {
 
-TEST(PairedTest,
-     ARatioIsTheMedianOfItsPairsAndItsSpreadIsTheirInterquartileRange) {
+TEST(PairedTest, ARatioHasTheMedianAndInterquartileRangeOfItsPairs) {
   const PairedRatio ratio =
       RatioOf({1, 2, 3, 4, 5, 6, 7}, {10, 10, 10, 10, 10, 10, 10});
   EXPECT_DOUBLE_EQ(ratio.median, 0.4);

@@ -92,8 +92,7 @@ TEST(PlanPresetsTest,
   }
 }
 
-TEST(PlanPresetsTest,
-     PresetNamesAreUniqueAndTheErrorForAnUnknownNameListsThem) {
+TEST(PlanPresetsTest, TheErrorForAnUnknownNameListsTheUniquePresetNames) {
   std::set<std::string> names;
   for (const plan::PlanPreset& preset : plan::PlanPresets())
     names.insert(preset.name);

@@ -20,9 +20,9 @@ std::vector<std::byte> StoredNumbers(absl::Span<const float> numbers,
                                      kernels::DType dtype);
 
 // Fills every slot of the first `num_pages` pages of a layer with normally
-// distributed numbers, in the form that kv_append writes: numbers, or codes
-// with their ranges. Static ranges of channels are set to three deviations on
-// each side of 0. Returns the errors of kv_append.
+// distributed numbers. They are stored as kv_append stores them: unquantized,
+// or as codes with their ranges. Static ranges of channels are set to three
+// deviations on each side of 0. Returns the errors of kv_append.
 absl::Status FillWithRandomLatents(const worker::KvArenas::Layer& layer,
                                    int64_t num_pages, int64_t page_tokens,
                                    uint64_t seed, kernels::Device& device);

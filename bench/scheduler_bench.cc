@@ -68,9 +68,11 @@ absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
     const SchedulerBenchOptions& options) {
   if (options.num_sequences < 1 || options.context_tokens < 1 ||
       options.page_tokens < 1 || options.steps < 10) {
-    return absl::InvalidArgumentError(
+    return absl::InvalidArgumentError(absl::StrCat(
         "the benchmark needs at least 1 sequence, 1 token of context, 1 token "
-        "in a page and 10 steps");
+        "in a page and 10 steps, has ",
+        options.num_sequences, ", ", options.context_tokens, ", ",
+        options.page_tokens, " and ", options.steps));
   }
   const uint32_t max_len = options.context_tokens + 3 * options.steps;
   cache::KvCacheConfig config;

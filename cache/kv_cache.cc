@@ -133,9 +133,9 @@ void KvCache::Fork(SequenceId parent_id, SequenceId child_id) {
 void KvCache::Release(SequenceId id) {
   const auto it = sequences_.find(id);
   KVASIR_CHECK(it != sequences_.end());
-  // Listed copies into the sequence's pages stay in the list, because later
-  // copies may read these pages. They do no harm: the next holder of such a
-  // page writes to it only after all listed copies.
+  // The list of page copies keeps the copies into this sequence's pages,
+  // because later copies may read these pages. They do no harm: a new holder of
+  // such a page writes to it only after all listed copies.
   const PrefixRef chain = std::move(it->second->prefix.chain);
   sequences_.erase(it);
   cache_.WarmTails(chain);
@@ -259,7 +259,10 @@ absl::Status KvCache::CheckInvariants() const {
   KVASIR_RETURN_IF_ERROR(tables_.CheckReferences(States()));
   KVASIR_RETURN_IF_ERROR(cache_.index().CheckInvariants());
   if (const int64_t leaked = Stats().leaked_pages; leaked != 0) {
-    return absl::InternalError(absl::StrCat(leaked, " leaked references"));
+    return absl::InternalError(
+        absl::StrCat("KV cache: ", leaked,
+                     " page references belong to no live sequence, but there "
+                     "must be none"));
   }
   return absl::OkStatus();
 }

@@ -45,14 +45,15 @@
 namespace kvasir::cache {
 
 struct StartResult {
-  // The number of tokens whose pages were found. They fill whole pages, and at
-  // least one token of the prompt is left to compute. The first step starts
-  // after them.
+  // The number of the prompt's tokens whose pages were found in the cache: a
+  // multiple of page_tokens, and less than the prompt's length. The first step
+  // begins with the next token.
   int64_t cached_tokens = 0;
 };
 
 // Composes PrefixCache (pools and index), SequenceTables and HostImages.
-// Owns: these three, and the state of every live sequence.
+// Owns: these three, the page copies of the next step, and the state of every
+// live sequence.
 // Threads: used only by the scheduler thread.
 // Errors: "no pages" is a ReserveResult; misuse (an unknown sequence, a commit
 // beyond the reservation) is a CHECK.
@@ -72,18 +73,17 @@ class KvCache {
   StartResult StartSequence(SequenceId id, absl::Span<const int32_t> token_ids,
                             const StartOptions& options);
 
-  // The tokens that StartSequence would find now. Changes nothing.
+  // Returns how many tokens StartSequence would find now. Changes nothing.
   int64_t CachedPrefixTokens(absl::Span<const int32_t> token_ids,
                              const StartOptions& options) const;
 
   // Reserves slots for the next `new_tokens` tokens, and allocates the pages
-  // that this takes. Among them may be side pages (copies of the tail that was
-  // found) and the copy of a fork's last page. If too few pages are free,
-  // nothing changes. Replaces an earlier reservation that was not committed.
-  // CHECKs that new_tokens >= 1, that no eviction is due, and that the
-  // reservation ends at next_eviction at the latest. With an observation
-  // window, TakeDeltas CHECKs that either all tokens of a step belong to the
-  // prompt, or none.
+  // that they need. The first reservation also allocates side pages, and in a
+  // fork the copy of the parent's last page. If too few pages are free, nothing
+  // changes. Replaces an earlier reservation that was not committed. CHECKs
+  // that new_tokens >= 1, that no eviction is due, and that the reservation
+  // ends at next_eviction at the latest. With an observation window, TakeDeltas
+  // CHECKs that either all tokens of a step belong to the prompt, or none.
   ReserveResult Reserve(SequenceId id, int64_t new_tokens) {
     return tables_.Reserve(new_tokens, &sequence(id).state);
   }
@@ -115,7 +115,8 @@ class KvCache {
   //   grow at the end and shrink at the front.
   // physical_starts: for each group, the slot of the next token. It is below
   //   the logical length only if slots were evicted.
-  // first_counted: filled only if a group has an observation window.
+  // first_counted: for each group, the first token whose attention counts for
+  //   evictions. Filled only if a group has an observation window.
   // The step runs the reserved tokens except the first `written_before`, which
   // an earlier step runs (can_run_ahead).
   void TakeDeltas(SequenceId id, kvasir::v1::SequenceStep* out,
@@ -191,9 +192,9 @@ class KvCache {
   // Takes pages of the host pool for an image whose bytes come from elsewhere.
   // `options` are those of the Import that follows; if a group evicts, they
   // must state the prompt's length (CHECK).
-  //   INVALID_ARGUMENT     no sequence of this prompt and these evictions has
-  //                        this shape
-  //   FAILED_PRECONDITION  listed copies still use the host pool
+  //   INVALID_ARGUMENT     no sequence that starts with these options has this
+  //                        shape
+  //   FAILED_PRECONDITION  page copies of the next step still use the host pool
   //   RESOURCE_EXHAUSTED   too few pages are free
   absl::StatusOr<SequenceImage> TakeImagePages(const ImageShape& shape,
                                                const StartOptions& options) {
@@ -270,9 +271,9 @@ class KvCache {
 
     SequenceState state;
     PrefixChain prefix;
-    // The prompt's query_tokens and hit_tokens, which the first commit adds to
-    // the statistics. A start whose first reservation is refused is repeated
-    // later and must not count twice.
+    // The prompt's query_tokens and hit_tokens. The first commit adds them to
+    // the statistics, because a sequence whose first reservation is refused
+    // starts again later and must not count twice.
     int64_t uncounted_query_tokens = 0;
     int64_t uncounted_hit_tokens = 0;
   };

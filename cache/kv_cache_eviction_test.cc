@@ -6,7 +6,7 @@
 namespace kvasir::cache {
 namespace {
 
-// 6 slots stay, and evictions happen at multiples of 4 tokens.
+// An eviction happens at each multiple of 4 tokens and leaves 6 slots.
 constexpr plan::EvictionCounts kSix = {.budget_tokens = 6, .every_tokens = 4};
 
 KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {

@@ -170,8 +170,7 @@ TEST(KvCacheImagesTest, AnImportedSequenceIsFoundByItsPrefix) {
 // Pages that the sequence shares with others are exported too, because the
 // others may release them in the meantime. If the pages still exist at the
 // import, the sequence shares them again.
-TEST(KvCacheImagesTest,
-     PagesSharedWithOthersAreExportedAndSharedAgainAfterTheImport) {
+TEST(KvCacheImagesTest, ASequenceSharesPagesWithOthersAgainAfterItsImport) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 8}}));
   test.Run(R"(
     start a 1..9
@@ -245,8 +244,8 @@ TEST(KvCacheImagesTest, ASequenceThatHasNotRunHasAnEmptyImage) {
   )");
 }
 
-// Copies that are listed but not done yet would read or overwrite the host
-// pages of the image.
+// Listed copies that the next step has not done yet may read or overwrite the
+// host pages that the image would get.
 TEST(KvCacheImagesTest,
      RefusesToReserveHostPagesForAnImageWhileCopiesArePending) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 4}}));
@@ -313,8 +312,8 @@ TEST(KvCacheImagesTest, ReservesHostPagesForAnImageFromAnotherProcess) {
       "planned for a prompt of 9 tokens, but those of this sequence are for 0");
 }
 
-// The number of slots of a sequence that evicts depends on its prompt and
-// budget, so an image with other numbers is refused.
+// If a sequence evicts, its prompt's length and its budget determine how many
+// slots it holds. An image with another number of slots is refused.
 TEST(KvCacheImagesTest,
      AnImageOfAnEvictingSequenceMustMatchItsPromptAndBudget) {
   KvCacheConfig config =

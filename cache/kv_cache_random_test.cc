@@ -45,9 +45,9 @@ class WeakHasher final : public PrefixHasher {
 
 // Simulates the executor's memory: applies block table deltas and page copies.
 // The content of a slot is the hash of all tokens up to it. Side pages hold a
-// ring of the latest slots, so that a copy that is a step too early or too late
+// ring of the latest slots. So a copy that is made a step too early or too late
 // has another content. An eviction chooses the slots that stay by their
-// contents, so that a mistake in slots or order changes which slots stay.
+// contents. So if slots are wrong or in the wrong order, other slots stay.
 class SlotModel {
  public:
   explicit SlotModel(const KvCacheConfig& config) : config_(config) {
@@ -303,8 +303,8 @@ class RandomRun {
       if (cache_.Reserve(SequenceId(id), count)) batch[id] = count;
       Check();
     }
-    // Some sequences that have reserved do not run: they are ended or
-    // postponed.
+    // Sometimes a sequence that has reserved does not run: it is preempted
+    // or postponed.
     if (!batch.empty() && Below(4) == 0) {
       const int64_t victim = batch.begin()->first;
       batch.erase(victim);
@@ -540,7 +540,7 @@ constexpr int kSeeds = 40;
 constexpr int kOperations = 150;
 
 // How often each event happened in the runs of all seeds. Each test checks that
-// the events that it is about have happened.
+// the events it is meant to exercise have happened.
 struct Met {
   int64_t evicted = 0;
   int64_t copied = 0;
@@ -673,8 +673,9 @@ TEST(KvCacheRandomTest,
   EXPECT_GT(met.tails, 0);
 }
 
-// A configuration with one page group of each kind. It has no prefix reuse,
-// because the pages of a group that evicts hold scores and are never shared.
+// Page groups of all kinds: with and without eviction, a window and side pages.
+// Prefix reuse is off, because the pages of a group that evicts hold scores and
+// are never shared.
 KvCacheConfig EvictingConfig(int64_t num_pages, int64_t num_host_pages = 0) {
   KvCacheConfig config = Config(
       {{.num_pages = num_pages,

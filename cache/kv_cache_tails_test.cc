@@ -109,8 +109,7 @@ TEST(KvCacheTailsTest, ATailThatAnotherSequenceUsesIsNotReplaced) {
   )");
 }
 
-TEST(KvCacheTailsTest,
-     ThePromptThatDivergesFromACachedOnePublishesATailWhereItDiverges) {
+TEST(KvCacheTailsTest, APromptPublishesATailWhereItDivergesFromACachedOne) {
   RunScript(32, 1, R"(
     start a 1..10 20..29
     step a 8           -> ok
@@ -294,7 +293,7 @@ TEST(KvCacheTailsTest, ATailIsStillCopiedIfItsLastSequenceEndsBeforeTheStep) {
   )");
 }
 
-TEST(KvCacheTailsTest, ATailThatSeveralSequencesShareIsCopiedAndNotTakenOver) {
+TEST(KvCacheTailsTest, ATailThatSeveralSequencesShareIsNotTakenOver) {
   RunScript(6, 2, R"(
     start a 1..8
     step a 8           -> ok

@@ -30,7 +30,7 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
   return config;
 }
 
-TEST(KvCacheTest, AllocatesPagesAsTokensArriveAndSendsEachPageIdOnce) {
+TEST(KvCacheTest, AReservationAllocatesAPageOnlyIfTheLastOneIsFull) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..9       -> cached 0
@@ -53,7 +53,7 @@ TEST(KvCacheTest, AllocatesPagesAsTokensArriveAndSendsEachPageIdOnce) {
   )");
 }
 
-TEST(KvCacheTest, ARefusedReservationReportsTheMissingPagesAndChangesNothing) {
+TEST(KvCacheTest, ARefusedReservationOnlyReportsTheMissingPages) {
   KvCacheScenario s(Config({Pages(3)}));
   s.Run(R"(
     start a 1..8
@@ -304,7 +304,7 @@ TEST(KvCacheTest,
   )");
 }
 
-TEST(KvCacheTest, AForkSharesFullPagesAndCopiesThePartlyFilledLastPage) {
+TEST(KvCacheTest, AForkCopiesOnlyThePartlyFilledLastPage) {
   KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
     start a 1..6
@@ -386,8 +386,7 @@ TEST(KvCacheTest, ForksOfAForkCopyTheirLastPageFromTheSameSource) {
   )");
 }
 
-TEST(KvCacheTest,
-     InAFullPoolAForkWritesToAPageThatItNoLongerSharesWithoutACopy) {
+TEST(KvCacheTest, InAFullPoolTheLastHolderOfAPageWritesToItInsteadOfToACopy) {
   KvCacheScenario s(Config({Pages(2)}));
   s.Run(R"(
     start a 1..6
@@ -405,8 +404,8 @@ TEST(KvCacheTest,
   )");
 }
 
-// Copies are done before a new holder of their pages writes, so a listed copy
-// may stay in the list.
+// A step does its copies before it writes anything. So a copy may stay in the
+// list although its pages already have a new holder.
 TEST(KvCacheTest, APendingCopyStaysInTheListIfItsSequenceEnds) {
   KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
@@ -491,8 +490,8 @@ TEST(KvCacheTest, AMissingPageInsideTheSlidingWindowShortensTheCacheHit) {
 }
 
 // The last page of a long sequence with a window keeps the index nodes of all
-// pages before it alive. For 4 pages, the index has room for 2 * 4 + 64 nodes:
-// the root and 71 pages.
+// pages before it in the index. With a pool of 4 pages, the index has room for
+// 2 * 4 + 64 nodes: the root and 71 pages.
 TEST(KvCacheTest, AnIndexThatIsFullOfNodesWithoutPagesMakesRoomForNewPrefixes) {
   KvCacheScenario s(Config({Pages(4, 5)}));
   s.Run("start a 1..284 -> cached 0");
@@ -653,7 +652,7 @@ TEST(KvCacheTest, ASequenceWhoseStartIsRefusedIsNotCountedAsACacheQuery) {
   EXPECT_EQ(s.cache().Stats().hit_tokens, 8);
 }
 
-TEST(KvCacheTest, TheStatisticsCountTokensAndTheBytesUsedPaddedAndUnfilled) {
+TEST(KvCacheTest, TheStatisticsCountUsedPaddedAndUnfilledBytes) {
   KvCacheScenario s(Config({Pages(8), Pages(8, 5)}));
   s.Run(R"(
     start a 1..10
@@ -667,7 +666,7 @@ TEST(KvCacheTest, TheStatisticsCountTokensAndTheBytesUsedPaddedAndUnfilled) {
   EXPECT_EQ(stats.query_tokens, 20);
   EXPECT_EQ(stats.hit_tokens, 8);
   const PageGroupStats& all = stats.groups[0];
-  // two shared pages, and for each sequence one unshared page
+  // two shared pages, and one further page of each sequence
   EXPECT_EQ(all.used_pages, 4);
   EXPECT_EQ(all.held_slots, 16);
   EXPECT_EQ(all.filled_slots, 8 + 2 + 1);
@@ -742,7 +741,8 @@ TEST(KvCacheTest, AStepOf256LongSequencesSendsOnlyTheChangedBlockTableEntries) {
     cache.Commit(id, {7});
   }
   const KvCacheStats after = cache.Stats();
-  // Four of 256 sequences begin a page, and four others fill one.
+  // Four of the 256 sequences begin a new page, and four others fill one, which
+  // is then hashed.
   EXPECT_EQ(steps.block_tables_size(), 4);
   EXPECT_EQ(after.pages_allocated - before.pages_allocated, 4);
   EXPECT_EQ(after.table_entries_sent - before.table_entries_sent, 4);

@@ -14,14 +14,13 @@
 
 namespace kvasir::plan {
 
-// A tensor that a decoder needs. Its name is the canonical one, which is
-// Llama's in every family; model/checkpoint/family_tensors.h maps it to the
-// names in the files.
+// A tensor that a decoder needs. All families use the names of Llama's tensors
+// here; model/checkpoint/family_tensors.h maps them to the names in the files.
 struct RequiredTensor {
   std::string name;
   std::vector<int64_t> shape;
-  // True for ranges of codes, because rounding a range would change the numbers
-  // that the codes stand for.
+  // True for the scales and minimums of codes. Rounding them to a shorter type
+  // would change the numbers that the codes stand for.
   bool f32_only = false;
 
   friend bool operator==(const RequiredTensor&,

@@ -91,7 +91,7 @@ absl::Status CheckLevels(const PlanPlace& where, const Codec& codec,
   for (const BitRun& run : runs) {
     if (run.bits == 0) continue;
     if (run.bits > kMostLevelBits) {
-      return where.Refuse("codes of levels have at most ", kMostLevelBits,
+      return where.Refuse("codes with levels may have at most ", kMostLevelBits,
                           " bits, have ", run.bits);
     }
     if (levels.size() == 1 << run.bits) continue;
@@ -133,7 +133,9 @@ absl::Status CheckBits(const PlanPlace& where, const Codec& codec,
   const std::vector<BitRun> runs = BitRuns(codec.bits());
   KVASIR_RETURN_IF_ERROR(CheckBitRuns(where, codec.bits(), runs));
   if (codec.range_case() == Codec::RANGE_NOT_SET) {
-    return where.Refuse("codes of bits need a range");
+    return where.Refuse(
+        "the codec has bits but no range: want per_token, per_token_norm, "
+        "channel_static or channel_sequence");
   }
   const bool stores_params = !codec.has_channel_static();
   if (stores_params && DataTypeBytes(codec.param_dtype()) == 0) {
@@ -180,8 +182,8 @@ absl::Status CheckStorage(const PlanPlace& where, const Codec& codec,
       }
       if (codec.range_case() != Codec::RANGE_NOT_SET) {
         return where.Refuse(
-            "plain numbers of a dtype are not scaled, so they must have no "
-            "range");
+            "the codec has a dtype and a range: numbers of a dtype are not "
+            "scaled, so they must have no range");
       }
       return absl::OkStatus();
     case Codec::kBits:

@@ -29,8 +29,8 @@ absl::StatusOr<EvictionMethod> ParseEvictionMethod(absl::string_view name);
 using proto::EvictionBudget;
 using proto::ParseEvictionBudget;
 
-// The settings of eviction. A field without a value has the default in its
-// comment.
+// The settings of eviction. If an optional field has no value, the default in
+// its comment applies.
 struct EvictionSettings {
   EvictionMethod method = EvictionMethod::kQHitter;
   EvictionBudget budget = {.ratio = 0.2};
@@ -39,9 +39,9 @@ struct EvictionSettings {
   // Default: 64, but at most a quarter of a budget that is given in slots, and
   // at least the plan's exact window.
   std::optional<uint32_t> recent;
-  // The weight of attention in Q-Hitter's score; the rest is the weight of the
-  // codes' accuracy. With 1, the method is H2O. The paper has 0.5, but no value
-  // below 1 was better on a real model (docs/quality.md).
+  // In Q-Hitter's score, attention has this weight and the accuracy of the
+  // codes has 1 - lambda. With 1, the method is H2O. The paper uses 0.5, but no
+  // value below 1 was better on a real model (docs/quality.md).
   double lambda = 1;
   double decay = 1;
   uint32_t every_tokens = 128;

@@ -24,8 +24,8 @@ struct EvictionFlags {
   bool operator==(const EvictionFlags&) const = default;
 };
 
-// Adds all eviction flags. If `of_plan`, the help texts are those for an
-// existing plan.
+// Adds all eviction flags. If `of_plan`, the help texts are for a command that
+// uses an existing plan.
 void AddEvictionFlags(CLI::App* command, EvictionFlags& flags, bool of_plan);
 
 // Adds all flags except method and budget, for a command that has its own flags

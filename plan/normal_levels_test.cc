@@ -31,7 +31,8 @@ TEST(LloydMaxTest, QuantizerLevelsAscendAndAreSymmetricAroundZero) {
   }
 }
 
-TEST(RoundedLevelsTest, LevelsBecomeExactMultiplesOfOneStepAndStayThem) {
+TEST(RoundedLevelsTest,
+     RoundedLevelsAreMultiplesOfOneStepAndRoundToThemselves) {
   for (const int bits : {1, 2, 3, 4}) {
     const std::vector<float> rounded = RoundedLevels(LloydMaxLevels(bits));
     const float step = rounded.back() / 127.0f;

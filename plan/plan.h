@@ -2,9 +2,9 @@
 // kv_plan.json of a checkpoint). A checkpoint without a plan gets FullRankPlan,
 // because all cache code is driven by a plan.
 //
-// Errors: INVALID_ARGUMENT for a plan that has no meaning, UNIMPLEMENTED for a
-//   plan that has a meaning but is not served by this build. The text names
-//   layer, side ("key"/"value"), part, the value found and the value wanted.
+// Errors: INVALID_ARGUMENT for a plan that contradicts itself or does not fit
+// the model. The text names layer, side ("key"/"value"), part, the value
+// found and the value wanted.
 #pragma once
 
 #include <cstdint>

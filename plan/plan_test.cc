@@ -289,10 +289,10 @@ TEST(PlanTest, ThePlansOfPublishedCompressionMethodsAreValid) {
 }
 
 // ---------------------------------------------------------------------------
-// Refusals of plans that have no meaning
+// Refusals of invalid plans
 // ---------------------------------------------------------------------------
 
-TEST(PlanTest, RefusesAPlanWhoseNumbersOfLayersOrPartsDoNotMatchTheModel) {
+TEST(PlanTest, RefusesAnInvalidVersionTargetOrNumberOfLayersOrParts) {
   AttentionShape two_layers = Shape();
   two_layers.layers.resize(2);
   KvPlan other_version = FullRankPlan(Shape(), BF16);
@@ -415,7 +415,7 @@ TEST(PlanTest, RefusesALatentRankThatIsZeroOrAboveTheDimsOfItsHeads) {
   });
 }
 
-TEST(PlanTest, RefusesRopePairsThatDoNotExist) {
+TEST(PlanTest, RefusesInvalidListsOfRopePairs) {
   const auto pairs = [](const std::string& first) {
     return PlanOfKeys(
         absl::StrCat(R"({"rope_pairs":{"per_head":[{"pair_indices":)", first,
@@ -517,7 +517,7 @@ TEST(PlanTest, RefusesInvalidPartsThatStoreKeysAndValuesJointly) {
                                  "per_token":{},"param_dtype":"F16"})",
                  R"(,"key":{"exact_window":8})"),
        Shape(),
-       {"layer 0 joint: ", "one exact_window, have 8 of the key and 0"}},
+       {"layer 0 joint: ", "one exact_window, have 8 for the key and 0"}},
       {"QK-norm", JointPlan(both + pre + numbers), normed, {"QK-norm"}},
       {"codec",
        JointPlan(both + R"("stored":"PRE_ROPE")"),
@@ -691,7 +691,7 @@ TEST(PlanTest, RefusesCodecsWithContradictorySettings) {
       {"no range",
        codec(R"("bits":{"schedule":[4]})"),
        Shape(),
-       {"need a range"}},
+       {"the codec has bits but no range"}},
       {"no params",
        codec(R"("bits":{"schedule":[4]},"per_token":{})"),
        Shape(),
@@ -736,7 +736,7 @@ TEST(PlanTest, RefusesCodecsWithContradictorySettings) {
        codec(R"("bits":{"schedule":[5]},"param_dtype":"F16",
                 "per_token_norm":{"levels":[0,1]})"),
        Shape(),
-       {"codes of levels have at most 4 bits, have 5"}},
+       {"codes with levels may have at most 4 bits, have 5"}},
       {"unstored before others",
        runs(R"({"channels":4,"bits":4},{"channels":4,"bits":0},
                {"channels":8,"bits":2})"),
@@ -860,11 +860,12 @@ TEST(PlanTest, RefusesInvalidEvictionSettings) {
        eviction(R"("budget":8,"budget_ratio":0.5,"recent":6,
                    "every_tokens":1)"),
        Shape(),
-       {"want a budget in slots, or a budget_ratio", "have 8 and 0.5"}},
+       {"want a budget in slots, or a budget_ratio",
+        "have a budget of 8 and a budget_ratio of 0.5"}},
       {"ratio",
        eviction(R"("budget_ratio":1.5,"recent":6,"every_tokens":1)"),
        Shape(),
-       {"above 0 and at most 1, have 0 and 1.5"}},
+       {"above 0 and at most 1, have a budget of 0 and a budget_ratio of 1.5"}},
       {"budget",
        eviction(R"("budget":8,"recent":6,"sinks":4,"every_tokens":1)"),
        Shape(),
@@ -872,15 +873,15 @@ TEST(PlanTest, RefusesInvalidEvictionSettings) {
       {"lambda",
        eviction(R"("budget":8,"recent":6,"every_tokens":1,"lambda":1.5)"),
        Shape(),
-       {"must be in 0..1, have 1.5"}},
+       {"must be in 0..1, have a lambda of 1.5"}},
       {"lambda is no number",
        eviction(R"("budget":8,"recent":6,"every_tokens":1,"lambda":"NaN")"),
        Shape(),
-       {"must be in 0..1, have nan"}},
+       {"must be in 0..1, have a lambda of nan"}},
       {"ratio is no number",
        eviction(R"("budget_ratio":"NaN","recent":6,"every_tokens":1)"),
        Shape(),
-       {"above 0 and at most 1, have 0 and nan"}},
+       {"above 0 and at most 1, have a budget of 0 and a budget_ratio of nan"}},
       {"not a number",
        eviction(R"("budget":8,"recent":6,"every_tokens":1,"decay":"NaN")"),
        Shape(),

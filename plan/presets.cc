@@ -44,7 +44,8 @@ Codec RotatedCodes(uint32_t bits) {
   return codec;
 }
 
-// A codec of codes with `bits` bits; 0 means plain numbers.
+// Returns a codec with codes of `bits` bits. With 0 bits, numbers are
+// stored unquantized.
 Codec CodecOf(uint32_t bits) { return bits == 0 ? Numbers() : Codes(bits); }
 
 Codec FusedCodec(uint32_t bits) {

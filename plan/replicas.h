@@ -1,6 +1,5 @@
-// Finds the data of a token that several tensor-parallel ranks store. If a
-// latent has heads of several ranks, each of these ranks holds the whole
-// latent.
+// Finds the data of a token that several tensor-parallel ranks store. If heads
+// of several ranks share a latent, each of these ranks stores the whole latent.
 #pragma once
 
 #include <cstdint>

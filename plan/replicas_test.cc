@@ -141,8 +141,8 @@ TEST(ReplicasTest, AnEvictionUnitThatSpansRanksHasMetadataOnEachRank) {
               ElementsAre("0-0 metadata 0: heads 1,2 ranks 0,1 bytes 8 + 8"));
 }
 
-// A basis for each sequence is computed by each rank from its own heads, so
-// nothing is replicated.
+// Each rank computes the basis of a sequence from its own heads, so nothing
+// is replicated.
 TEST(ReplicasTest,
      ABasisThatEachRankComputesFromItsOwnHeadsIsNotListedAsAReplica) {
   const std::string key =

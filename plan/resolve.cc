@@ -108,12 +108,12 @@ Transform TransformOf(const Codec& codec) {
   }
 }
 
-// True if channels of 0 bits are kept, each with its range's minimum as value.
+// True if channels of 0 bits stay in the latent, each with its range's minimum.
 bool KeepsUnstored(const ResolvedPart& part) {
   return part.explicit_runs && part.range == RangeKind::kChannel;
 }
 
-// The runs of bits; neighbouring explicit runs with equal bits are merged.
+// Returns the runs of bits. Neighbouring explicit runs with equal bits are one.
 std::vector<CodeRun> RunsOf(const Codec& codec, const ResolvedPart& part,
                             int64_t width) {
   std::vector<CodeRun> runs;
@@ -229,9 +229,9 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // Returns the dims of a head that a use covers, in any order: those of its
-  // pairs, if it lists any; all, if it is the only use of a rotated part;
-  // otherwise those that RoPE does not rotate.
+  // Returns the dims of a head that a use covers: those of its pairs, if it
+  // lists any. Without pairs, the only use of a rotated part covers all dims,
+  // and other uses cover the dims that RoPE does not rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {
@@ -388,7 +388,7 @@ class LayerResolver {
   const HeadRange kv_heads_;
 };
 
-// Visits the parts that store latents.
+// Visits each part that stores latents, once.
 template <typename Visit>
 void ForParts(const ResolvedAttention& attention, const Visit& visit) {
   for (const ResolvedSide* side : {&attention.key, &attention.value}) {
@@ -398,7 +398,7 @@ void ForParts(const ResolvedAttention& attention, const Visit& visit) {
   }
 }
 
-// The smallest sets of heads such that no latent has heads in two sets.
+// Returns the smallest sets of heads such that no latent has heads in two sets.
 std::vector<std::vector<int64_t>> FinestUnits(
     const ResolvedAttention& attention, int64_t num_heads) {
   std::vector<int64_t> root(static_cast<size_t>(num_heads));
@@ -504,8 +504,8 @@ std::string AttentionKey(const LayerPlan& plan, bool rotates) {
   return absl::StrCat(rotates, " ", attention.SerializeAsString());
 }
 
-// Sinks and recent slots are part of the budget. A budget that is a share of
-// the prompt is at least their number.
+// Sinks and recent slots are part of the budget. If the budget is a share of
+// the prompt, it is at least as large as both together.
 EvictionCounts CountsOf(const LayerPlan& plan) {
   if (!plan.has_eviction()) return {};
   const kvasir::v1::Eviction& eviction = plan.eviction();
@@ -624,7 +624,7 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
   const int64_t queries = shape.num_heads / shard.size;
   resolved.query_heads = {shard.rank * queries, queries};
   std::map<std::string, int> attention_of;
-  // The page group of layers, by their window and eviction counts.
+  // Maps a sliding window and eviction counts to the index of their page group.
   std::map<std::pair<int64_t, EvictionCounts>, int> group_of;
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& from = plan.layers(l);

@@ -57,10 +57,10 @@ ResolvedPlan Resolve(const std::vector<std::string>& layers,
   return resolved.ok() ? *std::move(resolved) : ResolvedPlan();
 }
 
-// Lists each latent as a line: prefix, space, side of RoPE and transform;
-// heads; widths R and R'; head_dims; runs (channels x bits); bytes of codes +
-// parameters. For example "kv_proj low_rank before basis: 0,1 R=20 R'=18 d=16
-// 8x4,10x2 codes 7+8".
+// Lists each latent as a line: space, before or after RoPE, {KV heads}, widths
+// R and R', head_dims, [runs as begin+width x bits], and bytes of codes + bytes
+// of parameters. For example "low_rank before {0,1} R=20 R'=20 d=16 [0+20x3]
+// 8+4 bytes".
 std::vector<std::string> Listed(const ResolvedPart& part) {
   constexpr const char* kSpaces[] = {"full", "low_rank", "pairs", "complex"};
   constexpr const char* kStored[] = {"before", "after", "unrotated"};
@@ -305,8 +305,8 @@ TEST(ResolvedPlanTest, AJointPartProvidesBothKeysAndValues) {
   }
 }
 
-// Only sides that store codes have exact sinks, because plain numbers are exact
-// anyway.
+// Only sides that store codes have exact sinks, because unquantized numbers are
+// exact anyway.
 TEST(ResolvedPlanTest, OnlyQuantizedKeysOrValuesHaveExactSinks) {
   const ResolvedPlan plan = Resolve({R"({"exact_sinks":4,
       "key":{"parts":[{"full":{},"stored":"POST_ROPE",
@@ -353,9 +353,9 @@ Units UnitsOfHeads(int64_t num_heads, int64_t head_dim, TpShard shard = {}) {
   return plan.layer(0).eviction->units;
 }
 
-// A slot of H heads with d dimensions each has 4 H d bytes, and a unit has 8
-// bytes of metadata if the sides store plain numbers. So the metadata is below
-// 5 % if there are fewer than H d / 40 units.
+// A slot of H heads with d dimensions each has 4 H d bytes. A unit has 8 bytes
+// of metadata if neither side stores codes. So the metadata is below 5 % if
+// there are fewer than H d / 40 units.
 TEST(ResolvedPlanTest,
      EvictionUnitsAreMergedUntilTheirMetadataIsBelowFivePercent) {
   for (const TpShard shard : {TpShard{0, 1}, TpShard{1, 2}}) {

@@ -22,14 +22,14 @@ namespace kvasir::plan {
 
 enum class Space { kFull, kLowRank, kRopePairs, kRopeLowRank };
 
-// Keys are stored before or after RoPE rotates them. kNone: RoPE does not
-// rotate the stored numbers at all.
+// Whether keys are stored before or after RoPE rotates them. kNone: RoPE does
+// not rotate the stored numbers at all.
 enum class RopeSide { kBefore, kAfter, kNone };
 
 enum class Lift { kFold, kAtRuntime, kReconstruct, kAnchored };
 
-// The numbers that share one range (scale and minimum) of codes. kNone: plain
-// numbers are stored instead of codes.
+// The numbers that share one range (scale and minimum) of codes. kNone: the
+// numbers are stored unquantized.
 enum class RangeKind { kNone, kToken, kTokenNorm, kChannel, kSequence };
 
 enum class Transform {
@@ -54,29 +54,30 @@ struct CodeRun {
 struct ResolvedLatent {
   std::vector<int64_t> heads;  // KV heads of the model, ascending
   int64_t width = 0;           // R: the width in the plan
-  // R': the width in tensors and attention. Channels of 0 bits are left out.
-  // Exceptions: a basis for each sequence and explicit runs with static ranges
+  // R': the width in tensors and in attention. It leaves out channels of 0
+  // bits. Only a basis for each sequence and explicit runs with static ranges
   // keep all channels.
   int64_t channels = 0;
   // The number of dimensions of each head that the latent represents.
   int64_t head_dims = 0;
-  // The RoPE pairs, ascending, that the head (in rope_pairs) keeps or that the
-  // group's latent (in rope_low_rank) represents.
+  // RoPE pairs, ascending. In rope_pairs: those that the head keeps. In
+  // rope_low_rank: those that the group's latent represents.
   std::vector<uint32_t> pairs;
   // The pair of each complex channel; only in rope_low_rank.
   std::vector<uint32_t> channel_pairs;
-  std::vector<CodeRun> runs;  // empty: plain numbers
+  std::vector<CodeRun> runs;  // empty: unquantized numbers
 
   // The number of channels with more than 0 bits: the cache stores only these.
   int64_t stored_channels() const;
 };
 
-// One use of a part: how the part's latents give some dimensions of a head.
+// One use of a part: how some dimensions of a head are computed from the
+// part's latents.
 struct ResolvedUse {
   Lift lift = Lift::kFold;
-  int64_t dims = 0;          // dims of a head that the use gives
+  int64_t dims = 0;          // the dimensions of a head that this use computes
   int64_t rotated_dims = 0;  // how many of `dims` rotate
-  int64_t terms = 1;         // 1; for Anchored, 1 + its order
+  int64_t terms = 1;         // 1 + the order for kAnchored, else 1
 };
 
 // One part of the keys or values of a layer: its space, and how its latents are
@@ -100,8 +101,8 @@ struct ResolvedPart {
 
   // The type of the stored numbers; unspecified for codes.
   kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
-  // The type of parameters that are stored with codes or once for each
-  // sequence. Unspecified if there are none.
+  // The type of the parameters of codes, such as scales, that are stored in
+  // each slot or once for each sequence. Unspecified if there are none.
   kvasir::v1::DataType param_dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   // Bit widths as the plan lists them: one for all channels, or one for each
   // run.
@@ -136,8 +137,9 @@ struct ResolvedPart {
   int64_t channels() const;  // summed over the latents
   // The latent of a KV head, which must exist (CHECK).
   const ResolvedLatent& LatentOf(int64_t kv_head) const;
-  // Returns true if the rank that has the heads `rank` holds the latent: it has
-  // one of the latent's heads, or the latent exists only on this rank.
+  // Returns true if a rank with the heads `rank` stores the latent. It does
+  // if it has one of the latent's heads, or if the latent exists only on
+  // this rank.
   bool Holds(const ResolvedLatent& latent, const HeadRange& rank) const;
 
   // The bytes that a latent takes in a slot. CodesBytes: its codes or numbers,
@@ -182,9 +184,9 @@ inline int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
 // The rule by which a layer chooses the slots that it keeps.
 struct ResolvedEviction {
   // Sets of KV heads that evict the same tokens. They cover the heads of all
-  // ranks. If the plan lists no units, they are the smallest sets such that no
-  // latent has heads in two sets, merged in pairs until their metadata is
-  // cheap.
+  // ranks. If the plan lists no units, ResolvePlan starts from the smallest
+  // sets for which no latent has heads in two sets. It merges neighbouring sets
+  // until their metadata takes less than 5 % of a slot.
   std::vector<std::vector<int64_t>> units;
   int64_t sinks = 0;
   int64_t recent = 0;

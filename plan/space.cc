@@ -210,8 +210,8 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckRopeLowRank(
                           group.pairs_size(), " pairs");
     }
     int64_t width = 0;
-    // A pair may appear several times, because the channels are sorted by their
-    // bits.
+    // A pair may be listed several times, because a plan lists channels in the
+    // order of their bits.
     std::map<uint32_t, int64_t> rank_of_pair;
     for (int i = 0; i < group.pairs_size(); ++i) {
       if (group.pairs(i) >= facts.num_pairs) {

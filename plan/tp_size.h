@@ -15,7 +15,7 @@ struct TpDealt {
   int64_t num_kv_heads = 0;
   int64_t num_heads = 0;     // query heads
   int64_t num_features = 0;  // features of the MLP's hidden layer
-  // Why the model cannot be split; null: it can.
+  // The reason why the model cannot be split among ranks; null if it can.
   const char* whole_because = nullptr;
 };
 

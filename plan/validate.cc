@@ -156,10 +156,10 @@ class SidesChecker {
     if (plan_.joint_size() > 0 &&
         plan_.key().exact_window() != plan_.value().exact_window()) {
       return where.Refuse(
-          "a latent of key and value is exact for both of them: want one "
+          "keys and values of a joint part share their exact tokens: want one "
           "exact_window, have ",
-          plan_.key().exact_window(), " of the key and ",
-          plan_.value().exact_window(), " of the value");
+          plan_.key().exact_window(), " for the key and ",
+          plan_.value().exact_window(), " for the value");
     }
     if (plan_.joint_size() > kMaxPartsPerSide) {
       return where.Refuse("want at most ", kMaxPartsPerSide, " parts, have ",
@@ -245,8 +245,8 @@ absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
   const Eviction& eviction = plan.eviction();
   if (sliding_window > 0) {
     return where.Refuse("the layer has a sliding window of ", sliding_window,
-                        " tokens: it already gives up the tokens outside it, "
-                        "and slots that eviction keeps would not be seen");
+                        " tokens, so it already drops the tokens outside the "
+                        "window: remove its eviction");
   }
   if (eviction.recent() < 1) {
     return where.Refuse("recent must be at least 1 token, but is 0");
@@ -260,8 +260,8 @@ absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
     if (!(ratio > 0 && ratio <= 1) || eviction.budget() > 0) {
       return where.Refuse(
           "want a budget in slots, or a budget_ratio above 0 and at most 1, "
-          "have ",
-          eviction.budget(), " and ", ratio);
+          "have a budget of ",
+          eviction.budget(), " and a budget_ratio of ", ratio);
     }
   } else if (eviction.budget() < kept) {
     return where.Refuse("the budget of ", eviction.budget(),
@@ -269,8 +269,9 @@ absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
   }
   const auto unit_interval = [](double x) { return x >= 0 && x <= 1; };
   if (!unit_interval(eviction.lambda()) || !unit_interval(eviction.decay())) {
-    return where.Refuse("lambda and decay must be in 0..1, have ",
-                        eviction.lambda(), " and ", eviction.decay());
+    return where.Refuse("lambda and decay must be in 0..1, have a lambda of ",
+                        eviction.lambda(), " and a decay of ",
+                        eviction.decay());
   }
   if (eviction.positions() == Eviction::ROLLING) {
     for (const auto* parts : {&plan.key().parts(), &plan.joint()}) {

@@ -11,7 +11,7 @@ absl::StatusOr<EvictionBudget> ParseEvictionBudget(absl::string_view text) {
     return budget;
   }
   budget.tokens = 0;
-  // "1" is the share 1, the whole prompt, and not one slot. A cache of one slot
+  // "1" means the whole prompt (the share 1) and not one slot, because one slot
   // could not keep both the first and the most recent tokens.
   if (absl::SimpleAtod(text, &budget.ratio) && budget.ratio > 0 &&
       budget.ratio <= 1) {

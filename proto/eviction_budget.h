@@ -1,5 +1,5 @@
-// The number of cache slots that a sequence keeps after evictions, in the form
-// that plans, flags and requests share.
+// The eviction budget: how many cache slots a sequence keeps after evictions.
+// Flags, requests and the planner use this form.
 #pragma once
 
 #include <cstdint>

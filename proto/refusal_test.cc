@@ -7,7 +7,7 @@ namespace {
 
 using kvasir::v1::Refusal;
 
-TEST(RefusalTest, EachRefusalReasonHasItsStatusCode) {
+TEST(RefusalTest, TheReasonOfARefusalDeterminesItsStatusCode) {
   EXPECT_EQ(RefusedError(Refusal::RETRY_ELSEWHERE, "x").code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(RefusedError(Refusal::NEVER_FITS, "x").code(),
@@ -24,7 +24,7 @@ TEST(RefusalTest, AStatusKeepsTheReasonAndDetailOfARefusal) {
   EXPECT_EQ(refusal->detail(), "want 900 pages, have 64");
 }
 
-TEST(RefusalTest, AStatusWithoutARefusalReasonIsNotReadAsARefusal) {
+TEST(RefusalTest, AStatusWithoutARefusalHasNone) {
   EXPECT_FALSE(RefusalOf(absl::InternalError("lost rank")).has_value());
   EXPECT_FALSE(RefusalOf(absl::OkStatus()).has_value());
 }

@@ -1,6 +1,6 @@
 // Token ids in their wire form: little-endian uint32, 4 bytes each. The bytes
-// are immutable and ref-counted. So a prompt is copied once, when it arrives,
-// even if its request moves to another replica.
+// are immutable and ref-counted. So a prompt is copied only once, when it
+// arrives, even if its request later moves to another replica.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ class TokenBytes {
   // Takes over the memory of `bytes`. Returns INVALID_ARGUMENT if the number of
   // bytes is not a multiple of 4.
   static absl::StatusOr<TokenBytes> FromBytes(std::string bytes);
-  // Uses `bytes` without a copy. `owner` keeps the memory of the bytes alive;
-  // it is for example a slice of a received message.
+  // Uses `bytes` without a copy. `owner`, for example a slice of a received
+  // message, keeps their memory alive.
   static absl::StatusOr<TokenBytes> FromOwned(
       absl::string_view bytes, std::shared_ptr<const void> owner);
 
@@ -43,7 +43,8 @@ class TokenBytes {
   std::vector<int32_t> ToIds() const { return AppendTo({}); }
   // Returns `ids` followed by the ids of this list, which are copied once.
   std::vector<int32_t> AppendTo(std::vector<int32_t> ids) const;
-  // Keeps the memory of bytes() alive.
+  // The owner of the memory of bytes(). A copy of this pointer keeps
+  // bytes() valid.
   const std::shared_ptr<const void>& owner() const { return owner_; }
 
  private:

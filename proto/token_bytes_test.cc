@@ -40,7 +40,7 @@ TEST(TokenBytesTest, AdoptingAVectorOfTokenIdsDoesNotCopyIt) {
   EXPECT_EQ(static_cast<const void*>(tokens.bytes().data()), where);
 }
 
-TEST(TokenBytesTest, AppendToReusesTheCapacityOfTheVector) {
+TEST(TokenBytesTest, AppendToUsesTheSpareCapacityOfTheVector) {
   std::vector<int32_t> ids = {5};
   ids.reserve(3);
   const void* const where = ids.data();

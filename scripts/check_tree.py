@@ -45,15 +45,15 @@ def layer_law():
     for folder, allowed in re.findall(
         r'set\(KVASIR_MAY_LINK_(\w+)\s+"([^"]*)"\)', text
     ):
-        # model_tokenizer allows the folder's headers; linking is checked by
-        # CMake target by target.
+        # An entry such as model_tokenizer allows the headers of the whole folder model.
+        # CMake checks which targets are linked.
         law[folder] = {name.split("_")[0] for name in allowed.split(";")}
     return law
 
 
 def registered(test):
-    """Named outright (process tests by their room at most), or by its stem among the
-    OPS of a room of kernels."""
+    """True if a CMakeLists.txt names the test by its file or, in a folder of kernels, if
+    the list OPS has its name without "_test.cc"."""
     stem = re.escape(test.name.removesuffix("_test.cc"))
     for folder in test.relative_to(ROOT).parents:
         lists = ROOT / folder / "CMakeLists.txt"
@@ -88,8 +88,8 @@ def text_width(text, size, bold):
 
 
 def crossing_texts(svg):
-    """What is wrong with the texts of a picture: left, top, right, bottom are
-    compared, of every text with every <rect>."""
+    """Returns the errors in a picture: every text whose area crosses an edge of a <rect>,
+    or an edge of the picture."""
     boxes, texts = [], []
 
     def walk(element, style):
@@ -133,8 +133,8 @@ def is_test(name):
 
 
 def circles(files):
-    """Groups of folders each of which reaches the others by #include lines, with one
-    line for each pair that includes each other."""
+    """Returns the groups of folders that reach each other by #include lines, with one
+    line for each pair of folders that include each other."""
     includes = collections.defaultdict(lambda: collections.defaultdict(list))
     for path in files:
         name = path.relative_to(ROOT)
@@ -180,14 +180,14 @@ def cited_tests(path, known):
 
 
 def cited_limits(path):
-    """Numbers of files and lines that a page says scripts/check has."""
+    """Limits of files and lines that a page cites, but that scripts/check does not have."""
     limits = {HEADER_LINES, SOURCE_LINES, KERNEL_LINES, FOLDER_LIMIT, *MARKDOWN_LINES.values()}
     for sentence in re.split(r"(?<=[.;])\s", path.read_text()):
         if "`scripts/check`" not in sentence:
             continue
         for number in re.findall(r"(\d+)(?= (?:lines|files))", sentence):
             if int(number) not in limits:
-                yield f"says that scripts/check has a limit of {number}, which it has not"
+                yield f"says that scripts/check has a limit of {number}, which it does not have"
 
 
 def cited_figures(path):

@@ -11,23 +11,23 @@
 
 namespace kvasir::cli {
 
-// A latent that some KV heads share.
+// A group: some KV heads of a layer that share one latent.
 struct GroupSummary {
   int part = 0;
   std::vector<int64_t> heads;
-  int64_t rank = 0;  // the latent's numbers per token
-  // how many of these numbers are stored; numbers with 0 bits are not
+  int64_t rank = 0;  // the latent's length
+  // how many channels of the latent are stored; channels with 0 bits are not
   int64_t stored = 0;
 };
 
-// One row of the table. If a side has several parts, a field joins their values
-// by "+". If keys and values share a part (a joint part), its bytes count for
-// the key, and both sides show the method "joint low_rank".
+// One row of the table. If a side has several parts, a field lists their values
+// with "+" between them. If keys and values share a part (a joint part), its
+// bytes count for the key, and both rows show the method "joint low_rank".
 struct LayerSideSummary {
   int64_t layer = 0;
   std::string side;    // "key" or "value"
   std::string method;  // the parts' spaces: "full", "low_rank+rope_low_rank"
-  int64_t rank = 0;    // numbers per token, all parts and groups
+  int64_t rank = 0;    // sum of the latents' lengths, over all parts and groups
   std::string groups;  // "8x32": 8 groups of rank 32; "2x48,40"
   std::string bits;    // "bf16", "4", "8,4,4,4,2,2,0,0"
   std::string lift;    // "-", "fold", "at_runtime", "reconstruct", "anchored"
@@ -46,7 +46,7 @@ struct LayerSideSummary {
 };
 
 // The bytes per token of uncompressed keys and values, in the model's own data
-// type and in bf16. Plans are compared with this size.
+// type (`own`) and in bf16. The compression ratio of a plan refers to these.
 struct DenseBytes {
   kvasir::v1::DataType type = kvasir::v1::BF16;
   int64_t own = 0;

@@ -18,8 +18,8 @@ using nlohmann::ordered_json;
 
 constexpr model::JsonLimits kLimits = {.max_depth = 8, .max_values = 100'000};
 constexpr size_t kMaxPoints = 4096;
-// The limits of numbers in a file. No real plan exceeds them, and a chart can
-// still show them.
+// Numbers in a file outside these limits are refused. No real plan exceeds
+// them, and a chart can still show them.
 constexpr double kLeastBytes = 1e-6;
 constexpr double kMostBytes = 1e15;
 constexpr double kMostNats = 1e9;
@@ -34,7 +34,8 @@ absl::StatusOr<PlanPoint> ReadPoint(const JsonFields& fields,
   return point;
 }
 
-// Reads a list of points; a missing list is empty.
+// Reads the list `name` of points. If there is no such list, returns an
+// empty one.
 absl::StatusOr<std::vector<PlanPoint>> ReadPoints(const JsonFields& fields,
                                                   std::string_view name,
                                                   std::string_view kl) {

@@ -1,5 +1,6 @@
-// Reads the file in which kvasir-compress (method auto) stores its prediction
-// for a plan, next to the plan. The file is not trusted.
+// Reads a prediction of a plan's loss. kvasir-compress (method auto) writes it
+// into a file next to the plan. The content is checked, because the file may
+// come from elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ inline constexpr int64_t kMaxPredictionBytes = int64_t{4} << 20;
 // "X.json".
 std::string PredictionPathOfPlan(const std::string& plan);
 
-// The size and the loss of one plan. The bytes that a plan needs once per
-// sequence are spread over its tokens and included in bytes_per_token.
+// The size and the loss of one plan. bytes_per_token includes the bytes that a
+// plan needs once per sequence, divided by the sequence's tokens.
 struct PlanPoint {
   double bytes_per_token = 0;  // above 0
   // KL divergence from the uncompressed model in nats per token, 0 or more
@@ -30,8 +31,8 @@ struct PlanPoint {
 struct Prediction {
   std::string plan_sha256;  // the hash of the plan's text; empty: unknown
   PlanPoint plan;
-  // The least and the greatest of several predictions of the KL divergence.
-  // Each leaves out one domain of the calibration text.
+  // The lowest and the highest of several predictions of the KL divergence.
+  // Each was made without one domain (kind of text) of the calibration text.
   double kl_low = 0;
   double kl_high = 0;
   std::vector<PlanPoint> curve;   // predictions for other plans

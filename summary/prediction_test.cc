@@ -75,7 +75,7 @@ TEST(PredictionTest, TheErrorForAWrongTypeOrValueNamesTheFile) {
       {"/plan_sha256", "7"},
       {"/kl", "\"low\""},
       {"/kl", "-1"},
-      {"/kl", "null"},  // NaN, as it is written in JSON
+      {"/kl", "null"},  // the JSON writer writes NaN as null
       {"/kl", "1e300"},
       {"/kl_low", "0.03"},
       {"/kl_high", "0.01"},
@@ -99,7 +99,7 @@ TEST(PredictionTest, TheErrorForAWrongTypeOrValueNamesTheFile) {
   }
 }
 
-TEST(PredictionTest, TooLongListsAreRefused) {
+TEST(PredictionTest, AListOfMoreThan4096PointsIsRefused) {
   for (const char* place : {"/curve", "/kappa/probes"}) {
     json bad = Good();
     json& list = bad[json::json_pointer(place)];

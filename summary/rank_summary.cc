@@ -19,7 +19,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// The most lines of a list in the text. The JSON has the complete list.
+// The text shows at most this many lines of a list. The JSON has the
+// complete list.
 constexpr size_t kMostLines = 12;
 
 std::string RangeText(int64_t first, int64_t last) {
@@ -54,8 +55,8 @@ std::string SideText(const plan::Replica& replica) {
   return std::string(plan::SideName(*replica.side));
 }
 
-// If the layer's bytes per token differ between ranks, adds the layer to
-// `uneven`.
+// If the layer's bytes per token differ between ranks, adds the layer to the
+// last range of `uneven` or to a new range.
 void AddUneven(int64_t layer, const std::vector<cache::PageLayout>& layouts,
                std::vector<UnevenLayers>* uneven) {
   const auto [least, most] = std::minmax_element(
@@ -76,7 +77,7 @@ void AddUneven(int64_t layer, const std::vector<cache::PageLayout>& layouts,
   uneven->back().most_bytes += bytes(*most);
 }
 
-// Appends lines to `out`, the first of them with `label`.
+// Appends lines to `out`. Only the first line has the label.
 void AppendLines(const char* label, const std::vector<std::string>& lines,
                  std::string* out) {
   for (size_t i = 0; i < std::min(lines.size(), kMostLines); ++i) {

@@ -1,4 +1,4 @@
-// Summarizes which share of the model and of the cache each tensor-parallel
+// Summarizes the part of the model and of the cache that each tensor-parallel
 // rank holds, for `inspect` and planners.
 #pragma once
 
@@ -28,7 +28,7 @@ struct RankShare {
   plan::HeadRange query_heads;
   int64_t first_feature = 0;  // first feature of the MLP
   int64_t num_features = 0;
-  double kv_bytes_per_token = 0;  // padding included
+  double kv_bytes_per_token = 0;  // including padding
   double kv_payload_bytes_per_token = 0;
   int64_t kv_fixed_bytes_per_sequence = 0;
   std::optional<int64_t> weight_bytes;  // empty: not counted
@@ -38,8 +38,8 @@ struct RankShare {
 struct UnevenLayers {
   int64_t first_layer = 0;
   int64_t last_layer = 0;
-  // Bytes per token of all these layers, on the rank with the fewest bytes and
-  // on the rank with the most.
+  // Bytes per token, summed over these layers: for each layer on the rank that
+  // stores least, and on the rank that stores most.
   double least_bytes = 0;
   double most_bytes = 0;
 };
@@ -54,7 +54,7 @@ struct RankSummary {
   std::optional<int64_t> whole_weight_bytes;
 
   // Returns the KV bytes per token on the rank with the most bytes. All ranks
-  // have equally many pages, so this rank decides how many pages fit.
+  // have the same number of pages, so this rank limits it.
   double most_kv_bytes_per_token() const;
   // Returns the bytes per token that all ranks together store in addition to
   // one copy of everything.
@@ -64,8 +64,9 @@ struct RankSummary {
   int64_t replicated_weight_bytes() const;
 };
 
-// INVALID_ARGUMENT if the model, or a basis of the plan, cannot be divided
-// among this number of ranks; the text names the possible numbers.
+// Returns INVALID_ARGUMENT if the model, or a latent that several KV heads
+// share, cannot be divided among this number of ranks. The text names the
+// possible numbers.
 absl::StatusOr<RankPlans> ResolveForRanks(const kvasir::v1::KvPlan& plan,
                                           const model::DecoderSpec& spec,
                                           int64_t num_ranks);

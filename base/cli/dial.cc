@@ -14,7 +14,7 @@
 namespace kvasir::cli {
 namespace {
 
-// Enough for a token with white space around it.
+// The largest token file that is read. White space around the token is allowed.
 constexpr size_t kMaxTokenFileBytes = 4096;
 
 }  // namespace

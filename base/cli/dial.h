@@ -18,8 +18,9 @@ namespace kvasir::cli {
 // The longest token that a server accepts.
 inline constexpr size_t kMaxTokenBytes = 512;
 
-// FAILED_PRECONDITION if a call without TLS would leave the machine and
-// `insecure` is false. `remedy` is the flag that switches TLS on.
+// Returns FAILED_PRECONDITION if `target` is on another machine and `insecure`
+// is false, because the call would not be encrypted. `remedy` is the flag that
+// switches TLS on.
 absl::Status CheckPlainCall(const std::string& target, const char* remedy,
                             bool insecure);
 // Reads a file that contains one secret. INVALID_ARGUMENT if it contains no
@@ -41,8 +42,8 @@ struct DialTlsFlags {
 void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options);
 // Returns the credentials for calls to `target`; plain text if no flag is set.
 // Errors: those of base::TlsChannelCredentials; INVALID_ARGUMENT for a file
-// without a token; FAILED_PRECONDITION if plain text would leave the machine or
-// a token would be sent without TLS.
+// without a token; FAILED_PRECONDITION if the call would go to another machine
+// in plain text, or would send a token without TLS.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
     const DialTlsFlags& flags, const std::string& target);
 

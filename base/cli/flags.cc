@@ -91,7 +91,8 @@ bool IsRefusedEmpty(CLI::Option* option) {
   }
 }
 
-// Adds details that CLI11's own message lacks.
+// Returns a message for `error`. For an unknown key or command it says more
+// than CLI11's own message.
 std::string UsageMessage(const CLI::App& app, const CLI::ParseError& error) {
   constexpr char kUnknownKey[] = "INI was not able to parse ";
   const std::string text = error.what();
@@ -208,7 +209,7 @@ void RefuseEmpty(CLI::App* app, CLI::Option* option) {
       const std::string variable = each->get_envname();
       const char* const value =
           variable.empty() ? nullptr : std::getenv(variable.c_str());
-      // A list of only commas is empty, too.
+      // A list that has only commas counts as empty.
       const bool empty =
           value != nullptr && std::string_view(value).find_first_not_of(',') ==
                                   std::string_view::npos;

@@ -23,8 +23,8 @@ namespace kvasir::cli {
 // error.
 void AddConfigFile(CLI::App* app);
 
-// Returns the flags of `command` with their current values, as a file for
-// --config.
+// Returns the text of a --config file that sets the flags of `command` to their
+// current values.
 std::string EffectiveConfig(const CLI::App& command);
 
 // Prints "PROGRAM: WHAT" on standard error, with control characters escaped
@@ -36,8 +36,7 @@ void PrintError(const std::string& program, std::string_view what);
 // --help gives kExitOk.
 int ParseAndRun(CLI::App* app, int argc, char** argv, const int& exit_code);
 
-// Returns a validator that refuses a value, as a usage error, if `check` fails
-// for it.
+// Returns a validator that reports a usage error if `check` fails for a value.
 CLI::Validator Checked(std::function<absl::Status(const std::string&)> check);
 // Returns a validator that accepts only numbers in [least, most].
 CLI::Validator Between(double least, double most);
@@ -75,17 +74,19 @@ CLI::Option* AddText(CLI::App* app, const std::string& name, T& value,
 CLI::Option* AddSwitch(CLI::App* app, const std::string& name, bool& value,
                        const std::string& help);
 
-// The sizes that a flag accepts, from `least` to `most`, both included.
+// The sizes in bytes that a flag accepts, from `least` to `most`,
+// both included.
 struct ByteRange {
   int64_t least = 0;
   int64_t most = std::numeric_limits<int64_t>::max();
 };
 
-// Adds a flag for a size, which ParseBytes parses.
+// Adds a flag for a size with an optional unit, such as 512MiB
+// (see ParseBytes).
 CLI::Option* AddBytes(CLI::App* app, const std::string& name, int64_t& value,
                       const std::string& help, ByteRange range = {});
 
-// Adds a flag for a size, or "auto", for which `value` is empty.
+// Adds a flag for a size or the word "auto". If it is "auto", `value` is empty.
 CLI::Option* AddBytesOrAuto(CLI::App* app, const std::string& name,
                             std::optional<int64_t>& value,
                             const std::string& help);

@@ -29,9 +29,9 @@ volatile sig_atomic_t g_shutdown_signals = 0;
 
 constexpr char kLockName[] = "/.kvasir-private-folder";
 
-// Returns an id that changes with every boot. Each lock file contains it.
-// IsAbandoned ignores folders with another id: they may belong to another
-// machine with the same file system, whose locks are invisible here.
+// Returns an id that changes with every boot. Each lock file contains the id.
+// IsAbandoned ignores folders with another id. They may belong to another
+// machine that shares the file system, and its locks are invisible here.
 std::string BootId() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
@@ -39,11 +39,11 @@ std::string BootId() {
   return id;
 }
 
-// Creates and locks a folder's lock file. The file gets its name only when it
-// is locked, so no other process finds it unlocked while this one lives. The
-// descriptor is never closed: the system unlocks the file when the process
-// ends. On a file system without locks there is no lock file, and IsAbandoned
-// is always false.
+// Creates and locks a folder's lock file. The file gets its final name only
+// after it is locked. So no other process finds it unlocked while this process
+// runs. The descriptor is never closed: the system unlocks the file when the
+// process ends. On a file system without locks there is no lock file, and
+// IsAbandoned is always false.
 void HoldLock(const std::string& folder) {
   const std::string lock = folder + kLockName;
   const std::string unlocked = lock + "-";
@@ -104,7 +104,7 @@ void OnShutdownSignal(int signal_number) {
 
 void EndAtOnce(int signal_number) { _exit(128 + signal_number); }
 
-// False if the user has switched off gRPC's log.
+// False if the user has switched off gRPC's log (GRPC_VERBOSITY=NONE).
 bool g_log_grpc = true;
 
 void LogFromGrpc(gpr_log_func_args* args) {
@@ -120,8 +120,9 @@ void PrepareProcess() {
   const rlimit none{0, 0};
   setrlimit(RLIMIT_CORE, &none);
   signal(SIGPIPE, SIG_IGN);
-  // Signals have no default action in the first process of a container. Without
-  // these handlers, only SIGKILL could end it while it loads.
+  // If this is the first process of a container (process id 1), signals have no
+  // default action. Without these handlers, only SIGKILL could end the process
+  // while it loads a model.
   if (getpid() == 1) {
     signal(SIGTERM, EndAtOnce);
     signal(SIGINT, EndAtOnce);

@@ -1,5 +1,6 @@
-// The start of a program (limits, signals, gRPC's log), its shutdown signals,
-// and the paths and names that its environment gives it.
+// Functions that every program needs: to prepare the process at its start
+// (limits, signals, gRPC's log), to notice a request to shut down, and to find
+// paths and names in its environment.
 #pragma once
 
 #include <string>

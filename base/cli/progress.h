@@ -11,14 +11,14 @@
 
 namespace kvasir::cli {
 
-// Estimates the remaining time from observed progress. Work before the first
-// observation does not count, because its time is unknown or includes loading
-// and warming up.
+// Estimates the remaining time from observed progress. Work done before the
+// first call of See is ignored, because its duration is unknown or includes
+// loading and warming up.
 class TimeLeft {
  public:
   void See(absl::Time now, int64_t done);
-  // Returns no estimate within two seconds of the first observation, because so
-  // short a time predicts the rest badly.
+  // Returns nullopt during the first two seconds after the first See, because
+  // so short a time predicts the rest badly.
   std::optional<absl::Duration> Estimate(int64_t total) const;
 
  private:
@@ -28,7 +28,7 @@ class TimeLeft {
   int64_t done_ = 0;
 };
 
-// A progress line.
+// Prints one progress line.
 // Threads: use from one thread only.
 class Progress {
  public:
@@ -42,8 +42,8 @@ class Progress {
 
   // Shows the progress `done`; `note` ("loss 3.21") is appended to the line.
   void Update(int64_t done, const std::string& note = "");
-  // Removes the line from a terminal, so that the next output begins on an
-  // empty line.
+  // Clears the line on a terminal, so that the next output does not mix
+  // with it.
   void Finish();
 
  private:

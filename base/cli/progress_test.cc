@@ -83,7 +83,8 @@ TEST(ProgressTest,
      WorkDoneBeforeTheFirstUpdateDoesNotAffectTheEstimateOfTheTimeLeft) {
   const absl::Time start = absl::FromUnixSeconds(1000);
   TimeLeft time_left;
-  // The first unit took long, and nothing was observed before it was done.
+  // The duration of the first unit is unknown, because See is called only
+  // after it.
   time_left.See(start, 1);
   EXPECT_EQ(time_left.Estimate(20), std::nullopt);
   time_left.See(start + absl::Milliseconds(100), 2);
@@ -105,7 +106,7 @@ TEST(ProgressTest,
 }
 
 TEST(ProgressTest, ManyUpdatesInAShortTimePrintOnlyTwoLines) {
-  // One line at the beginning and one at the end.
+  // The first and the last update print a line.
   EXPECT_EQ(LinesOf(
                 [](Progress* progress) {
                   for (int i = 0; i <= 50; ++i) progress->Update(i);

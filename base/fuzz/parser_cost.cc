@@ -42,7 +42,8 @@ std::string RepeatedText(std::string_view input) {
   const std::string_view unit = part();
   for (size_t copy = 0; !unit.empty() && text.size() < bytes; ++copy) {
     text.append(unit);
-    // The last '#' becomes the last digit.
+    // Write the copy's number from right to left: the last '#' gets the
+    // last digit.
     size_t number = copy;
     std::for_each(text.rbegin(),
                   text.rbegin() + static_cast<std::ptrdiff_t>(unit.size()),
@@ -85,9 +86,9 @@ void ParseAtLinearCost(const uint8_t* data, size_t size, uint64_t work_per_byte,
 
 }  // namespace kvasir::base
 
-// The linker redirects calls of these functions to here (--wrap in
-// CMakeLists.txt). `musttail` keeps the caller's address, which libFuzzer
-// reads.
+// The linker redirects calls of the wrapped functions to the functions defined
+// here (--wrap in CMakeLists.txt). `musttail` keeps the caller's address, which
+// libFuzzer reads.
 #define KVASIR_COUNT(result, function, parameters, arguments, units) \
   result __real_##function parameters;                               \
   __attribute__((no_sanitize("coverage", "address")))                \

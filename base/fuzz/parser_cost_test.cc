@@ -31,13 +31,13 @@ std::string Repeat(std::string_view head, std::string_view unit,
   return input;
 }
 
-TEST(ParserCostTest, AnInputWithoutTheFirstLineIsItselfTheText) {
+TEST(ParserCostTest, AnInputThatDoesNotBeginWithRepeatIsItselfTheText) {
   std::string text;
   Parse("{}", [&](std::string_view given) { text = given; });
   EXPECT_EQ(text, "{}");
 }
 
-TEST(ParserCostTest, CopiesOfAUnitAreNumbered) {
+TEST(ParserCostTest, EachCopyOfTheUnitContainsItsNumber) {
   std::string text;
   Parse(Repeat("{", "\"##\":1,", "}"),
         [&](std::string_view given) { text = given; });
@@ -47,7 +47,7 @@ TEST(ParserCostTest, CopiesOfAUnitAreNumbered) {
   EXPECT_LE(text.size(), kBytes + 8);
 }
 
-TEST(ParserCostTest, APartThatIsMissingIsEmpty) {
+TEST(ParserCostTest, AMissingHeadUnitOrTailCountsAsEmpty) {
   for (const char* rest :
        {"", "x", "9", "9\n", "9\na", "9\na\n--\n", "9\na\n--\n\n--\n"}) {
     Parse(std::string(kRepeat) + rest,

@@ -24,10 +24,11 @@ namespace kvasir::base {
 namespace {
 
 constexpr int kBacklog = 1024;
-// The pause before the next attempt to accept connections if there are no free
-// descriptors.
+// If no file descriptors are free, the acceptor waits this long before it tries
+// again to accept connections.
 constexpr absl::Duration kPause = absl::Milliseconds(50);
-// How long a probe, the acceptor's connection to itself, may take to arrive.
+// The time limit for a probe, a connection that the acceptor makes to itself,
+// to arrive.
 constexpr absl::Duration kProbePatience = absl::Seconds(1);
 constexpr absl::Duration kBetweenLogLines = absl::Seconds(10);
 
@@ -120,8 +121,9 @@ bool OutOfDescriptors(int error) {
          error == ENOMEM;
 }
 
-// Returns whether accept() failed because of the connection that it took from
-// the queue. The listening socket still works then.
+// Returns true if accept() failed because of one connection, for example
+// because the client has already closed it. The listening socket still
+// works then.
 bool IsOneConnectionsError(int error) {
   switch (error) {
     case EINTR:
@@ -307,16 +309,15 @@ void Acceptor::Loop() {
         Probe(&socket);
       }
     }
-    // Until descriptors are free, the other connections stay in the system's
-    // queue.
+    // Without free descriptors, new connections stay in the system's queue.
     if (!enough) Wait(kPause, /*also_listen=*/false);
   }
   for (Socket& socket : sockets_) AcceptAll(&socket);
   CloseAll();
 }
 
-// Accepts at most as many connections as the system queues, so that a constant
-// stream of clients delays neither the other sockets nor the shutdown.
+// Accepts at most kBacklog connections per call, so that a constant stream of
+// clients delays neither the other sockets nor the shutdown.
 bool Acceptor::AcceptAll(Socket* socket) {
   for (int i = 0; i < kBacklog && socket->listening >= 0; ++i) {
     Address from;
@@ -360,7 +361,7 @@ void Acceptor::Take(int connection) {
     if (open_.size() >= most) Forget();
     full = open_.size() >= (options_.replace_oldest ? 2 * most : most);
     if (!full) {
-      // Only with replace_oldest can the table be this full here.
+      // The table can be this full only if replace_oldest is set.
       if (open_.size() >= most) ShutDownOldest();
       open_[connection] = {.inode = SocketAt(connection),
                            .number = num_accepted_++};
@@ -382,8 +383,8 @@ void Acceptor::Take(int connection) {
 
 void Acceptor::Probe(Socket* socket) {
   Address to = socket->address;
-  // A wildcard address cannot be dialled; use the loopback address of its
-  // family.
+  // A client cannot connect to a wildcard address, so use the loopback address
+  // of the same family.
   if (to.bytes.ss_family == AF_INET) {
     auto* v4 = reinterpret_cast<sockaddr_in*>(&to.bytes);
     if (v4->sin_addr.s_addr == htonl(INADDR_ANY)) {
@@ -397,10 +398,11 @@ void Acceptor::Probe(Socket* socket) {
   }
   const int probe = ::socket(to.bytes.ss_family,
                              SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (probe < 0) return;  // out of descriptors, so a probe would prove nothing
+  if (probe < 0)
+    return;  // no descriptor is free, so a probe could not show anything
   if (to.bytes.ss_family == AF_UNIX) {
-    // Bind the probe to a name of its own, so that AcceptAll can tell it from
-    // clients' connections.
+    // Let the system give the probe a unique name, by which AcceptAll
+    // distinguishes it from clients' connections.
     const sa_family_t family = AF_UNIX;
     ::bind(probe, reinterpret_cast<const sockaddr*>(&family), sizeof(family));
   }
@@ -465,8 +467,8 @@ void Acceptor::CloseAll() {
   sockets_.clear();
 }
 
-// Forgets connections that have been closed. The number of a closed descriptor
-// may belong to another file by now; then the inode differs.
+// Removes closed connections from the table. If a closed descriptor's number
+// belongs to another file by now, the inode differs.
 void Acceptor::Forget() {
   std::erase_if(open_, [](const std::pair<const int, Open>& entry) {
     return SocketAt(entry.first) != entry.second.inode;

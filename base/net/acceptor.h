@@ -26,9 +26,9 @@
 
 namespace kvasir::base {
 
-// Owns: its listening sockets and its thread. An accepted connection is owned
-//   by the function `take`; the acceptor keeps only its descriptor number and
-//   inode, to see whether it is still open.
+// Owns: its listening sockets and its thread. Accepted connections belong to
+//   the function `take`. The acceptor keeps only their descriptor numbers and
+//   inodes, to see which are still open.
 // Threads: any thread, but only one at a time may call StopListening; `take`
 //   runs on the acceptor's own thread.
 // Errors: FAILED_PRECONDITION if the address cannot be bound; the text names
@@ -53,9 +53,10 @@ class Acceptor {
     // Meant for ports of health probes: clients that keep connections open
     // cannot lock the probes out.
     bool replace_oldest = false;
-    // If no connection came for this long, the acceptor connects to itself (a
-    // probe). If the probe does not arrive, the acceptor opens a new listening
-    // socket: a Unix socket's file may have been removed, for example.
+    // If no connection has arrived for this long, the acceptor connects to
+    // itself (a probe). If the probe does not arrive, the acceptor opens a
+    // new listening socket: a Unix socket's file may have been removed,
+    // for example.
     absl::Duration probe_interval = absl::Seconds(10);
     // Receives the descriptor of a connection, which is non-blocking. The
     // receiver must close it.
@@ -93,7 +94,7 @@ class Acceptor {
   struct Socket {
     int listening = -1;
     Address address;
-    // A connection to ourselves that has not been accepted yet; -1: none.
+    // The descriptor of a probe that has not been accepted yet; -1: none.
     int probe = -1;
     Address probe_address;
     absl::Time opened_at = absl::InfinitePast();
@@ -105,7 +106,8 @@ class Acceptor {
   // Returns a bound socket; or -1, with the cause in errno.
   static int Bind(const Address& address);
   void Loop();
-  // Returns true if a connection waits to be accepted.
+  // Waits until a connection can be accepted, but at most for `timeout`.
+  // Returns whether one can.
   bool Wait(absl::Duration timeout, bool also_listen);
   // Returns false if there are no descriptors left.
   bool AcceptAll(Socket* socket);

@@ -29,7 +29,7 @@ void WaitUntil(const std::function<bool()>& condition) {
   EXPECT_TRUE(condition());
 }
 
-// Receives connections from an acceptor and keeps them open.
+// Receives connections from an acceptor and keeps them open until CloseAll.
 class Kept {
  public:
   ~Kept() { CloseAll(); }
@@ -130,8 +130,8 @@ TEST_F(
   const Caller caller(*acceptor);
   WaitUntil([&] { return kept_.taken() == 1; });
   kept_.CloseAll();
-  // The system reuses the lowest free descriptor number, which is the one just
-  // closed.
+  // A new file gets the lowest free descriptor number, which is that of the
+  // connection just closed.
   int pair[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
   EXPECT_EQ(acceptor->connections(), 0u);
@@ -154,7 +154,8 @@ TEST_F(AcceptorTest, ClosesConnectionsOverTheLimitUntilOneEnds) {
   WaitUntil([&] { return kept_.taken() == 3; });
 }
 
-TEST_F(AcceptorTest, ANewConnectionReplacesTheOldestIfThePortIsForProbes) {
+TEST_F(AcceptorTest,
+       WithReplaceOldestANewConnectionOverTheLimitReplacesTheOldest) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   Acceptor::Options options = Keeping(/*max_connections=*/2);
   options.replace_oldest = true;
@@ -168,7 +169,8 @@ TEST_F(AcceptorTest, ANewConnectionReplacesTheOldestIfThePortIsForProbes) {
   const Caller fourth(*acceptor);
   EXPECT_TRUE(second.WaitForClose());
   WaitUntil([&] { return kept_.taken() == 4; });
-  // None of the four is closed yet, so the table has no room for a fifth.
+  // The server has not closed its side of the two replaced connections, so four
+  // are open: twice the limit.
   Caller fifth(*acceptor);
   EXPECT_TRUE(fifth.WaitForClose());
   EXPECT_EQ(kept_.taken(), 4u);
@@ -176,8 +178,8 @@ TEST_F(AcceptorTest, ANewConnectionReplacesTheOldestIfThePortIsForProbes) {
   kept_.CloseAll();
 }
 
-// gRPC's own listener never accepted again after such a shortage
-// (CVE-2023-4785).
+// gRPC's own listener never accepts a connection again after such a
+// shortage (CVE-2023-4785).
 TEST_F(AcceptorTest, AcceptsConnectionsAgainAfterAShortageOfFileDescriptors) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping());
@@ -241,7 +243,6 @@ TEST_F(AcceptorTest, ListensAgainAfterItsSocketFileWasRemoved) {
   WaitUntil([&] { return kept_.taken() > 0; });
 }
 
-// The acceptor does not hand its own probes to the server.
 TEST_F(AcceptorTest, DoesNotHandItsOwnProbeConnectionsToTheServer) {
   ListenAddress on_unix;
   on_unix.unix_path = folder_.File("probed");

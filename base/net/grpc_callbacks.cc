@@ -9,8 +9,8 @@
 namespace kvasir::base {
 namespace {
 
-// A server without an address, which only holds a reference to the callback
-// threads.
+// A gRPC server without an address. It exists only because its reference keeps
+// the callback threads alive.
 struct Keeper {
   Keeper() {
     grpc::ServerBuilder builder;

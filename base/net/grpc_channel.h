@@ -9,9 +9,9 @@
 
 namespace kvasir::base {
 
-// Returns a channel that connects to `target` directly, and never through the
-// proxy that the environment sets for web traffic (http_proxy). Null
-// credentials: plain text. The channel connects when it is first used.
+// Returns a channel to `target`. It connects directly, even if the environment
+// names a proxy for web traffic (http_proxy), and only when it is first used.
+// If `credentials` are null, it uses plain text.
 std::shared_ptr<grpc::Channel> NewGrpcChannel(
     const std::string& target,
     const std::shared_ptr<grpc::ChannelCredentials>& credentials);

@@ -1,6 +1,6 @@
-// Converts deadlines of calls. On the wire and in gRPC's contexts they are
-// wall-clock times; elsewhere in this process they are times of Clock::Real(),
-// which never steps.
+// Converts deadlines of calls. gRPC's contexts have wall-clock times. The rest
+// of this process uses times of Clock::Real(), which later changes of the wall
+// clock do not affect.
 #pragma once
 
 #include <chrono>

@@ -25,7 +25,7 @@
 namespace kvasir::base {
 namespace {
 
-// Limit for gRPC's threads that wait for and serve reflection calls.
+// The most threads that gRPC may use for reflection calls.
 constexpr int kMaxReflectionThreads = 8;
 
 int Milliseconds(absl::Duration duration) {
@@ -98,8 +98,8 @@ class Reflection final : public grpc::ServerBuilderOption {
   const bool wanted_;
 };
 
-// Turns reflection on or off. It is the only service with threads of its own,
-// one for each open call, so their number is limited.
+// Turns reflection on or off. Reflection is the only service that takes a
+// thread for each open call, so the number of threads is limited.
 void SetReflection(bool wanted, grpc::ServerBuilder* builder) {
   builder->SetOption(std::make_unique<Reflection>(wanted));
   if (!wanted) return;
@@ -109,8 +109,8 @@ void SetReflection(bool wanted, grpc::ServerBuilder* builder) {
   builder->SetSyncServerOption(Option::MAX_POLLERS, 1);
 }
 
-// Gives a text to the error for requests that cannot be parsed as the call's
-// message type. gRPC answers them with UNIMPLEMENTED and no text, as if the
+// Replaces gRPC's answer to requests that cannot be parsed as the call's
+// message type. gRPC would answer UNIMPLEMENTED without a text, as if the
 // method did not exist.
 class ExplainGarbage final : public grpc::experimental::Interceptor {
  public:
@@ -123,8 +123,8 @@ class ExplainGarbage final : public grpc::experimental::Interceptor {
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* batch) override {
     using Point = grpc::experimental::InterceptionHookPoints;
-    // A null message means that parsing failed. For an unknown method gRPC does
-    // not receive a message at all.
+    // A null message means that parsing failed. If the method is unknown, gRPC
+    // does not reach this point.
     if (batch->QueryInterceptionHookPoint(Point::POST_RECV_MESSAGE) &&
         batch->GetRecvMessage() == nullptr) {
       no_message_ = true;
@@ -279,7 +279,8 @@ void GrpcServer::Shutdown(absl::Time deadline, bool hang_up) {
   acceptor_->StopListening();
   if (hang_up) {
     acceptor_->HangUp();
-    // gRPC notices the closed connections on its own threads.
+    // gRPC notices only later, on its own threads, that the connections
+    // are closed.
     while (acceptor_->connections() > 0 && absl::Now() < deadline) {
       absl::SleepFor(absl::Milliseconds(1));
     }

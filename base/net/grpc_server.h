@@ -30,13 +30,13 @@ struct GrpcServerOptions {
   // The most concurrent calls per connection. It is high because a frontend
   // sends all its requests over a few connections.
   int max_concurrent_streams = 4096;
-  // More metadata ends the call and its connection.
+  // A call with more metadata is ended, and its connection is closed.
   int max_metadata_bytes = 16 << 10;
   absl::Duration handshake_timeout = absl::Seconds(10);
   // A peer that pings more often while the server sends it nothing is
   // disconnected after `max_ping_strikes` such pings; 0 strikes: never (for
-  // trusted peers only). Clients may ping once a second; half of that allows
-  // for pings that arrive early.
+  // trusted peers only). Clients may ping once a second. The default is half of
+  // that, because pings may arrive early.
   absl::Duration min_ping_interval = absl::Milliseconds(500);
   int max_ping_strikes = 2;
   // The server sends GOAWAY on a connection older than this, so that clients
@@ -46,7 +46,7 @@ struct GrpcServerOptions {
   // The server sends GOAWAY on a connection without calls after this time.
   absl::Duration max_connection_idle = absl::Minutes(5);
   // If this many connections are open, new ones are closed. 0: half of the
-  // descriptors that the process may have.
+  // process's limit of open descriptors.
   size_t max_connections = 0;
   // See Acceptor::Options::replace_oldest.
   bool replace_oldest_connection = false;
@@ -82,9 +82,9 @@ int64_t MaxMessageBytesFor(int64_t max_model_len_tokens);
 // Threads: any thread.
 class GrpcServer {
  public:
-  // FAILED_PRECONDITION if the address cannot be bound: it is taken, belongs to
-  // another machine, does not resolve, or is too long a path. The text names
-  // the address, the cause and the flag to change.
+  // Returns FAILED_PRECONDITION if the address cannot be bound, for example
+  // because it is in use, belongs to another machine or does not resolve. The
+  // text names the address, the cause and the flag to change.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
       const GrpcServerOptions& options,
       const std::vector<grpc::Service*>& services);
@@ -112,8 +112,8 @@ class GrpcServer {
   // Refuses new connections, waits for running calls, cancels them at the
   // deadline, and returns when all have ended. Idempotent. gRPC 1.51 ends a
   // call that arrives during the shutdown with CANCELLED. If `hang_up` is set,
-  // connections are closed first, so that such a client sees a lost connection
-  // instead; set it only if no call should be running any more.
+  // connections are closed first, so that the client sees a lost connection
+  // instead. Set it only if no call should be running any more.
   void Shutdown(absl::Time deadline, bool hang_up = false);
 
  private:

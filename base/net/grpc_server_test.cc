@@ -59,7 +59,8 @@ Served CheckHealth(const std::string& target, const std::string& service) {
   return bytes == "\x08\x01" ? Served::kServing : Served::kNotServing;
 }
 
-// A service with one method, because a server needs one; no test calls it.
+// A service with one method, which no test calls. A gRPC server does not start
+// without a service.
 class IdleService : public grpc::Service {
  public:
   IdleService() {
@@ -134,7 +135,7 @@ TEST(GrpcServerTest,
                      Not(HasSubstr("--port")))));
 }
 
-TEST(GrpcServerTest, APortOutOfRangeIsRefused) {
+TEST(GrpcServerTest, APortAbove65535IsRefused) {
   GrpcServerOptions options;
   options.listen.port = 65536;
   EXPECT_THAT(StartIdle(options),
@@ -383,8 +384,8 @@ TEST(GrpcServerTest, ACallOfAClientThatPingsOnceASecondIsNotEnded) {
   stub.UnaryCall(&context, "/kvasir.test.Held/Call", {}, &out, &in,
                  [&](const grpc::Status& status) { done.set_value(status); });
   grpc::ServerUnaryReactor* const reactor = service.running.get_future().get();
-  // One ping and two strikes are allowed in any case, so the fifth ping is
-  // waited for.
+  // The first ping and two strikes are always allowed, so wait until the
+  // fifth ping.
   absl::SleepFor(absl::Milliseconds(5500));
   reactor->Finish(grpc::Status::OK);
   const grpc::Status status = done.get_future().get();
@@ -393,7 +394,7 @@ TEST(GrpcServerTest, ACallOfAClientThatPingsOnceASecondIsNotEnded) {
 
 TEST(GrpcServerTest,
      AClientThatPingsTooOftenIsDisconnectedAfterTheAllowedNumberOfPings) {
-  // Only the first ping is allowed within the interval.
+  // With an interval of one hour, every ping after the first is a strike.
   GrpcServerOptions options;
   options.min_ping_interval = absl::Hours(1);
   options.max_ping_strikes = 2;

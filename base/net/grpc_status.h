@@ -34,8 +34,8 @@ KVASIR_SAME_CODE(kDataLoss, DATA_LOSS);
 KVASIR_SAME_CODE(kUnauthenticated, UNAUTHENTICATED);
 #undef KVASIR_SAME_CODE
 
-// Longer status messages are cut, because they travel in trailing metadata,
-// whose size peers limit.
+// Status messages are cut to this length, because they are sent in trailing
+// metadata, and peers limit its size.
 inline constexpr size_t kMaxStatusMessageBytes = 1024;
 
 inline grpc::Status ToGrpcStatus(const absl::Status& status) {
@@ -45,7 +45,8 @@ inline grpc::Status ToGrpcStatus(const absl::Status& status) {
       std::string(status.message().substr(0, kMaxStatusMessageBytes)));
 }
 
-// A number that is not a status code (a peer may send any) becomes UNKNOWN.
+// A peer may send any number as a code. Numbers that are not codes
+// become UNKNOWN.
 inline absl::Status FromGrpcStatus(const grpc::Status& status) {
   const int code = static_cast<int>(status.error_code());
   const bool known = code >= 0 && code <= grpc::StatusCode::UNAUTHENTICATED;

@@ -22,12 +22,11 @@ constexpr uint8_t kHeaders = 1;
 constexpr uint8_t kContinuation = 9;
 constexpr uint8_t kEndHeaders = 4;
 
-// The scanner for the connection at one descriptor. Only one thread at a time
-// reads this connection. The scanner is used until the descriptor's number
-// belongs to another connection.
+// The state of the connection at one descriptor. It is used until another
+// connection gets the same descriptor number.
 struct Watched {
-  // The acceptor may give this object to a new connection while a thread still
-  // uses it for the previous one.
+  // Needed because the acceptor may assign this object to a new connection
+  // while a thread still scans for the previous one.
   Mutex mutex;
   bool on ABSL_GUARDED_BY(mutex) = false;
   ino_t inode ABSL_GUARDED_BY(mutex) = 0;
@@ -55,8 +54,8 @@ void CountRefused() {
       {{"limit_bytes", kMaxHeaderBlockBytes}, {"since_last_line", *unlogged}});
 }
 
-// Scans the bytes that were read. Returns false if they made a header block too
-// long; the connection is shut down then.
+// Scans the bytes that were read. If a header block is too long, shuts the
+// connection down and returns false.
 bool ScanRead(int descriptor, const msghdr& message, size_t read_bytes) {
   if (descriptor < 0 || static_cast<size_t>(descriptor) >= kMaxDescriptors) {
     return true;
@@ -76,8 +75,8 @@ bool ScanRead(int descriptor, const msghdr& message, size_t read_bytes) {
       continue;
     }
     watched->on = false;
-    // gRPC may have closed that connection meanwhile, and the number may belong
-    // to another file now.
+    // If gRPC has closed the connection meanwhile, the descriptor's number may
+    // belong to another file, which must not be shut down.
     if (InodeAt(descriptor) != watched->inode) return true;
     CountRefused();
     ::shutdown(descriptor, SHUT_RDWR);

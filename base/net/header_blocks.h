@@ -15,11 +15,11 @@
 
 namespace kvasir::base {
 
-// Four times the metadata that a server accepts (GrpcServerOptions), so that
-// gRPC's own limit applies first to peers that end their blocks.
+// Four times the metadata limit of a server (GrpcServerOptions). So if a peer
+// ends a block that is too large, gRPC's own limit applies first.
 inline constexpr uint32_t kMaxHeaderBlockBytes = 64 << 10;
 
-// Connections with a descriptor from this number on are not scanned.
+// Connections whose descriptor number is this large or larger are not scanned.
 inline constexpr size_t kMaxDescriptors = 1 << 20;
 
 // Parses the frames that the client of one connection sends, beginning with the
@@ -63,8 +63,8 @@ class HeaderBlockScanner {
 // Threads: any thread, before gRPC receives the descriptor.
 void LimitHeaderBlocks(int connection);
 
-// Exports kvasir_header_blocks_refused_total, which counts for all listeners of
-// the process together.
+// Exports kvasir_header_blocks_refused_total, the sum over all listeners of
+// the process.
 // Threads: any thread.
 class HeaderBlockMetrics final : public prometheus::Collectable {
  public:

@@ -29,8 +29,8 @@ constexpr char kData = 0, kHeaders = 1, kSettings = 4, kContinuation = 9;
 constexpr char kEndHeaders = 4;
 constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-// Returns a frame: SETTINGS for the whole connection, other types for its first
-// stream.
+// Returns a frame. A SETTINGS frame belongs to the whole connection, other
+// types to its first stream.
 std::string Frame(char type, char flags, const std::string& payload) {
   const size_t size = payload.size();
   return std::string({static_cast<char>(size >> 16),
@@ -41,7 +41,7 @@ std::string Frame(char type, char flags, const std::string& payload) {
 
 // Returns CONTINUATION frames of `bytes` in total with their frame headers.
 // Each byte of payload is a complete header (":method: GET"), so that gRPC
-// finds nothing wrong.
+// itself accepts the frames.
 std::string Continuations(size_t bytes) {
   std::string frames;
   while (bytes > 0) {
@@ -239,8 +239,8 @@ TEST_F(HeaderBlocksTest, AFileThatReusesAWatchedDescriptorIsNotShutDown) {
   const int number = first[0];
   close(first[0]);
   close(first[1]);
-  // The system reuses the lowest free descriptor number, which is the one just
-  // closed.
+  // A new file gets the lowest free descriptor number, which is that of the
+  // connection just closed.
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, second), 0);
   ASSERT_EQ(second[0], number);
   const std::string flood = absl::StrCat(kPreface, Frame(kHeaders, 0, ""),

@@ -57,7 +57,8 @@ ListenTrouble ProbeListen(const std::string& host, int port) {
   if (error != 0) {
     return {ListenTrouble::With::kHost, ::gai_strerror(error)};
   }
-  // Try all addresses: some may be of a family (IPv6) that this machine lacks.
+  // Try all addresses, because this machine may lack the family (IPv6) of some
+  // of them.
   ListenTrouble trouble = TryToListen(*found);
   for (const addrinfo* next = found->ai_next;
        next != nullptr && trouble.with != ListenTrouble::With::kNothing;

@@ -19,7 +19,7 @@ struct ListenAddress {
   std::string host = "127.0.0.1";
   // 0: any free port, which the server reports.
   int port = 0;
-  // Named in errors: "choose another address with --port".
+  // The flags that errors name: "choose another address with --port".
   std::string flag = "--port";
   std::string host_flag = "--host";
 };
@@ -47,7 +47,7 @@ ListenTrouble ProbeListen(const std::string& host, int port);
 // larger count; 0 if the name does not resolve. Blocks as long as the system's
 // resolver does.
 int CountAddresses(const std::string& host);
-// Does the same for a resolver's result, which may be null.
+// Does the same for a list of addresses from getaddrinfo, which may be null.
 int CountAddresses(const addrinfo* found);
 
 }  // namespace kvasir::base

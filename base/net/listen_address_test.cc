@@ -9,8 +9,7 @@
 namespace kvasir::base {
 namespace {
 
-// Calls CountAddresses for a resolver's result that has one address for each of
-// `families`.
+// Calls CountAddresses for a list that has one address for each of `families`.
 int Count(const std::vector<int>& families) {
   std::vector<addrinfo> found(families.size());
   for (size_t i = 0; i < found.size(); ++i) {
@@ -20,7 +19,7 @@ int Count(const std::vector<int>& families) {
   return CountAddresses(found.empty() ? nullptr : found.data());
 }
 
-TEST(CountAddressesTest, CountsIpv4OrIpv6AddressesWhicheverAreMore) {
+TEST(CountAddressesTest, ReturnsTheLargerOfTheCountsOfIpv4AndIpv6Addresses) {
   EXPECT_EQ(Count({}), 0);
   EXPECT_EQ(Count({AF_INET}), 1);
   EXPECT_EQ(Count({AF_INET, AF_INET6}), 1) << "one machine, by both";

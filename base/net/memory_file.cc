@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
-// This flag exists since Linux 6.3; some systems warn about files without it,
-// or refuse them.
+// The headers of Linux before 6.3 lack this flag. Some newer systems warn about
+// memory files without it, or refuse to create them.
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif

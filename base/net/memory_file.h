@@ -40,7 +40,8 @@ class MemoryFile {
     MemoryFile* file;
     std::string text;
   };
-  // Replaces several texts in this order, or none of them.
+  // Replaces the texts of several files, in this order. On an error, none
+  // is replaced.
   static absl::Status ReplaceAll(const std::vector<Change>& changes);
 
  private:

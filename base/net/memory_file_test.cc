@@ -94,8 +94,8 @@ class Limit {
 // If only some of the files changed, a new key could be in use with an old
 // certificate.
 TEST(MemoryFileTest, SeveralFilesChangeTogetherOrNotAtAll) {
-  // Leaves some descriptor numbers below those of the files free, so that new
-  // descriptors are possible even with the limit below.
+  // Open eight descriptors before the files. After they are closed, their
+  // numbers are free for new descriptors even under the limit set below.
   std::vector<int> below;
   for (int i = 0; i < 8; ++i) below.push_back(open("/dev/null", O_RDONLY));
   auto one = MemoryFile::Create("one");

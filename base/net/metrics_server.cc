@@ -64,7 +64,7 @@ std::vector<double> TokenCountBuckets(int64_t max_model_len) {
 
 namespace {
 
-// More than enough, because only a few scrapers and probes connect.
+// Only a few scrapers and probes connect, so this limit is generous.
 constexpr size_t kMaxConnections = 64;
 // Time limits. kRequestTime: from the start of a connection to the end of its
 // request. kAnswerTime: from the end of the request to the end of the answer.
@@ -136,8 +136,8 @@ MetricsServer::MetricsServer(std::unique_ptr<Acceptor> acceptor, int wake)
       own_(std::make_unique<OwnMetrics>()) {
   Add(own_->registry);
   thread_ = std::thread([this] { Loop(); });
-  // The acceptor's limit is higher than kMaxConnections, because this server
-  // closes its oldest connections itself.
+  // The acceptor's limit is higher than kMaxConnections, so that this server,
+  // and not the acceptor, decides which connections are closed.
   acceptor_->Run(
       {.max_connections = 4 * kMaxConnections, .take = [this](int connection) {
          {
@@ -217,8 +217,8 @@ void MetricsServer::TakeAccepted(absl::Time now) {
     accepted.swap(accepted_);
   }
   for (const int socket : accepted) {
-    // Close the oldest connection: a client that sends its request at once is
-    // then always answered, whatever other clients do.
+    // Close the oldest connection. A client that sends its request immediately
+    // is then answered, however many idle connections other clients open.
     if (connections_.size() >= kMaxConnections) {
       ::close(connections_.front().socket);
       connections_.erase(connections_.begin());
@@ -260,7 +260,7 @@ std::string MetricsServer::Answer(absl::string_view request) {
   constexpr char kText[] = "text/plain";
   if (words.size() < 2) return Response("400 Bad Request", kText, "");
   if (words[0] == "HEAD") {
-    // The same head as for GET, with the length of the text that it lacks.
+    // Send the same headers as for GET, including Content-Length, but no body.
     std::string answer =
         Answer(absl::StrCat("GET", request.substr(words[0].size())));
     answer.resize(answer.find(kEndOfHead) + sizeof(kEndOfHead) - 1);
@@ -269,7 +269,7 @@ std::string MetricsServer::Answer(absl::string_view request) {
   const absl::string_view path = words[1].substr(0, words[1].find('?'));
   if (path != "/metrics" && path != "/healthz") {
     return Response("404 Not Found", kText,
-                    "there are /metrics and /healthz\n");
+                    "unknown path: use /metrics or /healthz\n");
   }
   if (words[0] != "GET") {
     return Response("405 Method Not Allowed", kText, "use GET or HEAD\n",

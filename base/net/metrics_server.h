@@ -20,21 +20,21 @@
 
 namespace kvasir::base {
 
-// Histogram buckets, in seconds unless stated otherwise. They are the buckets
-// of vLLM, so that its dashboards and rules work; the inter-token buckets have
-// steps of 1, 2 and 5 ms in addition.
+// Histogram buckets, in seconds unless stated otherwise. They are vLLM's
+// buckets, so that dashboards and alert rules made for vLLM work. The
+// inter-token buckets have 1, 2 and 5 ms in addition.
 const std::vector<double>& TimeToFirstTokenBuckets();
 const std::vector<double>& InterTokenBuckets();
 const std::vector<double>& RequestPhaseBuckets();
-// Buckets for tokens: a 1-2-5 series up to and including the first step >=
-// max_model_len.
+// Buckets for numbers of tokens: 1, 2, 5, 10, 20, ... up to the first that is
+// at least max_model_len.
 std::vector<double> TokenCountBuckets(int64_t max_model_len);
 // Buckets for one scheduler step or the router's overhead, from 0.1 ms.
 const std::vector<double>& FineBuckets();
 
 // Serves GET /metrics, and GET /healthz for probes that do not speak gRPC: 200
 // if the process is ready, else 503. HEAD gives the same answer without its
-// text. Each connection serves one request.
+// body. Each connection serves one request.
 //
 // A client may take 2 s to send its request and 10 s to read the answer. The
 // 65th connection closes the oldest one, so that clients which keep

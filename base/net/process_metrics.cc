@@ -72,8 +72,8 @@ absl::StatusOr<ProcessStat> ParseProcessStat(absl::string_view text) {
   }
   const std::vector<absl::string_view> behind = absl::StrSplit(
       text.substr(name_end + 1), absl::ByAnyChar(" \n"), absl::SkipEmpty());
-  // Fields are counted from 1, as in proc(5); the first after the name is field
-  // 3.
+  // Field numbers are those of proc(5), which begins with 1. The first field
+  // after the name is field 3.
   const auto field = [&](size_t number) -> absl::StatusOr<uint64_t> {
     uint64_t value = 0;
     if (number - 3 >= behind.size() ||

@@ -21,8 +21,8 @@ struct ProcessStat {
   uint64_t resident_pages = 0;
 };
 
-// Returns INTERNAL, with the field's name, if a field is missing or not a
-// number.
+// Returns INTERNAL, with the field's number, if a field is missing or not
+// a number.
 absl::StatusOr<ProcessStat> ParseProcessStat(absl::string_view text);
 
 // Exports the metric families process_*, which it reads from /proc/self at

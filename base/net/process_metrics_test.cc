@@ -19,7 +19,8 @@ using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::Le;
 
-// Fields 3 to 24 of /proc/PID/stat. Fields that are read have distinct values.
+// Fields 3 to 24 of /proc/PID/stat. The fields that ParseProcessStat uses have
+// distinct values.
 constexpr char kFields[] =
     "S 1 1 1 0 -1 4194560 100 0 0 0 70 30 0 0 20 0 7 0 500 8192 3";
 
@@ -42,7 +43,7 @@ TEST(ProcessStatTest, AProgramNameWithParenthesesAndSpacesIsParsed) {
   EXPECT_EQ(stat.resident_pages, 3);
 }
 
-TEST(ProcessStatTest, TheErrorForAMissingFieldNamesTheField) {
+TEST(ProcessStatTest, TheErrorForAMissingFieldHasTheFieldsNumber) {
   EXPECT_THAT(ParseProcessStat(""), StatusIs(absl::StatusCode::kInternal,
                                              HasSubstr("no program name")));
   EXPECT_THAT(ParseProcessStat("42 (kvasir) S 1 1"),

@@ -21,15 +21,15 @@ namespace {
 
 namespace tls = grpc::experimental;
 
-// How often gRPC checks our copies of the files for changes, in seconds: the
-// shortest time that it allows.
+// The interval in seconds at which gRPC checks our copies of the files for
+// changes; gRPC allows no shorter one.
 constexpr unsigned kGrpcSeconds = 1;
-// The peer's names are cut to this length in an error text.
+// Error texts show at most this many bytes of the peer's names.
 constexpr size_t kMaxNamesBytes = 200;
 
 // Runs after the certificate chain has been verified. Checks that the
-// certificate has one of the allowed names, or, without a list, the dialled
-// host's name.
+// certificate has one of the allowed names or, if there is no list of names,
+// the name of the dialled host.
 class OneOfNames final : public tls::ExternalCertificateVerifier {
  public:
   explicit OneOfNames(const TlsOptions& options)
@@ -142,7 +142,7 @@ std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(
   made.watch_root_certs();
   if (!options.files.certificate.empty()) made.watch_identity_key_cert_pairs();
   made.set_certificate_verifier(Verifier(options));
-  // With a list of names, only the list decides, not the dialled host.
+  // If there is a list of names, do not also require the dialled host's name.
   if (!options.names.empty()) made.set_check_call_host(false);
   return tls::TlsCredentials(made);
 }
@@ -212,7 +212,7 @@ class TlsWatch::Watched {
     TlsMaterial::Dates authorities;
     uint64_t taken = 0;
     uint64_t refused = 0;
-    // The files on disk differ from those in use and are refused.
+    // True if the files on disk differ from those in use and are refused.
     bool refusing = false;
   };
   const Numbers& numbers() const { return numbers_; }
@@ -248,7 +248,7 @@ class TlsWatch::Watched {
       }
     }
     numbers.refusing = !status.ok();
-    // Report each problem once, however often it is found.
+    // Report a problem only when it is first found, not at every check.
     if (!status.ok() && status.message() != refusal_) {
       ++numbers.refused;
       looked.refused = std::string(status.message());
@@ -273,7 +273,8 @@ class TlsWatch::Watched {
   }
 
  private:
-  // Starts to use all of the texts, or none of them.
+  // Checks the texts and starts to use them. On an error, the old ones stay
+  // in use.
   absl::StatusOr<TlsMaterial> Take(const TlsTexts& texts, absl::Time now) {
     KVASIR_ASSIGN_OR_RETURN(TlsMaterial material,
                             JudgeTlsTexts(files_, texts, now));
@@ -362,8 +363,8 @@ void TlsWatch::Look() {
       for (const auto& each : watched_) watched.push_back(each.get());
     }
     for (Watched* each : watched) {
-      // Read without mutex_: reading may be slow, and a scrape, which needs the
-      // mutex, must not wait for it.
+      // Look is called without mutex_, because it may read files slowly, and a
+      // scrape needs mutex_.
       all.emplace_back(each, each->Look(options_.now()));
       MutexLock lock(&mutex_);
       each->SetNumbers(all.back().second.numbers);

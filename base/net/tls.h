@@ -1,5 +1,5 @@
-// TLS for gRPC (1.51). Certificates and keys come from PEM files and are read
-// again when they change; a list of names restricts the peers.
+// TLS for gRPC (1.51). Certificates and keys come from PEM files, which are
+// read again regularly. A list of names can restrict the peers.
 //
 // The TLS versions are 1.2 and 1.3: gRPC supports no others and has no option
 // to choose.
@@ -36,8 +36,9 @@ struct TlsOptions {
   // the host that it dials.
   std::vector<std::string> names;
   std::string names_flag = "--tls-client-names";
-  // This side's name in metrics and the log: "listener", "admin", "workers";
-  // for a client the kind of server that it calls: "server".
+  // The name of these credentials in metrics and the log. For a server it
+  // names the port ("listener", "admin"); for a client, the peers
+  // ("workers", "server").
   std::string role = "listener";
   // Counts and logs the peers whose names are refused.
   std::shared_ptr<TlsRefusals> refusals = TlsRefusals::OfProcess();
@@ -52,8 +53,8 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
 // Makes credentials, and reads their files again regularly. Changed files are
 // used only if all of them together pass the checks of LoadTlsFiles. A refused
 // change has no effect; it is logged once, counted, and checked again later.
-// Files in use are also checked again when one of their authorities expires.
-// gRPC's own file watcher, which aborts the process if a file is empty, sees
+// Unchanged files are checked again only when one of their authorities expires.
+// gRPC's own file watcher aborts the process if a file is empty. So it gets
 // only checked copies in memory (MemoryFile).
 //
 // Owns: the copies of certificates and keys that are in use, and a thread,
@@ -91,8 +92,8 @@ class TlsWatch final : public prometheus::Collectable {
   // The files of one set of credentials, with the copies that gRPC reads.
   class Watched;
 
-  // `flags` is the error, if any, in the combination of flags; it is returned
-  // only if the files themselves are correct.
+  // `flags` is the result of checking the combination of flags. If it is an
+  // error, it is returned only if the files themselves are correct.
   absl::StatusOr<Watched*> Add(const TlsOptions& options,
                                const absl::Status& flags)
       ABSL_LOCKS_EXCLUDED(look_mutex_);

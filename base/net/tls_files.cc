@@ -20,7 +20,8 @@
 namespace kvasir::base {
 namespace {
 
-// Limit of a file's size, far above any bundle of authorities.
+// The largest file that is read, in bytes: far larger than any bundle
+// of authorities.
 constexpr size_t kMaxBytes = 4 << 20;
 constexpr int kReads = 5;
 
@@ -71,8 +72,8 @@ std::string TextOf(BIO* memory) {
   return std::string(data, static_cast<size_t>(size));
 }
 
-// Keys with a passphrase are refused: nobody could enter it when the file is
-// read again.
+// Refuses keys with a passphrase, because nobody could enter it when the file
+// is read again.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
 // Returns OpenSSL's last error and clears its queue.
@@ -108,14 +109,16 @@ absl::StatusOr<Key> ReadKey(const Named& named, const std::string& text) {
                                    nullptr));
   ERR_clear_error();
   if (read == nullptr) {
-    return named.Wrong("has no private key in PEM without a passphrase");
+    return named.Wrong(
+        "has no private key in PEM that opens without a passphrase");
   }
   return read;
 }
 
 absl::Time TimeOf(const ASN1_TIME* time) {
   std::tm parts = {};
-  // A date that cannot be parsed counts as long past.
+  // Treat a date that cannot be parsed as infinitely past, so that the
+  // certificate counts as expired.
   if (ASN1_TIME_to_tm(time, &parts) != 1) return absl::InfinitePast();
   return absl::FromTM(parts, absl::UTCTimeZone());
 }
@@ -149,8 +152,8 @@ absl::StatusOr<TlsMaterial::Dates> CheckDates(
     const TlsMaterial::Dates dates = DatesOf(*all[at]);
     if (dates.until <= now) return named.Wrong(Over(all, at));
     if (dates.from > now) {
-      return named.Wrong(
-          absl::StrCat(Which(all, at), "is valid from ", Shown(dates.from)));
+      return named.Wrong(absl::StrCat(Which(all, at), "is not valid before ",
+                                      Shown(dates.from)));
     }
     if (dates.until < first.until) first = dates;
   }
@@ -173,8 +176,8 @@ std::string LeaveOut(std::vector<Certificate>* all, absl::Time now) {
   return absl::StrJoin(over, ", ");
 }
 
-// Returns a context like those that gRPC makes, with this machine's OpenSSL
-// security level.
+// Returns an empty context like those that gRPC creates. It has the security
+// level of this machine's OpenSSL configuration.
 absl::StatusOr<Context> NewContext() {
   Context context(SSL_CTX_new(TLS_method()));
   if (context == nullptr) {

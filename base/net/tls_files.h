@@ -1,5 +1,5 @@
-// Reads certificates, keys and authorities from PEM files, and checks them as a
-// handshake would.
+// Reads certificates, keys and authorities from PEM files, and checks at load
+// what would otherwise make every handshake fail.
 #pragma once
 
 #include <string>
@@ -36,20 +36,21 @@ struct TlsTexts {
   bool operator==(const TlsTexts&) const = default;
 };
 
-// The checked contents that are used, written anew in PEM.
+// The contents that have passed all checks, written anew in PEM without any
+// other text of the files.
 struct TlsMaterial {
   std::string chain;
   std::string key;
   std::string authorities;
-  // The validity period of the certificate that expires first, in the chain or
-  // among the authorities.
+  // The validity period of one certificate: the one that expires first.
   struct Dates {
     absl::Time from = absl::InfinitePast();
     absl::Time until = absl::InfiniteFuture();
   };
   Dates chain_dates;
   Dates authorities_dates;
-  // Expired authorities that are left out, by flag and path; empty: none.
+  // A text with flag and path that names the expired authorities, which are
+  // left out; empty if there are none.
   std::string left_out;
 };
 

@@ -110,11 +110,12 @@ TEST_F(TlsFilesTest, AnExpiredOrNotYetValidCertificateIsRefusedWithItsDate) {
   Put("new", {.names = {},
               .valid_from = absl::Hours(1),
               .valid_until = absl::Hours(2)});
-  EXPECT_THAT(Check(Files("new")), Refuses(HasSubstr("is valid from 20")));
+  EXPECT_THAT(Check(Files("new")),
+              Refuses(HasSubstr("is not valid before 20")));
 }
 
 // Regression test: only the first authority of a file was once checked, so the
-// result depended on their order.
+// result depended on the order of the authorities.
 TEST_F(TlsFilesTest, AnExpiredAuthorityIsIgnoredIfAnotherAuthorityIsValid) {
   const std::string old = MakeAuthorityWith({.common_name = "old",
                                              .names = {},
@@ -191,8 +192,7 @@ TEST_F(TlsFilesTest,
        LoadingKeepsOnlyKeysAndCertificatesAndReportsTheEarliestExpiry) {
   const TestCertificate made = MakeCertificate(
       authority_, {.names = {}, .valid_until = absl::Minutes(30)});
-  // Key and certificate are in one file, together with other text, as people
-  // keep them.
+  // Some people keep key, certificate and other text in one file.
   Write("both.pem", absl::StrCat("a comment\n", made.key, made.certificate,
                                  authority_.certificate, "\nmore\n"));
   TlsFiles files;
@@ -207,7 +207,7 @@ TEST_F(TlsFilesTest,
   EXPECT_LE(material->chain_dates.until, now + absl::Minutes(30));
   EXPECT_GT(material->chain_dates.until, now + absl::Minutes(29));
   EXPECT_GT(material->authorities_dates.until, now + absl::Minutes(59));
-  // All test certificates are valid from an hour ago.
+  // The test certificates began to be valid an hour ago.
   EXPECT_LE(material->chain_dates.from, now - absl::Minutes(59));
   EXPECT_GE(material->chain_dates.from, now - absl::Minutes(61));
   EXPECT_EQ(material->left_out, "");

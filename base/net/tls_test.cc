@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // Connects with a client that supports only the TLS version `version`. Returns
-// the negotiated version; 0 if there is none.
+// that version, or 0 if the handshake fails.
 int NegotiatedVersion(const std::string& target, int version) {
   SSL_CTX* const context = SSL_CTX_new(TLS_client_method());
   // OpenSSL's default security level here excludes 1.1.
@@ -145,8 +145,9 @@ class TlsTest : public ::testing::Test {
     return status.error_message();
   }
 
-  // Returns the process's count of a cause. As in the programs, gRPC's log
-  // lines about handshakes are counted there.
+  // Returns how many refusals with this cause the process has counted. gRPC's
+  // log lines about handshakes are counted in TlsRefusals::OfProcess(), as in
+  // the programs.
   static uint64_t Refused(TlsRefusal cause) {
     return TlsRefusals::OfProcess()->count(cause);
   }
@@ -319,7 +320,7 @@ TEST_F(TlsTest, InvalidChangesOfTlsFilesAreNotUsedAndAreReportedOnce) {
     EXPECT_EQ(numbers["kvasir_tls_files_refused listener"], 1);
     EXPECT_EQ(Reach(*server, Options("client")), "");
   }
-  // The new key was already there; with the new certificate, both match.
+  // The new key is already in place, so with the new certificate both match.
   Write("server.pem", next.certificate);
   watch_.Look();
   auto numbers = Numbers();
@@ -349,8 +350,8 @@ TEST_F(TlsTest, ExportsWhenTheCertificateOfEachFileExpires) {
   EXPECT_THAT(numbers.at("kvasir_tls_certificate_not_before_seconds admin "
                          "certificate"),
               near(-absl::Hours(1)));
-  // Files in use are not checked again when time passes, but changed files are
-  // checked against the current time.
+  // A certificate that expires while it is in use stays in use. But when its
+  // file changes, the new certificate must be valid at the current time.
   now_ += absl::Minutes(30);
   watch_.Look();
   EXPECT_EQ(Numbers().at("kvasir_tls_files_refused admin"), 0);
@@ -425,7 +426,8 @@ TEST_F(TlsTest, TheWatchThreadReadsChangedTlsFiles) {
   EXPECT_GE(taken, 1);
 }
 
-// gRPC 1.51 has no option for TLS versions; this test records which it accepts.
+// gRPC 1.51 has no option for the TLS version. This test records the versions
+// that it accepts.
 TEST_F(TlsTest, TlsVersionsBelowOnePointTwoAreRefused) {
   const auto server = Serve(Options("server", false));
   EXPECT_EQ(NegotiatedVersion(server->target(), TLS1_3_VERSION),

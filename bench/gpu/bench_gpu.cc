@@ -435,7 +435,7 @@ class Bench {
   std::map<std::string, std::shared_ptr<const worker::ModelWeights>> weights_;
   std::string shape_of_weights_;
   std::map<std::string, std::unique_ptr<AttentionLayers>> layers_;
-  std::array<std::unique_ptr<DecodeSteps>, 2> decodes_;  // [1] uses graphs
+  std::array<std::unique_ptr<DecodeSteps>, 2> decodes_;  // [1]: with graphs
 };
 
 int Main() {

@@ -1,5 +1,5 @@
 // `kvasir bench decode`: measures which share of the machine's read bandwidth a
-// decode step reaches, and how much a batch of 8 gains.
+// decode step reaches, and how many times faster a batch of 8 generates tokens.
 #include "bench/tool/decode.h"
 
 #include <algorithm>
@@ -142,8 +142,8 @@ absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   if (flags.fill == "auto")
     flags.fill = flags.compares() ? "random" : "prefill";
   if (flags.compares()) return RunDecodeComparison(std::move(flags));
-  // The most tokens that the run adds to a sequence, which may be in both
-  // batches of every pair (the warm-up pair included).
+  // The most tokens that the run adds to a sequence. A sequence may be in both
+  // batches of every pair, and there is one more pair to warm up.
   const int64_t decoded = 2 * flags.steps * (BenchPairs(flags.bench) + 1);
   KVASIR_ASSIGN_OR_RETURN(
       const auto engine,

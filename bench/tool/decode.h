@@ -25,7 +25,8 @@ struct DecodeFlags {
   // The plans whose caches are compared with an uncompressed cache.
   std::vector<std::string> plans;
   std::string baseline;
-  // Compares each plan with itself on the model without biases.
+  // If true, decode steps of the model are compared with those of the same
+  // model without biases, both with the same plan.
   bool bias_cost = false;
   std::string fill = "auto";
   bool paced = false;

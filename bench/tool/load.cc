@@ -151,8 +151,9 @@ absl::StatusOr<LoadTimes> Measure(const LoadFlags& flags) {
       if (pass == 1) times.read.push_back(seconds);
     }
     times.file_bytes = *bytes;
-    // Touches the memory once and reports the time: if a hypervisor has taken
-    // free memory away, getting it back takes longer than reading or loading.
+    // Reads the files into fresh memory and reports this time. If a
+    // hypervisor has taken free memory away, getting it back takes longer
+    // than reading or loading.
     {
       absl::StatusOr<kernels::DeviceBuffer> memory;
       times.keep.push_back(SecondsOf([&] {

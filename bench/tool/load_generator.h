@@ -1,6 +1,6 @@
-// Puts load on a server: either clients that each wait for their answer before
-// the next request (closed loop), or requests that are sent at random times
-// (open loop).
+// Puts load on a server. In a closed loop, each client waits for its answer
+// before it sends the next request. In an open loop, requests are sent at
+// random times.
 #pragma once
 
 #include <cstdint>

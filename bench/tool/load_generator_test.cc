@@ -65,7 +65,7 @@ TEST(LoadGeneratorTest, ClosedLoopSendsEachRequestOnceWithLimitedConcurrency) {
   EXPECT_LE(client.most(), 3);
   EXPECT_EQ(result.output_tokens, 80);
   EXPECT_DOUBLE_EQ(result.first_token_ms.p50, 1.0);
-  // responses 3 ms apart with 3 tokens
+  // The responses are 3 ms apart and have 3 tokens each.
   EXPECT_DOUBLE_EQ(result.inter_token_ms.p50, 1.0);
   EXPECT_DOUBLE_EQ(result.end_to_end_ms.p99, 5.0);
 }
@@ -76,7 +76,7 @@ TEST(LoadGeneratorTest, SampledLengthsAreCutToTheMaximumLengthOfTheModel) {
   for (const auto& [id, length] : client.lengths) EXPECT_LE(length, 64u) << id;
 }
 
-TEST(LoadGeneratorTest, FailedRequestsAreCountedAndTheFirstErrorIsReported) {
+TEST(LoadGeneratorTest, FailedRequestsAreCountedAlongWithTheirFirstError) {
   FakeClient client;
   client.fail_at = 5;
   const LoadResult result = RunLoad(SmallLoad(), &client);

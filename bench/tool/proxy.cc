@@ -82,7 +82,7 @@ ForkedServer::Running Running(std::shared_ptr<base::TlsWatch> watch,
 
 absl::StatusOr<std::unique_ptr<ForkedServer>> StartRouter(
     const ProxyBenchFlags& flags, const std::string& worker, Hops hops) {
-  // Connections must last as long as the measurement.
+  // The router must not close connections during the measurement.
   std::vector<std::string> arguments = {
       "router", absl::StrCat("--workers=", worker), "--drain-timeout=48h",
       "--max-connection-age=24h"};

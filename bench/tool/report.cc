@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kQuickPairs = 2;
 constexpr int64_t kQuickFootprintBytes = int64_t{16} << 20;
-// The least size that is assumed for the last-level cache, also if the CPU
+// The last-level cache is assumed to have at least this size, also if the CPU
 // reports none.
 constexpr int64_t kLeastCacheBytes = int64_t{64} << 20;
 

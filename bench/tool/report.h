@@ -51,9 +51,9 @@ void UseQuick(const BenchFlags& flags, const std::string& name, T small,
   }
 }
 
-// Sets the default model if the flags name none: a tiny shape with --quick,
-// otherwise a model with 1.1 billion parameters, whose weights do not fit into
-// any CPU cache.
+// Sets the default model if the flags name none. With --quick it is a tiny
+// shape, otherwise a model with 1.1 billion parameters, whose weights do not
+// fit into any CPU cache.
 void DefaultBenchModel(const BenchFlags& flags, ModelOptions* model);
 
 // Measures the machine's limits repeatedly during a run.

@@ -34,7 +34,7 @@ struct ServeBenchFlags {
   BenchFlags bench;
   ModelOptions model;
   std::string endpoint;
-  DialTlsFlags tls;  // TLS for calls of the router and the worker
+  DialTlsFlags tls;  // TLS settings of calls to the router and the worker
   std::string worker_endpoint;
   std::string model_name;
   std::string mode = "both";
@@ -224,7 +224,7 @@ absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
       rate = 0.5 * static_cast<double>(loads.closed->succeeded) /
              loads.closed->seconds;
     }
-    ++options.seed;  // so that the next run has other prompts
+    ++options.seed;  // the next run then has other prompts
   }
   if (flags.mode != "closed" && rate > 0) {
     options.rate = rate;
@@ -249,9 +249,9 @@ double FirstTokenMs(const TokenResult& result) {
 }
 
 // Measures latency through the router and directly, in alternating order. All
-// requests have the same prompt and one output token: the engine uses its
-// prefix cache, so its time is short and steady, and the router's time is
-// visible.
+// requests have the same prompt and one output token. The engine then uses its
+// prefix cache and takes a short, steady time, beside which the router's time
+// is visible.
 absl::StatusOr<LatencyPairs> MeasureLatency(int pairs, int64_t prompt_tokens,
                                             const TestedServer& server,
                                             TokenClient* router,

@@ -46,7 +46,7 @@ int64_t MostSlots(const plan::EvictionCounts& counts, int64_t length);
 
 class EvictionSchedule {
  public:
-  // A schedule that evicts nothing.
+  // Makes a schedule that evicts nothing.
   EvictionSchedule() = default;
   // prompt_tokens >= 1 (CHECK).
   EvictionSchedule(const plan::EvictionCounts& counts, int64_t prompt_tokens);

@@ -103,11 +103,11 @@ TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAnEvictionAddToTheScores) {
   // With a prompt of 18 tokens, the points are 12, 16 and 18.
   EXPECT_EQ(with_window(0).FirstCounted(0, 12), 0);
   EXPECT_EQ(with_window(3).FirstCounted(0, 12), 9);
-  EXPECT_EQ(with_window(3).FirstCounted(0, 7), 7);  // none is counted
+  EXPECT_EQ(with_window(3).FirstCounted(0, 7), 7);  // no query counts
   EXPECT_EQ(with_window(3).FirstCounted(7, 12), 9);
   EXPECT_EQ(with_window(9).FirstCounted(12, 16), 12);
   EXPECT_EQ(with_window(1).FirstCounted(16, 18), 17);
-  EXPECT_EQ(with_window(1).FirstCounted(18, 20), 18);  // output is counted
+  EXPECT_EQ(with_window(1).FirstCounted(18, 20), 18);  // output queries count
   // Nothing is evicted from a prompt of 6 tokens. Even so, only its last 2
   // queries are counted.
   EXPECT_EQ(with_window(2, 6).FirstCounted(0, 6), 4);

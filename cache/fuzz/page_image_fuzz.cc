@@ -1,5 +1,6 @@
 // libFuzzer target: parses any bytes as a page image, because images are
-// untrusted. The result must be an error or a shape that fits its payload.
+// untrusted. The result must be an error, or a shape whose pages have as many
+// bytes as the payload.
 #include <cstddef>
 #include <cstdint>
 #include <string>

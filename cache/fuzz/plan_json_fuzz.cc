@@ -1,5 +1,6 @@
 // libFuzzer target: parses any bytes as a compression plan and lays out its
-// pages, because plans are untrusted. Both must succeed or return an error.
+// pages, because plans are untrusted. Both steps must succeed or return an
+// error, never crash.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

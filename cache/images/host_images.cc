@@ -83,8 +83,8 @@ std::optional<SequenceImage> HostImages::Export(const SequenceState& sequence,
     auto to = image.pages[g].begin();
     for (int64_t i = 0; i < shape.num_pages; ++i) {
       const int64_t entry = shape.first_page + i;
-      // A fork that has not run does not have its own last page yet; its last
-      // tokens are still in the parent's page.
+      // The table of a fork that has not run ends before its last tokens, which
+      // are still in the parent's page.
       const PageId from = entry < state.table.num_entries()
                               ? state.table.page(entry)
                               : state.fork_page.page();
@@ -261,7 +261,8 @@ absl::StatusOr<SequenceImage> HostImages::TakePages(
   if (AllocateHostPages(&image)) return image;
   return absl::ResourceExhaustedError(
       absl::StrCat("KV cache image: its pages take ", Bytes(shape),
-                   " bytes, but the host pool has less free memory now"));
+                   " bytes, but the host pool has too few free pages now; try "
+                   "again when other images have left it"));
 }
 
 void HostImages::AddStats(size_t group, PageGroupStats* stats) const {

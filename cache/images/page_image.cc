@@ -50,7 +50,7 @@ class Reader {
     left_.remove_prefix(bytes);
     return text;
   }
-  // An 8-byte number beyond int64 becomes negative, and no field allows
+  // A number that does not fit into int64 becomes negative, and no field allows
   // negative numbers.
   int64_t Number(size_t bytes) {
     uint64_t number = 0;

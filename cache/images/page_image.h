@@ -1,7 +1,7 @@
 // Converts a sequence's cache to and from bytes that can be stored or sent. A
 // header describes the bytes. The pages follow by page group, token pages
-// before side pages; each page is the bytes of all layers of its group.
-// Everything that such bytes state is checked before it is used.
+// before side pages; each page is the bytes of all layers of its group. Parsing
+// checks every field before it is used.
 //
 //   | magic, version | format, cache id, numerics id, rank | lengths, page
 //     counts | checksum |

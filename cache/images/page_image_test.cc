@@ -110,7 +110,7 @@ TEST(PageImageTest, RefusesAnImageWithAnyBitFlipped) {
   ExpectRefused(other, absl::StatusCode::kDataLoss, "checksum");
 }
 
-TEST(PageImageTest, RefusesAnImageForAnotherFormatModelOrRankAndNamesTheField) {
+TEST(PageImageTest, TheErrorNamesTheFieldInWhichAnImageDiffersFromThisRank) {
   const auto refused = [](const ImageFormat& format, const std::string& why) {
     ImageShape shape = Shape();
     shape.groups.resize(format.page_bytes.size());
@@ -153,7 +153,7 @@ TEST(PageImageTest, RefusesAnImageForAnotherFormatModelOrRankAndNamesTheField) {
                 "number of page groups is 2147483648");
 }
 
-TEST(PageImageTest, RefusesAnImageWithInconsistentSizesAndNamesTheField) {
+TEST(PageImageTest, TheErrorNamesTheFieldOfAnImageWithInconsistentSizes) {
   const auto refused = [](const std::string& image, const std::string& why) {
     ExpectRefused(image, absl::StatusCode::kInvalidArgument, why);
   };

@@ -15,8 +15,8 @@ namespace kvasir::cache {
 
 // The settings of RoPE that change cached keys.
 struct RopeIdentity {
-  // If true, RoPE rotates dimensions 2f and 2f + 1 together, instead of f and f
-  // + rotary_dim / 2.
+  // If true, RoPE rotates dimensions 2f and 2f + 1 together. Otherwise it
+  // rotates dimensions f and f + rotary_dim / 2 together.
   bool interleaved = false;
   // Radians per position for each rotated pair of dimensions, with scaling
   // applied.
@@ -28,7 +28,8 @@ struct CacheIdentity {
   plan::AttentionShape shape;
   int64_t page_tokens = 0;
   RopeIdentity rope;
-  // Whether some layer's keys are stored without the bias of their projection.
+  // True if at least one layer stores keys without the bias of the
+  // key projection.
   bool key_bias_left_out = false;
   // The loader's fingerprint of all tensors that affect the cached latents.
   std::string tensor_fingerprint;
@@ -41,9 +42,10 @@ struct CacheIdentity {
 std::string CacheId(const kvasir::v1::KvPlan& plan,
                     const CacheIdentity& identity);
 
-// A hash, as 32 hex digits, for the header of page images. Pages with equal ids
-// have every byte in the same place, and come from the same rank of equally
-// many ranks. The cache_id identifies what the bytes mean.
+// A hash, as 32 hex digits, for the header of page images. If two processes
+// have equal ids, their pages have every byte in the same place, and they are
+// the same rank of the same number of ranks. The cache_id identifies what the
+// bytes mean.
 std::string PageFormatId(const PageLayout& layout);
 
 }  // namespace kvasir::cache

@@ -20,8 +20,8 @@ static_assert(2 * kMostArenas == kMostExactSegments);
 // results do not overflow. No page group has nearly as many rows.
 constexpr int64_t kManyRows = int64_t{1} << 48;
 // Limits the search for a distribution with fewer side pages. One try costs
-// (number of sides) * (number of arenas); the limit allows about 140 tries for
-// 30 layers.
+// (number of sides with exact rows) * (number of arenas), but at least
+// kLeastEffortOfTry. 30 layers with two such sides each get about 140 tries.
 constexpr int64_t kMostEffort = int64_t{1} << 18;
 constexpr int64_t kLeastEffortOfTry = 64;
 
@@ -114,8 +114,8 @@ struct UnplacedRows {
   ExactRing* ring;
 };
 
-// One way to distribute all exact rows of a page group over the arenas of its
-// layers.
+// A distribution of all exact rows of a page group over the arenas of
+// its layers.
 struct Filling {
   std::vector<Arena> arenas;
   std::vector<ExactRing> rings;  // in the order of RowPlacer::rows_
@@ -177,9 +177,9 @@ class RowPlacer {
     return *std::move(best);
   }
 
-  // Places the rows of each layer's keys or values together, the largest set
-  // first. Each set gets its own pages, in the arena that then has the fewest
-  // used pages.
+  // Never splits a set (the rows of one layer's keys or values). Places the
+  // largest set first. Each set gets pages of its own in one arena: the one
+  // that then has the fewest used pages.
   Filling FillWithWholeSides() const {
     Filling filling = Empty();
     std::vector<ExactRing*> sides;
@@ -204,9 +204,9 @@ class RowPlacer {
     return filling;
   }
 
-  // Places all rows in at most `side_pages` pages of each arena, and splits
-  // each set over as few arenas as possible. Returns nothing if the rows do not
-  // fit.
+  // Places all rows in at most `side_pages` pages of each arena. Allows a set
+  // to be split over one arena first, then over two, up to kMostArenas, until
+  // all rows fit. Returns nothing if they never fit.
   std::optional<Filling> Fill(int64_t side_pages) const {
     for (int64_t most = 1; most <= kMostArenas; ++most) {
       std::optional<Filling> filling = FillWith(side_pages, most);
@@ -251,10 +251,9 @@ class RowPlacer {
     return filling;
   }
 
-  // Splits the rows of `ring` over at most `most_arenas` arenas. At each turn,
-  // it chooses the arena with the least room, among those after which the
-  // remaining turns can still place all other rows. Returns false if the rows
-  // do not fit.
+  // Splits the rows of `ring` over at most `most_arenas` arenas. Each turn
+  // chooses the arena with the least room with which the remaining turns can
+  // still place all other rows. Returns false if the rows do not fit.
   static bool Split(int64_t side_pages, int64_t most_arenas, ExactRing* ring,
                     std::vector<Arena>* arenas) {
     int64_t left = ring->tokens();
@@ -267,9 +266,9 @@ class RowPlacer {
         if (room > 0) rooms.emplace_back(room, a);
       }
       std::sort(rooms.begin(), rooms.end());
-      // The rows that fit into the `others` arenas with the most room. If one
-      // of these is chosen now, the arena just before them in `rooms` replaces
-      // it in the sum.
+      // `in_others` is the number of rows that fit into the `others` arenas
+      // with the most room. If this turn chooses one of these arenas, the arena
+      // just before them in `rooms` takes its place in the sum.
       const size_t first_other =
           rooms.size() - std::min(rooms.size(), static_cast<size_t>(others));
       int64_t in_others = 0;

@@ -14,15 +14,15 @@ inline constexpr int64_t kExactNumberBytes = 2;
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Sets the offset of each group (GroupLayout) in an exact row of the
-// side. The groups follow one another without gaps.
+// Sets GroupLayout::exact_offset_bytes of each group of the side. In an exact
+// row, the groups follow one another without gaps.
 void LayOutExactRow(SideLayout& side);
 
 // Distributes the exact rows of a page group over its layers' arenas, so that
-// few side pages hold them. The first LayerLayout::side_pages pages of each
-// arena already hold other data. If no page of the group is large enough for
-// the widest row, the pages of that row's layer are enlarged. Row and page
-// sizes must be within PageLayout's limits.
+// few side pages hold them. In each arena, the first LayerLayout::side_pages
+// side pages of a sequence already hold other data. If no page of the group is
+// large enough for the widest row, the pages of that row's layer are enlarged.
+// Row and page sizes must be within PageLayout's limits.
 void PlaceExactRows(const std::vector<int64_t>& group,
                     std::vector<LayerLayout>& layers);
 

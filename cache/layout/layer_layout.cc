@@ -33,10 +33,10 @@ class Bytes {
   bool overflow_ = false;
 };
 
-// Assigns the regions of a tile or page from front to back.
+// Places the regions of a tile or page one after another.
 class RegionCursor {
  public:
-  // Assigns the next region. Each slot uses `slot_bytes` and occupies
+  // Places the next region. Each slot uses `slot_bytes` and occupies
   // `stored_bytes`, including padding.
   Region Take(int64_t num_slots, int64_t slot_bytes, int64_t stored_bytes) {
     if (slot_bytes == 0 || num_slots == 0) return Region{};
@@ -226,10 +226,13 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
   if (layer.page_bytes > kMaxPageIdBytes ||
       layer.sequence_bytes > kMaxPageIdBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("layer ", layer_index, ": a page of ", page_tokens,
-                     " tokens, or the data that a sequence needs besides its "
-                     "pages of tokens, takes more than the limit of ",
-                     kMaxPageIdBytes, " bytes"));
+        absl::StrCat("layer ", layer_index, ": ",
+                     layer.page_bytes > kMaxPageIdBytes
+                         ? absl::StrCat("a page of ", page_tokens, " tokens")
+                         : "the data that a sequence needs besides its token "
+                           "pages",
+                     " takes more than the limit of ", kMaxPageIdBytes,
+                     " bytes; use smaller pages or a plan that keeps less"));
   }
   layer.side_pages = CeilDiv(other_bytes.value(), layer.page_bytes);
   return layer;

@@ -15,9 +15,9 @@ namespace kvasir::cache {
 int64_t AlignRegion(int64_t bytes);
 
 // The layouts of all layers on the rank that holds `kv_heads`. The exact rows
-// of a page group are distributed over its layers' arenas. INVALID_ARGUMENT
-// names the layer if a size exceeds kMaxPageIdBytes, or if a selection's chunk
-// does not divide the page.
+// of a page group are distributed over its layers' arenas. Returns
+// INVALID_ARGUMENT with the layer if a size exceeds kMaxPageIdBytes, or if the
+// chunks from which attention selects do not divide the page.
 absl::StatusOr<std::vector<LayerLayout>> LayOutLayers(
     const plan::ResolvedPlan& plan, const PageFormat& format,
     plan::HeadRange kv_heads);

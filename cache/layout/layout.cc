@@ -110,10 +110,16 @@ absl::StatusOr<PageLayout> PageLayout::Create(const plan::ResolvedPlan& plan,
     if (page_id_bytes > kMaxPageIdBytes ||
         group.side_pages_per_sequence > kMaxPageIdBytes / group.page_bytes) {
       return absl::InvalidArgumentError(
-          absl::StrCat("layers 0 to ", l, " together: a page of ", page_tokens,
-                       " tokens, or the data that a sequence needs besides its "
-                       "pages of tokens, takes more than the limit of ",
-                       kMaxPageIdBytes, " bytes"));
+          page_id_bytes > kMaxPageIdBytes
+              ? absl::StrCat("layers 0 to ", l, " together: a page of ",
+                             page_tokens, " tokens takes ", page_id_bytes,
+                             " bytes, but at most ", kMaxPageIdBytes,
+                             " are allowed; use smaller pages")
+              : absl::StrCat("layers 0 to ", l, " together: a sequence needs ",
+                             group.side_pages_per_sequence, " side pages of ",
+                             group.page_bytes,
+                             " bytes, but their total must be at most ",
+                             kMaxPageIdBytes, " bytes"));
     }
   }
   return layout;
@@ -238,7 +244,8 @@ PageCounts PageLayout::PagesForBudget(const BudgetRequest& request) const {
   for (size_t g = 0; g < pages.size(); ++g) {
     give(g, MulDiv(need[g], rest, need_bytes));
   }
-  // Distributes the budget that rounding left over.
+  // Rounding down has left a part of the budget. It goes to the first groups
+  // that can use it.
   for (size_t g = 0; g < pages.size(); ++g) give(g, kMaxPagesPerGroup);
   return pages;
 }
@@ -272,8 +279,8 @@ absl::Status PageLayout::OneSequenceFits(const PageCounts& pages,
                                   max_model_len, " tokens:");
   for (const PageGroupLayout& group : groups_) {
     const int64_t want = PagesHeld(group.id, max_model_len, max_chunk_tokens);
-    absl::StrAppend(&text, " want ", want, " pages of ", group.page_bytes,
-                    " bytes, have ",
+    absl::StrAppend(&text, " page group ", group.id.value(), " needs ", want,
+                    " pages of ", group.page_bytes, " bytes and has ",
                     pages[static_cast<size_t>(group.id.value())], ";");
   }
   absl::StrAppend(&text, " raise --kv-cache-bytes to at least ",

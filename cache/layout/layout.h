@@ -9,10 +9,11 @@
 // A joint part serves keys and values. Its latents are stored once, with the
 // keys.
 //
-// All that a layer reads of 64 slots is one run of bytes. Every region starts
-// at a multiple of kRegionAlignmentBytes. Bytes between a region's end and the
-// next start are padding and counted as waste. The device decides how a slot's
-// bytes lie in their region (granules); kernels::TileRegion has the addresses.
+// The bytes that a layer reads for the 64 slots of a tile are contiguous. Every
+// region starts at a multiple of kRegionAlignmentBytes. Bytes between a
+// region's end and the next start are padding and counted as waste. The device
+// decides how a slot's bytes lie in their region (granules);
+// kernels::TileRegion has the addresses.
 //
 // Exact rows: in addition to its token pages, a sequence owns side pages. They
 // hold the latents of its first tokens (sinks) and of its latest tokens (exact
@@ -57,7 +58,7 @@ struct Region {
   int64_t offset_bytes = 0;  // from the start of the tile or page
   int64_t slot_bytes = 0;    // bytes that a slot uses
   int64_t stored_bytes = 0;  // bytes that a slot occupies, with padding
-  // the slots of the tile or page; for landmarks, the page's chunks
+  // slots of the tile or page; for landmarks, chunks of the page
   int64_t num_slots = 0;
   int64_t size_bytes() const { return num_slots * stored_bytes; }
 
@@ -71,16 +72,17 @@ struct GroupLayout {
   // these heads holds the whole group, so some of the heads may belong to other
   // ranks.
   std::vector<int64_t> heads;
-  int64_t width = 0;  // numbers per slot
-  // The latents of a tile, as numbers (dtype codec) or packed codes (bits
-  // codec).
+  int64_t width = 0;  // the latent's number of channels
+  // The latents of a tile: unquantized numbers (dtype codec) or packed codes
+  // (bits codec).
   Region codes;
   // Scale and minimum for each slot of a tile. Has no slots if the codec has no
   // such parameters.
   Region params;
   // The offset of the latent's numbers in an exact row of the side.
   int64_t exact_offset_bytes = 0;
-  // numbers in an exact row: channels with 0 bits have none
+  // The number of channels that an exact row stores: all except those whose
+  // codes have 0 bits.
   int64_t stored_width = 0;
 };
 
@@ -124,8 +126,9 @@ struct ExactRing {
 
   friend bool operator==(const ExactRing&, const ExactRing&) = default;
 };
-// A side may be split over four arenas, with two segments in each: one in a
-// page that other rows have begun, and one in further pages.
+// The exact rows of a side may be split over four arenas. In each arena they
+// may have two segments: one in a page that other rows partly fill, and one in
+// further pages.
 inline constexpr int64_t kMostExactSegments = 8;
 
 struct SideLayout {
@@ -155,8 +158,8 @@ struct LayerLayout {
   PageGroupId page_group;
   SideLayout key;
   SideLayout value;
-  // one slot for each chunk of tokens that attention can select; no slots if it
-  // always uses all tokens
+  // Summaries by which attention selects chunks of tokens, with one slot for
+  // each chunk. No slots if attention always uses all tokens.
   Region landmarks;
   SlotMetadataLayout slot_metadata;
   int64_t tile_bytes = 0;     // with padding; a multiple of the alignment
@@ -181,7 +184,7 @@ struct PageGroupLayout {
   int64_t sliding_window = 0;
   plan::EvictionCounts eviction;
   std::vector<int64_t> layers;  // ascending
-  int64_t page_bytes = 0;  // bytes of one page id over all layers of the group
+  int64_t page_bytes = 0;  // bytes of a page, summed over the group's layers
   int64_t payload_bytes = 0;
   // The number of pages that a sequence owns in addition to its token pages. A
   // page id names a page in the arenas of all ranks, so the arena that needs
@@ -201,7 +204,8 @@ struct PageGroupLayout {
 
 inline constexpr int64_t kMaxPageTokens = 4096;
 inline constexpr int64_t kMaxGranuleBytes = kRegionAlignmentBytes;
-// Equal to kernels::kMostParamGranuleBytes.
+// The largest granule of a params region. Equal
+// to kernels::kMostParamGranuleBytes.
 inline constexpr int64_t kMostParamGranuleBytes = 4;
 
 // The slots in a page, and the unit in which the device arranges a slot's
@@ -220,7 +224,8 @@ struct PageFormat {
     return std::min(granule_bytes, kMostParamGranuleBytes);
   }
 };
-// Limits that keep every product of this calculator inside int64.
+
+// These limits ensure that no product in this calculator overflows int64.
 inline constexpr int64_t kMaxPageIdBytes = int64_t{1} << 32;
 inline constexpr int64_t kMaxPagesPerGroup = (int64_t{1} << 31) - 1;
 
@@ -235,8 +240,8 @@ class PageLayout {
   // of the selection's chunk, or a size that overflows int64.
   static absl::StatusOr<PageLayout> Create(const plan::ResolvedPlan& plan,
                                            const PageFormat& format);
-  // Like the function above, but resolves the plan first; also returns the
-  // errors of ResolvePlan. For planners, which make many layouts.
+  // Like the function above, but resolves the plan first, and also returns the
+  // errors of ResolvePlan. `shard` is the rank whose pages are laid out.
   static absl::StatusOr<PageLayout> Create(const kvasir::v1::KvPlan& plan,
                                            const plan::AttentionShape& shape,
                                            const PageFormat& format,
@@ -253,9 +258,9 @@ class PageLayout {
   const std::vector<PageGroupLayout>& page_groups() const { return groups_; }
   const PageGroupLayout& page_group(PageGroupId id) const;
 
-  // The bytes that one more token costs as long as no window or eviction gives
-  // up tokens, with and without the padding of pages. It may be a fraction,
-  // because a page's bytes need not be a multiple of its tokens.
+  // The bytes that one more token takes as long as no window or eviction gives
+  // up tokens: with the padding of pages, and without it (payload). It may be a
+  // fraction, because a page's bytes need not be a multiple of its tokens.
   double marginal_bytes_per_token() const;
   double marginal_payload_bytes_per_token() const;
   // The bytes of a token in the keys or values of one layer (payload and

@@ -66,7 +66,7 @@ KvPlan PlanWithKey(const plan::AttentionShape& shape,
   return *std::move(plan);
 }
 
-TEST(PageLayoutTest, TheBytesOfATileAreContiguousAndAPageHoldsWholeTiles) {
+TEST(PageLayoutTest, APageConsistsOfTilesWhoseBytesAreContiguous) {
   const plan::AttentionShape shape = Shape(2, 2, 24);
   const KvPlan plan = plan::FullRankPlan(shape, BF16);
   const PageLayout one = LayOut(plan, shape, PageTokens(64));
@@ -115,7 +115,8 @@ TEST(PageLayoutTest, PaddingUpToWholeGranulesIsCountedAsWaste) {
   EXPECT_EQ(granules.layer(0).payload_bytes, plain.layer(0).payload_bytes);
 }
 
-// A slot has 16 bytes of 4-bit codes and 4 bytes for each range of 16 channels.
+// A slot has 32 codes of 4 bits (16 bytes) and one range: a scale and a minimum
+// of 2 bytes each.
 TEST(PageLayoutTest, TheRangesOfQuantizedCodesArePaddedToSmallGranules) {
   const plan::AttentionShape shape = Shape(1, 1, 32);
   const KvPlan plan = PlanWithKey(
@@ -171,7 +172,7 @@ TEST(PageLayoutTest, AnUncompressedPageStoresAllKeyHeadsBeforeTheValueHeads) {
   EXPECT_TRUE(layout.prefix_reusable());
 }
 
-TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsCountedAsWaste) {
+TEST(PageLayoutTest, ThePaddingThatAlignsRegionsIsCountedAsWaste) {
   const plan::AttentionShape shape = Shape(1, 3, 10);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
@@ -269,7 +270,7 @@ TEST(PageLayoutTest,
               DoubleEq(256));
 }
 
-TEST(PageLayoutTest, ThreeBitCodesArePackedAndASlotIsRoundedUpToBytes) {
+TEST(PageLayoutTest, ThePackedThreeBitCodesOfASlotTakeWholeBytes) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   const KvPlan plan = PlanWithKey(shape, R"({
       "low_rank":{"groups":[{"heads":[0],"rank":30},{"heads":[1],"rank":40}]},
@@ -284,8 +285,9 @@ TEST(PageLayoutTest, ThreeBitCodesArePackedAndASlotIsRoundedUpToBytes) {
   EXPECT_EQ(part.groups[0].params.slot_bytes, 4);
   EXPECT_THAT(layout.PayloadBytesPerToken(0, plan::Side::kKey),
               DoubleEq(12 + 15 + 8));
-  // With padding, the regions take 192 -> 256 bytes (codes of group 0), 64 ->
-  // 128 (its params), 240 -> 256 (codes of group 1) and 64 -> 128 (its params).
+  // Padding enlarges the regions to a multiple of 128 bytes: codes of group 0
+  // from 192 to 256, its params from 64 to 128, codes of group 1 from 240 to
+  // 256, its params from 64 to 128.
   EXPECT_EQ(part.groups[1].codes.offset_bytes, 384);
   EXPECT_EQ(layout.layer(0).page_bytes, 768 + 2 * 2048);
 }
@@ -302,8 +304,8 @@ TEST(PageLayoutTest, ChannelsOfZeroBitsInAScheduleTakeNoSpace) {
   EXPECT_EQ(group.width, 128);
   EXPECT_EQ(group.codes.slot_bytes, 16 * (8 + 4 + 4 + 2) / 8);
   EXPECT_EQ(group.params.num_slots, 0);
-  // 2 bytes * (basis of 64 stored channels * 128 + mean + scale and minimum for
-  // each stored channel).
+  // A sequence has numbers of 2 bytes: a basis of 64 stored channels times 128,
+  // a mean of 128, and a scale and a minimum of each stored channel.
   EXPECT_EQ(layout.layer(0).sequence_bytes, 2 * (64 * 128 + 128 + 2 * 64));
   const int64_t side_pages =
       (layout.layer(0).sequence_bytes + layout.layer(0).page_bytes - 1) /
@@ -433,7 +435,7 @@ TEST(PageLayoutTest, SlotMetadataLiesInAlignedPlanesAfterTheTiles) {
     EXPECT_EQ(slots.positions, (Region{tiles + words, 4, 4, 3 * page_tokens}));
     EXPECT_EQ(slots.key_errors,
               (Region{tiles + 2 * words, 1, 1, 3 * page_tokens}));
-    EXPECT_EQ(slots.value_errors, Region());  // values are plain numbers
+    EXPECT_EQ(slots.value_errors, Region());  // values are not quantized
     EXPECT_EQ(layer.page_bytes,
               tiles + 2 * words + AlignRegion(3 * page_tokens));
     // For each token, a head has 32 + 4 bytes of keys and 128 bytes of values,
@@ -451,8 +453,8 @@ TEST(PageLayoutTest, SlotMetadataLiesInAlignedPlanesAfterTheTiles) {
   EXPECT_EQ(without.page_bytes, without.tile_bytes);
 }
 
-// Plain numbers have no quantization errors, so the metadata is smaller if a
-// side stores no codes. The size in ResolvedPlan must equal the stored size.
+// Metadata has quantization errors only for sides that store codes. The size
+// that ResolvedPlan states must equal the size in the page.
 TEST(PageLayoutTest, SlotMetadataTakesAsManyBytesAsTheResolvedPlanStates) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   const std::string codes =
@@ -586,7 +588,7 @@ TEST(PageLayoutTest, ExactRowsOfAWindowAreStoredInSidePages) {
       const LayerLayout& layer = layout.layer(0);
       ExpectRowsHavePlaces(layout);
       if (key_window > 0) {
-        // Exact rows contain only the channels that have bits, which are half
+        // Exact rows contain only the channels whose codes have bits: half
         // of them.
         EXPECT_EQ(layer.key.parts[0].groups[0].stored_width, 24);
         EXPECT_EQ(layer.key.parts[0].groups[1].stored_width, 8);
@@ -625,8 +627,8 @@ TEST(PageLayoutTest, ExactRowsOfSinksAreStoredBeforeTheRingOfRecentTokens) {
                        .window_tokens = 20,
                        .row_bytes = 256,
                        .segments = {{.num_rows = 24, .rows_per_page = 10}}}));
-  // The rows of the values' sinks are placed in the page that the keys' rows
-  // have begun.
+  // The rows of the values' sinks are in the last page of the keys' rows, which
+  // these fill only partly.
   EXPECT_EQ(laid.value.exact, (ExactRing{.sink_tokens = 4,
                                          .window_tokens = 0,
                                          .row_bytes = 256,
@@ -792,8 +794,8 @@ TEST(PageLayoutTest,
   ExpectRowsHavePlaces(shared);
 }
 
-// The layers are those of the test above. Here, the rows fill eight pages in
-// each of the two arenas completely.
+// The layers are those of the test above. Here, the rows completely fill eight
+// side pages in both arenas.
 TEST(PageLayoutTest, ARingOfExactRowsMayUseTheFreeSpaceOfTwoLayersArenas) {
   const plan::AttentionShape shape = Shape(2, 1, 128);
   const PageLayout layout =
@@ -817,8 +819,8 @@ TEST(PageLayoutTest, ARingOfExactRowsMayUseTheFreeSpaceOfTwoLayersArenas) {
                                      .rows_per_page = 16}}}));
 }
 
-// The number of side pages that would be needed if every ring took whole pages
-// of one arena.
+// The number of side pages that a sequence would need if each side's exact rows
+// were in whole pages of a single arena.
 int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   std::vector<const SideLayout*> sides;
   for (const LayerLayout& layer : layers) {
@@ -850,9 +852,9 @@ int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   return *std::max_element(ends.begin(), ends.end());
 }
 
-// Checks that little space is wasted in side pages, without counting the last
-// one: at most a tenth of the rows' bytes, or an eighth with pages of 16 slots,
-// which hold few rows.
+// Checks how many bytes side pages waste. Not counting one page id, it may be a
+// tenth of the bytes of exact rows, or an eighth if pages have fewer than 64
+// slots, because such pages hold few rows.
 void ExpectLittleWaste(const PageLayout& layout) {
   ExpectRowsHavePlaces(layout);
   const PageGroupLayout& group = layout.page_groups()[0];
@@ -1090,7 +1092,7 @@ TEST(PageLayoutTest, RefusesPageTokensOutOfRange) {
   }
 }
 
-TEST(PageLayoutTest, AByteBudgetGivesOnlyWholePagesAndIsNeverExceeded) {
+TEST(PageLayoutTest, TheWholePagesOfAByteBudgetNeverExceedIt) {
   const plan::AttentionShape shape = Shape(2, 1, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
@@ -1118,8 +1120,8 @@ TEST(PageLayoutTest,
                                      .max_model_len = 128,
                                      .max_chunk_tokens = 1}),
               ElementsAre(80, 30));
-  // A sequence of 16 tokens holds one page of each group, so both groups get
-  // equally many pages.
+  // A sequence of 16 tokens holds one page of each group. So the 111 pages are
+  // divided equally; group 0 also gets the last one.
   EXPECT_THAT(layout.PagesForBudget({.budget_bytes = 111 * page,
                                      .max_model_len = 16,
                                      .max_chunk_tokens = 1}),
@@ -1136,7 +1138,7 @@ TEST(PageLayoutTest,
   EXPECT_THAT(layout.OneSequenceFits({3}, 64, 64),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("one sequence of 64 tokens"),
-                             HasSubstr("want 4 pages of 4096 bytes, have 3"),
+                             HasSubstr("needs 4 pages of 4096 bytes and has 3"),
                              HasSubstr("--kv-cache-bytes to at least 16384 "
                                        "bytes or lower"),
                              HasSubstr("--max-model-len to at most 48"))));

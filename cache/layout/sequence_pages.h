@@ -9,8 +9,8 @@
 
 namespace kvasir::cache {
 
-// The longest sequence. The limit keeps every product of the calculators inside
-// int64.
+// The longest sequence. With this limit, no product of the calculators
+// overflows int64.
 inline constexpr int64_t kMaxSequenceTokens = int64_t{1} << 30;
 
 // The first token that the query at position `logical_tokens` attends to; all
@@ -32,8 +32,8 @@ struct SequencePages {
   // until it has `length_tokens` tokens (0 .. kMaxSequenceTokens, CHECK). The
   // sequence is written in steps of at most `chunk_tokens`, and gives up pages
   // outside the window before each step. With eviction, steps end at eviction
-  // points. A fork holds as many: it has a copy of the partly filled page
-  // instead of that page.
+  // points. A fork holds no more pages than that, because it has its own copy
+  // of the partly filled page instead of the parent's page.
   int64_t Held(int64_t length_tokens, int64_t chunk_tokens) const;
 
   // The number of pages that a sequence must still get, out of Held(), if it

@@ -34,7 +34,7 @@ struct KvCacheConfig {
   };
   int64_t page_tokens = 0;    // called P in comments
   std::vector<Group> groups;  // indexed by PageGroupId
-  std::string cache_id;       // keys all prefix hashes
+  std::string cache_id;       // the key of all prefix hashes
   // False: pages are neither published nor looked up. It must be false if any
   // group evicts.
   bool prefix_reuse = true;

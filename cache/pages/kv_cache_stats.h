@@ -57,7 +57,7 @@ struct KvCacheStats {
   // The number of cached pages that were dropped because the page or its index
   // node was needed.
   int64_t pages_evicted = 0;
-  int64_t pages_copied = 0;  // copies for copy-on-write and of side pages
+  int64_t pages_copied = 0;  // shared pages before a write, and side pages
   int64_t pages_published = 0;
   int64_t pages_unpublished = 0;  // full pages for which the index had no room
   int64_t tails_published = 0;

@@ -48,7 +48,7 @@ std::optional<PagePin> PagePool::Allocate() {
 PagePin PagePool::Share(PageId page) {
   PageState& s = state(page);
   if (s.references == 0) {
-    KVASIR_CHECK(s.tag >= 0);  // A free page holds nothing to share.
+    KVASIR_CHECK(s.tag >= 0);  // a free page has no content to share
     RemoveCached(page);
     total_filled_slots_ += s.filled_slots;
   }
@@ -148,8 +148,8 @@ bool PagePool::CountersAgree() const {
       used != used_pages() || cached != num_cached_) {
     return false;
   }
-  // The lists must agree with the counters. The bound ends the loop if a list
-  // has a cycle.
+  // The lists must agree with the counters. The count in the loop's condition
+  // ends the loop if a list has a cycle.
   int64_t in_free_list = 0;
   for (int32_t p = free_head_; p >= 0 && in_free_list <= num_free_;
        p = state(PageId(p)).next) {

@@ -22,8 +22,9 @@ using PageId = base::StrongId<struct PageTag, int32_t>;
 
 class PagePool;
 
-// One reference to a page. The destructor gives it back. Movable, not copyable:
-// PagePool::Share makes a second reference. The pool must outlive its pins.
+// One reference to a page. The destructor gives it back. It is movable but not
+// copyable; PagePool::Share makes a second reference. The pool must outlive
+// its pins.
 class PagePin {
  public:
   PagePin() = default;
@@ -71,8 +72,8 @@ class PagePool {
   PagePin Share(PageId page);
 
   // Tags a page, so that it becomes cached instead of free when its last
-  // reference goes. The prefix index uses the tag to find the page's node. tag
-  // >= 0; the page must be used and untagged.
+  // reference goes. The prefix index uses the tag to find the page's node. The
+  // tag must be at least 0, and the page must be used and untagged.
   void SetTag(PageId page, int32_t tag);
   // Removes the tag, which must exist. A cached page becomes free.
   void ClearTag(PageId page);

@@ -17,8 +17,7 @@ std::vector<int32_t> CachedOldestFirst(const PagePool& pool) {
   return pages;
 }
 
-TEST(PagePoolTest,
-     AllocatesUnusedPagesInAscendingOrderAndThenThePageFreedLast) {
+TEST(PagePoolTest, AllocatesThePageThatWasFreedLastAfterAllPagesHaveBeenUsed) {
   PagePool pool(3);
   std::optional<PagePin> a = pool.Allocate();
   std::optional<PagePin> b = pool.Allocate();

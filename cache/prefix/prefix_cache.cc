@@ -8,9 +8,9 @@
 namespace kvasir::cache {
 namespace {
 
-// The most index nodes for each page of the pools. The index needs more nodes
-// than pages, because it has roots and keeps ancestors whose pages a window has
-// given up.
+// The index may have kNodesPerPage nodes for each page of the pools, and
+// kExtraNodes more. It needs more nodes than pages, because it has roots and
+// keeps ancestors whose pages a window has given up.
 constexpr int64_t kNodesPerPage = 2;
 constexpr int64_t kExtraNodes = 64;
 
@@ -68,7 +68,7 @@ PrefixHit PrefixCache::Find(absl::Span<const int32_t> token_ids,
   const int64_t most =
       std::max<int64_t>(0, num_tokens - 1) / config_.page_tokens;
   const auto page_tokens = static_cast<size_t>(config_.page_tokens);
-  // For each group, the page after the last one that is missing so far.
+  // For each group, the index after the last page that the group lacks.
   std::vector<int64_t> held_from(pools_.size(), 0);
   int64_t num_found = 0;
   while (static_cast<int64_t>(hit.nodes.size()) < most) {
@@ -80,7 +80,7 @@ PrefixHit PrefixCache::Find(absl::Span<const int32_t> token_ids,
     if (!node.valid()) break;
     hit.nodes.push_back(node);
     const auto num_pages = static_cast<int64_t>(hit.nodes.size());
-    // A hit needs, in every group, the pages that the next token sees.
+    // In every group, a hit needs all pages that the next token attends to.
     bool held = true;
     for (size_t g = 0; g < pools_.size(); ++g) {
       if (!this->page(node, g).valid()) held_from[g] = num_pages;
@@ -120,8 +120,8 @@ int64_t PrefixCache::FirstVisiblePage(size_t group, int64_t num_pages) const {
 void PrefixCache::StartChain(const StartOptions& options, PrefixChain* out) {
   out->publishes = config_.prefix_reuse && options.publish_prefix;
   if (!out->publishes) return;
-  // Evicting pages to make room for a new root takes nothing from the sequence:
-  // if its salt has no root yet, it has found no pages.
+  // If there is no room for a new root, cached pages are evicted. They cannot
+  // be pages that this sequence has found: its salt has no root yet.
   const PrefixHash root = hasher_->Root(options.salt);
   do {
     out->chain = index_->TakeRoot(options.salt, root);
@@ -147,7 +147,7 @@ void PrefixCache::PublishPage(int64_t index, PrefixChain* sequence) {
         .token_ids = sequence->page_token_ids,
         .pages = pages_to_publish_};
     // The root and the nodes of the sequence's own pages cannot be removed. If
-    // these nodes by themselves fill the index, an eviction would gain nothing.
+    // they fill the index, an eviction would make no room.
     const bool can_gain = index + 2 <= index_->max_nodes();
     while (can_gain && index_->LacksRoomFor(page) && EvictForIndex()) {
     }
@@ -203,7 +203,8 @@ const TailPages* PrefixCache::PublishTail(int64_t logical_tokens,
     published = &index_->tail(node);
     ++counts_.tails_published;
   } else {
-    // Another sequence has published this tail already.
+    // Another sequence has already published this tail. It replaces this
+    // sequence's own tail of kind kGivesWay.
     if (!gives_way) index_->KeepTail(node);
     if (sequence->tail_that_gives_way) {
       index_->DropTailThatGivesWay(sequence->tail_that_gives_way.node());

@@ -145,7 +145,7 @@ class PrefixCache {
   const std::unique_ptr<PrefixHasher> hasher_;
   std::vector<std::unique_ptr<PagePool>> pools_;  // indexed by PageGroupId
   std::unique_ptr<PrefixIndex> index_;
-  // by group; kept as a buffer between calls
+  // A buffer of PublishPage, indexed by PageGroupId.
   std::vector<PageId> pages_to_publish_;
   KvCacheStats& counts_;
 };

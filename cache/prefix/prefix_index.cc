@@ -100,7 +100,7 @@ int64_t PrefixIndex::Forget(PageGroupId group, PageId page) {
   KVASIR_CHECK(id.valid());
   int64_t forgotten = DropTail(id);
   if (page_slot(id, group) != page) {
-    KVASIR_CHECK(forgotten > 0);  // the tail has at least this page
+    KVASIR_CHECK(forgotten > 0);  // the dropped tail had at least this page
     return forgotten;
   }
   page_slot(id, group) = PageId();

@@ -128,7 +128,8 @@ class PrefixIndex {
   int64_t Forget(PageGroupId group, PageId page);
 
   // Makes these pages the node's tail. They must be allocated and have no tag.
-  // The node must have a page in every group, and no tail.
+  // The node must have a page in every group, and no tail. `gives_way` is true
+  // for a tail of kind TailKind::kGivesWay.
   void PublishTail(PrefixNodeId node, TailPages pages, bool gives_way);
   bool has_tail(PrefixNodeId node) const { return tail_of_.contains(node); }
   const TailPages& tail(PrefixNodeId node) const {
@@ -206,7 +207,7 @@ class PrefixIndex {
   int64_t num_nodes_ = 0;
   absl::flat_hash_map<PrefixHash, PrefixNodeId> by_hash_;  // without roots
   absl::flat_hash_map<std::string, PrefixNodeId> roots_;
-  absl::flat_hash_map<PrefixNodeId, std::string> salts_;  // by root
+  absl::flat_hash_map<PrefixNodeId, std::string> salts_;  // key: a root
   TailList tails_;                                        // oldest first
   absl::flat_hash_map<PrefixNodeId, TailList::iterator> tail_of_;
   std::vector<int64_t> tail_pages_;  // pages in all tails, by group

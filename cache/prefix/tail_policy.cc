@@ -5,8 +5,8 @@
 namespace kvasir::cache {
 namespace {
 
-// Tails may take one in this many pages of a pool. Most pages are left for
-// tokens, because a tail helps at only one position of a text.
+// Tails may take one of every four pages of a pool. The other pages are left
+// for tokens, because a tail helps at only one position of a text.
 constexpr int64_t kPagesPerTailPage = 4;
 
 }  // namespace

@@ -34,7 +34,7 @@ enum class TailKind {
 
 class TailPolicy {
  public:
-  TailPolicy() = default;  // a policy that wants no tails
+  TailPolicy() = default;  // this policy wants no tails
   explicit TailPolicy(const TailLookup& lookup);
 
   // The boundary at which a step of the prompt should end if it reaches that

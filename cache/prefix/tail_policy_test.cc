@@ -29,8 +29,7 @@ TEST(TailPolicyTest, AStepShouldEndAtAForkPointIfThereIsOne) {
   EXPECT_EQ(Policy(23, 16, 8).cut_tokens(), 16);
 }
 
-TEST(TailPolicyTest,
-     TailsOfThePromptAreKeptAndTailsOfTheOutputAreReplacedByNewerOnes) {
+TEST(TailPolicyTest, NewerTailsReplaceTailsOfTheOutputButNotOfThePrompt) {
   const TailPolicy prompt = Policy(11);
   EXPECT_EQ(prompt.At(4), TailKind::kNone);
   EXPECT_EQ(prompt.At(8), TailKind::kStays);
@@ -46,7 +45,7 @@ TEST(TailPolicyTest, TailsAtAForkPointAndAtTheLastPageBoundaryAreKept) {
   EXPECT_EQ(prompt.At(4), TailKind::kNone);
   EXPECT_EQ(prompt.At(8), TailKind::kStays);
   EXPECT_EQ(prompt.At(12), TailKind::kNone);
-  // the last boundary, at which steps need not end
+  // The prompt's last boundary may get a tail, although no step need end there.
   EXPECT_EQ(prompt.At(20), TailKind::kStays);
 }
 

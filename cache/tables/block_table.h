@@ -34,8 +34,8 @@ class BlockTable {
   BlockTable& operator=(BlockTable&&) = delete;
   ~BlockTable() { Clear(); }
 
-  // Appends entries without a page to an empty table. After a prefix hit, the
-  // pages outside the window have such entries.
+  // Appends entries without a page to an empty table. They stand for the pages
+  // of a prefix hit that are outside the sliding window.
   void AppendReleased(int64_t count);
   void Append(PagePin page);
 
@@ -93,7 +93,7 @@ class BlockTable {
   int64_t first_live_ = 0;
   int64_t next_slot_ = 0;
   int64_t logical_tokens_ = 0;
-  // The part of the table's state that was sent to the executor.
+  // These fields record what TakeDelta has already sent to the executor.
   bool announced_ = false;
   int64_t sent_entries_ = 0;
   int64_t sent_first_live_ = 0;

@@ -26,7 +26,7 @@ class BlockTableTest : public ::testing::Test {
   BlockTable table_{4};
 };
 
-TEST_F(BlockTableTest, CountsThePagesMissingForMoreTokensFromTheNextFreeSlot) {
+TEST_F(BlockTableTest, PagesAreMissingOnlyForTokensBeyondTheFreeSlots) {
   EXPECT_EQ(table_.MissingEntries(0), 0);
   EXPECT_EQ(table_.MissingEntries(1), 1);
   EXPECT_EQ(table_.MissingEntries(9), 3);
@@ -53,7 +53,7 @@ TEST_F(BlockTableTest, ReleasingPagesAtTheFrontDoesNotChangeTheLogicalLength) {
   EXPECT_EQ(table_.physical_tokens(), 5);
 }
 
-TEST_F(BlockTableTest, TheFirstDeltaIsAResetAndLaterDeltasContainOnlyChanges) {
+TEST_F(BlockTableTest, DeltasAfterTheFirstOneContainOnlyChanges) {
   Append(2);
   kvasir::v1::BlockTableDelta delta = Delta();
   EXPECT_TRUE(delta.reset());

@@ -1,4 +1,4 @@
-// A reference implementation of the eviction policy in its simplest form, slot
+// A simple reference implementation of the eviction policy, which handles slot
 // by slot. Tests compare it with the devices and with the oracle (the offline
 // reference decoder).
 #pragma once

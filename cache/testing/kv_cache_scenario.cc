@@ -13,12 +13,13 @@
 
 namespace kvasir::cache {
 
-// The arguments of a command, grouped by kind: numbers, names and options.
+// The arguments of a command, sorted by kind: numbers, names and options.
 struct KvCacheScenario::Words {
   std::vector<int32_t> numbers;  // with ranges expanded
   std::vector<std::string> names;
   PageGroupId group{0};
-  int64_t keep = -1;  // slots that stay at an eviction; 0: all
+  // The slots that stay at an eviction. -1: not given; 0: all.
+  int64_t keep = -1;
   StartOptions options;
 
   explicit Words(absl::string_view text) {

@@ -1,6 +1,6 @@
-// A small language for tests of KvCache: one command a line, the expected
-// answer after "->", a comment after "#". Invariants are checked after each
-// command.
+// A small language for tests of KvCache. A line has one command, then the
+// expected answer after "->", then a comment after "#". The cache's invariants
+// are checked after each command.
 //
 //   start NAME TOKENS [salt=X] [noreuse] [nopublish] [prompt=N]
 //         [keep=N|all]           -> cached N      (slots that stay)
@@ -12,17 +12,17 @@
 //   fork PARENT CHILD | release NAME | preempt NAME | drop
 //   export NAME                  -> ok  |  no     (to the host pool)
 //   import NAME                  -> ok  |  a refusal like reserve's
-//   forget NAME                  (an image)
+//   forget NAME                  (destroys an exported image)
 //   host [gG]                    -> used N free N (of the host pool)
 //   pages NAME [gG]              -> ids from the first live entry on
-//   side NAME [gG]               -> ids
+//   side NAME [gG]               -> ids of the side pages
 //   cut NAME                     -> N             (where a step should end)
 //   next NAME                    -> N | never     (where it must end)
 //   due NAME                     -> yes | no
 //   evict NAME
 //   evictions                    -> gG NAME@TOKENS SLOTS>KEPT in ID ID after
 //                                   COPIES; ... (not after 0 copies)
-//   tails [gG]                   -> pages that they take
+//   tails [gG]                   -> number of pages that all tails take
 //   delta NAME                   -> gG[ reset] live=N +ID +ID; ...
 //   copies                       -> gG FROM>TO; ...  (hN: the host pool's)
 //   lengths NAME [gG]            -> logical N physical N

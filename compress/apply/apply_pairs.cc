@@ -31,10 +31,10 @@ at::Tensor RealThenImaginary(const at::Tensor& values, int64_t dim) {
   return at::cat({at::real(values), at::imag(values)}, dim);
 }
 
-// Returns the real matrix [D, 2C] that lifts a head's key from its latent. For
-// a RoPE pair with dims a and b, k[a] + i k[b] is the sum of u z over the
-// pair's complex channels z, where u is the channel's complex factor in the
-// lift.
+// Returns the real matrix [D, 2C] that lifts a head's key from its latent.
+// For a RoPE pair with dims a and b, k[a] + i k[b] is the sum of u z over
+// the pair's complex channels z. Here u is the channel's complex factor in
+// the lift.
 at::Tensor RealLift(const model::DecoderSpec& spec, const CommutingGroup& group,
                     const at::Tensor& up) {
   const int64_t channels = up.size(0);

@@ -44,8 +44,8 @@ std::vector<int64_t> StoredIndices(const Codec& codec, int64_t width) {
   std::vector<int64_t> channels;
   const auto& schedule = codec.bits().schedule();
   if (schedule.size() <= 1 || codec.has_basis_sequence()) {
-    // Without a schedule, channels of 0 bits come last, so the first channels
-    // are those that are stored.
+    // Without a schedule of bit widths, channels of 0 bits come last, so the
+    // stored channels are the first ones.
     channels.resize(static_cast<size_t>(
         codec.bits().runs_size() == 0
             ? width

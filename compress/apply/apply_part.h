@@ -27,8 +27,8 @@ struct PartInput {
   // the resolved part, which gives the shapes of the result
   const plan::ResolvedPart* shape = nullptr;
   InputMoments* moments = nullptr;  // null if there is no calibration
-  const LayerMoments* fisher =
-      nullptr;  // null unless the decomposition is kFisher
+  // Null unless the decomposition is kFisher.
+  const LayerMoments* fisher = nullptr;
 
   const model::DecoderSpec& spec() const { return *request->spec; }
   // The projection that makes this side's keys or values. The bias is undefined

@@ -1,7 +1,6 @@
 // Applies plans that are written by hand, one for each space and lift. If a
-// plan leaves nothing out, the attention of the applied layer must equal that
-// of the uncompressed layer; otherwise its loss must be the one that theory
-// predicts.
+// plan leaves nothing out, the applied layer must have the attention of the
+// uncompressed layer. Otherwise its loss must be the one that theory predicts.
 #include <cmath>
 #include <limits>
 #include <set>

@@ -33,7 +33,8 @@ EvaluationText HeldOutText(const CalibrationSample& sample) {
         sample.sequences[static_cast<size_t>(sequence)];
     text.ids.insert(text.ids.end(), ids.begin(), ids.end());
   }
-  text.bytes.assign(text.ids.size(), 1);  // losses per byte are not used
+  // not read, because losses per byte are not used
+  text.bytes.assign(text.ids.size(), 1);
   return text;
 }
 

@@ -30,8 +30,8 @@ class PlanProbeTest : public CalibrateTest {
     return sample;
   }
 
-  // Makes a plan that codes keys and values in `bits` bits; 16 means numbers
-  // without codes.
+  // Makes a plan that codes keys and values in `bits` bits; 16 means uncoded
+  // 16-bit numbers.
   kvasir::v1::KvPlan PlanOf(uint32_t bits) const {
     kvasir::v1::KvPlan plan = FullRankPlan(
         model::AttentionShapeOf(checkpoint_->spec()), kvasir::v1::F32);
@@ -51,8 +51,7 @@ class PlanProbeTest : public CalibrateTest {
   Calibration calibration_;
 };
 
-TEST_F(PlanProbeTest,
-       PlansWithFewerBitsDivergeMoreAndPlansWithoutCodesDoNotDiverge) {
+TEST_F(PlanProbeTest, TheDivergenceOfAPlanFallsToZeroAsItsBitsGrow) {
   const CalibrationSample sample = HeldOut(3);
   int64_t steps = 0;
   KVASIR_ASSERT_OK_AND_ASSIGN(

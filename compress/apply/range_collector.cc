@@ -24,7 +24,7 @@ namespace {
 constexpr int64_t kFittedRows = 8192;
 
 struct Range {
-  at::Tensor low;  // least number of each stored channel
+  at::Tensor low;  // the minimum of each stored channel
   at::Tensor high;
 };
 
@@ -68,7 +68,7 @@ std::vector<const ProgramPart*> StaticParts(const LayerProgram& program) {
 class LatentObserver : public LayerObserver {
  public:
   // Keeps every `rows_step`-th row from `first_row` on. If `rows_step` is 0,
-  // keeps no rows, but only the least and greatest number of each channel.
+  // keeps no rows, but only the minimum and maximum of each channel.
   LatentObserver(const LayerProgram& program, int64_t first_row,
                  int64_t rows_step)
       : program_(program), first_row_(first_row), rows_step_(rows_step) {}
@@ -154,7 +154,7 @@ at::Tensor Levels(const ProgramPart& part) {
   return levels;
 }
 
-// Returns for each channel the range from its least to its greatest number.
+// Returns the range of each channel, from its minimum to its maximum.
 ChannelRanges WholePart(const ProgramPart& part,
                         const std::vector<LatentObserver>& observers) {
   Range whole = observers[0].ranges().at(part.prefix);

@@ -16,13 +16,14 @@
 namespace kvasir::compress {
 
 // Finds the ranges of CHANNEL_STATIC codes on the calibration tokens. A range
-// reaches from the least to the greatest number of a channel in the compressed
-// model. If the plan gives bits by runs of channels, the range is instead the
-// one with the least squared error over the tokens after the exact sinks
-// (compress/planner/channel_codes.h). For this fit, keys that are stored after
-// their rotation are also rotated to later positions. Collect is called for one
-// layer after the other: the input of a layer is the output of the compressed
-// layers before it, including the error of their codes.
+// reaches from a channel's minimum to its maximum in the compressed model. If
+// the plan gives bits by runs of channels, the range is instead fitted for the
+// least squared error (compress/planner/channel_codes.h). The fit uses the
+// tokens after the exact sinks. For this fit, rope_low_rank keys that are
+// stored after their rotation are rotated further, so that the rows cover
+// positions up to kRangePositions. Collect is called for one layer after the
+// other. The input of a layer is the output of the compressed layers before it,
+// including the error of their codes.
 // Owns: the hidden states of all tokens, float32.
 // Threads: one caller; the work uses as many threads as the options say.
 // Errors: those of LayerForward; InvalidArgument for latents that are not

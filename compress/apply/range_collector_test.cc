@@ -47,12 +47,11 @@ constexpr int kValueBits[] = {1, 4};
 constexpr int64_t kRotatedWidths[] = {4, 8};
 
 struct Range {
-  std::vector<double> low;  // least number of each channel
+  std::vector<double> low;  // the minimum of each channel
   std::vector<double> high;
 };
 
-// Finds the least and greatest number of every channel by a loop over all
-// numbers.
+// Finds the minimum and maximum of every channel by a loop over all numbers.
 class PlainRanges : public LayerObserver {
  public:
   const Range& Of(int64_t layer, plan::Side side) const {
@@ -161,7 +160,7 @@ class RangeCollectorTest : public FolderTest {
     return absl::OkStatus();
   }
 
-  // Returns the least and greatest numbers of the latents in the model with
+  // Returns the minimum and maximum of each latent channel in the model with
   // these tensors, computed with or without codes.
   absl::StatusOr<PlainRanges> RangesOf(const std::vector<TensorMap>& attention,
                                        bool code_latents) const {
@@ -257,7 +256,7 @@ TEST_F(RangeCollectorTest, FittedRangesUseTheFirstSequencesOfEachDomain) {
                ->mutable_parts(0)
                ->mutable_codec());
   // Only the first layer's ranges are fitted. Ranges of the second layer still
-  // reach from the least to the greatest number, so they need all sequences.
+  // reach from minimum to maximum, so they need all sequences.
   EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample, {}), 40);
   set_runs(fitted.mutable_layers(1)
                ->mutable_key()

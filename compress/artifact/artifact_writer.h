@@ -46,9 +46,9 @@ struct ArtifactProgress {
   int64_t total_layers = 0;
 };
 
-// Checks, before the long work, whether WriteArtifact would fail: if the output
-// exists or cannot be written, the base model is already compressed, or the
-// disk has too little space for the copied tensors.
+// Checks, before the long work, for errors that WriteArtifact would return: an
+// output that exists or cannot be written, a base model that is already
+// compressed, and too little disk space for the copied tensors.
 absl::Status CheckArtifactOutput(const model::Checkpoint& base,
                                  const ArtifactOptions& options);
 

@@ -101,7 +101,8 @@ void StoreChunk(std::span<const float> values, model::TensorType dtype,
   }
 }
 
-// Writes the tensors one after the other, a few chunks per thread at a time.
+// Writes the tensors one after the other. The threads together generate a few
+// chunks of kChunkElements each, which are then written.
 class TensorStreamer {
  public:
   TensorStreamer(

@@ -79,8 +79,8 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::CreateOpen(
 
 int64_t SafetensorsWriter::HeaderBytes(const TensorEntry& entry) {
   // Besides its name, a header entry takes at most kFields characters for its
-  // type, braces and keys, and kNumber characters for each number (up to 20
-  // digits and a comma).
+  // type, braces and keys. Each number takes at most kNumber characters: 20
+  // digits and a comma.
   constexpr size_t kFields = 64;
   constexpr size_t kNumber = 21;
   return static_cast<int64_t>(nlohmann::json(entry.name).dump().size() +

@@ -77,8 +77,8 @@ struct CalibrationRun {
 // Measures the statistics. If the cache holds a calibration with at least the
 // requested parts, the result is taken from it. Otherwise the run continues
 // from a saved state in the cache, or starts from the beginning. The result
-// does not depend on the number of threads, on stops or on the cache, except
-// for rounding: it differs on a GPU, and may differ if a micro-batch has fewer
+// does not depend on the number of threads, on stops or on the cache. It may
+// differ by rounding in two cases: on a GPU, and if a micro-batch has fewer
 // sequences than there are threads. A message warns if information is requested
 // for only one domain.
 // Errors: Cancelled when stopped; InvalidArgument for a sample without counted

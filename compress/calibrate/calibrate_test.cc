@@ -433,7 +433,7 @@ TEST_F(CalibrateTest, TheStateIsKeptInTheCacheIfTheResultCannotBeSaved) {
 
 // Errors such as too many open files or a failing disk do not mean that the
 // file is damaged.
-TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsAnErrorAndIsNotReplaced) {
+TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsReportedAndNotReplaced) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";
@@ -519,9 +519,9 @@ TEST_F(CalibrateTest,
 }
 
 // In this model, logits and a large embedding take most of the memory. This
-// test must come after the test of one layer's workspace: once the allocator
-// has freed blocks as large as these, it places later blocks elsewhere and
-// leaves gaps.
+// test must come after the test of one layer's workspace. Here the
+// allocator frees such large blocks that it places later blocks elsewhere
+// and leaves gaps.
 TEST_F(CalibrateTest, ThePeakMemoryWithALargeVocabularyIsAsEstimated) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 1;

@@ -21,12 +21,11 @@ struct DomainInformation {
 // Statistics of one layer over the counted calibration tokens (see
 // CalibrationSample), on the CPU, float64. x is the input of the q, k and v
 // projections (after the norm) in the uncompressed model.
-// The moments of values, and of keys before their rotation, can be computed
-// from these statistics and the weights: with k = W x + b and N =
-// Calibration::num_tokens, the mean of k is W input_sum / N + b and its
-// covariance W C WT with C = input_gram / N - (input_sum / N) (input_sum / N)T.
-// A bias changes only the mean. The moments of one domain are estimated from
-// its sample rows.
+// The moments of values, and of keys before their rotation, follow from these
+// statistics and the weights. Let k = W x + b and N = Calibration::num_tokens.
+// The mean of k is W input_sum / N + b. Its covariance is W C WT with C =
+// input_gram / N - (input_sum / N) (input_sum / N)T. A bias changes only the
+// mean. The moments of one domain are estimated from its sample rows.
 struct LayerCalibration {
   at::Tensor input_gram;    // [M, M], sum of x xT
   at::Tensor input_sum;     // [M]
@@ -49,12 +48,12 @@ struct LayerCalibration {
   at::Tensor rotated_key_sum;   // [Hkv * D]
 
   // Fisher information F of a token's key (before its rotation, with its bias)
-  // or value: the mean over tokens of g gT, where g is a gradient with respect
-  // to this key or value. It is the gradient of log p(y), summed over the
-  // sequence's positions. Each label y is drawn from the model's own
-  // distribution p. To second order, an error e in all keys or values that is
-  // independent between tokens costs tr(F E[e eT]) / 2 nats of KL divergence
-  // per token. Undefined unless requested.
+  // or value. F is the mean over tokens of g gT. Here g is the gradient of log
+  // p(y), summed over the sequence's positions, with respect to this key or
+  // value. Each label y is drawn from the model's own distribution p. Let all
+  // keys or values have errors e that are independent between tokens. To second
+  // order, they cost tr(F E[e eT]) / 2 nats of KL divergence per token.
+  // Undefined unless requested.
   at::Tensor key_information;    // [Hkv * D, Hkv * D]
   at::Tensor value_information;  // [Hkv * D, Hkv * D]
   // The information of each domain. Its mean over domains, weighted by their

@@ -15,9 +15,9 @@ namespace {
 
 constexpr int64_t kFloatBytes = 4;
 
-// Factor by which the time exceeds that of the matrix products, because of
-// norms, activations and threads that wait for one another. An estimate that is
-// not fitted to any machine.
+// The factor by which the time exceeds that of the matrix products, because of
+// norms, activations and threads that wait for one another. It is an estimate
+// and not fitted to any machine.
 constexpr double kOverhead = 1.35;
 // A float64 product takes twice as long as a float32 product.
 constexpr double kDoubleCost = 2.0;

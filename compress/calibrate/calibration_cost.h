@@ -22,7 +22,7 @@ struct CalibrationCost {
   // The activations that are kept at once: with a backward pass, the inputs of
   // all layers for one batch; without one, the hidden states of all tokens.
   int64_t micro_batch_bytes = 0;
-  int64_t sum_bytes = 0;  // Gram matrices and squared sums of all layers
+  int64_t sum_bytes = 0;  // Gram matrices and sums of squares of all layers
   double forward_operations = 0;  // float32 operations of the forward pass
   // operations of the output head and the backward passes
   double back_operations = 0;

@@ -73,10 +73,10 @@ struct DomainText {
 
 // Takes an equal share of the tokens from each domain. The sample takes one
 // sequence of each domain in turn. The last `held_out_share` (a fraction) of
-// each domain's sequences is held out and placed at the end; if a domain has
-// two or more sequences, at least one is held out. InvalidArgument as for
-// SampleCalibration, naming the domain, and also for no domain and for two
-// domains with the same name.
+// each domain's sequences is held out and placed at the end. If the share is
+// above 0 and a domain has two or more sequences, at least one is held out.
+// InvalidArgument as for SampleCalibration, naming the domain, and also for no
+// domain and for two domains with the same name.
 absl::StatusOr<CalibrationSample> SampleDomains(
     const std::vector<DomainText>& domains, const SampleOptions& options,
     double held_out_share, int64_t vocab_size);

@@ -115,7 +115,7 @@ std::vector<DomainText> Domains(const std::vector<int64_t>& lengths) {
 }
 
 TEST(SampleDomainsTest,
-     EachDomainHasAnEqualShareAndItsLastSequencesAreHeldOut) {
+     DomainsGetEqualSharesOfWhichTheLastSequencesAreHeldOut) {
   const std::vector<DomainText> domains = Domains({300, 500, 220});
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample sample,
@@ -141,8 +141,7 @@ TEST(SampleDomainsTest,
   }
 }
 
-TEST(SampleDomainsTest,
-     OneOfTwoSequencesOfADomainIsHeldOutAndASingleSequenceIsNot) {
+TEST(SampleDomainsTest, NoSequenceOfADomainWithOnlyOneIsHeldOut) {
   auto held_out = [](int64_t tokens, double share) {
     return SampleDomains(Domains({50, 50}),
                          {.tokens = tokens, .sequence_tokens = 10}, share, 2000)

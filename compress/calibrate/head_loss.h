@@ -30,7 +30,7 @@ struct LabelScores {
 };
 
 // Like NextTokenLoss, but with labels that are drawn from the model's own
-// distribution: the label of row t and draw d is the first token whose
+// distribution. The label of row t and draw d is the first token whose
 // cumulative probability is above uniform(t, d), a number in [0, 1).
 LabelScores SampledLabelScores(
     const at::Tensor& normal, const at::Tensor& head, const at::Tensor& ids,

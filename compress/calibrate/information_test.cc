@@ -441,8 +441,7 @@ TEST_F(InformationTest, TheEstimatedCostCountsSampleRowsDomainsAndLabels) {
   EXPECT_EQ(three.forward_operations, one.forward_operations);
 }
 
-TEST(SampledLabelScoresTest,
-     SampledLabelsFollowTheProbabilitiesAndGradientsEqualThoseOfAutograd) {
+TEST(SampledLabelScoresTest, GradientsForDrawnLabelsEqualThoseOfAutograd) {
   // The head has more rows than SampledLabelScores reads at a time.
   const at::Tensor head =
       at::sin(at::arange(9000 * 8, at::kFloat)).view({9000, 8});

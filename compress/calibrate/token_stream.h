@@ -35,10 +35,11 @@ absl::StatusOr<TokenStream> EncodeText(std::string_view text,
 absl::StatusOr<std::optional<int32_t>> StartToken(
     const model::Tokenizer& tokenizer);
 
-// Byte offsets at which a text may be cut into pieces without changing its
-// tokens: 0, and then beginnings of lines that do not begin with white space,
-// about `piece_bytes` apart. This is safe because the split patterns of all
-// supported tokenizers end a word at the end of such a line.
+// Returns byte offsets at which a text may be cut into pieces without
+// changing its tokens. The first is 0. The others are beginnings of lines
+// that do not begin with white space, about `piece_bytes` apart. This is safe
+// because the split patterns of all supported tokenizers end a word at the
+// end of such a line.
 std::vector<size_t> CutPoints(std::string_view text, size_t piece_bytes);
 
 }  // namespace kvasir::compress

@@ -251,8 +251,8 @@ absl::StatusOr<Baseline> MakeFloat8(const Maker& m) {
 absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
   constexpr char kWant[] =
       "kivi:BITS,group=32,residual=128: 1, 2, 3, 4 or 8 bits, a group that "
-      "divides head_dim, and a residual of 0 or at least a group, which is its "
-      "window";
+      "divides head_dim, and a residual of 0 or at least a group; residual= "
+      "takes the place of window=";
   int64_t group = 32;
   int64_t residual = 128;
   for (const auto& [key, value] : m.name.settings) {
@@ -325,8 +325,8 @@ absl::StatusOr<Baseline> MakePerChannel(const Maker& m) {
 
 absl::StatusOr<Baseline> MakeThink(const Maker& m) {
   constexpr char kWant[] =
-      "think:0.5,4: a share of the channels in (0, 1], the bits of the rest, "
-      "and perhaps ,v4";
+      "think:0.5,4: the share of key channels to keep, above 0 and at most 1, "
+      "then their bits, and perhaps ,v4";
   double share = 0.0;
   if (m.name.words.size() < 2 || m.name.words.size() > 3 ||
       !m.name.settings.empty() || !absl::SimpleAtod(m.name.words[0], &share) ||

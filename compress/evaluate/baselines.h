@@ -3,8 +3,8 @@
 // plan. Their names:
 //
 // - "per-token:k4,v4" codes keys and values in 4 bits, with a range per token
-//   and head. Keys without a word, or with k16, are stored in bf16; the same
-//   holds for values.
+//   and head. With k16, or without a setting for keys, keys are stored in bf16;
+//   the same holds for values.
 // - "kivi:2,group=32,residual=128" codes in 2 bits: keys in blocks of 32 tokens
 //   with a range per channel, values in runs of 32 channels with a range per
 //   token. The 128 tokens nearest to the query stay exact.
@@ -16,9 +16,10 @@
 //   magnitudes in each head and sequence. With ",v4", values are coded per
 //   token.
 // - "low-rank:160/1024" reduces the keys of a window of text, before their
-//   rotation, to rank 160 of 1024 by an SVD, without codes.
+//   rotation, to 160/1024 of their full rank by an SVD, without codes.
 // - "rotated:k4,v4" uses TurboQuant's codes as in vLLM: the key or value of a
-//   head is rotated and rounded to Lloyd-Max levels, with one norm.
+//   head is rotated and rounded to Lloyd-Max levels, which are scaled by one
+//   stored number per head.
 // - "ggml:kq8_0,vq4_0" uses llama.cpp's codes per head. Numbers are multiplied
 //   by a Hadamard matrix before coding and by its inverse afterwards, unless
 //   the name has rotation=off.

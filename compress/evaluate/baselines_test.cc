@@ -241,7 +241,7 @@ TEST_F(BaselinesTest, SinksStayExactInEveryBaseline) {
             1e-5);
 }
 
-TEST_F(BaselinesTest, TokensInTheWindowAreExactAndOlderOnesCoded) {
+TEST_F(BaselinesTest, OnlyTokensInTheWindowAreExact) {
   const at::Tensor exact = Logits(nullptr);
   EXPECT_LT(Difference(Logits(Make("rotated:k2,v2,window=40").transform.get()),
                        exact),
@@ -278,7 +278,7 @@ TEST_F(BaselinesTest, KiviWithoutAResidualCodesAllTokens) {
       Make("kivi:2,group=8,residual=0").candidate.fixed_bytes_per_sequence, 0);
 }
 
-TEST_F(BaselinesTest, RotatedFloat8AndGgmlCodesTakeTheExpectedBytes) {
+TEST_F(BaselinesTest, BytesOfRotatedFloat8AndGgmlCodesAreThoseOfTheirFormats) {
   const auto of = [&](const ReferenceDecoder& decoder, const char* name) {
     const auto baseline = MakeBaseline({.name = name, .decoder = &decoder});
     KVASIR_EXPECT_OK(baseline);

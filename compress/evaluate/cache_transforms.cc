@@ -77,8 +77,7 @@ class Kivi : public CacheTransform {
 
 // ---------------------------------------------------------------- per channel
 
-// Finds the least and the greatest number of each key channel on the
-// calibration text.
+// Finds the minimum and maximum of each key channel on the calibration text.
 class KeyRanges : public LayerObserver {
  public:
   KeyRanges(int64_t num_layers, bool before_rotation)
@@ -109,7 +108,7 @@ class KeyRanges : public LayerObserver {
   }
 
   bool before_;
-  std::vector<at::Tensor> low_;  // least number of each channel, [Hkv * D]
+  std::vector<at::Tensor> low_;  // the minimum of each channel, [Hkv * D]
   std::vector<at::Tensor> high_;
 };
 

@@ -292,7 +292,7 @@ TEST(EvaluateTest, WeightsThatAreNotFiniteAreAnErrorThatNamesTheModel) {
                          "finite, is nan")));
 }
 
-TEST(EvaluateTest, ProgressCountsWindowsAndCanStopTheEvaluation) {
+TEST(EvaluateTest, TheProgressFunctionCountsWindowsUntilItStopsTheEvaluation) {
   const Bench bench;
   EvaluateOptions options = Options();
   std::vector<int64_t> seen;

@@ -28,7 +28,8 @@ struct EvictionSpec {
   std::string name;  // such as "q-hitter 0.2", for reports
   std::string method;
   plan::EvictionSettings settings;
-  // if true, only exact tokens are sinks, whatever `settings` say
+  // If true, the sinks are only the tokens that are stored exactly, whatever
+  // `settings` say.
   bool fewest_sinks = false;
   std::optional<uint64_t> random_seed;
 };

@@ -1,4 +1,5 @@
-// Tells whether two sets of paired measurements differ, and by how much.
+// Computes the mean of the differences between paired measurements, with its
+// confidence interval.
 #pragma once
 
 #include <cstdint>

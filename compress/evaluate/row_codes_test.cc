@@ -62,8 +62,7 @@ TEST(CodeRotatedTest, TheCodesOfARowDependOnlyOnThatRow) {
             1e-5);
 }
 
-TEST(CodeRotatedTest,
-     RowsOfZerosAreDecodedAsZerosAndAnEmptyInputGivesAnEmptyOutput) {
+TEST(CodeRotatedTest, RowsOfZerosAndEmptyInputsAreReturnedUnchanged) {
   EXPECT_TRUE(
       Coded(CodeRotated(at::zeros({2, 64}), 4)).eq(0).all().item<bool>());
   EXPECT_EQ(Coded(CodeRotated(at::zeros({0, 64}), 4)).numel(), 0);
@@ -80,7 +79,7 @@ TEST(CodeRotatedTest, ARowWhoseScaleExceedsTheLargestFloat16IsRefused) {
 
 // The expected numbers were computed by hand, following quantize_row_q8_0_ref
 // in ggml-quants.c.
-TEST(CodeGgmlTest, Q8MapsTheGreatestMagnitudeTo127AndRoundsHalvesAwayFromZero) {
+TEST(CodeGgmlTest, Q8RoundsHalvesAwayFromZero) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = -127.0;
   row[0][1] = 2.5;
@@ -95,8 +94,7 @@ TEST(CodeGgmlTest, Q8MapsTheGreatestMagnitudeTo127AndRoundsHalvesAwayFromZero) {
 
 // As in quantize_row_q4_0_ref, code 0 stands for the number with the greatest
 // magnitude. At the other end, the range is one step shorter.
-TEST(CodeGgmlTest,
-     Q4CodesTheGreatestMagnitudeExactlyAndClampsNumbersOfTheOtherSign) {
+TEST(CodeGgmlTest, Q4ClampsTheLargestNumbersOfTheOppositeSign) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = 8.0;
   row[0][1] = -8.0;

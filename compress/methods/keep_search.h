@@ -24,9 +24,10 @@ struct FoundPlan {
   double bytes = 0;  // bytes per token, at most want_bytes
 };
 
-// Finds the plan with the largest `keep`, to within 0.001, that takes at most
-// `want_bytes`. The bytes must grow with `keep`. If even the smallest plan
-// takes more, returns INVALID_ARGUMENT with that plan's bytes.
+// Finds a plan of at most `want_bytes`. Its `keep` is the largest possible one
+// to within 0.001, unless it already takes 99.8 % of `want_bytes`. The bytes
+// must grow with `keep`. If even the smallest plan takes more, returns
+// INVALID_ARGUMENT with that plan's bytes.
 absl::StatusOr<FoundPlan> PlanForBytes(const KeepSearch& search);
 
 }  // namespace kvasir::compress

@@ -60,8 +60,8 @@ struct LorcOptions {
 //
 // By equation 13 of the paper, the rank of layer l is
 //   d_l = d_max (1 - (max log k - log k_l) / (max log k - min log k)
-//                    (1 - d_min / d_max)),
-// where d_max = Hkv D, and log k_l is the layer's cumulative_log. max and min
+//                    (1 - d_min / d_max)).
+// Here d_max = Hkv D, and log k_l is the layer's cumulative_log. max and min
 // are over all layers, including excluded layers. If all logarithms are equal,
 // the rank is d_min.
 //

@@ -129,8 +129,7 @@ TEST_F(LorcTest, AGivenNumberOfTheMostSensitiveLayersIsSkipped) {
               ElementsAre(kWhole, 24, 16));
 }
 
-TEST_F(LorcTest,
-       UniformRanksSkipTheSameLayersAndTakeTheSameBytesAsProgressiveRanks) {
+TEST_F(LorcTest, UniformRanksTakeTheSameBytesAsProgressiveRanks) {
   request_.keep = 2.0 / 3;
   const KvPlan progressive = Plan(request_, {.skip_layers = 1});
   const KvPlan uniform =
@@ -165,7 +164,7 @@ TEST_F(LorcTest,
   ExpectEqualRanks(plan, request_.spec);
 }
 
-TEST_F(LorcTest, ThePlanUsesTheBudgetUpToLessThanOneRankStep) {
+TEST_F(LorcTest, ThePlanLeavesLessThanOneRankStepOfTheBudgetUnused) {
   for (const double keep : {0.6, 0.71, 0.85, 1.0}) {
     for (const bool progressive : {true, false}) {
       request_.keep = keep;

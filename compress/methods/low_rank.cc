@@ -64,7 +64,7 @@ absl::Status CheckWeight(const at::Tensor& weight) {
 }
 
 // Returns the columns with signs that make the largest entry of each column
-// positive, so that a checkpoint does not depend on the linear algebra library
+// positive. Otherwise a checkpoint would depend on the linear algebra library
 // in use.
 at::Tensor FixSigns(const at::Tensor& columns) {
   const at::Tensor largest = columns.abs().argmax(0, /*keepdim=*/true);

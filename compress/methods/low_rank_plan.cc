@@ -28,7 +28,7 @@ bool Rotates(const model::DecoderSpec& spec, int64_t layer) {
 }
 
 // Returns whether all parts are low_rank with full rank in every group, and
-// store numbers without codes or transforms.
+// store their latents without codes or transforms.
 bool KeepsAll(const model::DecoderSpec& spec,
               const kvasir::v1::SidePlan& side) {
   int64_t ranks = 0;
@@ -226,7 +226,7 @@ absl::Status NeedFisher(const PlanRequest& request, const std::string& what,
 absl::Status NeedWeights(const PlanRequest& request, const std::string& what) {
   if (request.weights != nullptr) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat(what, " needs the model's weights"));
+      absl::StrCat(what, " needs the model's weights, and there are none"));
 }
 
 absl::StatusOr<at::Tensor> FisherRows(const PlanRequest& request, int64_t layer,

@@ -47,7 +47,8 @@ Section ValueSection(const model::DecoderSpec& spec);
 absl::Status CheckPlanRequest(const PlanRequest& request);
 
 // Returns the number of equal shares into which tensor parallelism divides the
-// KV heads: one per rank, or one per head if there are more ranks than heads.
+// KV heads. There is one share per rank, or one per head if there are more
+// ranks than heads.
 int64_t HeadShares(const PlanRequest& request);
 
 // The indices of the KV heads that share a latent.

@@ -158,7 +158,7 @@ TEST_F(LowRankTest, AGroupOfHeadsLosesNoMoreThanItsHeadsFactorizedSeparately) {
   }
 }
 
-TEST_F(LowRankTest, TheSingularValuesAreInTheLatentAndTheLiftIsOrthonormal) {
+TEST_F(LowRankTest, AnOrthonormalLiftLeavesTheSingularValuesInTheLatent) {
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors,
                               Factorize(Request(Decomposition::kWhitened, 6)));
   EXPECT_LT(
@@ -244,7 +244,7 @@ TEST_F(LowRankTest, WithoutCentringTheBiasIsAddedAfterTheLift) {
   EXPECT_EQ(Distance(factors.up_bias, bias_.to(at::kDouble)), 0);
 }
 
-TEST_F(LowRankTest, HadamardRotatesTheLatentAndDoesNotChangeTheProduct) {
+TEST_F(LowRankTest, AHadamardRotationOfTheLatentDoesNotChangeTheProduct) {
   FactorRequest request = Request(Decomposition::kWhitened, 8);
   request.centred = true;
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors plain, Factorize(request));

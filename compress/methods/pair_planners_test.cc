@@ -254,8 +254,8 @@ TEST(PairsBudgetTest,
               }
             }
           }
-          // Coded latents take one byte per code and two float16 per latent;
-          // numbers take four bytes each.
+          // A coded latent takes one byte per code and two float16. Without
+          // codes, a number takes four bytes.
           const double want =
               codes ? kept + 4.0 * static_cast<double>(latents) : 4.0 * kept;
           EXPECT_EQ(LaidOutBytes(*plan, tiny.spec), want);
@@ -292,7 +292,7 @@ class RapTest : public ::testing::Test {
   RapOptions options_;
 };
 
-TEST_F(RapTest, EachHeadKeepsItsOwnBestPairsAndAllHeadsKeepTheSameNumber) {
+TEST_F(RapTest, EveryHeadKeepsTheSameNumberOfItsOwnBestPairs) {
   options_.budget.keep_values = true;
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.75), options_));

@@ -125,7 +125,7 @@ TEST(PaluTest, PlansRecordTheirProvenance) {
 
 // Checks numbers and bytes for every search, group size, kept share and number
 // of tensor-parallel ranks.
-TEST(PaluTest, ThePlanUsesTheBudgetUpToLessThanOneRankStep) {
+TEST(PaluTest, ThePlanLeavesLessThanOneRankStepOfTheBudgetUnused) {
   for (const TinyModel& model :
        {TinyModel{}, TinyModel{.heads = 4}, TinyModel{.rotary_dim = 8},
         TinyModel{.head_dim = 24, .rotary_dim = 24, .bias = true}}) {
@@ -211,7 +211,7 @@ TEST(PaluTest, OptionsRecordedInAPlanAreParsedBackAsTheSameNumbers) {
       HasSubstr("--keep 0.6180339887498949 "));
 }
 
-TEST(PaluTest, RotatedKeysAreRebuiltAndUnrotatedKeysAreFoldedIntoTheQueries) {
+TEST(PaluTest, OnlyKeysThatRotateAreRebuiltInsteadOfFolded) {
   PlanRequest request = RequestOf({});
   request.spec.layers[1].rope = false;
   const KvPlan plan =
@@ -295,7 +295,7 @@ TEST(PaluTest, GroupsOnDifferentTensorParallelRanksHaveEqualRanks) {
   }
 }
 
-TEST(PaluTest, NoGroupSpansTensorParallelRanksAndAllRanksHavePagesOfOneSize) {
+TEST(PaluTest, TensorParallelRanksHaveWholeGroupsInPagesOfOneSize) {
   PlanRequest request = RequestOf({});
   const Calibration calibration = FisherCalibration(request.spec, 8);
   request.calibration = &calibration;

@@ -10,8 +10,8 @@
 
 namespace kvasir::compress {
 
-// One rank to be chosen, for `copies` groups of heads together: for all groups
-// of a projection, or for the groups that have the same index on every
+// One rank to be chosen, for `copies` groups of heads together. These are all
+// groups of a projection, or the groups that have the same index on every
 // tensor-parallel rank.
 struct RankUnit {
   double score = 0;  // score of one of the groups; finite, >= 0
@@ -29,13 +29,13 @@ struct RankPool {
 
 // Returns the rank of each unit. Each unit gets a share of the target in
 // proportion to its score, but at least its least rank and at most its
-// greatest. The other units make up for the effect of these bounds, again in
-// proportion. Shares are rounded down. The remainder is given out in steps of
-// one multiple, first to the unit that lost the largest fraction in rounding,
-// as long as a step fits. Therefore the sum never exceeds the target, and no
-// unit below its maximum could still take its next step. Among equal units the
-// earlier one is preferred. Units with equal scores and maxima differ by at
-// most one step.
+// greatest. If bounds change some shares, the shares of the other units are
+// scaled so that the sum stays the same. Shares are rounded down. The remainder
+// is given out in steps of one multiple, first to the unit that lost the
+// largest fraction in rounding, as long as a step fits. Therefore the sum never
+// exceeds the target, and no unit below its maximum could still take its next
+// step. Among equal units the earlier one is preferred. Units with equal scores
+// and maxima differ by at most one step.
 // Errors: INVALID_ARGUMENT for scores that are negative, not finite or all
 //   zero, and for a target below the least ranks.
 absl::StatusOr<std::vector<int64_t>> AllocateRanks(const RankPool& pool);

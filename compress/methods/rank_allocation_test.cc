@@ -113,7 +113,7 @@ TEST(RankAllocationTest, RoundRanksRoundsGivenSharesAsAllocateRanksDoes) {
 }
 
 TEST(RankAllocationTest,
-     RandomPoolsMeetTheirBudgetAndHigherScoresGetNoLowerRanks) {
+     RanksOfRandomPoolsUseTheWholeBudgetInTheOrderOfScores) {
   std::mt19937_64 random(11);
   const auto below = [&random](int64_t limit) {
     return static_cast<int64_t>(random() % static_cast<uint64_t>(limit));

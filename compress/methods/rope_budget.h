@@ -50,10 +50,10 @@ struct LayerBudget {
 // get the same sizes. A budget is used until no layer can take another step,
 // which is rank_multiple (or EvenMultiple) numbers in each of its groups.
 // `key_energy` [L] is for kEnergy.
-// Errors: INVALID_ARGUMENT for a share that is out of range or leaves a side
-//   nothing, for both key_keep and keep_values, and for kEnergy without
-//   key_energy; FAILED_PRECONDITION if Fisher information is needed and
-//   missing.
+// Errors: INVALID_ARGUMENT for a share that is out of range, for a share that
+//   leaves nothing for the keys or for the values, for key_keep together with
+//   keep_values, and for kEnergy without key_energy; FAILED_PRECONDITION if
+//   Fisher information is needed and missing.
 absl::StatusOr<std::vector<LayerBudget>> ShareBudget(
     const PlanRequest& request, const BudgetOptions& options,
     const std::vector<HeadGroup>& groups,

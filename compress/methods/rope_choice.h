@@ -20,10 +20,11 @@ using PairEnergies = std::vector<std::vector<double>>;
 // terms with the most energy.
 std::vector<int64_t> BestTerms(const PairEnergies& energies, int64_t count);
 
-// Distributes `total` channels over the groups and returns the number that each
-// gets. Channels are taken in blocks of `step` (the last block of a group may
-// be smaller): at least one block of each group, and then the blocks with the
-// most energy per channel. CHECK: `total` suffices for one block of each group.
+// Distributes `total` channels over the groups and returns the number that
+// each gets. Channels are taken in blocks of `step`; the last block of a group
+// may be smaller. Each group gets at least one block. Then the blocks with the
+// most energy per channel are taken. CHECK: `total` suffices for one block of
+// each group.
 std::vector<int64_t> ShareChannels(const std::vector<PairEnergies>& groups,
                                    int64_t step, int64_t total);
 

@@ -34,8 +34,7 @@ TEST(RopeChoiceTest, ChannelsGoToTheGroupWithMoreEnergy) {
   EXPECT_THAT(ShareChannels(groups, 1, 6), ElementsAre(3, 3));
 }
 
-TEST(RopeChoiceTest,
-     ChannelsAreDistributedInBlocksAndTheLastBlockMayBeSmaller) {
+TEST(RopeChoiceTest, ChannelsAreDistributedInBlocksOfWhichTheLastMayBeSmaller) {
   // Channels are taken in blocks of two. The first group has the blocks {8, 7}
   // and {6}, the second has {5, 4} and {3}.
   const std::vector<PairEnergies> groups = {{{8.0}, {7.0}, {6.0}},

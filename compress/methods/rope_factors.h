@@ -75,8 +75,8 @@ absl::StatusOr<PairStatistics> MakePairStatistics(
 struct PairSpectrum {
   at::Tensor energies;  // [s], squared singular values, falling
   // [s, s] complex, one vector in each column. Each vector is multiplied by a
-  // phase that makes its largest entry real and positive, so that a checkpoint
-  // does not depend on the linear algebra library in use.
+  // phase that makes its largest entry real and positive. Otherwise a
+  // checkpoint would depend on the linear algebra library in use.
   at::Tensor vectors;
 };
 PairSpectrum SpectrumOfPair(const model::DecoderSpec& spec,

@@ -46,13 +46,14 @@ TEST_F(SvdqTest,
 }
 
 TEST_F(SvdqTest, BytesDependOnlyOnTheSchedule) {
-  // Keys take 3 bits on average in 64 channels. Values take 64 numbers of 2
-  // bytes.
+  // The default schedule has 3 bits on average, so a layer's 64 key channels
+  // take 24 bytes. Its 64 values take 2 bytes each. There are three layers.
   const KvPlan plan = Plan(request_, {});
   EXPECT_EQ(LaidOutBytes(plan, request_.spec), 3 * (24 + 128));
   EXPECT_EQ(plan.target().kv_bytes_per_token(), 3 * (24 + 128));
-  // With 4 bits, the values of each head take 8 bytes of codes and 4 bytes of
-  // scale and minimum.
+  // This schedule has 1.75 bits on average, so keys take 14 bytes in each
+  // layer. The values of each of the 4 heads take 8 bytes of codes and 4 bytes
+  // of scale and minimum.
   const KvPlan coded =
       Plan(request_, {.schedule = {8, 4, 2, 0, 0, 0, 0, 0}, .value_bits = 4});
   EXPECT_EQ(LaidOutBytes(coded, request_.spec), 3 * (14 + 4 * 12));

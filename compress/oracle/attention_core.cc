@@ -39,8 +39,8 @@ at::Tensor Mask(const Block& block, int64_t window,
   return mask;
 }
 
-// Returns a mask of queries and keys: true if the key is one of the `tokens`
-// keys nearest to the query.
+// Returns a mask of queries and keys: true for the last `tokens` keys up to the
+// query's own. It is also true for later keys, which have no weight.
 at::Tensor Near(const Block& block, int64_t tokens, at::Device device) {
   const at::Tensor all =
       at::ones({block.queries(), block.keys()},

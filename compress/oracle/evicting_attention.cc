@@ -232,8 +232,8 @@ class UnitRun {
   const std::vector<float> key_error_;    // [T]
   const std::vector<float> value_error_;  // [T]
   std::vector<int64_t> positions_;        // positions of the held slots
-  // attention received so far by the held slots, followed by the tokens since
-  // the last eviction
+  // The attention that the held slots have received so far, followed by that of
+  // the tokens since the last eviction.
   std::vector<float> mass_;
 };
 

@@ -103,7 +103,7 @@ absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
   const float range = *high - minimum;
   const float scale = RoundUp(range / levels, codec.param_dtype);
   // Refuses rows whose minimum or scale overflows the type, and rows in which
-  // all numbers are above its greatest number.
+  // all numbers exceed the type's largest one.
   if (!std::isfinite(minimum) || !std::isfinite(scale) ||
       !std::isfinite(RoundUp(*low, codec.param_dtype))) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -1,7 +1,7 @@
-// Codes and decodes latents: returns the numbers that are read back from the
-// cache, and the codes that it stores. Follows the rules of docs/artifact.md in
-// float32 IEEE arithmetic, so that the codes of an engine can be compared with
-// these codes one by one.
+// Imitates how the cache stores latents: returns the codes that the cache would
+// hold, and the numbers that attention would read back. Follows the rules of
+// docs/artifact.md in float32 IEEE arithmetic, so that the codes of an engine
+// can be compared with these codes one by one.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -24,7 +24,8 @@ struct LatentCodec {
     int64_t width = 0;
     int bits = 0;
   };
-  // Type of the stored numbers; unspecified if codes are stored (`runs`).
+  // The type in which latents are stored without codes; unspecified if codes
+  // are stored (`runs`).
   kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   std::vector<Run> runs;
   // Type in which a token's minima and scales are stored.
@@ -56,7 +57,7 @@ struct StaticRange {
 
 struct CodedLatent {
   at::Tensor values;  // decoded, in the shape of the input [..., R']
-  // uint8 [..., R'] on the CPU; undefined if numbers are stored. With
+  // uint8 [..., R'] on the CPU; undefined if the codec stores no codes. With
   // HADAMARD_ONLINE they are the codes of the product with the Hadamard matrix.
   at::Tensor codes;
   // The parameters that PER_TOKEN stores, float32 [..., runs] on the CPU.

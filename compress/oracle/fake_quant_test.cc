@@ -150,7 +150,7 @@ TEST(FakeQuantTest, PerTokenCodesEqualASimpleImplementationOfTheRule) {
   }
 }
 
-TEST(FakeQuantTest, TheErrorIsAtMostHalfAStepAndCodesReachBothEndsOfTheRange) {
+TEST(FakeQuantTest, TheErrorOfACodeIsAtMostHalfAStep) {
   constexpr int64_t kWidth = 64;
   for (const std::vector<float>& values : Rows(kWidth)) {
     const at::Tensor row = at::tensor(values);
@@ -164,8 +164,7 @@ TEST(FakeQuantTest, TheErrorIsAtMostHalfAStepAndCodesReachBothEndsOfTheRange) {
   }
 }
 
-TEST(FakeQuantTest,
-     EachEntryOfABitScheduleHasItsOwnRangeAndZeroBitChannelsAreNotStored) {
+TEST(FakeQuantTest, EveryStoredEntryOfABitScheduleHasItsOwnRange) {
   // The schedule has 8 entries of 2 channels each; 5 of the entries have bits
   // and are stored.
   const auto codec = MakeLatentCodec(PerToken({8, 4, 4, 2, 1, 0, 0, 0}), 16);
@@ -242,7 +241,7 @@ TEST(FakeQuantTest, ChannelsWithoutBitsAreDecodedAsTheirMinimum) {
   EXPECT_EQ(coded->num_clamped, 1);
 }
 
-TEST(FakeQuantTest, NumbersAreRoundedToTheNearestLevelAndRowsKeepTheirNorm) {
+TEST(FakeQuantTest, NumbersBecomeTheNearestLevelTimesAScaleThatKeepsTheNorm) {
   const std::vector<float> rounded =
       plan::RoundedLevels({-1.5, -0.5, 0.2, 1.25});
   const std::vector<double> levels(rounded.begin(), rounded.end());

@@ -13,10 +13,12 @@ namespace kvasir::compress {
 
 // Returns what the cache leaves out of rotated keys at positions 0 to
 // num_positions - 1, [T, Hkv, D] in the type of `bias`. `bias` is [Hkv * D].
-// Pairs that turn by at most 0.1 rad from the centre of a tile of 64 positions
-// to its ends are left out as they are at the centre. The four pairs of each
-// head that would remain largest are left out exactly, and numbers that do not
-// rotate as they are. The other pairs remain.
+// Each pair of a head is treated in one of three ways:
+// - The four pairs that would otherwise remain largest are left out exactly.
+// - Other pairs that turn by at most 0.1 rad in half a tile (32 positions) are
+//   left out as they are at the tile's centre. The small difference remains.
+// - All other pairs remain in the codes.
+// Dims that do not rotate are left out exactly.
 // Threads: any.
 at::Tensor BiasOutsideOfCodes(const model::RopeSpec& rope,
                               const at::Tensor& bias, int64_t num_kv_heads,

@@ -23,7 +23,7 @@ struct Call {
   const TensorMap& tensors;
   Rotation rotation;  // for the positions of this call
   LayerHooks hooks;
-  CodeErrors* errors = nullptr;  // null if nobody needs the errors
+  CodeErrors* errors = nullptr;  // null if no tokens are evicted
 
   const model::DecoderSpec& spec() const { return program.spec; }
 
@@ -144,8 +144,8 @@ absl::Status Place(const Call& call, plan::Side side, const ProgramPart& part,
                    " part ", part.index, ": ", status.message()));
 }
 
-// Codes one latent of a part, [..., R']. A full part codes all its heads alike,
-// so they are passed as one latent.
+// Codes latent `index` of a part, [..., R']. If CodesAlike returns true,
+// `latent` may hold all latents of the part, with index 0.
 absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
                                    const ProgramPart& part, int64_t index,
                                    const at::Tensor& latent) {
@@ -177,8 +177,9 @@ absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
   return coded->values;
 }
 
-// Returns whether all latents of the part can be coded in one call: widths are
-// equal, ranges are not static, and no observer wants the codes of each latent.
+// Returns whether all latents of the part can be coded in one call. This
+// requires equal widths, ranges that are not static, and no observer that wants
+// the codes of each latent.
 bool CodesAlike(const Call& call, const ProgramPart& part) {
   const LatentCodec& first = part.latents[0].codec;
   if (first.channel_static) return false;
@@ -330,7 +331,8 @@ at::Tensor AddDims(const Call& call, const ProgramPart& part,
 // The latents of a part [B, T, sum of R'] as they are read from the cache.
 struct ReadLatents {
   at::Tensor coded;
-  at::Tensor exact;  // the latents in exact rows; defined if there is a window
+  // The latents in exact rows; defined if any tokens are kept exact.
+  at::Tensor exact;
 };
 
 struct Keys {
@@ -437,7 +439,7 @@ absl::StatusOr<Keys> MakeKeys(const Call& call, const at::Tensor& x) {
   KVASIR_ASSIGN_OR_RETURN(keys.seen, AssembleKey(call, coded));
   keys.exact_window = program.key_exact.window;
   if (program.key_exact.any()) {
-    // These keys were already reported to observers.
+    // The observer and `errors` have already received these keys in coded form.
     Call unseen = call;
     unseen.hooks.observer = nullptr;
     unseen.errors = nullptr;
@@ -638,14 +640,14 @@ absl::StatusOr<at::Tensor> LayerNormalize(const Call& call,
   return Normalize(call.spec(), hidden, weight, bias);
 }
 
-// Normalizes what attention or MLP reads, if the model does.
+// Applies the norm before attention or MLP, if the model has such a norm.
 absl::StatusOr<at::Tensor> Input(const Call& call, const std::string& module,
                                  const at::Tensor& hidden) {
   if (!call.spec().norm_inputs) return hidden;
   return LayerNormalize(call, module, hidden);
 }
 
-// Normalizes what attention or MLP returns, if the model does.
+// Applies the norm after attention or MLP, if the model has such a norm.
 absl::StatusOr<at::Tensor> Output(const Call& call, const std::string& module,
                                   const at::Tensor& out) {
   if (!call.spec().norm_outputs) return out;

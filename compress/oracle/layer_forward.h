@@ -35,10 +35,10 @@ class LayerObserver {
   // Input of the q, k and v projections, after the norm: [B, T, M].
   virtual void OnAttentionInput(int64_t /*layer*/, const at::Tensor& /*x*/) {}
   // Queries, keys and values [B, T, H, D] as rebuilt from what the plan stores.
-  // They are rotated by the positions of their tokens, even if the plan has
-  // rolling positions. Not reported: queries if q_proj is folded, keys before
-  // their rotation if they are stored after it, and keys or values whose lift
-  // is folded into q_proj or o_proj.
+  // They are rotated for the positions of their tokens, even if the plan has
+  // rolling positions (EvictionInputs::move). Not reported: queries if q_proj
+  // is folded, keys before their rotation if they are stored after it, and keys
+  // or values whose lift is folded into q_proj or o_proj.
   virtual void OnQuery(int64_t /*layer*/, const at::Tensor& /*query*/) {}
   virtual void OnKey(int64_t /*layer*/, const at::Tensor& /*key*/) {}
   virtual void OnRotatedKey(int64_t /*layer*/, const at::Tensor& /*key*/) {}
@@ -59,8 +59,7 @@ class LayerObserver {
                       const std::vector<int64_t>& /*positions*/) {}
 };
 
-// How many codes in static ranges there were, and how many of them were
-// clamped.
+// The number of codes in static ranges, and how many of them were clamped.
 struct ClampCount {
   std::atomic<int64_t> codes{0};
   std::atomic<int64_t> clamped{0};

@@ -129,8 +129,9 @@ kvasir::v1::LayerPlan FullPlan(const Layer& layer) {
   return plan;
 }
 
-// Returns an eviction that happens at every token and has rolling positions.
-// Heads evict separately, or all together if `together` is true.
+// Returns an eviction at every token with rolling positions: keys are rotated
+// for the index of their slot. Heads evict separately, or all together if
+// `together` is true.
 kvasir::v1::Eviction Rolling(const Layer& layer, bool together = false) {
   kvasir::v1::Eviction eviction;
   eviction.set_budget(4);
@@ -433,7 +434,7 @@ class LatentCounter : public LayerObserver {
 // one for values, but is coded only once. This must hold for any codec, window
 // and eviction. In evictions, the error of its codes counts for keys and for
 // values.
-TEST_P(IdentityTest, AJointLatentEqualsTwoEqualLatentsAndIsCodedOnce) {
+TEST_P(IdentityTest, CodingAJointLatentOnceEqualsCodingTwoEqualLatents) {
   for (const auto& [ranges, evicts] : std::vector<std::pair<bool, bool>>{
            {false, false}, {true, false}, {false, true}}) {
     Layer joint = layer_;
@@ -752,9 +753,9 @@ class KeptRecorder : public LayerObserver {
   std::map<std::array<int64_t, 3>, Indices> kept;
 };
 
-// Compares with a computation token by token in float64: each token sees the
-// tokens that its unit holds, and keys and queries are rotated by their index
-// among these tokens.
+// Compares with a computation token by token in float64. Each token sees the
+// tokens that its unit holds. Keys and queries are rotated by their index among
+// these tokens.
 TEST_P(RotatingIdentityTest, RollingPositionsRotateKeysByTheIndexOfTheirSlot) {
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   plan.mutable_key()->mutable_parts(0)->set_stored(kvasir::v1::PRE_ROPE);
@@ -990,8 +991,9 @@ TEST_P(IdentityTest, AttentionSeesDecodedKeysAndValuesExceptForExactTokens) {
   }
 }
 
-// Coded keys have the same error with any bias that is left out as a whole.
-TEST_P(IdentityTest, AKeyBiasInFewOrNoPairsCostsCodesNothing) {
+// Codes leave out a bias in at most four pairs completely, so a large bias must
+// not make the error of coded keys much larger.
+TEST_P(IdentityTest, AKeyBiasInAtMostFourPairsHardlyChangesTheErrorOfCodes) {
   for (const auto stored : {kvasir::v1::POST_ROPE, kvasir::v1::PRE_ROPE}) {
     Layer plain = layer_;
     plain.spec.qkv_bias = true;
@@ -1024,12 +1026,14 @@ TEST_P(IdentityTest, AKeyBiasInFewOrNoPairsCostsCodesNothing) {
   }
 }
 
-TEST(KeyBiasTest, PairsAreLeftOutByHowFastTheyTurnAndHowLongTheyAre) {
+TEST(KeyBiasTest, TheBiasOfSlowPairsAndOfTheFourLargestPairsIsLeftOut) {
   model::RopeSpec rope;
   rope.rotary_dim = 14;
   rope.frequencies = {1.0, 0.5, 0.1, 0.02, 0.01, 0.003, 0.001};
   rope.attention_factor = 1.5;
-  // Pairs 1, 2, 3 and 4 are exact. The last two are those of tiles.
+  // Pairs 1 to 4 would remain largest and are left out exactly. Pairs 5
+  // and 6 turn slowly and are left out as at the centre of their tile.
+  // Pair 0 remains.
   const std::vector<double> lengths = {0.5, 9, 8, 7, 6, 20, 30};
   for (const auto pairing :
        {model::RopePairing::kHalfSplit, model::RopePairing::kInterleaved}) {
@@ -1064,7 +1068,8 @@ TEST(KeyBiasTest, PairsAreLeftOutByHowFastTheyTurnAndHowLongTheyAre) {
 // of exact rows and the Hadamard transform before the codec then have an
 // effect.
 TEST_P(IdentityTest, ExactTokensAreStoredAsNumbersRoundedToBf16) {
-  // Numbers keep a key bias, codes and their exact rows do not.
+  // Codes and their exact rows leave out a key bias, but keys of a plan without
+  // codes include it. The two can be compared only without a bias.
   if (layer_.spec.qkv_bias) {
     layer_["k_proj.bias"] = at::zeros({layer_.kv_dims()});
   }

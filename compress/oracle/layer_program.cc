@@ -82,7 +82,8 @@ absl::Status CompileFull(const SideContext& c, const ResolvedPart& from,
                          ProgramPart& part) {
   const int64_t heads = c.spec->num_kv_heads;
   part.has_bias = c.spec->qkv_bias;
-  // Ranges of channels were measured with the bias.
+  // Codes in static ranges include the bias, because the ranges were measured
+  // with it. Only ranges and norms of single tokens allow to leave it out.
   part.leaves_bias_out = c.side == plan::Side::kKey && part.has_bias &&
                          c.spec->qk_norm == model::QkNorm::kNone &&
                          !from.joint && !from.has_basis() &&
@@ -397,8 +398,10 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
   }
   SideContext value{&spec, layer, plan::Side::kValue, false, device};
   if (attention.value.parts.size() != 1) {
-    return value.Refuse(absl::StatusCode::kInvalidArgument, 0,
-                        "values must have exactly one part");
+    return value.Refuse(
+        absl::StatusCode::kInvalidArgument, 0,
+        absl::StrCat("values must have exactly one part, but have ",
+                     attention.value.parts.size()));
   }
   if (program.key.size() > 1) {
     for (ProgramPart& part : program.key) part.leaves_bias_out = false;

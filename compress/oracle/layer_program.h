@@ -52,8 +52,9 @@ struct ProgramPart {
   bool folds = false;
   bool has_bias = false;     // the projection has a bias
   bool has_up_bias = false;  // the lift has a bias
-  // The bias of the projection is not coded: all of it if keys are stored
-  // before RoPE, else what BiasOutsideOfCodes returns.
+  // If true, codes leave out the bias of the projection: all of it if
+  // the stored keys are not rotated, otherwise only what
+  // BiasOutsideOfCodes returns.
   bool leaves_bias_out = false;
   bool basis = false;
   bool mean = false;
@@ -88,7 +89,7 @@ struct ProgramPart {
 
   // For rope_low_rank: number of complex channels of the widest latent.
   int64_t widest_complex() const { return widest_latent / 2; }
-  // True if the part is stored as codes, false if as numbers of a type.
+  // Returns whether the part is stored as codes and not unquantized.
   bool holds_codes() const {
     return coded &&
            latents.front().codec.dtype == kvasir::v1::DATA_TYPE_UNSPECIFIED;
@@ -118,8 +119,8 @@ struct LayerProgram {
   // True if q_proj's rows differ from those of the base model because a key
   // part folds.
   bool query_is_folded = false;
-  // True if at least one key part does not fold, so that attention also
-  // compares queries and keys in the dims of a head.
+  // True if at least one key part does not fold. Attention's dot product then
+  // also includes the dims of a head, in addition to folded latents.
   bool has_plain_key = true;
   // If q_proj is folded: which of its rows compute what. plain_query_rows [Hq *
   // D] has the rows for the dims of parts that do not fold. folded_query_rows

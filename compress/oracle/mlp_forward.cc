@@ -59,7 +59,8 @@ absl::StatusOr<at::Tensor> Experts(const MlpCall& call,
   }
   at::Tensor out = at::zeros_like(rows);
   for (int64_t expert = 0; expert < experts.count; ++expert) {
-    // The tokens of the expert, and its place among the experts of each.
+    // One row for each token that chose this expert: the token, and the index
+    // of the expert among the top_k experts of the token.
     const at::Tensor places = (chosen == expert).nonzero();
     if (places.size(0) == 0) continue;
     const at::Tensor tokens = places.select(1, 0);

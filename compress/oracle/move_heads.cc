@@ -13,9 +13,9 @@ at::Tensor MoveHeads(const LayerProgram& program, const Rotation& rotation,
   const auto [cos_from, sin_from, cos_to, sin_to] = std::array<at::Tensor, 4>{
       rotation.cos.index_select(0, from), rotation.sin.index_select(0, from),
       rotation.cos.index_select(0, to), rotation.sin.index_select(0, to)};
-  // The square of YaRN's factor. Both tables contain the factor, but `heads`
-  // were multiplied by it already, so the products below must be divided by its
-  // square.
+  // The square of YaRN's attention factor, by which both tables are multiplied.
+  // `heads` already contain the factor, so the products below are divided by
+  // its square.
   const at::Tensor factor = cos_from.square() + sin_from.square();
   const at::Tensor cos = (cos_to * cos_from + sin_to * sin_from) / factor;
   const at::Tensor sin = (sin_to * cos_from - cos_to * sin_from) / factor;

@@ -100,7 +100,8 @@ Rotation ReferenceDecoder::RotationOf(int64_t num_positions,
                                       int64_t layer) const {
   const at::NoGradGuard no_grad;
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device());
-  // Another layer or a longer text may have other frequencies.
+  // These rotations are not kept, because another layer or a longer text may
+  // need other frequencies.
   if (spec_.window_rope.has_value() || !spec_.rope.long_frequencies.empty()) {
     return MakeRotation(spec_.rope_of(layer), num_positions, options);
   }

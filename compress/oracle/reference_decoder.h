@@ -87,8 +87,8 @@ class ReferenceDecoder {
   OuterTensors outer_;
   std::vector<TensorMap> layers_;
   std::vector<LayerProgram> programs_;
-  // The rotation for the longest sequence so far. It does not cover the model's
-  // whole context, which may be far longer than any sequence.
+  // The rotation for the longest sequence so far. It is not made for the whole
+  // context of the model, which may be far longer.
   struct Turned {
     std::mutex mutex;
     Rotation rotation;

@@ -73,7 +73,8 @@ double RelativeError(const at::Tensor& have, const at::Tensor& want) {
 class ReferenceDecoderGoldenTest : public testing::TestWithParam<std::string> {
 };
 
-TEST_P(ReferenceDecoderGoldenTest, LogitsEqualTheReferenceImplementations) {
+TEST_P(ReferenceDecoderGoldenTest,
+       LogitsEqualThoseOfTheReferenceImplementation) {
   const Expected expected = ReadExpected(GetParam());
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/", GetParam()));

@@ -20,13 +20,15 @@ struct Rotation {
     return {cos.slice(0, 0, num_positions), sin.slice(0, 0, num_positions)};
   }
 };
-// The last position decides which of LongRoPE's frequencies are used.
+// Returns the rotation at `num_positions` positions from `first_position` on.
+// If the last position is beyond LongRoPE's original context, its frequencies
+// for long contexts are used.
 Rotation MakeRotation(const model::RopeSpec& rope, int64_t num_positions,
                       const at::TensorOptions& options,
                       int64_t first_position = 0);
 
-// The arguments of Rotate, which rotates the first n pairs of heads [B, T, H,
-// W] by cos and sin [T, 1 or H, n] and multiplies all numbers by `scale`. The
+// The arguments of Rotate. It rotates the first n pairs of heads [B, T, H, W]
+// by cos and sin [T, 1 or H, n], and multiplies all numbers by `scale`. The
 // dims after these pairs do not rotate.
 struct Turn {
   at::Tensor cos;

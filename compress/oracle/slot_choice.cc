@@ -10,8 +10,8 @@ namespace {
 
 class Norm {
  public:
-  // Finds the least and the greatest number of the candidates; there may be no
-  // candidates.
+  // Finds the minimum and maximum of the candidates' numbers. There may be
+  // no candidates.
   explicit Norm(std::span<const float> candidates) {
     if (candidates.empty()) return;
     const auto [least, greatest] =

@@ -2,8 +2,8 @@
 // is as small as possible. Dynamic programming finds the exact optimum. Bytes
 // include the padding of pages. Does not use libtorch.
 //
-// - Each channel of a part gets a bit width. Widths fall from one group of
-//   channels to the next (LossByBytes).
+// - Each channel of a part gets a bit width. Widths never grow from one group
+//   of channels to the next (LossByBytes).
 // - Each layer has a key part and a value part (Together), or a joint part
 //   instead of both (Either).
 // - All layers share the bytes (Together).
@@ -29,7 +29,8 @@ inline constexpr double kImpossible = std::numeric_limits<double>::infinity();
 // same number of them.
 struct ChannelGroup {
   int64_t channels = 0;  // number of channels in one latent
-  // [i]: loss of all latents at kCodeWidths[i]
+  // loss[i]: loss of the group in all latents together if it has
+  // kCodeWidths[i] bits
   std::array<double, kCodeWidths.size()> loss = {};
 };
 
@@ -44,11 +45,11 @@ struct PartChannels {
   // Bytes that a latent takes per token in addition to its codes.
   int64_t param_bytes = 0;
   // The time that a channel takes, converted to a loss. It is added for each
-  // channel of a latent that has bits.
+  // channel with at least one bit.
   double loss_per_channel = 0;
 };
 
-// Returns the least loss for each number of bytes: entry i is the least loss
+// Returns the least loss for each number of bytes. Entry i is the least loss
 // with at most i grains for all latents together, or kImpossible if there is no
 // solution. At least one channel must have bits. In the last entry every
 // channel has the largest width.

@@ -125,8 +125,7 @@ class Planner {
     if (options().windows.empty()) {
       return absl::InvalidArgumentError(
           "method auto needs at least one length of the exact window; 0 means "
-          "no "
-          "window");
+          "no window");
     }
     const int64_t least =
         *std::min_element(options().windows.begin(), options().windows.end());
@@ -579,8 +578,8 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Returns a text such as "5120 bytes would suffice", or says that no number
-  // of bytes suffices.
+  // Returns a text such as "5120.0 bytes per token would suffice", or a text
+  // that says that no number of bytes suffices.
   std::string BytesForLoss(double max_kl) const {
     const Spending wide(candidates_, best_.prediction.exact_window, 0.0,
                         MostGrains());

@@ -30,7 +30,7 @@ struct AutoOptions {
   std::optional<double> kv_bytes_per_token;
   std::optional<double> max_kl;  // predicted divergence, nats per token
   PlanSpeed speed = PlanSpeed::kCpu;
-  // Sequence length for which bytes per token are computed: the fixed bytes of
+  // Sequence length for which bytes per token are computed. The fixed bytes of
   // a sequence are divided by this length. 0: 8192, or the model's context if
   // that is less.
   int64_t target_length = 0;
@@ -47,10 +47,13 @@ struct AutoOptions {
   // Measures the divergence of a plan in nats per token, for probes. Called by
   // one thread.
   std::function<absl::StatusOr<double>(const kvasir::v1::KvPlan&)> measure;
-  int64_t granule_bytes = 0;  // allocation granule of the device's pages
+  // PageFormat::granule_bytes of the pages for which bytes are counted: how
+  // many bytes of a slot the device stores together.
+  int64_t granule_bytes = 0;
   int threads = 1;
-  // Called after every layer that is measured or judged, by one thread at a
-  // time. If it returns false, planning ends with Cancelled.
+  // Called after each layer is measured, and again while the finished plan is
+  // judged (JudgePlan), by one thread at a time. If it returns false, planning
+  // ends with Cancelled.
   std::function<bool(int64_t done, int64_t total)> progress;
 };
 
@@ -119,11 +122,10 @@ struct AutoPlan {
 
 // Makes the plan. Reads only spec, calibration (with information), weights and
 // tp of the request.
-// Errors: INVALID_ARGUMENT for too few bytes, or for a loss that no plan within
-//   the bytes reaches, with the best possible value; FAILED_PRECONDITION
-//   without a calibration with information; UNIMPLEMENTED for models that
-//   rotate only a part of a head; CANCELLED if `progress` returns false; errors
-//   of `measure`.
+// Errors: INVALID_ARGUMENT if no plan meets the limits on bytes and loss, with
+//   the smallest bytes or loss that can be reached; FAILED_PRECONDITION without
+//   a calibration with information; UNIMPLEMENTED for models that rotate only a
+//   part of a head; CANCELLED if `progress` returns false; errors of `measure`.
 absl::StatusOr<AutoPlan> PlanAuto(const PlanRequest& request,
                                   const AutoOptions& options);
 

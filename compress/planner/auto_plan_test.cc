@@ -99,7 +99,7 @@ class AutoPlanTest : public ::testing::Test {
 
 // The model has 2 layers of 64 numbers, so 128 numbers per token; each bit per
 // number takes 16 bytes.
-TEST_F(AutoPlanTest, PredictedBytesEqualThoseOfThePagesAndMeetTheBudget) {
+TEST_F(AutoPlanTest, PredictedBytesAreThoseOfPagesWithinTheBudget) {
   for (const int64_t granule : {0, 1, 16}) {
     for (const double bytes : {40.0, 63.0, 90.0}) {
       AutoOptions options = Options();
@@ -115,7 +115,7 @@ TEST_F(AutoPlanTest, PredictedBytesEqualThoseOfThePagesAndMeetTheBudget) {
   }
 }
 
-TEST_F(AutoPlanTest, TensorParallelRanksHaveEqualPagesAndStoreNothingTwice) {
+TEST_F(AutoPlanTest, TensorParallelRanksStoreDifferentDataInEqualPages) {
   for (const PlanSpeed speed : {PlanSpeed::kCpu, PlanSpeed::kStorage}) {
     AutoOptions options = Options(speed);
     options.kv_bytes_per_token = 60;
@@ -226,7 +226,7 @@ TEST_F(AutoPlanTest, ProbesAreMeasuredWithoutAnExactWindow) {
   EXPECT_EQ(tried.prediction.bytes, untried.prediction.bytes);
 }
 
-TEST_F(AutoPlanTest, ProbesAreLimitedInNumberAndTheirErrorsAreReturned) {
+TEST_F(AutoPlanTest, TooManyProbesAndFailedProbesAreErrors) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
   for (const int probes : {-1, kMostProbes + 1}) {
@@ -278,7 +278,7 @@ TEST_F(AutoPlanTest, WindowsAsLongAsTheTargetLengthAreRefused) {
                                        "shorter than the target length")));
 }
 
-TEST_F(AutoPlanTest, ACpuPlanRebuildsNoKeyAndIsAsFastAsADenseCache) {
+TEST_F(AutoPlanTest, ACpuPlanRebuildsNoKeysToBeAsFastAsADenseCache) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));

@@ -6,9 +6,10 @@
 namespace kvasir::compress {
 namespace {
 
-// kNormalSteps[b] is the step of the uniform code with b bits that has the
-// least error for a normal variable of variance 1 (Max 1960, "Quantizing for
-// minimum distortion", table 2; the step for 8 bits was found numerically).
+// kNormalSteps[b] is the step of a uniform code with b bits that has the
+// least error for a normal variable of variance 1. The steps are from Max
+// 1960, "Quantizing for minimum distortion", table 2; the step for 8 bits was
+// found numerically.
 constexpr std::array<double, 9> kNormalSteps = {
     0.0, 1.5958, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308};
 

@@ -7,8 +7,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Smaller eigenvalues than this share of the largest one are raised to it,
-// because RootsOf divides by their roots.
+// Eigenvalues below this share of the largest one are raised to it, because
+// RootsOf divides by their square roots.
 constexpr double kLeastEigenvalue = 1e-12;
 
 struct Roots {

@@ -41,7 +41,8 @@ TEST(FisherBasisTest, WithIdentityInformationTheBasisIsThePrincipalBasis) {
   EXPECT_LT(Distance(basis.encode, basis.decode.t()), 1e-9);
 }
 
-// The planner then predicts the loss of codes that have no key bias either.
+// The planner predicts the loss of codes from this mean, and codes leave the
+// bias out.
 TEST(MeanInLevelsTest, AKeyBiasThatTheCacheLeavesOutIsNotInTheMean) {
   model::DecoderSpec spec;
   spec.num_kv_heads = 2;
@@ -51,7 +52,8 @@ TEST(MeanInLevelsTest, AKeyBiasThatTheCacheLeavesOutIsNotInTheMean) {
   const at::Tensor mean = Random({48}, 1);
   AttentionWeights weights;
   EXPECT_TRUE(at::equal(MeanInLevels(spec, weights, mean), mean));
-  // One fast pair has the smallest bias, so the cache keeps it.
+  // Pair 2 turns fast and has the smallest bias, so its bias remains in the
+  // codes. All other biases are left out.
   at::Tensor bias = at::full({2, 12}, 100.0, at::kDouble);
   bias.select(1, 2).fill_(3.0);
   bias.select(1, 8).zero_();
@@ -71,7 +73,7 @@ TEST(FisherBasisTest, ABasisOfFullRankLosesNothing) {
   EXPECT_LT(Distance(basis.decode.mm(basis.encode), One(12)), 1e-7);
 }
 
-TEST(FisherBasisTest, ChannelsAreUncorrelatedAndTheirSquaredErrorsGiveTheLoss) {
+TEST(FisherBasisTest, SquaredErrorsOfUncorrelatedChannelsGiveTheLoss) {
   const at::Tensor moment = RandomMoment(12, 5);
   const at::Tensor information = RandomMoment(12, 7);
   const FisherBasis basis = FindFisherBasis(moment, information, 12);
@@ -134,8 +136,7 @@ TEST(FisherBasisTest, CommutingMapsCommuteWithTheRotation) {
   EXPECT_LT(Distance(turned_first, turned_last), 1e-9);
 }
 
-TEST(FisherBasisTest,
-     CommutingChannelsHaveFallingVariancesAndTheirSquaredErrorsGiveTheLoss) {
+TEST(FisherBasisTest, SquaredErrorsOfSortedCommutingChannelsGiveTheLoss) {
   const at::Tensor moment = RandomMoment(24, 15);
   const at::Tensor information = RandomMoment(24, 17);
   const CommutingBasis basis = FindCommutingBasis(moment, information, Pairs());

@@ -42,8 +42,8 @@ at::Tensor Block(const at::Tensor& matrix,
 
 // Rotation by RoPE shrinks the mean of keys, because it turns them differently
 // at each position. Returns for each RoPE pair which share of the mean's energy
-// remains: the squared magnitude of the average of e^(i angle n) over the
-// positions n that ranges must cover.
+// remains. This is the squared magnitude of the average of e^(i angle n) over
+// the positions n that ranges must cover.
 std::vector<double> SteadyShares(const model::DecoderSpec& spec) {
   const int64_t positions =
       std::min<int64_t>(kRangePositions, spec.max_position_embeddings);

@@ -30,8 +30,9 @@ struct LayerMoments {
   at::Tensor information;
 };
 
-// Returns the mean of rows as whole heads coded in levels hold them: keys
-// without the bias that the cache leaves out of them, at the start of a tile.
+// Returns `mean` minus the key bias that the cache leaves out of the codes of
+// whole heads (SpaceKind::kRotatedKey). The bias that is left out depends
+// slightly on the position; that of position 0 is subtracted.
 at::Tensor MeanInLevels(const model::DecoderSpec& spec,
                         const AttentionWeights& weights,
                         const at::Tensor& mean);
@@ -44,8 +45,8 @@ absl::StatusOr<LayerMoments> MomentsOfLayer(const model::DecoderSpec& spec,
                                             const LayerCalibration& calibration,
                                             int64_t num_tokens);
 
-// Returns the columns of these heads in a row: first those of keys if `keys`,
-// then those of values if `values`.
+// Returns which columns of a row belong to these heads: those of their keys if
+// `keys` is true, followed by those of their values if `values` is true.
 std::vector<int64_t> ColumnsOfHeads(const model::DecoderSpec& spec,
                                     const std::vector<int64_t>& heads,
                                     bool keys, bool values);

@@ -9,7 +9,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Number of channels that share a bit width.
+// Number of channels (of rope_low_rank: complex channels) that share a
+// bit width.
 constexpr int64_t kGroupChannels = 8;
 
 // Returns the bit width of each channel of a latent.
@@ -106,7 +107,8 @@ at::Tensor LatentRows(const LatentTransform& transform,
 std::vector<std::vector<int64_t>> WidthGroups(
     const LatentTransform& transform) {
   const int64_t width = transform.rank;
-  // Real and imaginary parts form separate runs of equal length.
+  // The real part of complex channel c is channel c, and the imaginary part is
+  // channel half + c.
   const int64_t half = transform.pairs.empty() ? 0 : width / 2;
   const int64_t end = half == 0 ? width : half;
   std::vector<std::vector<int64_t>> groups;

@@ -110,9 +110,9 @@ CodeLoss MeasureLoss(const std::vector<LatentCodes>& latents,
                      const at::Tensor& information,
                      const model::DecoderSpec& spec, const SampleRows& sample);
 
-// Like MeasureChannels, but for whole heads that are coded in levels. The loss
-// follows from the distortion of a normal distribution (Max 1960, table 1),
-// because a Hadamard matrix makes any numbers nearly normally distributed.
+// Like MeasureChannels, but for kRotatedKey and kRotatedValue. The loss follows
+// from the distortion of a normal distribution (Max 1960, table 1), because a
+// Hadamard matrix makes any numbers nearly normally distributed.
 PartChannels RotatedChannels(const SpaceOption& option,
                              const LayerMoments& moments,
                              const model::DecoderSpec& spec);

@@ -33,7 +33,7 @@ struct JudgeRequest {
   double kappa = 1;
   int64_t exact_window = 0;
   int threads = 1;
-  // Called after each part that was judged, by one thread at a time.
+  // Called after the loss of each part was predicted, by one thread at a time.
   std::function<void()> on_part;
 };
 

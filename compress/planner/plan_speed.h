@@ -22,7 +22,7 @@ std::string PlanSpeedName(PlanSpeed speed);
 // ratio to the time of a dense cache is used.
 struct TimeModel {
   double byte_ns = 0;    // to read one byte of a dense cache
-  double number_ns = 0;  // to decode one number
+  double number_ns = 0;  // to decode one code
   double flop_ns = 0;
 };
 // Returns the time model for this speed; null for kStorage, for which time does

@@ -27,7 +27,7 @@ class ScopedBlasThreads {
 };
 
 // Returns the number of threads that compute one matrix product; 0 if the BLAS
-// library does not tell.
+// library does not report it.
 int BlasThreads();
 
 // Makes the allocator keep freed memory. Training frees and allocates the same

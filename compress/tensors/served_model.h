@@ -7,8 +7,8 @@
 
 namespace kvasir::compress {
 
-// UNIMPLEMENTED, with the reason, for a model whose keys the methods cannot
-// compress.
+// Returns UNIMPLEMENTED, with the reason, for a model that the methods
+// cannot compress.
 inline absl::Status CheckMethodsServe(const model::DecoderSpec& spec) {
   if (!spec.rope.long_frequencies.empty()) {
     return absl::UnimplementedError(absl::StrCat(

@@ -38,8 +38,8 @@ int Main(int argc, char** argv) {
   app.footer(
       "Every flag can also be set as an environment variable: "
       "--max-shard-bytes is\nKVASIR_MAX_SHARD_BYTES.\n"
-      "Ctrl-C stops in order and keeps what can be gone on with; pressed twice "
-      "it ends\nthe program at once.\n"
+      "Ctrl-C stops the program and saves what a later run can continue from; "
+      "pressed\ntwice, it ends the program at once.\n"
       "Exit codes: 0 done, 1 failed or stopped, 2 wrong usage.");
   int exit_code = kExitOk;
   AddCalibrateCommand(&app, &exit_code);

@@ -82,8 +82,10 @@ absl::Status CheckOptions(const RecoverOptions& options,
   }
   const RecoverLossWeights& loss = options.loss;
   if (loss.cross_entropy <= 0.0 && loss.divergence <= 0.0) {
-    return absl::InvalidArgumentError(
-        "the weight of the cross entropy or of the divergence must be above 0");
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the weight of the cross entropy or of the divergence must be above 0, "
+        "but they are ",
+        loss.cross_entropy, " and ", loss.divergence));
   }
   if (options.adapters.rank < 1) {
     return absl::InvalidArgumentError(

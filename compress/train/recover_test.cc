@@ -246,7 +246,7 @@ TEST(AdapterSetTest, EveryMethodAdaptsTheSameProjections) {
   EXPECT_EQ(names(PlanOf(kPairsLayer)), names(std::nullopt));
 }
 
-TEST(AdapterSetTest, DropoutDropsInputsOfAnAdapterAndKeepsTheirMean) {
+TEST(AdapterSetTest, DropoutKeepsTheMeanOfAnAdaptersInputs) {
   const ReferenceDecoder decoder = MakeDecoder(std::nullopt);
   const AdapterSet adapters(decoder, {.rank = 2, .alpha = 2.0, .dropout = 0.5});
   const std::string name = "self_attn.q_proj.weight";
@@ -326,7 +326,7 @@ TEST(RecoverTest, NamesShapesAndRanksOfTensorsDoNotChange) {
   }
 }
 
-TEST(RecoverTest, TheSameSeedGivesTheSameWeightsAndAnotherSeedOtherWeights) {
+TEST(RecoverTest, TheSeedDeterminesTheTrainedWeights) {
   const ReferenceDecoder teacher = MakeDecoder(std::nullopt, 99);
   const ReferenceDecoder student = MakeDecoder(PlanOf(kPaluLayer));
   const auto trained = [&](uint64_t seed) {

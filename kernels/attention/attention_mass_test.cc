@@ -53,9 +53,9 @@ TEST_P(AttentionMassTest,
   const std::vector<std::vector<int32_t>> units = UnitsOf(spec.num_kv_heads);
   for (const std::vector<int32_t>& unit_of_head : units) {
     // The last way to divide heads is tested with many threads and with a
-    // context that is longer than a split (512 slots). The context is only a
-    // little longer if keys are rebuilt or values lifted, because the reference
-    // does this slowly.
+    // context that is longer than a split (512 slots). If keys are rebuilt or
+    // values lifted, the context is only one slot longer, because the reference
+    // is slow then.
     const bool splits = unit_of_head == units.back();
     const int64_t longest = !splits ? 70 : rebuilds ? 513 : 530;
     const std::vector<LatentAsk> asks = {

@@ -20,9 +20,9 @@ namespace {
 constexpr int64_t kSlots = 64;
 constexpr float kPoison = 12345.0f;
 
-// A latent of two runs, of which the second one is tested. So its codes begin
-// anywhere in a slot. The bytes after the codes of the last slot cannot be
-// read.
+// A latent of two runs. Only the second run is tested, so the tested codes can
+// begin at any bit of a slot. The memory ends with the last slot's codes, so a
+// sanitizer finds a read beyond them.
 struct Slots {
   Slots(int bits, int64_t before, int64_t width, bool by_level, uint32_t seed)
       : runs{{0, before, 3}, {before, width, bits}} {
@@ -117,12 +117,12 @@ std::string NameOf(const Case& each) {
          (each.by_level ? ", levels" : "");
 }
 
-TEST(CodeDotsTest, KeysAreWithinHalfAUnitPerNumberAndEqualOnAllTargets) {
+TEST(CodeDotsTest, DotsWithKeysErrByAtMostHalfAUnitPerNumberOnEveryTarget) {
   for (const Case& each : Cases()) {
     SCOPED_TRACE(NameOf(each));
     const Slots slots(each.bits, each.before, each.width, each.by_level, 3);
     const auto words = (slots.slot_bytes + 3) / 4;
-    // One more row of words may be read.
+    // RunKeyDots may read one row of words beyond the codes.
     std::vector<uint32_t> transposed(static_cast<size_t>((words + 34) * kSlots),
                                      0xa5a5a5a5u);
     for (int64_t s = 0; s < kSlots; ++s) {
@@ -180,7 +180,7 @@ TEST(CodeDotsTest, KeysAreWithinHalfAUnitPerNumberAndEqualOnAllTargets) {
   }
 }
 
-TEST(CodeDotsTest, ValuesAreWithinHalfAUnitPerNumberAndEqualOnAllTargets) {
+TEST(CodeDotsTest, SumsOfValuesErrByAtMostHalfAUnitPerNumberOnEveryTarget) {
   for (const Case& each : Cases()) {
     SCOPED_TRACE(NameOf(each));
     const Slots slots(each.bits, each.before, each.width, each.by_level, 5);
@@ -276,7 +276,7 @@ TEST(CodeDigitsTest, NumbersThatAreNotFiniteMakeTheUnitNaN) {
   }
 }
 
-TEST(CodeDigitsTest, AnOutlierInOneRowDoesNotChangeTheDigitsOfAnother) {
+TEST(CodeDigitsTest, AnOutlierInOneRowDoesNotChangeTheDigitsOfAnotherRow) {
   CodePiece piece;
   piece.width = 8;
   piece.place.low_bits = 4;

@@ -35,8 +35,8 @@ LatentSpec At(const char* name, int64_t (*position_of)(int64_t),
   spec.position_of = position_of;
   return spec;
 }
-// The positions of slots after an eviction: runs of a few slots, and single
-// slots of far tiles.
+// Positions of slots after an eviction. Compacted: the remaining slots are in
+// short runs. Sparse: each remaining slot is in a tile of its own.
 int64_t Compacted(int64_t slot) { return slot * 3 + slot / 5 * 40; }
 int64_t Sparse(int64_t slot) { return slot * 131 + 7; }
 
@@ -96,7 +96,9 @@ TEST_P(KeyBiasAttentionTest, AllBackEndsMatchExactAttentionAndGiveTheSameBits) {
 
 TEST_P(KeyBiasAttentionTest, ChunksAndBatchesDoNotChangeTheBitsOfARow) {
   constexpr int64_t kTokens = 140;
-  if (!GetParam().causal) return;  // rows then see all slots of their chunk
+  // Without causal attention, rows see all slots of their chunk, so their bits
+  // depend on it.
+  if (!GetParam().causal) return;
   LatentCache whole(GetParam(), {kTokens, 40}, 2);
   whole.Write(0, 0, kTokens);
   AttentionStreams& streams = SharedStreams();
@@ -141,7 +143,7 @@ TEST(KeyBiasPositionsTest,
   EXPECT_FALSE(SameBits(slots, attend(16)));
 }
 
-TEST(KeyBiasMassTest, AttentionMassCountsTheKeyBias) {
+TEST(KeyBiasMassTest, AttentionMassIsComputedFromScoresWithTheKeyBias) {
   LatentSpec spec = Evicting("", Biased("", Mixed()));
   spec.keys = {Levels(Codes({64}, {4}))};
   spec.adds_mass = true;

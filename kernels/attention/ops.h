@@ -18,7 +18,7 @@ namespace kvasir::kernels {
 
 // The attention of one layer, with everything that is constant after load.
 // Owns: the parts and the grid by which the host divides launches. The arrays
-// that the parts point to (groups, runs, heads, pairs and steps) belong to the
+// that the parts point to (groups, runs, heads, rotation pairs) belong to the
 // caller and must outlive this object. Movable.
 // Threads: only one thread at a time may use it for a launch.
 class PreparedAttention {
@@ -51,7 +51,8 @@ class PreparedAttention {
 
   std::unique_ptr<Parts> parts_;
   std::unique_ptr<AttentionGrid> grid_;
-  std::unique_ptr<AttentionGrid> one_thread_;  // used by WorkOnSlots
+  // A grid of one thread, which WorkOnSlots reads.
+  std::unique_ptr<AttentionGrid> one_thread_;
 };
 
 // `shape` sets all parameters except q, out and the sequences, which change
@@ -65,14 +66,15 @@ bool Fits(const PagedAttentionParams& shape);
 
 // Decides on the host how a step is divided among threads. Layers of a step can
 // share one result if they have the same sequences and if
-// AttentionGrid::DividesAs holds for their grids. INVALID_ARGUMENT if a count
-// is below 0.
+// AttentionGrid::DividesAs holds for their grids. Returns INVALID_ARGUMENT if a
+// sequence has a negative count or more than kAttentionMostSlots slots.
 absl::StatusOr<AttentionStep> DivideStep(
     const PreparedAttention& prepared,
     absl::Span<const AttentionSequence> sequences);
-// Sets weights_at of all sequences. A sequence whose only row adds mass gets
-// memory for the row's attention weights, if enough of the `most_weights`
-// floats are left. Other sequences that add mass have their keys scored twice.
+// Sets weights_at of all sequences, for layers with attention mass. A sequence
+// of one row that adds mass gets memory to keep the row's attention weights, as
+// long as floats are left of `most_weights`. The keys of other sequences that
+// add mass are scored twice.
 void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
                   absl::Span<AttentionSequence> sequences);
 // `step` must come from DivideStep for the same sequences that `rows` has on

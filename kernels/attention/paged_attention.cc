@@ -21,9 +21,10 @@ constexpr OpKernels<AttentionLaunch, DevicePtr<float>> kKernels = {
 
 absl::Status Invalid(const char* what, int64_t least, int64_t most,
                      int64_t have) {
-  return absl::InvalidArgumentError(absl::StrCat(kKernels.op, ": ", what,
-                                                 ": want ", least, " to ", most,
-                                                 ", have ", have));
+  const std::string want =
+      least == most ? absl::StrCat(least) : absl::StrCat(least, " to ", most);
+  return absl::InvalidArgumentError(
+      absl::StrCat(kKernels.op, ": ", what, ": want ", want, ", have ", have));
 }
 
 absl::Status CheckLatents(const PagedAttentionParams& params,
@@ -39,10 +40,12 @@ absl::Status CheckLatents(const PagedAttentionParams& params,
                      group.num_runs);
     }
     if ((group.num_runs > 0) != (part.groups[0].num_runs > 0)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          kKernels.op,
-          ": a part must have codes in all groups or in none; group ", g,
-          " has ", group.num_runs, " runs"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(kKernels.op,
+                       ": all groups of a part must have codes, or none of "
+                       "them; group 0 has ",
+                       part.groups[0].num_runs, " runs of codes, but group ", g,
+                       " has ", group.num_runs));
     }
   }
   KVASIR_RETURN_IF_ERROR(
@@ -162,9 +165,10 @@ absl::Status CheckRowsOfRing(const ExactSlots& slots, const LatentPart& ring,
   if (slots.row_bytes % number_bytes != 0 ||
       std::any_of(slots.segments, slots.segments + slots.num_segments,
                   misplaced)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kKernels.op, ": exact rows must begin at multiples of ",
-                     number_bytes, " bytes"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        kKernels.op, ": exact rows must begin at multiples of ", number_bytes,
+        " bytes, but row_bytes, which is ", slots.row_bytes,
+        ", or an offset or size of a segment is no multiple"));
   }
   return absl::OkStatus();
 }
@@ -415,8 +419,8 @@ struct PreparedAttention::Parts {
     return args;
   }
 
-  // Calls visit for the pointers to device memory that launches read in
-  // addition to those in AttentionLaunch.
+  // Calls visit for every pointer to device memory in the parts.
+  // AttentionLaunch has all other pointers that a launch reads.
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
     const auto latents = [&](const LatentPartArgs& part) {

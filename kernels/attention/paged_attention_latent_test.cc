@@ -387,8 +387,8 @@ TEST(LatentPositionsTest,
   const std::vector<float> slots = attend();
   spec.position_of = [](int64_t position) { return position; };
   EXPECT_TRUE(SameBits(slots, attend()));
-  // Now the slots have other positions but the query has the same, so their
-  // distance and the output change.
+  // Shifts the positions of all slots, but not the position of the query. So
+  // the distances between them change, and with them the output.
   spec.first_position = 1;
   const std::vector<float> next = attend();
   EXPECT_FALSE(SameBits(slots, next));
@@ -504,9 +504,8 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidField) {
   ExpectRefusal(params, "dims of rebuilt keys: want 1 to 256, have 257");
   rebuild = *good.keys[0].rebuild;
   rebuild.up = nullptr;
-  ExpectRefusal(
-      params,
-      "width of a latent that is itself the key: want 16 to 16, have 24");
+  ExpectRefusal(params,
+                "width of a latent that is itself the key: want 16, have 24");
   rebuild = *good.keys[0].rebuild;
   rebuild.num_pairs = 9;
   ExpectRefusal(params, "pairs of rebuilt keys: want 0 to 8, have 9");
@@ -592,13 +591,13 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
       with(&ExactSegment::rows_per_page, std::numeric_limits<int64_t>::max()),
       "has no room for 9223372036854775807 exact rows of 134 bytes");
   ExpectRefusal(with(&ExactSegment::arena_bytes, 3),
-                "exact rows must begin at multiples of 2 bytes");
+                "exact rows must begin at multiples of 2 bytes, but row_bytes, "
+                "which is 134, or an offset");
   segments = {good.key_exact.segments[1]};
   params.key_exact.segments = segments.data();
   params.key_exact.num_segments = 1;
-  ExpectRefusal(
-      params,
-      "first_row of the first segment of exact rows: want 0 to 0, have 2");
+  ExpectRefusal(params,
+                "first_row of the first segment of exact rows: want 0, have 2");
 
   AttentionValuePartArgs value = good.values[0];
   params = good;
@@ -611,7 +610,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
   ExactRowsArgs rows = *good.values[0].exact;
   value.exact = &rows;
   rows.fresh.num_groups = 1;
-  ExpectRefusal(params, "groups of exact rows: want 2 to 2, have 1");
+  ExpectRefusal(params, "groups of exact rows: want 2, have 1");
   rows = *good.values[0].exact;
   rows.fresh.dtype = DType::kF16;
   ExpectRefusal(params,
@@ -624,7 +623,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
   LatentGroup groups[2] = {rows.ring.groups[0], rows.ring.groups[1]};
   rows.ring.groups = groups;
   groups[1].width = 31;
-  ExpectRefusal(params, "width of exact rows: want 32 to 32, have 31");
+  ExpectRefusal(params, "width of exact rows: want 32, have 31");
 }
 
 TEST(LatentRefusalTest, PartsThatTogetherNeedTooMuchScratchMemoryAreRefused) {

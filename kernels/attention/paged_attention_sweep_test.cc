@@ -119,9 +119,10 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
                          ::testing::Values(Reads::kAbsorbed, Reads::kRebuilt,
                                            Reads::kAsStored, Reads::kLifted));
 
-// Every codec, with a window, blocks that are seen in part and as a whole, one
-// split more than one, and caps that change nearly every score or few. (The
-// error of a score is a few units in the last place of the cap.)
+// Tests every codec with three caps: the lowest changes nearly every score, the
+// highest only few. Depending on the seed, there is also a window or a context
+// of more than one split. The error of a score is a few units in the last place
+// of the cap, which the tolerance allows.
 TEST(ScoreCapTest, CappedScoresMatchExactAttentionForEveryCodec) {
   uint32_t seed = Seed();
   for (const float cap : {0.75f, 5.0f, 50.0f}) {
@@ -143,7 +144,7 @@ TEST(ScoreCapTest, CappedScoresMatchExactAttentionForEveryCodec) {
 // With this seed, the terms of one output number cancel almost completely, so
 // its error is large relative to the number itself.
 TEST(WorstErrorTest,
-     AnOutputWhoseTermsCancelIsCheckedRelativeToTheAverageOfItsPart) {
+     AnOutputWhoseTermsCancelAlmostCompletelyIsWithinTheTolerance) {
   PartSpec values = Lifted(Codes({96}, {8}), 1);
   LatentSpec spec = SpecOf({Codes({96}, {8})}, {values});
   spec.value_exact = 18;
@@ -161,8 +162,8 @@ struct Heads {
 class ContextSweepTest
     : public ::testing::TestWithParam<std::tuple<Reads, int64_t>> {};
 
-// The contexts have 0 or 1 slots, about as many as a block (63 to 65), or more
-// than a split.
+// The tested contexts have 0 or 1 slots, about as many as a block (63 to 65),
+// or more than a split.
 TEST_P(ContextSweepTest,
        AttentionIsCorrectForEveryContextLengthAndGroupingOfHeads) {
   const Reads reads = std::get<0>(GetParam());

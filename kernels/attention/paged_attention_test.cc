@@ -1,5 +1,5 @@
-// Tests paged_attention over a dense cache, which stores the keys and values of
-// each KV head as plain numbers.
+// Tests paged_attention over a dense cache, which stores the unquantized keys
+// and values of each KV head.
 #include <algorithm>
 #include <cstdint>
 #include <vector>

@@ -70,8 +70,8 @@ absl::StatusOr<GemmAlgorithm> CublasGemms::AlgorithmFor(
         result);
   }
   KVASIR_CHECK(algorithm.workspace_bytes <= workspace_bytes_);
-  // The table is full, so all algorithms are discarded. For shapes that are
-  // still in use, they are chosen again in the next steps.
+  // If the table is full, all algorithms are discarded. For shapes that are
+  // still in use, algorithms are chosen again when they are needed next.
   if (algorithms_.size() == kMostShapes) algorithms_.clear();
   algorithms_[shape] = algorithm;
   return algorithm;

@@ -96,8 +96,9 @@ TEST_F(CublasGemmsTest, AnAlgorithmIsChosenOnlyOncePerMatrixShape) {
   Make();
   for (int i = 0; i < 3; ++i) KVASIR_ASSERT_OK(Multiply(Product(2)));
   EXPECT_EQ(library_.calls("Choose"), 1);
-  // Each product from here on has another shape. FakeCublasLt fails the test if
-  // an algorithm of another shape is used.
+  // Each product from here on has another shape, so an algorithm must be
+  // chosen for it. FakeCublasLt fails the test if an algorithm of another
+  // shape is used.
   Gemm gemm = Product(2);
   gemm.bias = nullptr;
   KVASIR_ASSERT_OK(Multiply(gemm));
@@ -233,7 +234,7 @@ TEST_F(CublasGemmsTest, CreatingADeviceFailsIfCublasIsMissing) {
               base::StatusIs(absl::StatusCode::kNotFound, "tried nowhere"));
 }
 
-TEST_F(CublasGemmsTest, TheNumericsOfADeviceNameTheMatmulLibrary) {
+TEST_F(CublasGemmsTest, TheNumericsStringOfADeviceHasTheVersionOfCublas) {
   Make();
   EXPECT_EQ(device_->numerics(), "cuda-sm90-lt130101");
   EXPECT_FALSE(device_->rows_are_invariant());

@@ -142,7 +142,7 @@ class CublasMatmulTest : public ::testing::Test {
       for (int64_t i = c.n; i < c.n + c.y_gap; ++i) {
         ASSERT_TRUE(
             std::isnan(got[static_cast<size_t>(t * (c.n + c.y_gap) + i)]))
-            << t << ", behind the row";
+            << t << ", column " << i << " after the end of the row";
       }
     }
   }
@@ -217,7 +217,8 @@ TEST_F(CublasMatmulTest, TheWorkspaceOfCublasIsPartOfTheScratchMemoryOfMatmul) {
   if (emulation::OnGpu()) return;
   // 136 numbers of bias take 272 bytes, which are rounded up to 512.
   EXPECT_EQ(scratch_bytes_, 256u + 512u + (32u << 20));
-  library_.NeedWorkspace(32 << 20);  // all of the workspace
+  // This product needs all of the workspace.
+  library_.NeedWorkspace(32 << 20);
   ExpectProduct({.rows = 4, .n = 136, .bias = true});
 }
 

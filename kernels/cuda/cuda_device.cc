@@ -37,8 +37,8 @@ std::string Version(int version) {
 }
 
 absl::Status CheckDriver(cuda::Runtime& runtime) {
-  // A driver supports every CUDA runtime of the same major version, so the
-  // minor version is not compared.
+  // A driver supports every CUDA runtime of the same major version, so only
+  // major versions are compared.
   const int want = runtime.RuntimeVersion() / 1000 * 1000;
   int have = 0;
   const Result result = runtime.DriverVersion(&have);
@@ -66,7 +66,8 @@ absl::Status CheckOrdinal(cuda::Runtime& runtime, int ordinal) {
   }
   if (count == 0 || result == Result::kNoDevice) {
     return absl::FailedPreconditionError(
-        "the NVIDIA driver sees no GPU (is CUDA_VISIBLE_DEVICES set?)");
+        "the NVIDIA driver sees no GPU; check CUDA_VISIBLE_DEVICES and the "
+        "output of nvidia-smi");
   }
   if (ordinal < 0 || ordinal >= count) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -107,21 +108,20 @@ bool IsOfARunningKernel(Result result) {
 
 }  // namespace
 
-// State that the device, its allocator and its streams share; it lives as long
+// State that the device, its allocator and its streams share. It lives as long
 // as any of them.
 class CudaDevice::State {
  public:
   State(cuda::Runtime* runtime, int device, cuda::DeviceProperties what)
       : ordinal(device), properties(std::move(what)), runtime_(runtime) {}
   ~State() {
-    // runtime() selects the device; the handle in `gemms` must be destroyed on
-    // it
+    // Selects the device, on which the handle in `gemms` must be destroyed.
     if (gemms != nullptr) (void)runtime();
   }
 
   // Selects the device for the calling thread and returns the runtime. If the
-  // device cannot be selected, returns an error: CUDA calls would use another
-  // GPU, the one selected before or the first one.
+  // device cannot be selected, returns an error, because CUDA calls would use
+  // another GPU: the one that the thread selected before, or the first one.
   absl::StatusOr<cuda::Runtime*> runtime() const {
     if (failed_.load()) {
       base::MutexLock lock(&mutex_);
@@ -401,8 +401,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
     }
     std::unique_ptr<CapturedWork> work;
     if (exec != nullptr) work = std::make_unique<Captured>(state_, exec);
-    // If a launch was refused during the capture, it is missing in the graph,
-    // so its error is returned.
+    // If a launch was refused during the capture, the graph does not have it.
+    // Therefore the launch's error is returned.
     KVASIR_RETURN_IF_ERROR(TakeLaunchError());
     KVASIR_RETURN_IF_ERROR(state_->OkOr("selecting the device", named));
     KVASIR_RETURN_IF_ERROR(state_->OkOr("ending a capture", ended));
@@ -424,8 +424,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
   }
 
   void Enqueue(const KernelLaunch& launch) override {
-    // After a first error, the other kernels of the op are not launched, so
-    // that the first error is the one reported.
+    // After the first error of an op, its other kernels are not launched, so
+    // that this error is the one reported.
     if (!broken_.ok() || !launch_error_.ok()) return;
     launch_error_ = TryLaunch(launch);
     last_kernel_ = launch.name;
@@ -562,7 +562,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
   std::optional<cuda::Staging> staging_;
 };
 
-// Sends the data of EndWrite to the device, on a stream of its own. Any thread
+// Copies the data of EndWrite to the device on a stream of its own. Any thread
 // may call it.
 class CudaDevice::Writes {
  public:

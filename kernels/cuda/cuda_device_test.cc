@@ -145,7 +145,7 @@ TEST_F(CudaDeviceTest,
       StatusIs(absl::StatusCode::kInternal, HasSubstr("selecting the device")));
 }
 
-TEST_F(CudaDeviceTest, OpsSeeTheDeviceAsAGpu) {
+TEST_F(CudaDeviceTest, TheDeviceReportsTheWeightLayoutAndSizesOfItsGpu) {
   Make();
   EXPECT_EQ(device_->kind(), DeviceKind::kCuda);
   EXPECT_EQ(device_->weight_layout(), WeightLayout::kRows);
@@ -275,8 +275,8 @@ TEST_F(CudaDeviceTest, PinnedBlocksGrowToTheSizeOfTheLongestCopy) {
   EXPECT_EQ(runtime_.pinned_bytes(), Staging::kLeastBlockBytes);
   KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
   EXPECT_EQ(runtime_.pinned_bytes(), Staging::kLeastBlockBytes + (512 << 10));
-  // When every block has grown to the length of these copies, no more memory is
-  // pinned.
+  // After every block has grown to the length of these copies, no more memory
+  // is pinned.
   for (size_t i = 0; i < 2 * Staging::kBlocks; ++i) {
     KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
   }
@@ -479,7 +479,7 @@ TEST_F(CudaDeviceTest, AFailureWhileMemoryIsFreedIsReturnedByEveryLaterCall) {
   }
 }
 
-TEST_F(CudaDeviceTest, TheNumericsOfADeviceNameTheGpuArchitecture) {
+TEST_F(CudaDeviceTest, TheNumericsStringOfADeviceHasTheGpuArchitecture) {
   Make();
   EXPECT_EQ(device_->numerics(), "cuda-sm90");
   runtime_.properties.major = 8;
@@ -502,8 +502,8 @@ TEST_F(CudaDeviceTest, DeviceMemoryAndTheHostPoolHaveSeparateLimits) {
   EXPECT_EQ(device_->allocator().total_use().bytes, 8000);
   EXPECT_EQ(device_->allocator().device_bytes(), 5000);
   EXPECT_EQ(device_->allocator().use(MemoryTag::kHostPool).bytes, 3000);
-  // The host pool needs a limit because the system kills a process that uses
-  // too much host memory.
+  // The host pool has a limit of its own, because the system kills a process
+  // that uses too much host memory.
   EXPECT_EQ(Refused(501, MemoryTag::kHostPool).message(),
             "not enough host memory for host_pool: 501 bytes are needed, but "
             "3000 of the limit of 3500 bytes are in use; lower "
@@ -542,7 +542,8 @@ TEST_F(CudaDeviceTest, ALaunchHasTheGridAndMemorySizesThatItsOpRequested) {
                            .ctas_together = true,
                            .args = &args,
                            .args_bytes = sizeof(args)}));
-  args = 0;  // the launch must have copied its arguments before
+  // Launch has copied its arguments, so this has no effect on it.
+  args = 0;
   const std::vector<FakeLaunch> launches = runtime_.launches();
   ASSERT_THAT(launches, SizeIs(1));
   const KernelLaunch& launch = launches[0].launch;
@@ -687,7 +688,7 @@ TEST_F(CudaDeviceTest, EveryCallOnAStreamThatCouldNotBeCreatedFails) {
   }
 }
 
-// Each thread has its own current device, 0 at first.
+// In CUDA, each thread has its own selected device, at first device 0.
 TEST_F(CudaDeviceTest, CallsFromAnyThreadUseTheGpuOfTheDevice) {
   runtime_.device_count = 2;
   Make({.ordinal = 1});
@@ -817,8 +818,8 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("making the graph of a capture")));
-  // A launch whose error was not taken (TakeLaunchError) is missing in the
-  // graph.
+  // If a launch fails and its error is not taken (TakeLaunchError), EndCapture
+  // returns the error, because the graph lacks the launch.
   KVASIR_ASSERT_OK(launches().BeginCapture());
   runtime_.FailNext("Launch", kError);
   launches().launcher().Enqueue({.name = "lost", .function = &runtime_});

@@ -13,8 +13,9 @@
 namespace kvasir::kernels {
 namespace {
 
-// This means gpu::PrimitiveArgs (primitive_kernels.h), because the build sets
-// KVASIR_PRIMITIVES_TARGET to `gpu`.
+// In this program, namespace emulated stands for namespace gpu
+// (primitive_kernels.h), because the build sets KVASIR_PRIMITIVES_TARGET to
+// `gpu`. So these are the parameters of kernels that nvcc compiled.
 using emulated::PrimitiveArgs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -198,7 +199,7 @@ TEST_F(GpuDeviceTest,
                [](KernelLaunch* launch) { launch->threads = 2048; });
   EXPECT_THAT(Copy(in, out, many).message(),
               AllOf(HasSubstr("kernel copies"), HasSubstr("cudaError")));
-  // More CTAs than can be resident at the same time.
+  // A grid with more CTAs than can be resident at the same time is refused.
   Changed together(&launches().launcher(), [](KernelLaunch* launch) {
     launch->ctas_together = true;
     launch->grid_x = 1 << 20;

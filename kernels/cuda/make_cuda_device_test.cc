@@ -49,8 +49,8 @@ TEST(RealCublasLtTest, TheErrorForAMissingLibraryNamesEveryFileThatWasTried) {
                 HasSubstr("LD_LIBRARY_PATH"), HasSubstr("--deterministic"))));
 }
 
-// The library checks the types and sizes of attributes itself, and needs no GPU
-// for it.
+// The library itself checks the types and sizes of attributes. It needs no GPU
+// for this.
 TEST(RealCublasLtTest, CublasAcceptsEveryAttributeThatDescribesAMatrixProduct) {
   const auto library = cuda::RealCublasLt();
   if (!library.ok()) GTEST_SKIP() << library.status();
@@ -77,8 +77,9 @@ TEST(RealCublasLtTest, WithoutADriverTheLibraryReportsThatItCannotStart) {
                                        "CUBLAS_STATUS_NOT_INITIALIZED (1)")));
 }
 
-// An op's function is found by the op's name and the name of the function's
-// type. The host's compiler and nvcc must give the same names.
+// An op's function is found by the op's name, and the name of the function's
+// type is compared. Therefore the host's compiler and nvcc must give the same
+// name to a type.
 TEST(GpuOpsTest, TheGpuHasTheSameOpsAsTheEmulatedDevice) {
   const DeviceOps gpu = GpuOps(), emulated = emulated::Ops();
   ASSERT_EQ(gpu.count, emulated.count);

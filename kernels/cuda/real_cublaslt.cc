@@ -82,9 +82,9 @@ cudaDataType_t TypeOf(DType dtype) {
   return CUDA_R_32F;
 }
 
-// cuBLASLt's description of a product. The library's matrices are in column
-// order, so our rows are its columns: y' [n, rows] = W [n, k] * x' [k, rows],
-// where W is stored transposed.
+// cuBLASLt's description of a product. The library stores matrices by columns,
+// so the rows of our matrices are its columns: y' [n, rows] = W [n, k] * x' [k,
+// rows], where W is stored transposed.
 class Description {
  public:
   Description(const Functions& functions, const GemmShape& shape,
@@ -154,9 +154,9 @@ class Preference {
         status_(functions.cublasLtMatmulPreferenceCreate(&preference_)) {
     Set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
         static_cast<uint64_t>(most_workspace_bytes));
-    // The library may divide k into parts. Then it must add the partial sums in
-    // float32, not in the type of y, and in a fixed order, not in the order in
-    // which they are ready.
+    // The library may split the sum over k into partial sums. Then it must add
+    // them in float32 (not in the type of y) and in a fixed order (not in the
+    // order in which they are ready).
     Set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
         static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     for (const auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,

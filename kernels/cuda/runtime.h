@@ -81,8 +81,8 @@ class Runtime {
   virtual Result SynchronizeStream(StreamHandle stream) = 0;
   virtual Result SynchronizeDevice() = 0;
 
-  // Makes an event. The event is over when the stream has done all work that
-  // was enqueued before the last RecordEvent of the event.
+  // Makes an event. The event is over after the stream has done all work that
+  // was enqueued before the event's last RecordEvent.
   virtual Result MakeEvent(EventHandle* event) = 0;
   virtual Result DestroyEvent(EventHandle event) = 0;
   virtual Result RecordEvent(EventHandle event, StreamHandle stream) = 0;

@@ -12,14 +12,15 @@
 
 namespace kvasir::kernels::cuda {
 
-// A ring of kBlocks pinned blocks for the copies of one stream. An upload
-// copies the bytes to the next block, and the stream copies them from there to
-// the device. A block is reused only after that copy, so an upload may have to
-// wait for the upload that used the same block before. Copies that are longer
-// than a block are cut into pieces.
+// A ring of kBlocks pinned blocks for the copies of one stream. An upload first
+// copies the bytes to the next block. Then the stream copies them from the
+// block to the device. A block is reused only after this second copy, so an
+// upload may have to wait for the upload that used the same block before.
+// Copies that are longer than a block are cut into pieces.
 //
-// Owns: the blocks, each as long as its longest copy so far (a power of two,
-//   kLeastBlockBytes to kMostBlockBytes), and their events.
+// Owns: the blocks and their events. A block is as long as the longest
+// copy through it so far, rounded up to a power of two from
+// kLeastBlockBytes to kMostBlockBytes.
 class Staging {
  public:
   static constexpr size_t kBlocks = 4;

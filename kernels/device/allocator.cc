@@ -112,7 +112,7 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
 
 DeviceAllocator::~DeviceAllocator() {
   base::MutexLock lock(&mutex_);
-  // fails if a buffer has not been freed before its allocator
+  // Fails if a buffer outlives its allocator.
   KVASIR_CHECK(total_.bytes == 0);
 }
 

@@ -16,7 +16,7 @@
 
 namespace kvasir::kernels {
 
-// The purpose of an allocation, by which bytes are counted. The host pool is
+// The purpose of an allocation. Bytes are counted by purpose. The host pool is
 // host memory that the device's ops can access: ordinary memory for a CPU,
 // pinned memory for a GPU.
 enum class MemoryTag : uint8_t {
@@ -94,9 +94,10 @@ class DeviceAllocator {
   DeviceAllocator(const DeviceAllocator&) = delete;
   DeviceAllocator& operator=(const DeviceAllocator&) = delete;
 
-  // For 0 bytes, returns an empty buffer. Errors: RESOURCE_EXHAUSTED if there
-  // is not enough memory; the text has the bytes requested, held and allowed,
-  // and what to change. Other codes if the device does not work.
+  // For 0 bytes, returns an empty buffer. Returns RESOURCE_EXHAUSTED if there
+  // is not enough memory; the error text has the bytes requested, held and
+  // allowed, and what to change. Other error codes mean that the device does
+  // not work.
   absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, MemoryTag tag,
                                         const AllocationOptions& options = {});
 

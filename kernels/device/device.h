@@ -49,7 +49,7 @@ class Device {
   virtual std::unique_ptr<Stream> MakeStream() = 0;
   // "cpu", "emulated" or "cuda", for logs and metrics.
   virtual std::string name() const = 0;
-  // A name for the device's arithmetic: devices with equal names and the same
+  // A name for the device's arithmetic. Devices with the same name and the same
   // type of activations give bit-identical results. It is part of an id of at
   // most 32 characters.
   virtual std::string numerics() const { return name(); }
@@ -97,8 +97,9 @@ class Device {
   // Copies bytes from `host` to the device, by BeginWrite and EndWrite.
   absl::Status Write(DevicePtr<void> memory, const void* host, size_t bytes);
 
-  // Checks that a pointer stored in a table is in the device's memory; a launch
-  // checks only the pointers among its parameters.
+  // Checks that a pointer that is stored in a table is in the device's memory,
+  // if the device has a MemoryGuard. (A launch checks only the pointers among
+  // its parameters.)
   virtual void CheckMemory(const char*, DevicePtr<const void>) const {}
 
  protected:

@@ -38,7 +38,7 @@ struct DeviceOps {
   const DeviceOp* ops = nullptr;
   size_t count = 0;
 
-  // Null if the table has no such op.
+  // Returns the entry of the op, or null if the table has none.
   const DeviceOp* Find(const char* op) const {
     for (size_t i = 0; i < count; ++i) {
       if (std::strcmp(ops[i].op, op) == 0) return &ops[i];

@@ -37,10 +37,10 @@ class DeviceTables {
   std::vector<DeviceBuffer> buffers_;
 };
 
-// The parameters of an op that are constant after load, with the tables to
-// which they point. The op's Prepare function makes this object once, from
-// tables in host memory. Each run of the op then needs only this object and the
-// data of a step. Movable.
+// The parameters of an op that are constant after load, and the tables to which
+// they point. The op's Prepare function makes this object once, from tables in
+// host memory. A run of the op then needs only this object and the data of a
+// step. Movable.
 template <typename Params>
 struct Prepared {
   explicit Prepared(Device* device) : tables(device) {}

@@ -32,7 +32,7 @@ struct OpKernels {
   CpuFunction reference;
   CpuFunction simd;
 
-  // Null if the stream's back end does not have the op.
+  // Returns the GPU's function, or null if the stream's table lacks the op.
   DeviceFunction<Params...> Find(const LaunchStream& stream) const {
     const DeviceOp* const found = stream.ops().Find(op);
     if (found == nullptr) return nullptr;

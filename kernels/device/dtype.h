@@ -1,5 +1,5 @@
-// Number formats of stored tensors and their exact scalar conversions,
-// including the bits of NaN. Kernels on a GPU use the conversions of
+// Number formats of stored tensors, and scalar conversions that define every
+// bit of a result, even of NaN. Kernels on a GPU use the conversions of
 // simt/numbers.h instead. C++17, because device code includes this.
 #pragma once
 
@@ -89,8 +89,7 @@ KVASIR_HOST_DEVICE inline F16 ToF16(float value) {
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
   uint32_t half;
-  if (magnitude >
-      0x7f800000u) {  // NaN: becomes quiet and keeps the top of its payload
+  if (magnitude > 0x7f800000u) {  // NaN becomes quiet and keeps its top bits
     half = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
   } else if (magnitude >= 0x477ff000u) {  // rounds to 65536 or more
     half = 0x7c00u;

@@ -1,4 +1,4 @@
-// Takes the place of a CUDA stream's handle on devices without a GPU: fake
+// HostWork: stands for a CUDA stream's handle on devices without a GPU. Fake
 // libraries of tests enqueue their work on it. C++17 without Abseil.
 #pragma once
 

@@ -9,9 +9,9 @@
 namespace kvasir::kernels {
 
 // Calls function(begin, end, thread) for parts of [0, num_rows), on several
-// threads. If there is little work, only the caller's thread does it: waking
-// other threads takes a few microseconds, while each number takes only about a
-// nanosecond.
+// threads. If there is little work, only the calling thread does it,
+// because waking other threads takes a few microseconds and a number only
+// about a nanosecond.
 inline void ForRows(
     CpuStream& stream, int64_t num_rows, int64_t numbers_per_row,
     absl::FunctionRef<void(int64_t begin, int64_t end, int thread)> function) {

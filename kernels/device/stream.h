@@ -1,4 +1,4 @@
-// An in-order queue of ops on one device.
+// Stream: a queue of ops for one device, which runs them in order.
 #pragma once
 
 #include <atomic>

@@ -28,9 +28,9 @@ Workspace::Workspace(DevicePtr<void> memory, size_t bytes) {
 void* Workspace::TakeBytes(int64_t count, size_t element_bytes) {
   if (!status_.ok()) return nullptr;
   if (count < 0 || static_cast<size_t>(count) > kMaxBytes / element_bytes) {
-    status_ = absl::InvalidArgumentError(
-        absl::StrCat("workspace: the size of ", count, " elements of ",
-                     element_bytes, " bytes each is negative or too large"));
+    status_ = absl::InvalidArgumentError(absl::StrCat(
+        "workspace: want 0 to ", kMaxBytes / element_bytes, " elements of ",
+        element_bytes, " bytes each, have ", count));
     return nullptr;
   }
   const size_t bytes = AlignUp(static_cast<size_t>(count) * element_bytes);

@@ -58,9 +58,11 @@ TEST(WorkspaceTest, RunningOutOfMemoryIsAStickyErrorThatNamesTheSizes) {
 TEST(WorkspaceTest, SizesThatOverflowAreRefused) {
   Workspace counter = Workspace::Counting();
   counter.Take<double>(int64_t{1} << 61);
-  EXPECT_THAT(counter.status(),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("is negative or too large")));
+  EXPECT_THAT(
+      counter.status(),
+      base::StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("elements of 8 bytes each, have 2305843009213693952")));
 }
 
 }  // namespace

@@ -96,7 +96,9 @@ void CountIn(AccessTable& table, const void* address, size_t bytes, bool shared,
                               table.entries[i].stores == stores)) {
     ++i;
   }
-  if (i == AccessTable::kMost) Fault("the kernel has over %d access sites", i);
+  if (i == AccessTable::kMost) {
+    Fault("the kernel has more than %d lines that access memory", i);
+  }
   if (i == table.count) {
     AccessTable::Entry& entry = table.entries[table.count++];
     entry.site = self.site;

@@ -22,7 +22,10 @@ Meet& MeetOf(uint32_t mask) {
     if (meet.mask == mask) return meet;
     if (meet.arrived == 0 && (free == nullptr || meet.mask == 0)) free = &meet;
   }
-  if (free == nullptr) Fault("lanes wait with over %d masks", Warp::kMasks);
+  if (free == nullptr) {
+    Fault("lanes of the warp wait with more than %d different masks",
+          Warp::kMasks);
+  }
   free->mask = mask;
   free->lanes = static_cast<uint32_t>(__builtin_popcount(mask));
   return *free;
@@ -51,8 +54,8 @@ double Half(MmaKind kind, uint32_t pair, int high) {
                                                     : ToFloat(F16{bits}));
 }
 
-// d += a b in float64. Each product is exact, and products are added in the
-// order of k, so any instruction set gives the same bits.
+// Computes d += a b in float64. Each product is exact, and products are added
+// in the order of k, so any instruction set gives the same bits.
 struct Product {
   using Part = double __attribute__((vector_size(4 * sizeof(double))));
   static constexpr int kParts = 2;  // Parts per matrix row
@@ -159,8 +162,8 @@ uint32_t Shuffle(ShuffleKind kind, uint32_t mask, uint32_t value,
   Fiber& self = *current_fiber;
   const uint32_t lane = self.lane;
   if (kind != ShuffleKind::kFrom && operand >= kLanes) {
-    Fault("a value from %u lanes away: a warp has only %u lanes", operand,
-          kLanes);
+    Fault("the value comes from %u lanes away, but a warp has only %u lanes",
+          operand, kLanes);
   }
   uint32_t from = 0;
   switch (kind) {

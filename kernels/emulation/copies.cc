@@ -77,7 +77,8 @@ void InitCopyBarrier(void* barrier, uint32_t count, Site site) {
   Enter("InitCopyBarrier", site);
   BarrierState& state = StateOf(barrier);
   if (count < 1 || count > kMaxThreads) {
-    Fault("a barrier for %u arrivals: must be 1 to %u", count, kMaxThreads);
+    Fault("the barrier is for %u arrivals, but must be for 1 to %u", count,
+          kMaxThreads);
   }
   tsan::Write(barrier, sizeof(state));
   state.bytes_to_come = 0;
@@ -114,14 +115,15 @@ void CopyBulk(void* shared, const void* global, uint32_t bytes, void* barrier,
               Site site) {
   Enter("CopyBulk", site);
   if (bytes == 0 || bytes % 16 != 0) {
-    Fault("a copy of %u bytes: must be a multiple of 16, above 0", bytes);
+    Fault("the copy has %u bytes, but must have a multiple of 16, above 0",
+          bytes);
   }
   BarrierState& state = StateOf(barrier);
   auto* const to = static_cast<char*>(shared);
   const auto* const from = static_cast<const char*>(global);
   BeginCopy(to, from, bytes, 16);
-  // Tells ThreadSanitizer that the copy happens before everything that a thread
-  // does after it has waited for this phase.
+  // Reports to ThreadSanitizer that the copy happens before everything that a
+  // thread does after it has waited for this phase.
   tsan::Read(barrier, sizeof(state));
   tsan::Release(&LocationOf(barrier).phases[state.parity]);
   current_launch->bulk.Push({to, from, bytes, static_cast<char*>(barrier)});

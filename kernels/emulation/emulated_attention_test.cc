@@ -412,7 +412,7 @@ void ExpectRightByEither(const Outcome& outcome, DType dtype) {
 const LatentSpec kDense = OfHeads(8, 2, Numbers({40}), Numbers({72}));
 const LatentSpec kFour = OfHeads(8, 2, Codes({64}, {4}), Codes({64}, {4}));
 
-// Layers whose keys are stored without a key bias.
+// Layers whose keys are stored without the bias of the key projection.
 std::vector<LatentSpec> BiasedSpecs() {
   LatentSpec exact =
       OfHeads(6, 2, Levels(Codes({64}, {4})), Levels(Codes({64}, {4})));
@@ -615,8 +615,7 @@ bool ServesPrompts(const LatentSpec& spec) {
 // The prefill kernel must give the same bits however a prompt is cut into
 // chunks. The decoding kernel, which runs if `prompts_as_rows` is set, must
 // give these bits too. The rows of the prompt lie in two splits of the context.
-TEST_P(PromptAttentionTest,
-       PromptsAreCorrectAndHaveTheSameBitsInChunksOfAnySize) {
+TEST_P(PromptAttentionTest, ChunksOfAnySizeGiveTheBitsOfTheWholePrompt) {
   uint64_t seed = 0;
   for (const auto& [dtype, room] : {std::pair(DType::kBf16, kMuchRoom),
                                     std::pair(DType::kF16, kLessRoom)}) {
@@ -730,8 +729,7 @@ std::vector<LatentSpec> ExactTensorCoreSpecs() {
 class ExactAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
 // Checks the same as PromptAttentionTest, but for caches with exact rows.
-TEST_P(ExactAttentionTest,
-       PromptsAreCorrectAndHaveTheSameBitsInChunksOfAnySize) {
+TEST_P(ExactAttentionTest, ChunksOfAnySizeGiveTheBitsOfTheWholePrompt) {
   uint64_t seed = 0;
   for (const auto& [dtype, room] : {std::pair(DType::kBf16, kMuchRoom),
                                     std::pair(DType::kF16, kLessRoom)}) {
@@ -1080,7 +1078,7 @@ TEST(PromptAttentionTest, FreedPagesAreNotRead) {
   cache.Write(0, 0, 600);
   cache.RoundQueries(DType::kBf16);
   LatentAsk ask = {0, 580, 20};
-  // 560 slots are released; the first row sees slots 561 to 580
+  // 560 slots are released. The first row sees slots 561 to 580.
   ask.dead_pages = 35;
   std::fill_n(cache.table(0).begin(), 35, 1 << 30);
   EmulatedTest test(1);
@@ -1274,7 +1272,7 @@ TEST(PromptAttentionTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
 
 // A work item reads each latent once, and tiles of operands have no bank
 // conflicts.
-TEST(PromptAttentionTest, EachLatentIsReadOnceAndWithoutBankConflicts) {
+TEST(PromptAttentionTest, EachLatentIsReadOnceWithoutBankConflicts) {
   for (const auto& [spec, slot_bytes] :
        std::vector<std::pair<LatentSpec, int64_t>>{
            {OfHeads(8, 1, Codes({128}, {4}), Codes({128}, {4})), 2 * 64},
@@ -1296,7 +1294,8 @@ TEST(PromptAttentionTest, EachLatentIsReadOnceAndWithoutBankConflicts) {
     std::vector<int64_t> loaded;
     for (const AccessCount& count : counts) {
       if (count.kind == "global load") loaded.push_back(count.bytes);
-      // Source lines with few requests access one row only.
+      // Source lines with few requests are not checked, because they access
+      // only one row.
       if (count.requests < 200) continue;
       if (count.kind.find("shared") == std::string::npos) continue;
       EXPECT_EQ(count.passes, count.least_passes)
@@ -1366,7 +1365,7 @@ class RandomShape {
   std::mt19937_64 engine_;
 };
 
-TEST(AttentionCudaTest, RowsOfRandomShapesAreCorrectAndIndependentOfOtherRows) {
+TEST(AttentionCudaTest, RowsOfRandomShapesDoNotDependOnOtherRows) {
   for (uint64_t seed = 1; seed <= 2 * kSeeds; ++seed) {
     SCOPED_TRACE(seed);
     const RandomShape shape(seed);
@@ -1411,7 +1410,7 @@ TEST(AttentionCudaTest, RowsOfRandomShapesAreCorrectAndIndependentOfOtherRows) {
 
 // Prompts are cut at random places into chunks that the prefill kernel
 // supports.
-TEST(PromptAttentionTest, PromptsOfRandomShapesAreCorrectAndHaveTheSameBits) {
+TEST(PromptAttentionTest, PromptsOfRandomShapesHaveTheSameBitsInChunks) {
   for (uint64_t seed = 1; seed <= (kSeeds + 1) / 2; ++seed) {
     SCOPED_TRACE(seed);
     const RandomShape shape(1000 + seed);
@@ -1451,13 +1450,13 @@ TEST(PromptAttentionTest, PromptsOfRandomShapesAreCorrectAndHaveTheSameBits) {
 
 // If the memory for partial results does not suffice for all contexts, the
 // longest ones are split first.
-TEST(AttentionCudaTest, TheLongestContextsAreTheFirstToBeSplitAmongCtas) {
+TEST(AttentionCudaTest, TheLongestContextsAreTheFirstThatAreSplit) {
   LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
   LatentCache cache(spec, {600, 2100, 5}, 4);
   for (const int64_t s : {0, 1, 2})
     cache.Write(s, 0, s == 0 ? 600 : s == 1 ? 2100 : 5);
   std::vector<float> first;
-  // The first two contexts have 2 and 5 splits.
+  // The first two contexts have 2 and 5 splits, and the third one has 1.
   for (const auto& [room, split] :
        std::vector<std::pair<int64_t, std::pair<bool, bool>>>{
            {0, {false, false}},
@@ -1599,7 +1598,7 @@ TEST(AttentionCudaTest, FreedPagesAreNotRead) {
   spec.page_tokens = 16;
   spec.window = 20;
   LatentAsk ask = {0, 595, 5};
-  // 576 slots are released; the first row sees slots 576 to 595
+  // 576 slots are released. The first row sees slots 576 to 595.
   ask.dead_pages = 36;
   for (const DType dtype : kBothKernels) {
     LatentCache cache(InTiles(spec, 16), {600}, 5);

@@ -223,8 +223,8 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   };
   struct Mark final : StreamMark {
     absl::StatusOr<bool> passed() const override { return ahead->load() == 0; }
-    // The number of Record calls that streams have not executed yet. Shared
-    // with the streams, whose work may outlive the mark.
+    // The number of recordings of this mark that streams have not reached yet.
+    // Shared with the streams, whose work may outlive the mark.
     const std::shared_ptr<std::atomic<int64_t>> ahead =
         std::make_shared<std::atomic<int64_t>>(0);
   };

@@ -15,7 +15,7 @@ namespace kvasir::kernels::emulation {
 
 struct EmulatedDeviceOptions {
   EmulatorOptions emulator;
-  int64_t memory_limit_bytes = 0;  // 0: only kReservedBytes limits it
+  int64_t memory_limit_bytes = 0;  // 0: no limit except kReservedBytes
   DType activations = DType::kBf16;
 };
 
@@ -26,7 +26,7 @@ struct EmulatedDeviceOptions {
 //
 // Enqueued work waits until a stream is synchronized or destroyed, or memory is
 // freed. BeginWrite returns host memory, never the device's own. Streams can
-// capture (LaunchStream).
+// capture work and replay it (LaunchStream).
 //
 // Threads: all methods may be called from any thread. Kernels run one at a
 // time, each on the thread that synchronizes.

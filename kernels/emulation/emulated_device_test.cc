@@ -147,7 +147,7 @@ TEST(EmulatedDeviceTest, HostWritesToDeviceMemoryGoThroughSeparateHostMemory) {
   EXPECT_EQ(test.Get<float>(memory), std::vector<float>{500.0f});
 }
 
-TEST(EmulatedDeviceTest, DeviceMemoryIsLimitedAndAlignedAsOnAGpu) {
+TEST(EmulatedDeviceTest, DeviceMemoryHasTheLimitAndTheAlignmentOfAGpu) {
   EmulatedDevice device({.memory_limit_bytes = 1000}, emulated::Ops());
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const DeviceBuffer first,

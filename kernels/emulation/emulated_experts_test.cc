@@ -123,7 +123,7 @@ TEST(GroupedMatmulCudaTest, GivesTheSameBitsOnEverySeed) {
   }
 }
 
-TEST(GroupedMatmulCudaTest, PanelsAreRefused) {
+TEST(GroupedMatmulCudaTest, WeightsPackedInPanelsAreRefused) {
   EmulatedTest test;
   GroupedDevice on({DType::kF32, DType::kF32, {1}, 8, 8}, test);
   on.params.weight.layout = WeightLayout::kPanels32;

@@ -28,7 +28,7 @@ constexpr int64_t kGranule = 16;  // the device's page granule
 // Everything that kv_append writes.
 struct Memory {
   std::vector<std::vector<char>> pages;  // by part
-  std::vector<int64_t> clamped;          // codes clamped, by part
+  std::vector<int64_t> clamped;          // clamped codes of each part
   std::vector<float> not_finite;         // one element per token
   std::vector<char> planes;              // slot metadata
   friend bool operator==(const Memory&, const Memory&) = default;
@@ -43,7 +43,7 @@ struct Append {
   bool slots_are_bytes = false;
   // Whether clamped codes and tokens with non-finite numbers are reported.
   bool reports = true;
-  DType dtype = DType::kF32;  // of the activations
+  DType dtype = DType::kF32;  // type of activations
   // units[p][g] is the unit of group g of part p. Empty without metadata.
   std::vector<std::vector<int32_t>> units;
   SlotMetadataArgs metadata;
@@ -214,7 +214,7 @@ void ForAllSlots(const Append& append, size_t p, std::vector<char>* memory,
   }
 }
 
-// Gives all NaNs that are stored as uncoded numbers the same bits, because
+// Gives all NaNs that are stored without codes the same bits, because
 // kv_append.h does not define the bits of a stored NaN.
 void MakeNansAlike(const Append& append, Memory* memory) {
   for (size_t p = 0; p < append.parts.size(); ++p) {
@@ -358,8 +358,8 @@ TEST(KvAppendCudaTest, ChannelsWithZeroBitsTakeNoBytes) {
                  true}}));
 }
 
-// Includes rows of zeros, and rows whose norm is too large for the type of the
-// scales.
+// Some rows have only zeros, and some have a norm that is too large for the
+// type of the scales.
 TEST(KvAppendCudaTest, CodesThatIndexATableOfLevelsMatchTheReferenceExactly) {
   for (const int bits : {1, 2, 3, 4}) {
     for (const DType dtype : kDTypes) {

@@ -345,7 +345,7 @@ TEST(MatmulCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
   }
 }
 
-TEST(MatmulCudaTest, ReadsWithoutBankConflictsAndInWholeSectors) {
+TEST(MatmulCudaTest, ReadsWholeSectorsWithoutBankConflicts) {
   for (const KernelCase& k : std::vector<KernelCase>{
            {"matmul_few_rows", Alike(DType::kBf16, 16, 640, 64)},
            {"matmul_some_rows", Alike(DType::kF16, 64, 320, 64)},

@@ -117,9 +117,10 @@ TEST(NormCudaTest, TheNormEqualsTheReferenceWithinTheToleranceOfTheNumberType) {
   }
 }
 
-// Heads inside the rows of tokens. Rows of 64 and 24 numbers are read in packs
-// of 16 bytes, unless the distance of tokens does not allow it.
-TEST(NormCudaTest, RowsInsideLongerOnesEqualTheReferenceAndLeaveTheRestAsItIs) {
+// The rows are heads inside the rows of tokens. Heads of 64 and 24 numbers
+// are read in packs of 16 bytes if the distance of tokens is a multiple of
+// 16 bytes.
+TEST(NormCudaTest, RowsThatArePartsOfLongerRowsEqualTheReference) {
   struct Parts {
     int64_t tokens, parts, columns, first, stride;
   };
@@ -161,7 +162,7 @@ TEST(NormCudaTest, RowsInsideLongerOnesEqualTheReferenceAndLeaveTheRestAsItIs) {
       const auto got = test.GetNumbers(memory, dtype);
       EXPECT_LE(WorstError(want, got, c.stride), ToleranceOf(dtype));
       for (size_t i = 0; i < got.size(); ++i) {
-        if (want[i] != numbers[i]) continue;  // a number of a head
+        if (want[i] != numbers[i]) continue;  // it belongs to a head
         EXPECT_EQ(got[i], numbers[i]) << i;
       }
     }
@@ -564,7 +565,7 @@ void ExpectSummedRows(EmulatedTest& test, const RowsCase& c) {
                        From(c.ahead, test.GetNumbers(on_out, c.dtype))));
 }
 
-TEST(SumRowsCudaTest, AddsRowsInOrderAndRoundsTheSumOnce) {
+TEST(SumRowsCudaTest, SumsOfRowsInOrderAreRoundedOnce) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     for (const int64_t ahead : AheadOf(dtype)) {
@@ -670,7 +671,7 @@ TEST(GatherRowsCudaTest, CopiesRowsOfEveryNumberTypeBitByBit) {
 
 struct EmbeddingCase {
   DType dtype;        // type of activations
-  DType table_dtype;  // of the table and the positions
+  DType table_dtype;  // type of the table and of the position table
   std::vector<int32_t> ids;
   int64_t hidden;
   bool positions = false;
@@ -726,7 +727,7 @@ void ExpectEmbedding(EmulatedTest& test, const EmbeddingCase& c) {
       Rounded(RandomFloats(kPlaces * c.hidden, 2), c.table_dtype);
   std::vector<int64_t> positions;
   for (size_t t = 0; t < c.ids.size(); ++t) {
-    // only 2 is in the table
+    // The positions are -1, 2, 5, ...; the table has only 2.
     positions.push_back(static_cast<int64_t>(3 * t) - 1);
   }
   std::vector<float> want(c.ids.size() * static_cast<size_t>(c.hidden));

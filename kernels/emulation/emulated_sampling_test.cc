@@ -383,7 +383,7 @@ TEST(SampleCudaTest, TheDrawnTokenIdsEqualThoseDrawnOnTheCpu) {
   }
 }
 
-TEST(SampleCudaTest, OfTokensWithEqualLogitsTheOneWithTheLowerIdIsTaken) {
+TEST(SampleCudaTest, AmongTokensWithEqualLogitsTheLowestIdIsTaken) {
   std::vector<float> logits(2000, 1.0f);
   logits[0] = -1.0f;
   logits[700] = -0.0f;
@@ -497,7 +497,7 @@ TEST(SampleCudaTest,
     Batch c = {RandomFloats(vocab, 11, 0.05f), RowsOfManyIds(), vocab, 3, true};
     c.rows[2].row.num_logprobs = 3;
     ExpectSame(c, 2);
-    // Logits far from 0 and from each other.
+    // Now the logits are far from 0 and from each other.
     for (float& logit : c.logits) logit = 40.0f * logit - 300.0f;
     ExpectSame(c, 3);
     // The logits have five distinct values, and thousands of ids share each
@@ -509,7 +509,7 @@ TEST(SampleCudaTest,
   }
 }
 
-TEST(SampleCudaTest, RowsWith128KLikelyTokensGiveTheSameIdsAsTheCpu) {
+TEST(SampleCudaTest, RowsOf128KLikelyTokensGiveTheSameIdsAsTheCpu) {
   constexpr int64_t kVocab = 131072;
   Batch c = {RandomFloats(kVocab, 12, 0.02f), {}, kVocab, 2, true};
   c.rows.resize(3);
@@ -871,8 +871,7 @@ Counted CountByKernel(EmulatedTest& test, const std::vector<int32_t>& ids) {
   return {test.Get<int32_t>(cleared), test.Get<int32_t>(kept)};
 }
 
-TEST(CountTokensCudaTest,
-     TokenCountsAreCorrectAndLeavingOutASyncSiteIsDetected) {
+TEST(CountTokensCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
   std::vector<int32_t> ids = {1, 3, 1, -1, 2000, 0};
   for (int32_t i = 0; i < 1500; ++i) ids.push_back(i * i % 1999);
   Counted want = {std::vector<int32_t>(2000, 0), std::vector<int32_t>(2000, 5)};

@@ -31,8 +31,8 @@ struct EmulatorOptions {
   int64_t shared_bytes = 163 << 10;
 };
 
-// A source line that synchronizes: a barrier, fence, commit, wait, or an atomic
-// that acquires or releases.
+// A source line of a kernel that synchronizes: a barrier, fence, commit, wait,
+// or an atomic that acquires or releases.
 struct SyncSite {
   std::string file;  // without folders
   int line = 0;
@@ -48,7 +48,7 @@ struct AccessCount {
   std::string file;
   int line = 0;
   std::string kind;      // for example "global load"
-  int64_t requests = 0;  // each serves the lanes of a warp
+  int64_t requests = 0;  // one request serves the lanes of a warp
   int64_t bytes = 0;     // bytes that the lanes requested
   int64_t sectors = 0;   // global memory: 32-byte sectors, over all requests
   int64_t least_sectors = 0;  // sectors if the lanes' bytes were adjacent

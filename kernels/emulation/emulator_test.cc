@@ -176,7 +176,7 @@ TEST_F(EmulatorDeathTest,
        MisalignedAccessesTooNarrowScopesAndStackOverflowsAreReported) {
   ExpectDeath(Planted::kMisalignedLoad, "LoadGlobal .*misaligned.*16 bytes");
   ExpectDeath(Planted::kMisalignedCopy, "CopyAsync .*misaligned.*16 bytes");
-  ExpectDeath(Planted::kScopeTooNarrow, "AtomicAdd .*in the scope of one CTA");
+  ExpectDeath(Planted::kScopeTooNarrow, "AtomicAdd .*the scope of its CTA");
   ExpectDeath(Planted::kDeepStack, "stack is full");
 }
 
@@ -188,12 +188,14 @@ TEST_F(EmulatorDeathTest, LaunchesThatNoGpuAcceptsAreRefused) {
     shape.name = "toy";
     emulator.Run(shape);
   };
-  EXPECT_DEATH(launch({.threads = 48}), "toy: threads .* whole warps: 48");
+  EXPECT_DEATH(launch({.threads = 48}),
+               "toy: threads .* whole warps of 32: 48");
   EXPECT_DEATH(launch({.threads = 2048}), "toy: threads of a CTA: 2048");
-  EXPECT_DEATH(launch({.threads = 32, .shared_bytes = (163u << 10) + 1}),
-               "toy: bytes of shared memory: 166913, of at most 166912");
+  EXPECT_DEATH(
+      launch({.threads = 32, .shared_bytes = (163u << 10) + 1}),
+      "toy: bytes of shared memory: 166913, but must be at most 166912");
   EXPECT_DEATH(launch({.grid_x = 3, .threads = 32, .ctas_together = true}),
-               "toy: CTAs that wait for each other: 3, of at most 2");
+               "toy: CTAs that wait for each other: 3, but must be at most 2");
 }
 
 TEST(EmulatorTest, ListsTheSyncSitesOfAKernel) {

@@ -187,13 +187,15 @@ void EndCta(Launch& launch, Cta& cta) {
 
 void CheckShape(const KernelLaunch& kernel, const LaunchRequest& request) {
   const auto refuse = [&](const char* what, uint64_t have, uint64_t most) {
-    std::fprintf(stderr, "emulated kernel %s: %s: %llu, of at most %llu\n",
+    std::fprintf(stderr,
+                 "emulated kernel %s: %s: %llu, but must be at most %llu\n",
                  kernel.name, what, static_cast<unsigned long long>(have),
                  static_cast<unsigned long long>(most));
     std::abort();
   };
   if (kernel.threads % kLanes != 0 || kernel.threads == 0) {
-    refuse("threads of a CTA, in whole warps", kernel.threads, kMaxThreads);
+    refuse("threads of a CTA, in whole warps of 32", kernel.threads,
+           kMaxThreads);
   }
   if (kernel.threads > kMaxThreads) {
     refuse("threads of a CTA", kernel.threads, kMaxThreads);

@@ -1,8 +1,8 @@
 // Atomics and fences, and how they order accesses.
 //
 // ThreadSanitizer knows neither fences nor the scopes of atomics, so it sees
-// all atomics as relaxed. This file reports their order to it by means of
-// clocks. A fence or release stores a snapshot of the thread under a fresh
+// all atomics as relaxed. This file reports the order of atomics to it by means
+// of clocks. A fence or release stores a snapshot of the thread under a fresh
 // clock (Tag). Later atomics of this thread attach the tag to the addresses
 // that they write.
 //
@@ -55,8 +55,8 @@ Tag NewTag(bool gpu) {
   return tag;
 }
 
-// Called when the current thread reads `location` by an atomic. The thread
-// collects the tags of this location.
+// Collects the tags of `location` for the current thread, which reads the
+// location by an atomic.
 void ReadTags(Location& location, bool acquires) {
   for (size_t i = 0; i < location.tags.size(); ++i) {
     const Tag& tag = location.tags[i];
@@ -68,9 +68,9 @@ void ReadTags(Location& location, bool acquires) {
   }
 }
 
-// Called when the current thread writes `location` by an atomic: attaches the
-// tag `released`. A read-modify-write (`goes_on`) keeps the tags that are
-// attached already; a store replaces them.
+// Attaches the tag `released` to `location`, which the current thread writes by
+// an atomic. A read-modify-write (`goes_on`) keeps the tags that are already
+// attached; a store replaces them.
 void WriteTags(Location& location, const Tag& released, bool goes_on) {
   NoteStore(location.address, location.bytes);
   if (!goes_on) location.tags.Clear();
@@ -85,8 +85,8 @@ void CheckScope(Location& location, bool gpu) {
   if (!gpu) location.cta_scoped = true;
   if (location.cta_scoped && location.cta != cta) {
     Fault(
-        "an address of atomics in the scope of one CTA: CTA %llu accessed it, "
-        "too",
+        "an atomic with the scope of its CTA accesses an address that atomics "
+        "of CTA %llu access, too",
         static_cast<unsigned long long>(location.cta));
   }
 }

@@ -225,7 +225,8 @@ TEST(PrimitivesTest, TheMmaCeilingKernelComputesAllItsProducts) {
   ASSERT_EQ(one.size(), three.size());
   std::set<float> seen;
   for (size_t i = 0; i < one.size(); ++i) {
-    // The random numbers are multiples of 1/16, so sums are exact.
+    // The factors are multiples of 1/4, so the sums of their products
+    // are exact.
     EXPECT_EQ(three[i], 3 * one[i]);
     seen.insert(one[i]);
   }
@@ -544,7 +545,7 @@ TEST(PrimitivesTest, MinPairPrefersANumberToNaN) {
   EXPECT_EQ(out[14 + 2 * emulated::kNumberWords], 0x80008000u);
 }
 
-TEST(PrimitivesTest, ConversionsFunctionsAndPickBytesMatchTheirDefinitions) {
+TEST(PrimitivesTest, PrimitivesThatComputeWithNumbersMatchTheirDefinitions) {
   const Words triples = {
       Bits(1.5f),
       Bits(2.0f),

@@ -40,7 +40,7 @@ class RawArray {
   size_t size() const { return size_; }
   T& operator[](size_t i) {
     return data_[i];
-  }  // NOLINT: callers ensure i < size()
+  }  // NOLINT: the caller ensures i < size()
   const T& operator[](size_t i) const { return data_[i]; }
   void Push(const T& value) {
     Resize(size_ + 1);

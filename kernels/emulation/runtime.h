@@ -85,18 +85,18 @@ struct alignas(64) Fiber {
   uint32_t lane;
   bool ended;
   Place place;
-  uint32_t given[8];  // operands of a collective
-  uint32_t got[4];
+  uint32_t given[8];  // operands of a collective operation
+  uint32_t got[4];    // its results
   static constexpr uint32_t kLooks = 4;
-  Look looks[kLooks];  // the last distinct polls
+  Look looks[kLooks];  // its latest polls that differ from each other
   uint32_t num_looks;
   char* stack;  // lowest address, just above a guard page
   void* tsan;
   RawArray<PendingCopy> copies;  // in the order in which they were requested
   size_t landed;                 // number of copies whose bytes have arrived
-  int groups;                    // number of committed groups
+  int groups;                    // number of committed groups of copies
   Tag released;                  // snapshot of its last fence
-  RawArray<Tag> read;  // snapshots that its atomics read since this fence
+  RawArray<Tag> read;  // snapshots that its atomics have read since then
 };
 
 // A point at which threads wait for each other.
@@ -123,7 +123,7 @@ struct CtaBarrier {
 // The accesses of a warp's lanes that form one memory request.
 struct Request {
   uint32_t mask;
-  uint32_t bytes;  // of each lane
+  uint32_t bytes;  // bytes that each lane accesses
   uint64_t addresses[kLanes];
 };
 struct OpenRequests {
@@ -162,7 +162,7 @@ struct StoredBlock {
   // The number of the launch that stored. If it is not the current launch
   // (FiberPool::launches), the entry is free.
   uint32_t launch;
-  uint32_t stored;  // one bit for each byte that was stored
+  uint32_t stored;  // one bit for each byte of the block
 };
 
 // Memory of the runtime that is kept from one launch to the next.
@@ -256,8 +256,8 @@ inline void Progress() { current_launch->polls = 0; }
 // arguments are those of printf.
 [[noreturn]] void Fault(const char* what, ...)
     __attribute__((format(printf, 1, 2)));
-// Whether the current thread's primitive is to be left out
-// (Emulator::LeaveOut).
+// Returns whether the current thread's primitive must do
+// nothing (Emulator::LeaveOut).
 bool LeftOut();
 // Describes how a thread arrives at a Meet. When the last of `expected` threads
 // arrives, it calls finish(context) and makes the waiting threads ready.

@@ -48,7 +48,7 @@ KVASIR_EMULATION_TLS const Place* current_place = nullptr;
 namespace {
 
 // If no thread makes progress during this many polls per ready thread, the
-// launch counts as deadlocked.
+// launch is reported as a deadlock.
 constexpr int64_t kMostPolls = 4096;
 constexpr int kReportedGroups = 16;
 
@@ -118,7 +118,7 @@ void ReportThreads() {
 
 constexpr char kAllWait[] = "deadlock: all threads wait, or have ended";
 
-// ranks (bits) in each word of ready_ranks
+// the number of ranks, and of bits, in a word of ready_ranks
 constexpr uint32_t kRanks = 64;
 
 void SetRankReady(Launch& launch, const Warp& warp) {
@@ -284,7 +284,9 @@ bool LeftOut() {
     while (i < sites.count && !is_here(i)) ++i;
     last = i;
   }
-  if (i == SiteTable::kMost) Fault("the kernel has over %d sync sites", i);
+  if (i == SiteTable::kMost) {
+    Fault("the kernel has more than %d lines that synchronize", i);
+  }
   if (i == sites.count) {
     sites.entries[sites.count++] = {fiber.site, fiber.doing, 0};
     if (sites.out_file != nullptr && fiber.site.line == sites.out_line &&

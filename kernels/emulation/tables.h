@@ -22,9 +22,9 @@ struct SiteTable {
   };
   Entry entries[kMost];
   int count;
-  // The site that is left out. out_file is a name without folders, or null if
-  // no site is left out. out_index is the site's index in `entries`, or -1
-  // until a thread reaches it.
+  // The site that does nothing (Emulator::LeaveOut). out_file is a name without
+  // folders, or null if no site is left out. out_index is the site's index in
+  // `entries`, or -1 until a thread reaches it.
   const char* out_file;
   int out_line;
   const char* out_kind;

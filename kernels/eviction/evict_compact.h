@@ -36,7 +36,7 @@ struct EvictCompactParamsIn {
   int64_t page_tokens = 0;  // P
   Ptr<const Eviction> evictions = nullptr;
   int64_t num_evictions = 0;
-  Ptr<const int32_t> kept_slots = nullptr;  // [units, k] by eviction
+  Ptr<const int32_t> kept_slots = nullptr;  // [units, k] for each eviction
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

@@ -108,9 +108,9 @@ void Decay(const Eviction& eviction, const Candidates& candidates) {
   }
 }
 
-// Returns a sort key: slots of greater worth have smaller keys, and of slots of
-// equal worth, the lower one has. Worth is never negative, so its bits have the
-// same order as its values.
+// Returns a sort key. A slot of greater worth has a smaller key than another;
+// if their worth is equal, the lower slot has the smaller key. Worth is never
+// negative, so its bits have the same order as its values.
 uint64_t KeyOf(float worth, int64_t slot) {
   return uint64_t{~std::bit_cast<uint32_t>(worth)} << 32 |
          static_cast<uint32_t>(slot);

@@ -13,11 +13,11 @@ namespace kvasir::kernels {
 // determines how many slots are kept; the scores determine which ones.
 struct Eviction {
   int64_t num_slots = 0;  // n, slots before the eviction
-  int64_t kept = 0;     // k, slots after it: at least sinks + recent, at most n
-  int64_t sinks = 0;    // the first slots, always kept
-  int64_t recent = 0;   // the last slots, always kept; at least one
-  float lambda = 0.5f;  // weight of the attention mass, 0 to 1
-  float decay = 1.0f;   // each eviction multiplies the mass by it; above 0
+  int64_t kept = 0;       // k, slots after the eviction: sinks + recent to n
+  int64_t sinks = 0;      // the first slots, always kept
+  int64_t recent = 0;     // the last slots, always kept; at least one
+  float lambda = 0.5f;    // weight of the attention mass, 0 to 1
+  float decay = 1.0f;     // factor of the mass per eviction; above 0, to 1
   // Whether f is multiplied by 1/2 in the formula of EvictSelectParams.
   bool halves_friendliness = false;
   // The index at which this eviction's slots [units, k] begin in
@@ -39,8 +39,8 @@ struct Eviction {
 // halves_friendliness. Among equal candidates the lower slots are kept.
 //
 // norm(x) = (x - least) / (greatest - least) over the unit's candidates, or 0
-// if all x are equal. The norm of errors is 0 for keys or values without a
-// plane of errors. An S that is not finite counts as 0.
+// if all x are equal. If the errors of keys or values are not stored, their
+// norm is 0. An S that is not finite counts as 0.
 //
 // norm covers only one unit. So the number of ranks does not change which slots
 // are kept, as long as each unit is on one rank. Also, a very heavy slot of one
@@ -54,7 +54,7 @@ struct EvictSelectParamsIn {
   Ptr<const Eviction> evictions = nullptr;
   int64_t num_evictions = 0;
   int64_t most_slots = 0;             // largest num_slots of the evictions
-  Ptr<int32_t> kept_slots = nullptr;  // [units, k] by eviction
+  Ptr<int32_t> kept_slots = nullptr;  // [units, k] for each eviction
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

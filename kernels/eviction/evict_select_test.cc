@@ -15,8 +15,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Metadata planes of one sequence in shuffled pages, with access by slot
-// number.
+// The slot metadata of one sequence, whose pages are shuffled. Its entries are
+// found by slot number.
 class Slots {
  public:
   Slots(int64_t num_slots, int64_t num_units, int64_t page_tokens,

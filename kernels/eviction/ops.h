@@ -38,7 +38,7 @@ absl::StatusOr<PreparedEviction> Prepare(Device& device,
 // The sizes of all evictions of a step in one page group, which are the same
 // for all layers of the group.
 struct EvictionStep {
-  int64_t most_slots = 0;  // of any sequence before its eviction
+  int64_t most_slots = 0;  // the most slots of a sequence before its eviction
   // The length of EvictSelectParams::kept_slots.
   int64_t kept_slots = 0;
 };

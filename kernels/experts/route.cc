@@ -16,8 +16,7 @@ namespace {
 constexpr OpKernels<RouteParams, DevicePtr<int32_t>> kKernels = {
     "route", &RouteReference, &RouteCpu};
 
-// NaN must have a place in the order, because the comparison of a sort must be
-// a strict order.
+// NaN counts as the least logit, because a sort needs a strict order.
 float Key(float logit) {
   return logit == logit ? logit : -std::numeric_limits<float>::infinity();
 }
@@ -63,7 +62,7 @@ void RouteToken(const RouteArgs& params, int64_t token, int32_t* order) {
   for (int64_t j = 0; j < params.top_k; ++j) weights[j] /= sum;
 }
 
-// Sorts the rows by counting.
+// Sorts the rows by expert (counting sort).
 void SortByExpert(const RouteArgs& params) {
   const int64_t rows = params.num_tokens * params.top_k;
   int32_t* const first = params.first_rows;
@@ -73,8 +72,8 @@ void SortByExpert(const RouteArgs& params) {
     if (params.load != nullptr) params.load[e] += first[e + 1];
     first[e + 1] += first[e];
   }
-  // Uses first[e] as the next row of expert e, which makes it the first row of
-  // expert e + 1, and moves the numbers back afterwards.
+  // first[e] is used as the next free row of expert e. After the loop it is the
+  // first row of expert e + 1, so all entries are then moved back by one place.
   for (int64_t i = 0; i < rows; ++i) {
     const int32_t row = first[params.experts[i]]++;
     params.places[i] = row;
@@ -107,7 +106,7 @@ absl::Status Route(Stream& stream, const RouteParams& params,
         " tokens with ", params.top_k, " experts each"));
   }
   Workspace::Scope scope(&workspace);
-  DevicePtr<int32_t> scratch;  // a GPU needs none
+  DevicePtr<int32_t> scratch;  // stays null on a GPU
   if (stream.device() == DeviceKind::kCpu) {
     scratch =
         workspace.Take<int32_t>(params.num_experts * ScratchThreads(stream));
@@ -125,8 +124,8 @@ void RouteReference(const RouteArgs& params, int32_t* scratch, CpuStream&) {
 }
 
 void RouteCpu(const RouteArgs& params, int32_t* scratch, CpuStream& stream) {
-  // The factor 16: a comparison that is predicted wrongly takes about as long
-  // as copying 16 numbers.
+  // The work per logit is counted as 16 numbers, because a wrongly predicted
+  // comparison takes about as long as copying 16 numbers.
   ForRows(stream, params.num_tokens, 16 * params.num_experts,
           [&](int64_t begin, int64_t end, int thread) {
             for (int64_t t = begin; t < end; ++t) {

@@ -11,11 +11,11 @@ namespace kvasir::kernels {
 // A token uses the `top_k` experts with the largest logits; of equal logits,
 // those with the lower index. NaN counts as the least logit.
 //
-// With m, the largest logit, and e(i) = exp(logits[t, i] - m), the weight of an
-// expert i is e(i) / sum. The sum is over the token's experts if `normalize` is
-// true, else over all experts; it adds in ascending order of the expert, from
-// 0. So all numbers of a token depend only on its own logits. A NaN among the
-// logits of a token gives it weights of NaN.
+// Let m be the largest logit and e(i) = exp(logits[t, i] - m). The weight of an
+// expert i is e(i) / sum. If `normalize` is true, the sum is over the experts
+// that the token uses, otherwise over all experts. It starts from 0 and adds in
+// ascending order of experts. So all numbers of a token depend only on its own
+// logits. If one of them is NaN, all weights of the token are NaN.
 //
 // The work is then a list of T * top_k rows, sorted by expert, and by token
 // within an expert.
@@ -28,11 +28,11 @@ struct RouteParamsIn {
   bool normalize = false;
   Ptr<int32_t> experts = nullptr;  // [T, K], ascending in each token
   Ptr<float> weights = nullptr;    // [T, K], in the order of `experts`
-  Ptr<int32_t> places = nullptr;   // [T, K], the row of the sorted list
+  Ptr<int32_t> places = nullptr;   // [T, K], the row in the sorted list
   Ptr<int32_t> tokens = nullptr;   // [T * K], the token of each row
-  // [E + 1], the first row of each expert and the number of rows
+  // [E + 1]: the first row of each expert, and then the number of all rows
   Ptr<int32_t> first_rows = nullptr;
-  // [E], to which the rows of each expert are added; may be null
+  // [E]: the number of rows of each expert is added to it; may be null
   Ptr<int64_t> load = nullptr;
 
   template <typename Visit>

@@ -3,8 +3,8 @@
 // its rows in the order of tokens.
 //
 // The chosen experts are found in K passes over the logits. Each pass finds the
-// first expert after the last one, in the order of logits and indices. Passes
-// are short: a lane has E / 32 logits.
+// expert that follows the one found before, in the order of logits and indices.
+// Passes are short: a lane has E / 32 logits.
 //
 // Sums of exponentials are added by lane (expert e by lane e % 32) and then by
 // WarpSum, so a token has the same bits in every step. They may differ from the
@@ -12,10 +12,10 @@
 //
 // Layout: all arrays without gaps.
 //
-// Bytes: the logits are read K + 3 times (4 E bytes for a token; all but the
-// first time from the caches), and the T K experts 2 E times from the
-// second-level cache. Operations: about 10 for each logit and pass.
-// Shortest possible time: that of four small launches.
+// Bytes: the logits of a token (4 E bytes) are read K + 3 times, all but the
+// first time from the caches. The T K experts are read 2 E times from the
+// second-level cache. Operations: about 10 for each logit and pass. Shortest
+// possible time: that of four small launches.
 #include "kernels/experts/route.h"
 #include "kernels/simt/grid.h"
 #include "kernels/simt/launch.h"
@@ -26,14 +26,14 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-constexpr uint32_t kTokensPerCta = 4;  // one warp for each
+constexpr uint32_t kTokensPerCta = 4;  // one warp for each token
 
 // An expert's place in the order of experts: a smaller key comes first. NaN is
 // ordered like the least logit.
 KVASIR_DEVICE uint64_t KeyOf(float logit, uint32_t expert) {
   const auto bits = simt::BitsAs<uint32_t>(logit + 0.0f);
   uint32_t order = bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
-  constexpr uint32_t kLeast = 0x007fffffu;  // that of -infinity
+  constexpr uint32_t kLeast = 0x007fffffu;  // the order of -infinity
   if (logit != logit) order = kLeast;
   return uint64_t{~order} << 32 | expert;
 }
@@ -55,7 +55,7 @@ KVASIR_DEVICE int32_t CountBits(uint32_t bits) {
   return count;
 }
 
-// The number of lanes before the caller's that are set in `mask`.
+// The number of lanes before the caller's lane that are set in `mask`.
 KVASIR_DEVICE int32_t LanesBefore(uint32_t mask) {
   return CountBits(mask & ((1u << simt::Lane()) - 1));
 }
@@ -129,7 +129,7 @@ CountRowsKernel(RouteArgs args) {
   }
 }
 
-// Turns the numbers of rows into first rows.
+// Adds up the numbers of rows, which makes them the first rows of the experts.
 KVASIR_KERNEL(simt::kWarp)
 AddUpRowsKernel(RouteArgs args) {
   int32_t before = 0;
@@ -147,7 +147,7 @@ AddUpRowsKernel(RouteArgs args) {
   }
 }
 
-// Lists the rows of one expert.
+// Lists the rows of one expert, in the order of tokens.
 KVASIR_KERNEL(simt::kWarp)
 PlaceRowsKernel(RouteArgs args) {
   const auto expert = static_cast<int32_t>(simt::CtaX());

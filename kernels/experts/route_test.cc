@@ -58,7 +58,7 @@ struct Case {
 
 class RouteTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(RouteTest, WeightsAreTheSoftmaxOfTheBestExpertsAndRowsAreSorted) {
+TEST_P(RouteTest, ExpertsWeightsAndSortedRowsMatchTheDefinition) {
   const Case& c = GetParam();
   const auto logits = RandomFloats(c.tokens * c.experts, 7, 5.0f);
   TestStream reference(1, CpuBackend::kReference);
@@ -135,7 +135,7 @@ TEST(RouteTest, LargeLogitsDoNotOverflow) {
   EXPECT_THAT(far.weights, ElementsAre(1.0f, 0.0f));
 }
 
-TEST(RouteTest, ATokenWithNanLogitsGetsNanWeightsAndOthersAreUnchanged) {
+TEST(RouteTest, NanLogitsMakeOnlyTheWeightsOfTheirOwnTokenNan) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   TestStream test;
   const Routed out =

@@ -9,10 +9,10 @@
 
 namespace kvasir::kernels {
 
-// Where a slot stores the codes of a run. The lowest `low_bits` bits of code i
-// begin at bit low_bit + i * low_bits of the slot. Codes of 3, 5 or 6 bits have
-// their other bits in a second plane, from bit high_bit + i * high_bits on. No
-// plane splits the bits of a code between two bytes.
+// The places where a slot stores the codes of one run. The lowest `low_bits`
+// bits of code i begin at bit low_bit + i * low_bits of the slot. Codes of 3, 5
+// or 6 bits have their other bits in a second plane, from bit high_bit + i *
+// high_bits on. No plane splits the bits of a code between two bytes.
 struct CodePlace {
   int64_t low_bit = 0;
   int low_bits = 0;  // 0: nothing is stored
@@ -26,7 +26,8 @@ struct CodePlace {
   }
 };
 
-// Computes where the codes of a group's runs are stored, one run after another.
+// Computes where a slot stores the codes of a group. Each call of Next returns
+// the place of one run, in the order of runs.
 class CodeCursor {
  public:
   KVASIR_HOST_DEVICE explicit CodeCursor(const LatentGroup& group) {

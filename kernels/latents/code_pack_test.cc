@@ -53,12 +53,12 @@ std::vector<uint8_t> RandomCodes(const Group& group) {
   return codes;
 }
 
-TEST(CodePackTest, BitPlanesAreStoredInSequenceAndFillBytesFromTheLowestBit) {
+TEST(CodePackTest, ASlotHoldsItsBitPlanesOneAfterAnotherFromTheLowestBit) {
   for (const Group& group : Groups()) {
     const std::vector<uint8_t> codes = RandomCodes(group);
     std::vector<bool> stream;
-    // Appends bits of all codes of b bits to the expected stream, if b is a key
-    // of `first`: bits first[b] to first[b] + count - 1 of each code.
+    // For each key b of `first`, appends bits first[b] to first[b] + count - 1
+    // of all codes of b bits to the expected stream.
     const auto append = [&](const std::map<int, int>& first, int count) {
       for (const CodeRun& run : group.runs) {
         const auto from = first.find(run.bits);

@@ -1,5 +1,5 @@
-// Computes the range of a run of codes as a slot stores it, and the code of a
-// number. kv_append.h has the contract. C++17.
+// Computes the range (scale and minimum) of a run of codes as a slot stores it,
+// and the code of a number. kv_append.h has the contract. C++17.
 #pragma once
 
 #include <cmath>
@@ -10,11 +10,12 @@
 
 namespace kvasir::kernels {
 
-// std::numeric_limits cannot be called in device code.
+// The largest finite float. Device code cannot call std::numeric_limits.
 inline constexpr float kGreatestFloat = 0x1.fffffep127f;
 
-// Maps the bits of a finite 16-bit number to an integer that orders them:
-// neighbouring numbers differ by 1, and negative ones are below 0.
+// Maps the bits of a finite 16-bit float to an integer. Integers have the
+// order of the floats: neighbouring floats differ by 1, and negative ones are
+// below 0.
 KVASIR_HOST_DEVICE inline int32_t OrderOf(uint16_t bits) {
   const int32_t magnitude = bits & 0x7fff;
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
@@ -59,15 +60,16 @@ KVASIR_HOST_DEVICE StoredRange<T> RangeOf(float low, float high, int bits) {
   StoredRange<T> range;
   range.minimum = RoundToSide<T, false>(low);
   const float levels = static_cast<float>((1 << bits) - 1);
-  // The minimum is at least the least finite T. So `width` is negative if
-  // `high` is less than that.
+  // The minimum is never below the most negative finite T. So if `high` is
+  // below it, `width` is negative.
   const float width = high - ToFloat(range.minimum);
   range.scale = RoundToSide<T, true>((width > 0.0f ? width : 0.0f) / levels);
   return range;
 }
 
-// The value by which x is coded: x, or 0 if x is not finite. -0 becomes 0, so
-// that the minimum of several numbers does not depend on their order.
+// Returns the value that is coded in place of x: x itself, or 0 if x is not
+// finite. -0 becomes 0, so that the minimum of several numbers does not depend
+// on their order.
 KVASIR_HOST_DEVICE inline float CountedAs(float x) {
   return std::isfinite(x) ? x + 0.0f : 0.0f;
 }
@@ -77,8 +79,8 @@ KVASIR_HOST_DEVICE inline float CountedAs(float x) {
 KVASIR_HOST_DEVICE inline float ExactCode(float x, float minimum, float scale) {
   return (x - minimum) / scale;
 }
-// Whether a code must be clamped, because `exact` rounds to a number below 0 or
-// above `levels`.
+// Returns whether a code must be clamped, because `exact` rounds to a number
+// below 0 or above `levels`.
 KVASIR_HOST_DEVICE inline bool IsClamped(float exact, float levels) {
   return exact < -0.5f || exact >= levels + 0.5f;
 }
@@ -88,7 +90,7 @@ KVASIR_HOST_DEVICE inline unsigned RoundCode(float exact, float levels) {
 }
 
 // Returns the code of the level that is nearest to x (LatentPart::levels). x
-// must be scaled so that the mean square of its row is 1.
+// must be scaled so that the mean square of its latent is 1.
 KVASIR_HOST_DEVICE inline unsigned LevelCode(float x, const float* levels,
                                              int num_levels) {
   unsigned code = 0;
@@ -97,16 +99,17 @@ KVASIR_HOST_DEVICE inline unsigned LevelCode(float x, const float* levels,
   }
   return code;
 }
-// Returns the factor by which a row must be multiplied so that its mean square
-// is 1. It is 0 if all numbers are 0, or if float32 cannot hold the sum of
-// their squares.
+// Returns the factor by which a latent must be multiplied so that its mean
+// square is 1. The factor is 0 if all numbers are 0, or if float32 cannot hold
+// the sum of their squares.
 KVASIR_HOST_DEVICE inline float UnitFactor(float square_sum, int64_t width) {
   const float factor =
       std::sqrt(static_cast<float>(width)) / std::sqrt(square_sum);
   return std::isfinite(factor) ? factor : 0.0f;
 }
-// Returns the scale with which a row that is decoded from levels has the same
-// L2 norm as the original row. It is rounded to the nearest finite T.
+// Returns the scale with which a latent that is decoded from levels has the
+// same L2 norm as the original one. The scale is rounded to the nearest
+// finite T.
 template <typename T>
 KVASIR_HOST_DEVICE T LengthScale(float square_sum, float level_square_sum) {
   const float scale = std::sqrt(square_sum) / std::sqrt(level_square_sum);

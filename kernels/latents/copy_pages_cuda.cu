@@ -1,4 +1,4 @@
-// copy_pages on a GPU. All CTAs with the same y index copy the page of one
+// copy_pages on a GPU. All CTAs with the same x index copy the page of one
 // pair. Each thread issues four loads before its first store.
 //
 // Layout: a thread copies 16 bytes at a time if the addresses of arenas and the
@@ -20,7 +20,7 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 constexpr int kUnderWay = 4;
-// The number of units (16, 4 or 1 bytes) that a CTA copies at a time.
+// The number of units that a CTA copies at a time. A unit has 16, 4 or 1 bytes.
 constexpr int64_t kUnitsAtOnce = int64_t{kThreads} * kUnderWay;
 
 template <typename Unit>

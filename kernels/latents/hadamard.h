@@ -44,7 +44,7 @@ template <template <typename> class Ptr>
 struct HadamardParamsIn {
   Ptr<const float> x = nullptr;  // [T, ...], rows x_row_stride apart
   int64_t x_row_stride = 0;      // in elements
-  Ptr<float> y = nullptr;        // like x, or x itself
+  Ptr<float> y = nullptr;        // has the shape of x, and may be x
   int64_t y_row_stride = 0;      // in elements
   int64_t num_rows = 0;          // T
   Ptr<const HadamardLatent> latents = nullptr;

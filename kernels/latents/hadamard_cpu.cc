@@ -77,9 +77,9 @@ void Scale(const float* from, int64_t count, float scale, float* to) {
 }
 
 // Multiplies kLines lines of z [m, stride] by the matrix K of the block
-// (hadamard.h). Computes only kVecs SIMD vectors of each result, from element a
-// on. With kLines * kVecs = 8, eight independent sums hide the latency of
-// additions.
+// (hadamard.h). Computes only kVecs SIMD vectors of each result, from
+// element a on. If kLines * kVecs is 8, eight independent sums hide the
+// latency of additions.
 template <int kLines, int kVecs>
 HWY_INLINE void MultiplyTile(const HadamardBlock& block, const float* signs,
                              const float* z, float scale, int64_t a,

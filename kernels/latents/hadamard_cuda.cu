@@ -29,7 +29,8 @@ constexpr int64_t kWarpFloats = 512;
 
 struct HadamardLaunch {
   HadamardArgs args;
-  int64_t block_floats = 0;  // floats of shared memory per team
+  // floats of shared memory for each team (a warp or a whole CTA)
+  int64_t block_floats = 0;
 };
 
 // A barrier for a team. A team is a warp or a whole CTA that transforms a block

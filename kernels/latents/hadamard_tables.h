@@ -1,6 +1,7 @@
-// HadamardTables: the tables in device memory that the hadamard op reads: the
-// diagonal blocks of the Hadamard matrices, and the entries (+1 or -1) of each
-// block's matrix K (hadamard.h). All latents of a model share one such object.
+// HadamardTables keeps the tables in device memory that the hadamard op reads.
+// They have the diagonal blocks of the Hadamard matrices, and the entries (+1
+// or -1) of each block's matrix K (hadamard.h). All latents of a model share
+// one such object.
 #pragma once
 
 #include <cstdint>

@@ -16,8 +16,8 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// The numbers of the pairs are gathered one by one. So there are no vectors,
-// only the instruction set's own fused multiply-add.
+// The pairs of a head may be anywhere in it, so this code uses no SIMD vectors.
+// It is compiled for each instruction set only for its fused multiply-add.
 
 void AddToKey(const KeyBiasPair* pairs, int64_t num_pairs, float unit,
               int64_t position, float* key) {
@@ -91,7 +91,8 @@ HWY_EXPORT(RunRows);
 }  // namespace
 
 void KeyBiasSimd(const KeyBiasArgs& params, CpuStream& stream) {
-  // An angle costs about as much as ten other numbers.
+  // Each tile pair of a key needs two angles. An angle costs about as much as
+  // ten of the other numbers.
   const int64_t numbers =
       params.num_heads * KeyBiasColumns(params.tile_pairs, params.exact_pairs) +
       20 * params.num_kv_heads * params.tile_pairs;

@@ -1,5 +1,5 @@
 // key_bias on a GPU. A warp computes one query head of a token, or the key of
-// one KV head; its lanes take the pairs.
+// one KV head. Its lanes divide the pairs of the head.
 //
 // Rows have the type args.dtype, whatever the pointer's type. Angles, products
 // and sums are those of key_bias.h, in float32, rounded once when stored.

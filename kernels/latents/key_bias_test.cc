@@ -21,8 +21,8 @@ struct Shape {
   int64_t exact_pairs = 3;
 };
 
-// A layer's rows, [T, row_stride]: queries, keys, numbers for the bias, and
-// some columns that belong to nothing.
+// A layer's rows, [T, row_stride]. They have queries, keys, the queries'
+// numbers for the key bias, and some unused columns.
 struct Layer {
   Shape shape;
   KeyBiasParams params;
@@ -91,7 +91,8 @@ absl::Status RunOp(TestStream& test, Layer* layer) {
       test.workspace());
 }
 
-// The rows by definition, in float64.
+// Returns the rows that the definition in key_bias.h gives, computed in
+// float64.
 std::vector<double> Expected(const Layer& layer) {
   const Shape& shape = layer.shape;
   std::vector<double> rows(layer.rows.begin(), layer.rows.end());
@@ -144,7 +145,7 @@ const std::vector<Shape> kShapes = {{},
                                     {4, 1, 64, 16, 0},
                                     {3, 3, 256, 100, 8}};
 
-TEST(KeyBiasTest, AllBackEndsMatchTheDefinitionAndGiveTheSameBits) {
+TEST(KeyBiasTest, TheKeyBiasMatchesItsDefinitionOnAllBackEnds) {
   for (const Shape& shape : kShapes) {
     for (const std::vector<int64_t>& positions :
          {std::vector<int64_t>{}, std::vector<int64_t>{5},

@@ -1,5 +1,5 @@
-// kv_append: writes the latents of new tokens into their slots, as numbers or
-// codes. C++17.
+// kv_append: writes the latents of new tokens into their slots, as unquantized
+// numbers or as codes. C++17.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ namespace kvasir::kernels {
 //
 //   ranges in slots, per run: minimum = the least number rounded down to
 //     param_dtype; scale = max(greatest - minimum, 0) / levels rounded up to
-//     it; code = 0 if scale is 0, else round-half-even(clamp((x - minimum) /
-//     scale, 0, levels))
+//     param_dtype; code = 0 if scale is 0, else round-half-even(clamp((x -
+//     minimum) / scale, 0, levels))
 //   static ranges: the same code from the channel's own range; a channel of
 //     0 bits has no code
 //   levels: x becomes u = x * (sqrt(R') / sqrt(sum of x^2)), code = the number
@@ -59,8 +59,9 @@ struct KvAppendPartIn {
   // The unit (slot_metadata.h) of each group [G]. Null: the part's quantization
   // errors are not stored.
   //
-  // errors_of[side] tells whether the errors are added to those of keys (side
-  // 0) and of values (side 1). For a joint part both are true.
+  // errors_of[0] is true if the errors are added to those of keys, and
+  // errors_of[1] if they are added to those of values. For a joint part both
+  // are true.
   const int32_t* unit_of_group = nullptr;
   bool errors_of[kErrorSides] = {false, false};
 };
@@ -68,7 +69,7 @@ using KvAppendPart = KvAppendPartIn<DevicePtr>;
 using KvAppendPartArgs = KvAppendPartIn<LaunchPtr>;
 
 // A coded latent whose errors are added to a unit. `index` is the index of its
-// group among the groups of all parts. Bit s of `sides` tells whether it
+// group among the groups of all parts. Bit s of `sides` is set if the latent
 // belongs to side s.
 struct alignas(8) UnitLatent {
   int32_t index;
@@ -77,7 +78,7 @@ struct alignas(8) UnitLatent {
 
 template <template <typename> class Ptr>
 struct KvAppendParamsIn {
-  // parts of keys and of values
+  // the parts of the keys and those of the values
   Ptr<const KvAppendPartIn<Ptr>> parts = nullptr;
   int64_t num_parts = 0;
   // Sizes of the parts, for a GPU's grid and scratch: the number of groups in
@@ -100,9 +101,9 @@ struct KvAppendParamsIn {
   // % P.
   Ptr<const int64_t> slots = nullptr;
   int64_t num_tokens = 0;  // T
-  // [T]: receives 1 for a token if a number that must be coded is not finite,
-  // otherwise it is unchanged. Null: such numbers are not reported. The type is
-  // float32 because an all-reduce adds the values of all ranks.
+  // [T]: a token's element is set to 1 if a number that must be coded is not
+  // finite, and otherwise not changed. Null: such numbers are not reported. The
+  // type is float32 because an all-reduce adds the values of all ranks.
   Ptr<float> not_finite = nullptr;
   // [T]: positions of the tokens, stored in 32 bits; null without metadata.
   Ptr<const int64_t> positions = nullptr;
@@ -117,8 +118,8 @@ struct KvAppendParamsIn {
 using KvAppendParams = KvAppendParamsIn<DevicePtr>;
 using KvAppendArgs = KvAppendParamsIn<LaunchPtr>;
 
-// The most channels of a coded latent that the GPU kernel supports. It needs a
-// byte of shared memory for each channel.
+// The most channels of a coded latent that the GPU kernel supports. The kernel
+// needs a byte of shared memory for each of them.
 inline constexpr int64_t kCudaAppendCodes = int64_t{48} << 10;
 
 // The arguments that change with every step.
@@ -141,7 +142,7 @@ inline float* SquaredErrorsOf(const KvAppendArgs& params, int64_t token,
                               int64_t unit, float* scratch) {
   return scratch + (token * params.metadata.num_units + unit) * kErrorSides;
 }
-// StartSlotMetadata clears a token's sums of errors, before any part is
+// StartSlotMetadata sets a token's sums of errors to 0, before any part is
 // appended. WriteSlotMetadata writes the token's score, position and errors,
 // after all parts are appended.
 void StartSlotMetadata(const KvAppendArgs& params, int64_t token,

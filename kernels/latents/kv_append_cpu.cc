@@ -21,8 +21,8 @@
 #define KVASIR_KERNELS_KV_APPEND_ONCE_
 namespace kvasir::kernels {
 
-// At most this many codes of a run are made (one per byte) before they are
-// packed.
+// The codes of a run are computed in portions of at most this many, one code
+// per byte, and then packed.
 inline constexpr int64_t kCodesAtOnce = 512;
 
 struct SlotAddresses {

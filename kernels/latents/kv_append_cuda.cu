@@ -1,8 +1,8 @@
 // kv_append on a GPU. A CTA appends one token of one part; each of its warps
 // appends one latent at a time. The warp first writes the codes of its latent
 // to shared memory, one per byte. Then it packs them into the words of the
-// slot: each lane collects the bits of one word from all planes, so no two
-// threads write the same byte of a page.
+// slot: each lane collects the bits of one 32-bit word from all planes, so no
+// two threads write the same byte of a page.
 //
 // Rows have the type args.dtype, whatever the type of their pointer. Everything
 // is computed as in kv_append.h, in the same order of operations, so float32
@@ -42,8 +42,8 @@ struct AppendLaunch {
   uint32_t code_bytes = 0;  // bytes of shared memory per warp
 };
 
-// Access to the bytes that a slot has in a region, by index, as if they were
-// contiguous.
+// Gives access by index to the bytes that a slot has in a region, as if they
+// were contiguous.
 class SlotBytes {
  public:
   KVASIR_DEVICE SlotBytes(const LatentPartArgs& part, const TileRegion& region,
@@ -117,7 +117,8 @@ struct Latent {
   }
 };
 
-// The results that a lane collects while it codes its numbers.
+// The results that a lane collects while it codes its numbers: clamped codes,
+// non-finite numbers, and its part of the errors.
 struct Found {
   uint32_t clamped = 0;
   bool not_finite = false;

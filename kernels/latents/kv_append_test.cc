@@ -115,8 +115,8 @@ TEST_P(KvAppendTest, WritesRoundedNumbersToTheirSlotsAndNothingElse) {
   EXPECT_TRUE(written.memory == part.Memory(pages));
 }
 
-// Checks, with every page size, that decoded codes differ from the numbers by
-// at most half a step, and that only the slots of the tokens are written.
+// Checks that decoded codes differ from the numbers by at most half a
+// quantization step, and that only the slots of the tokens are written.
 void ExpectCodesOf(Part& part, const Rows& rows, bool static_ranges) {
   const int64_t pages = 3;
   Written written = AppendOnAll(part, rows, pages);
@@ -208,8 +208,8 @@ TEST_P(KvAppendTest, EverySlotIsStoredCorrectlyInTilesAndGranules) {
   }
 }
 
-// The last channels of a latent have 0 bits: nothing is written for them, and
-// nothing is clamped.
+// The last channels of a latent have codes of 0 bits. So nothing is written for
+// them, and nothing is clamped.
 TEST_P(KvAppendTest, ChannelsOfZeroBitsTakeNoBytes) {
   Part part({Coded({{24, 4}, {20, 2}, {30, 0}}), Coded({{9, 5}, {1, 0}})},
             GetParam(), 16, true);
@@ -220,7 +220,7 @@ TEST_P(KvAppendTest, ChannelsOfZeroBitsTakeNoBytes) {
 
 // Checks in float64 that every number is stored as the level nearest to it, and
 // that the decoded row has the same L2 norm as the original row.
-TEST_P(KvAppendTest, NumbersAreStoredAsTheirNearestLevelAndRowsKeepTheirNorm) {
+TEST_P(KvAppendTest, EachNumberIsStoredAsTheLevelNearestToIt) {
   constexpr int64_t kPageTokens = 16;
   for (const int bits : {1, 2, 3, 4}) {
     Part part({Coded({{64, bits}}), Coded({{1, bits}}), Coded({{37, bits}}),
@@ -374,8 +374,7 @@ TEST(KvAppendStaticTest, PartsMayShareACounterOfClampedCodes) {
 
 // Appends numbers that are not finite, and numbers whose range is too large for
 // the type of ranges.
-TEST(KvAppendNonFiniteTest,
-     ANonFiniteNumberAffectsOnlyItsTokenAndStoredRangesStayFinite) {
+TEST(KvAppendNonFiniteTest, NonFiniteNumbersAffectOnlyTheirOwnTokens) {
   const float infinity = std::numeric_limits<float>::infinity();
   const float greatest = std::numeric_limits<float>::max();
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -623,7 +622,8 @@ TEST(KvAppendRefusalTest, RefusesByteOffsetsIfPagesHaveSeveralSlots) {
                                "byte offsets, but is 4")));
 }
 
-// Metadata is found by the page's number, which a byte offset does not give.
+// The place of metadata follows from the page's id, which a byte offset does
+// not give.
 TEST(KvAppendRefusalTest, RefusesByteOffsetsWithMetadata) {
   TestStream test;
   Part part({{8, {}}}, DType::kBf16, 1);

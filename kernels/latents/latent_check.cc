@@ -138,7 +138,7 @@ absl::Status CheckTiles(const char* op, const LatentPart& part,
              : absl::OkStatus();
 }
 
-// Levels must be whole multiples of 1/127 of the largest.
+// Levels must be whole multiples of 1/127 of the largest magnitude.
 absl::Status CheckLevels(const char* op, const LatentPart& part) {
   float largest = 0.0f;
   for (int i = 0; i < part.num_levels; ++i) {
@@ -150,7 +150,7 @@ absl::Status CheckLevels(const char* op, const LatentPart& part) {
     if (step > 0.0f && std::nearbyint(level / step) * step == level) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         op, ": level ", i, " is ", level,
-        ", but must be a whole multiple of 1/127 of the largest level, ",
+        ", but must be a whole multiple of 1/127 of the largest magnitude, ",
         largest));
   }
   return absl::OkStatus();
@@ -164,7 +164,10 @@ absl::Status CheckLatentPart(const char* op, const LatentPart& part,
   if (part.num_groups < 1) return Refuse(op, "groups", 1, part.num_groups);
   if ((part.static_scale == nullptr) != (part.static_minimum == nullptr)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        op, ": static ranges must have both scales and minima, or neither"));
+        op,
+        ": static ranges must have both scales and minima, or neither, but ",
+        part.static_scale == nullptr ? "the scales" : "the minima",
+        " are missing"));
   }
   if (part.num_levels < 0 || part.num_levels > kMaxNormLevels ||
       (part.num_levels > 0 && part.static_scale != nullptr)) {

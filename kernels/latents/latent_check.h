@@ -1,5 +1,5 @@
-// Checks of latent parts and slot metadata, which every op on latents makes
-// before it reads or writes anything.
+// Checks latent parts and slot metadata. Every op on latents calls these
+// functions before it reads or writes anything.
 #pragma once
 
 #include <cstdint>

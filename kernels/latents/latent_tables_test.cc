@@ -20,8 +20,8 @@ std::vector<T> Get(Stream& stream, const T* device, int64_t count) {
   return host;
 }
 
-// The part has groups with two runs, with no run (stored as numbers) and with
-// one run.
+// The part has a group with two runs, one with no run (its latents are not
+// quantized) and one with one run.
 TEST(LatentTablesTest, GroupsAndTheirRunsAreCopiedToTheDevice) {
   base::ThreadPool pool(1);
   const std::unique_ptr<Device> device = MakeStrictDevice(&pool);

@@ -2,9 +2,9 @@
 // one part of one side (keys or values) of one layer. C++17.
 //
 // The cache holds a latent for each token and group of KV heads. A latent is a
-// vector that is stored as numbers of one type or as codes of few bits. In a
-// dense cache each KV head is a group, and its latent is the key or value
-// itself.
+// vector that is stored as unquantized numbers of one type, or as codes of few
+// bits. In a dense cache each KV head is a group, and its latent is the key or
+// value itself.
 #pragma once
 
 #include <cstdint>
@@ -50,20 +50,20 @@ struct TileRegion {
   int64_t granule_bytes = 0;  // g
 };
 
-// The layout of the latent of one group. All offsets, strides, granules, tiles
-// and pages have sizes that are multiples of the size of the stored numbers.
+// The layout of the latent of one group. Offsets, strides, granules, tiles and
+// pages are multiples of the size of the stored numbers.
 struct LatentGroup {
   int64_t width = 0;  // number of channels of the latent, R'
   // The column at which this latent begins in a row that has all latents of the
   // part.
   int64_t column = 0;
-  TileRegion codes;  // the codes, or the numbers
+  TileRegion codes;  // the codes, or the unquantized numbers
   // Ranges that are stored per token: scale and minimum of run 0, scale and
   // minimum of run 1, and so on, in the part's param_dtype. If the part has
   // levels: only a single scale.
   TileRegion params;
   // The runs, in the order of their channels; together they cover all channels.
-  // If there are none, the latent is stored as numbers of the part's dtype.
+  // If there are none, the latent is stored unquantized, in the part's dtype.
   const CodeRun* runs = nullptr;
   int64_t num_runs = 0;
 };
@@ -77,9 +77,9 @@ struct LatentGroup {
 //  4. 1-bit codes, and the highest bit of 3- and 5-bit codes.
 // Inside a plane, codes are in the order of channels, and bytes are filled from
 // the lowest bit. There is no gap between planes, and zeros fill the last byte.
-// So every code can be found by shifts only, and if the channels of each run
-// are a multiple of 8, runs begin at whole bytes. If a region has granules,
-// this stream is cut into granules, and only the last one is padded.
+// So a code is found by shifts only. If the number of channels of each run is a
+// multiple of 8, runs begin at whole bytes. If a region has granules, this
+// stream is cut into granules, and only the last one is padded.
 template <template <typename> class Ptr>
 struct LatentPartIn {
   Ptr<void> arena = nullptr;  // [N, page_bytes]
@@ -96,10 +96,10 @@ struct LatentPartIn {
   Ptr<const float> static_scale = nullptr;
   Ptr<const float> static_minimum = nullptr;
   // If num_levels is above 0, code c decodes to levels[c] times the slot's
-  // scale. If it is 0, codes have ranges instead of levels. Levels are exact
-  // products of integers from -127 to 127 and one number, and the largest
-  // magnitude among these integers is 127, so that attention can multiply codes
-  // as integers (attention/params/code_digits.h).
+  // scale. If it is 0, codes have ranges instead of levels. Each level is
+  // exactly a common factor times an integer from -127 to 127, and the largest
+  // magnitude of these integers is 127. So attention can multiply codes as
+  // integers (attention/params/code_digits.h).
   int num_levels = 0;
   float levels[kMaxNormLevels] = {};
 };
@@ -132,7 +132,7 @@ void ForSlotBytes(const LatentPartArgs& part, const TileRegion& region,
   }
 }
 
-// How many numbers all latents of a part have together.
+// Returns the sum of the widths of all latents of a part.
 template <template <typename> class Ptr>
 KVASIR_HOST_DEVICE int64_t RowWidth(const LatentPartIn<Ptr>& part) {
   int64_t width = 0;
@@ -141,7 +141,7 @@ KVASIR_HOST_DEVICE int64_t RowWidth(const LatentPartIn<Ptr>& part) {
 }
 
 // Plane 0, 1, 2 or 3 of a slot's codes has 8, 4, 2 or 1 bits per code.
-// CodePlanes tells at which bit of the slot each plane begins.
+// CodePlanes has the bit of the slot at which each plane begins.
 KVASIR_HOST_DEVICE constexpr int PlaneBits(int plane) { return 8 >> plane; }
 struct CodePlanes {
   int64_t begin_bits[4] = {0, 0, 0, 0};
@@ -170,14 +170,14 @@ KVASIR_HOST_DEVICE inline int64_t CodedWidth(const LatentGroup& group) {
   return group.width - (rest ? group.runs[group.num_runs - 1].width : 0);
 }
 
-// How many bytes a slot's codes or numbers take.
+// Returns how many bytes a slot's codes or unquantized numbers take.
 template <template <typename> class Ptr>
 KVASIR_HOST_DEVICE int64_t CodesBytes(const LatentPartIn<Ptr>& part,
                                       const LatentGroup& group) {
   return group.num_runs == 0 ? group.width * DTypeBytes(part.dtype)
                              : (PlanesOf(group).total_bits + 7) / 8;
 }
-// How many bytes a slot's ranges take.
+// Returns how many bytes a slot's ranges take.
 template <template <typename> class Ptr>
 KVASIR_HOST_DEVICE int64_t ParamsBytes(const LatentPartIn<Ptr>& part,
                                        const LatentGroup& group) {

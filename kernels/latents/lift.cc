@@ -44,9 +44,10 @@ absl::Status CheckChannels(int64_t num_pairs,
     }
     for (int64_t c = 0; c < channels.num_channels; ++c) {
       if (channels.pairs[c] >= 0 && channels.pairs[c] < num_pairs) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          kComplexLift.op, ": KV head ", j, ": pair of channel ", c,
-          ": want 0 to ", num_pairs - 1, ", have ", channels.pairs[c]));
+      return absl::InvalidArgumentError(
+          absl::StrCat(kComplexLift.op, ": KV head ", j,
+                       ": the pair of channel ", c, " must be from 0 to ",
+                       num_pairs - 1, ", but is ", channels.pairs[c]));
     }
   }
   return absl::OkStatus();
@@ -87,7 +88,8 @@ absl::StatusOr<PreparedLift> Prepare(Device& device, const LiftParams& shape,
     if (matrix.layout != device.weight_layout()) {
       return absl::InvalidArgumentError(
           absl::StrCat(kLift.op, ": the matrix of KV head ", h / queries,
-                       " has the weight layout of another kind of device"));
+                       " has the weight layout of another kind of device; pack "
+                       "it for this device"));
     }
     KVASIR_RETURN_IF_ERROR(CheckColumns(kLift.op, "x_row_stride",
                                         columns.in[head], matrix.k,

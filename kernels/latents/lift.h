@@ -13,10 +13,11 @@
 namespace kvasir::kernels {
 
 // Query head h uses the matrix A_j, [in, out], of its KV head j = h / (Hq /
-// Hkv). To apply the lift of keys to a query, `in` is the head size and `out`
-// the width of the latent; PackAsTheyLie packs such matrices. For the lift of
-// values it is the other way round; PackRows packs these. KV heads may have
-// latents of different widths.
+// Hkv). If the lift of keys is applied to a query, `in` is the head size and
+// `out` the width of the latent; PackAsTheyLie packs these matrices. If the
+// lift of values is applied to a result, `in` is the width of the latent and
+// `out` the head size; PackRows packs these. KV heads may have latents of
+// different widths.
 //
 //   y[t, column_out[h] + n] = chain(t, h, n), where chain is
 //   acc = 0; for k = 0 .. in - 1:

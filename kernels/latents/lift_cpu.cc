@@ -17,14 +17,14 @@
 namespace kvasir::kernels {
 
 // At a time, a thread computes at most kLiftRows rows (query heads of tokens)
-// by kLiftPanels panels of a KV head's matrix. If rows are few, threads divide
-// the panels, because reading the matrix takes most of the time. If rows are
-// many, a thread reads its panels repeatedly; they stay in the second-level
-// cache.
+// by kLiftPanels panels (of 32 columns) of a KV head's matrix. If rows are few,
+// threads divide the panels, because reading the matrix takes most of the time.
+// If rows are many, a thread reads its panels repeatedly; they stay in the
+// second-level cache.
 inline constexpr int64_t kLiftRows = 48;
 inline constexpr int64_t kLiftPanels = 8;
-// The largest depth k of one pass. If a matrix is not deeper, the rows of a
-// tile are copied only once for all panels.
+// The largest depth k of one pass. If a matrix is no deeper than this, the rows
+// of a tile are copied only once for all panels.
 inline constexpr int64_t kLiftBlockK = 512;
 inline constexpr int64_t kLiftTileRows = 12;
 inline constexpr int64_t kLiftScratchFloats =

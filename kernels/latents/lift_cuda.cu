@@ -222,10 +222,12 @@ struct Sizes {
   static constexpr int32_t kChunks = Tile::kDepth / kChunk;
   static constexpr int32_t kRowsTogether = kThreads / kChunks;
   static constexpr int32_t kFetchedRows = Tile::kRows / kRowsTogether;
-  static_assert(Tile::kRows % kRowsTogether == 0, "the same for every thread");
-  static_assert(Tile::kDepth % (2 * kStep) == 0, "columns: two steps a load");
+  static_assert(Tile::kRows % kRowsTogether == 0,
+                "every thread must fetch the same number of rows");
+  static_assert(Tile::kDepth % (2 * kStep) == 0,
+                "a load of columns has the operands of two steps");
   static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024,
-                "more than a kernel has");
+                "the stages need more shared memory than a kernel has");
 
   // Where a chunk begins in a stage. Chunks are permuted: in eight consecutive
   // rows, chunks with the same index are in different banks.
@@ -430,7 +432,8 @@ class LiftTile {
     }
   }
 
-  // The warp's first row and first column in the tile.
+  // FirstRow and FirstColumn return the warp's first row and first column in
+  // the tile.
   static KVASIR_DEVICE int32_t FirstRow() {
     return static_cast<int32_t>(simt::Warp()) / Tile::kWarpsAcross * 16 *
            S::kDown;

@@ -112,8 +112,7 @@ class Heads {
 
 class LiftTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(LiftTest,
-       TheLiftEqualsAMatrixProductPerHeadWithTheSameBitsOnAllBackEnds) {
+TEST_P(LiftTest, TheLiftEqualsAMatrixProductPerHeadOnAllBackEnds) {
   const Case& c = GetParam();
   const Heads heads(c);
   TestStream reference(1, CpuBackend::kReference);
@@ -331,9 +330,9 @@ TEST(ComplexLiftRefusalTest, AChannelPairThatTheHeadDoesNotHaveIsRefused) {
     EXPECT_THAT(prepare(), base::StatusIs(absl::StatusCode::kInvalidArgument,
                                           HasSubstr(why)));
   };
-  expect("KV head 0: pair of channel 2: want 0 to 7, have 8");
+  expect("KV head 0: the pair of channel 2 must be from 0 to 7, but is 8");
   pairs[2] = -1;
-  expect("pair of channel 2: want 0 to 7, have -1");
+  expect("the pair of channel 2 must be from 0 to 7, but is -1");
   pairs[2] = 7;
   KVASIR_EXPECT_OK(prepare());
 }

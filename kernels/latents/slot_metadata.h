@@ -1,6 +1,7 @@
-// SlotMetadata: what eviction needs to know about a slot in addition to its
-// latents: the attention mass that the slot has received (its score), its
-// position, and the quantization errors of its key and value. C++17.
+// SlotMetadata describes the data that eviction needs for a slot in addition
+// to its latents. They are the attention mass that the slot has received
+// (its score), its position, and the quantization errors of its key and
+// value. C++17.
 //
 // A unit is a set of KV heads that evict the same tokens. Each page has a plane
 // [units][slots] for each kind of data, after its tiles. So the data of many

@@ -190,7 +190,7 @@ TEST(SlotMetadataTest, AppendWritesScoresPositionsAndErrorsOfEveryCodec) {
   }
 }
 
-TEST(SlotMetadataTest, PartsStoredAsPlainNumbersHaveAQuantizationErrorOfZero) {
+TEST(SlotMetadataTest, PartsThatAreNotQuantizedHaveAQuantizationErrorOfZero) {
   Sides sides({.widths = {24}}, {.widths = {24}, .bits = {8}});
   std::vector<char> memory(kPages * 1152, '\x55');
   SlotMetadataArgs metadata = Planes();

@@ -23,8 +23,10 @@ absl::Status GroupedMatmul(Stream& stream, const GroupedMatmulParams& params,
   const bool cpu = stream.device() == DeviceKind::kCpu;
   if ((params.weight.layout == WeightLayout::kPanels32) != cpu) {
     return absl::InvalidArgumentError(
-        "grouped_matmul: the weights must be in panels of 32 columns on the "
-        "CPU and in rows on a GPU");
+        cpu ? "grouped_matmul: the weights must be in panels of 32 columns on "
+              "the CPU, not in rows"
+            : "grouped_matmul: the weights must be in rows on a GPU, not in "
+              "panels of 32 columns");
   }
   const int64_t k = params.weight.k;
   const int64_t n = params.weight.n;
@@ -48,7 +50,8 @@ absl::Status GroupedMatmul(Stream& stream, const GroupedMatmulParams& params,
     return Refuse(kKernels.op, "y_row_stride", n, params.y_row_stride);
   }
   Workspace::Scope scope(&workspace);
-  DevicePtr<float> scratch;  // our kernels for a GPU use shared memory
+  // Null on a GPU, because our kernels there use shared memory.
+  DevicePtr<float> scratch;
   DevicePtr<int64_t> first_parts;
   if (cpu) {
     scratch = workspace.Take<float>(MatmulScratch(ScratchThreads(stream)));

@@ -27,8 +27,9 @@ GroupParts Divide(int64_t rows, int64_t panels, int64_t parts) {
   return divided;
 }
 
-// The time of a group's product, in rows of a large one. The time of a small
-// group is that of reading the weight.
+// The estimated time of a group's product. The unit is the time of one row of a
+// large group. A small group takes as long as reading its weight, which is the
+// time of kMaxTileRows rows.
 int64_t CostOf(int64_t rows) {
   return rows == 0 ? 0 : std::max(rows, kMaxTileRows);
 }

@@ -154,7 +154,7 @@ TEST(GroupedMatmulRefusalTest, TheErrorNamesTheInvalidArgument) {
   refused("y_row_stride: want at least 8, have 7");
   params.y_row_stride = 8;
   params.weight.layout = WeightLayout::kRows;
-  refused("must be in panels of 32 columns on the CPU and in rows on a GPU");
+  refused("must be in panels of 32 columns on the CPU, not in rows");
   params.weight.layout = WeightLayout::kPanels32;
   params.weight.k = 0;
   refused("k: want at least 1, have 0");

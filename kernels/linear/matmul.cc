@@ -103,7 +103,8 @@ absl::Status Matmul(Stream& stream, const MatmulParams& params,
     return Refuse(kKernels.op, "y_row_stride", n, params.y_row_stride);
   }
   Workspace::Scope scope(&workspace);
-  DevicePtr<float> scratch;  // our own kernels for a GPU use shared memory
+  // Null on a GPU if our own kernels multiply, because they use shared memory.
+  DevicePtr<float> scratch;
   if (stream.device() == DeviceKind::kCpu) {
     scratch = workspace.Take<float>(MatmulScratch(ScratchThreads(stream)));
   } else if (GemmLibrary* const gemms = LibraryFor(stream, params);

@@ -27,15 +27,16 @@ namespace kvasir::kernels {
 // the panel that is being used (32 KiB) streams through the first level.
 inline constexpr int64_t kBlockK = 256;
 inline constexpr int64_t kBlockPanels = 16;
-// In the loop for many rows, a tile's rows of x are copied densely after the
-// block, because rows at strides of a power of two would use few cache sets.
+// In the loop for many rows, the tile's rows of x are copied without gaps to
+// the memory after the block. In place, rows at strides of a power of two would
+// use only a few sets of the cache.
 inline constexpr int64_t kScratchFloats =
     kBlockK * (kBlockPanels * kPanelColumns + kMaxTileRows) +
     kMaxTileRows * kPanelColumns;
 
-// If there are several tiles, the loop for few rows computes this many k of a
-// panel for all tiles before the next k. So the tiles read the same 32 KiB (of
-// 16-bit weights) from the cache.
+// If there are several tiles of rows, the loop for few rows handles blocks of
+// this many k: one block for all tiles, then the next block. So all tiles read
+// the same 32 KiB (of 16-bit weights) from the cache.
 inline constexpr int64_t kFewRowsBlockK = 512;
 
 }  // namespace kvasir::kernels

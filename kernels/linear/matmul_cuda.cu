@@ -54,8 +54,8 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// The depth (k) of one mma, and how many 16-bit numbers a chunk of 16 bytes
-// has.
+// kStep is the depth (k) of one mma. kChunk is the number of 16-bit numbers in
+// a chunk of 16 bytes.
 constexpr int32_t kStep = 16;
 constexpr int32_t kChunk = 8;
 
@@ -97,7 +97,8 @@ struct Sizes {
   static constexpr int32_t kAcross = kWarpColumns / 8;
   static_assert(kWarpRows % 16 == 0 && kWarpColumns % 8 == 0, "whole mma");
   static_assert(Tile::kDepth % (2 * kStep) == 0, "W is loaded for two steps");
-  static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024, "of a kernel");
+  static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024,
+                "a kernel has only 48 KiB of shared memory by default");
 };
 
 // Returns where a chunk begins in a tile whose rows have `depth` numbers. In
@@ -125,7 +126,8 @@ template <typename T, bool wide, int32_t tile_rows, int32_t depth,
 KVASIR_DEVICE void FetchTile(const Source<T>& source, int64_t k, T* to) {
   constexpr int32_t kChunks = depth / kChunk;
   constexpr int32_t kRowsTogether = threads / kChunks;
-  static_assert(tile_rows % kRowsTogether == 0, "the same for every thread");
+  static_assert(tile_rows % kRowsTogether == 0,
+                "every thread must copy the same number of chunks");
   const auto thread = static_cast<int32_t>(simt::Thread());
   const int32_t chunk = thread % kChunks;
   k += chunk * kChunk;
@@ -395,7 +397,7 @@ ChainKernel(MatmulArgs args) {
 // tiles of rows; the CTAs beyond the last one return.
 struct GroupedArgs {
   GroupedMatmulArgs args;
-  int64_t weight_bytes;  // of one group
+  int64_t weight_bytes;  // bytes of the weight of one group
 };
 
 // Finds the group of the CTA. Returns false if the CTA has no tile. Otherwise
@@ -541,7 +543,7 @@ void LaunchGroupTiles(const GroupedArgs& grouped, Launcher& launcher) {
 
 template <typename T>
 void LaunchGroupMma(const GroupedArgs& grouped, Launcher& launcher) {
-  // All tile shapes give the same bits.
+  // The choice affects only the speed: all tile shapes give the same bits.
   if (grouped.args.num_rows <= grouped.args.num_groups * FewRows::kRows) {
     LaunchGroupTiles<T, FewRows>(grouped, launcher);
   } else {

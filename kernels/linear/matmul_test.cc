@@ -221,7 +221,7 @@ TEST(PackTest, FindsTheFirstNonFiniteNumberInArraysOfEveryNumberType) {
   }
 }
 
-TEST(PackTest, SlicingOrConcatenatingPackedMatricesKeepsTheirColumns) {
+TEST(PackTest, BlocksOfSeveralMatricesCanBePackedIntoOneInAnyOrder) {
   const int64_t k = 50;
   StoredArray first(RandomFloats(40 * 100, 11), DType::kBf16);
   StoredArray second(RandomFloats(20 * 50, 12), DType::kBf16);
@@ -254,7 +254,7 @@ TEST(PackTest, SlicingOrConcatenatingPackedMatricesKeepsTheirColumns) {
           HasSubstr("columns [41, 61) of W, which has only 60 columns")));
 }
 
-TEST(PackTest, PackRowsTransposesIntoPanelsButNotIntoRows) {
+TEST(PackTest, MatricesOfEitherOrientationArePackedAsRows) {
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
     const int64_t k = 70;
     const int64_t n = 150;
@@ -264,8 +264,9 @@ TEST(PackTest, PackRowsTransposesIntoPanelsButNotIntoRows) {
     shape.dtype = dtype;
     shape.layout = WeightLayout::kRows;
     EXPECT_EQ(shape.bytes(), k * n * DTypeBytes(dtype));
-    // Packs [N, K] from rows that are longer than K, and [K, N] as matmul uses
-    // it, both in blocks that come out of order.
+    // Packs a matrix [N, K] whose rows are longer than K (PackRows), and
+    // the same matrix as [K, N] (PackAsTheyLie). The blocks of both come
+    // out of order.
     const int64_t width = DTypeBytes(dtype);
     const auto numbers = RandomFloats(n * k, 13);
     std::vector<float> wide(static_cast<size_t>(n * (k + 5)), kPoison);

@@ -17,12 +17,13 @@
 #define KVASIR_KERNELS_PACK_ONCE_
 namespace kvasir::kernels {
 
-// Packs this many numbers of k of all columns of a panel at a time. Their cache
-// lines then stay in the first-level cache until they are used.
+// Packing handles this many k at a time, for all columns of a panel. The cache
+// lines that it reads then stay in the first-level cache until all of their
+// numbers are packed.
 inline constexpr int64_t kPackBlockK = 64;
 
-// Returns a mask of the exponent bits. A number in which all of them are set is
-// not finite.
+// Returns a mask of the exponent bits. A number is not finite if all of them
+// are set.
 inline uint32_t ExponentBits(DType dtype) {
   switch (dtype) {
     case DType::kF16:

@@ -14,7 +14,7 @@ namespace kvasir::kernels {
 struct RowBlock {
   const void* data = nullptr;  // needs no alignment
   int64_t num_rows = 0;
-  // In elements; larger than k if the block is a slice along K.
+  // In elements. It is larger than k if the block is a slice along K.
   int64_t row_stride = 0;
 };
 

@@ -1,6 +1,6 @@
-// The inner product of matmul and attention: a tile of C = A B held in
-// registers, each element one FMA chain in k order. For inclusion by *_cpu.cc;
-// tile_cpu.cc has the code.
+// Computes a tile of a matrix product C = A B in registers, for matmul and
+// attention. Each element is one FMA chain in the order of k. For inclusion by
+// *_cpu.cc; tile_cpu.cc has the code.
 #if defined(KVASIR_KERNELS_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_TILE_INL_H_
 #undef KVASIR_KERNELS_TILE_INL_H_
@@ -21,9 +21,9 @@ inline constexpr int kTileColumns = 32;
 inline constexpr int kTileVecs = kTileColumns / kVecLanes;
 
 // The largest number of rows of a tile whose accumulators all fit in registers.
-// AVX-512 has 32 registers (12 rows x 2 vectors, and 2 for B), NEON 32 (3 x 8),
-// AVX2 16 (3 x 4). The build may set fewer (KVASIR_TILE_ROWS) to compile
-// faster.
+// AVX-512 has 32 registers: 12 rows of 2 vectors, and 2 for B. NEON also has
+// 32: 3 rows of 8. AVX2 has 16: 3 rows of 4. The build may set fewer rows
+// (KVASIR_TILE_ROWS) to compile faster.
 inline constexpr int kRegisterRows = kTileVecs <= 2   ? 12
                                      : kTileVecs <= 8 ? 3
                                                       : 1;

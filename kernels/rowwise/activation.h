@@ -10,7 +10,8 @@
 namespace kvasir::kernels {
 
 enum class ActivationKind {
-  // x times the normal distribution function at x
+  // x times the cumulative distribution function of the standard normal
+  // distribution at x
   kGelu,
   kGeluTanh,  // kGelu approximated by tanh
   kRelu,      // max(x, 0)

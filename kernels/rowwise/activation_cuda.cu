@@ -1,13 +1,14 @@
-// activation on a GPU: one thread for each pack of the output
-// (simt::LaunchOnRows).
+// activation on a GPU: one thread for each pack (16 bytes or one number) of the
+// output (simt::LaunchOnRows).
 //
 // Activations (x, out) have the type args.dtype, whatever their pointers' type.
 //
-// Layout: rows of N numbers without gaps, read 16 bytes at a time if N and the
-// pointers allow it, else one number.
+// Layout: rows of N numbers without gaps. They are read 16 bytes at a time if
+// the size of a row and the pointers are multiples of 16 bytes, otherwise one
+// number at a time.
 //
-// Bytes: each number is read and written once, 2 N B for a row with B bytes per
-// number.
+// Bytes: each number is read once and written once. A row with B bytes per
+// number takes 2 N B.
 //
 // Operations per number, in float32: about 30 for gelu, about 20 for gelu_tanh,
 // 2 for relu. With 16-bit numbers, gelu has about 8 operations per byte, as
@@ -22,7 +23,7 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// NormalTail (scalar_math.h), with the device's exponential.
+// The same as NormalTail (scalar_math.h), but with the device's exponential.
 KVASIR_DEVICE float TailOf(float a) {
   namespace c = normal_constants;
   if (a > c::kFarthest) a = c::kFarthest;

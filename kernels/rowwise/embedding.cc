@@ -33,7 +33,7 @@ absl::Status Embedding(Stream& stream, const EmbeddingParams& params,
   if (params.table == nullptr && params.packed.layout != layout) {
     return absl::InvalidArgumentError(
         "embedding: the packed table has the weight layout of another kind of "
-        "device");
+        "device; pack it for this device");
   }
   return Launch(kKernels, stream, params);
 }

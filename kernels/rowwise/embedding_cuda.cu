@@ -7,9 +7,9 @@
 // (WeightLayout::kRows) and in learned positions.
 //
 // Bytes per token: M numbers of the table, M of the output and M of the learned
-// positions, if there are any. These are few compared with the weights that a
-// step reads, so numbers are moved one at a time. Shortest possible time: the
-// bytes divided by the memory's bandwidth.
+// positions, if there are any. Compared with the weights that a step reads,
+// these are few. So numbers are moved one at a time. Shortest possible time:
+// the bytes divided by the memory's bandwidth.
 #include "kernels/rowwise/embedding.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/rows.h"

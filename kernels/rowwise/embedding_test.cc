@@ -66,7 +66,7 @@ TEST_P(EmbeddingTest, LearnedPositionEmbeddingsAreAdded) {
   const auto table = RandomFloats(kVocab * kHidden, 1);
   StoredArray positions(RandomFloats(kPositions * kHidden, 2), GetParam());
   const std::vector<int32_t> ids = {0, 4, 4, 2, 1};
-  // the last two positions are outside of the position table
+  // The last two positions are outside the position table.
   const std::vector<int64_t> at = {0, 8, 3, 9, -1};
   for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
     TestStream test(2, backend);

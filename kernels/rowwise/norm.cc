@@ -58,8 +58,8 @@ absl::Status Norm(Stream& stream, const NormParams& params,
   }
   if (params.residual && params.stride != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(kKernels.op, ": rows that lie in longer ones cannot have ",
-                     "a residual"));
+        absl::StrCat(kKernels.op, ": a residual is allowed only for separate ",
+                     "rows (stride 0), but the stride is ", params.stride));
   }
   if (stream.device() != DeviceKind::kCpu) {
     KVASIR_RETURN_IF_ERROR(CheckAlignment(params));

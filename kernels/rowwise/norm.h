@@ -27,29 +27,31 @@ enum class NormKind {
 // The order of additions in a sum depends only on M and dtype. A CPU adds in 16
 // lanes, and then adds the lanes in a fixed tree (scalar_math.h).
 //
-// On a GPU, a row is divided into packs of 16 bytes if the length of a row is a
-// multiple of this (all pointers must then be aligned), else into single
-// numbers. Thread t of 256 adds the numbers of packs t, t + 256, ... in order.
-// Then simt::CtaSum adds the sums of the threads.
+// On a GPU, a row is divided into packs of 16 bytes if the length of a row and
+// the distance of longer rows (`stride`) are multiples of 16 bytes; all
+// pointers must then be aligned. Otherwise a pack is a single number. Thread t
+// of 256 adds the numbers of packs t, t + 256, ... in order. Then simt::CtaSum
+// adds the sums of the threads.
 template <template <typename> class Ptr>
 struct NormParamsIn {
   Ptr<float> x = nullptr;               // [T, M], written only with residual
   Ptr<const float> residual = nullptr;  // [T, M] or null
   Ptr<const float> weight = nullptr;    // [M]
   Ptr<const float> bias = nullptr;      // [M], only for kLayer
-  Ptr<float> out = nullptr;  // [T, M], may be x; null: only the addition
-  int64_t num_rows = 0;      // T
-  int64_t columns = 0;       // M
+  Ptr<float> out = nullptr;             // [T, M], may be x; null: no norm
+  int64_t num_rows = 0;                 // T
+  int64_t columns = 0;                  // M
   NormKind kind = NormKind::kRms;
   float eps = 1e-5f;
   DType dtype = DType::kF32;  // the type of activations
-  // For rows that lie in longer ones, like the heads of a token (QK-norm). A
-  // longer row has `num_parts` rows of M numbers, and longer rows begin
-  // `stride` numbers apart. T then counts all rows. A residual is not allowed.
+  // These fields are for rows that are parts of longer rows, like the heads of
+  // a token (QK-norm). A longer row has `num_parts` rows of M numbers, and
+  // longer rows begin `stride` numbers apart. T then counts all rows. A
+  // residual is not allowed.
   int64_t num_parts = 1;
   int64_t stride = 0;  // 0: num_parts * M
 
-  // Where row t begins in x and out.
+  // Returns the index in x and out at which row t begins.
   KVASIR_HOST_DEVICE int64_t Begin(int64_t t) const {
     return stride == 0 ? t * columns
                        : t / num_parts * stride + t % num_parts * columns;

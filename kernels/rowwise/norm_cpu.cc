@@ -24,8 +24,8 @@ void AddRow(const float* residual, int64_t columns, float* x) {
   for (; i < columns; ++i) x[i] = x[i] + residual[i];
 }
 
-// Sums numbers in 16 lanes. `add` adds to a sum, for vectors and for single
-// floats.
+// Sums numbers in 16 lanes. add(sum, x) returns the sum after x; it must work
+// for vectors and for single floats.
 template <typename Add>
 float SumOver(const float* x, int64_t columns, const Add& add) {
   Wide lanes = MakeWide([](int) { return hn::Zero(kFloats); });

@@ -93,7 +93,7 @@ std::vector<double> Definition(const Data& data, int64_t t) {
 
 class NormTest : public ::testing::TestWithParam<std::tuple<NormKind, Case>> {};
 
-TEST_P(NormTest, TheNormMatchesItsDefinitionAndIsEqualOnEveryBackEnd) {
+TEST_P(NormTest, TheNormMatchesItsDefinitionOnEveryBackEnd) {
   const auto& [kind, c] = GetParam();
   TestStream reference(1, CpuBackend::kReference);
   const Data given(kind, c);
@@ -166,15 +166,15 @@ TEST_P(NormKindTest, TheOutputOfANormMayOverwriteItsInput) {
 INSTANTIATE_TEST_SUITE_P(Kinds, NormKindTest,
                          Values(NormKind::kRms, NormKind::kLayer));
 
-// Rows of `columns` numbers, `parts` of which lie in each longer row of
-// `stride` numbers, after `first` other numbers.
+// Each of `long_rows` longer rows has `stride` numbers: first `first` other
+// numbers, then `parts` rows of `columns` numbers.
 struct Parts {
   int64_t long_rows, parts, columns, first, stride;
 };
 
 class NormPartsTest : public ::testing::TestWithParam<Parts> {};
 
-TEST_P(NormPartsTest, RowsInsideLongerOnesHaveTheBitsOfRowsByThemselves) {
+TEST_P(NormPartsTest, RowsThatArePartsOfLongerRowsHaveTheBitsOfSeparateRows) {
   const Parts& shape = GetParam();
   const int64_t rows = shape.long_rows * shape.parts;
   ForEachSimdTarget([&] {
@@ -236,7 +236,7 @@ TEST(NormPartsTest, RowsThatOverlapOrHaveAResidualAreRefused) {
   refused("stride: want at least 8, have 7");
   params.stride = 12;
   params.residual = x.data();
-  refused("rows that lie in longer ones cannot have a residual");
+  refused("a residual is allowed only for separate rows (stride 0)");
   params.num_parts = 0;
   refused("parts: want at least 1, have 0");
 }

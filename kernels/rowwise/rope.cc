@@ -20,8 +20,8 @@ absl::Status WrongPairs(const char* what, int64_t most, int64_t have) {
       kKernels.op, ": ", what, ": must be from 0 to ", most, ", is ", have));
 }
 
-// Checks one head. The list `known` was checked already, so it is not checked
-// again if the head uses it.
+// Checks one head, except its list of pairs if this is `known`, which has
+// already been checked.
 absl::Status CheckHead(const RopeHead& head, const int32_t* known,
                        const RopeTensor& tensor, int64_t angles) {
   if (head.num_pairs < 0) {
@@ -34,7 +34,8 @@ absl::Status CheckHead(const RopeHead& head, const int32_t* known,
   }
   if (head.pairs == nullptr) {
     return head.num_pairs > angles
-               ? WrongPairs("pairs without a list", angles, head.num_pairs)
+               ? WrongPairs("pairs of a head without a list of angles", angles,
+                            head.num_pairs)
                : absl::OkStatus();
   }
   for (int64_t i = 0; head.pairs != known && i < head.num_pairs; ++i) {
@@ -50,7 +51,8 @@ absl::Status CheckTensor(const RopeTensor& tensor,
   if (tensor.num_heads < 0) {
     return Refuse(kKernels.op, "heads", 0, tensor.num_heads);
   }
-  // The list of the previous head: neighbouring heads often share one.
+  // The previous head's list of pairs, which has already been checked.
+  // Neighbouring heads often share a list, and it need not be checked again.
   const int32_t* known = nullptr;
   for (size_t h = 0; h < heads.size(); ++h) {
     const bool same = h > 0 && heads[h].num_pairs <= heads[h - 1].num_pairs;
@@ -74,7 +76,8 @@ absl::Status CheckTensor(const RopeTensor& tensor,
 absl::Status AddHeads(absl::Span<const RopeHead> heads, DeviceTables* tables,
                       RopeTensor* tensor) {
   if (heads.empty()) return absl::OkStatus();
-  // For each list: first its length, then its offset in `pairs`.
+  // Maps each list to its length, and after the loop below to its offset
+  // in `pairs`.
   std::map<const int32_t*, int64_t> lists;
   for (const RopeHead& head : heads) {
     if (head.pairs == nullptr) continue;

@@ -21,8 +21,8 @@ uint64_t RopeStep(double radians_per_position);
 
 // A head with its own list of angles, one for each pair. Examples: a head of
 // which pruning kept only some pairs (RAP), and complex channels, of which
-// several may use the same angle. The 2n numbers are laid out like a head of n
-// pairs.
+// several may use the same angle. The head's 2n numbers are laid out like a
+// whole head of n pairs.
 struct RopeHead {
   int64_t begin = 0;      // offset of the head's numbers in a row
   int64_t num_pairs = 0;  // n
@@ -55,7 +55,7 @@ struct RopeParamsIn {
   RopeTensorIn<Ptr> k;
   int64_t num_tokens = 0;                  // T
   Ptr<const int64_t> positions = nullptr;  // [T]
-  Ptr<const uint64_t> steps = nullptr;     // [rotary_dim / 2]
+  Ptr<const uint64_t> steps = nullptr;     // [rotary_dim / 2], of RopeStep
   int64_t rotary_dim = 0;                  // even
   RopePairing pairing = RopePairing::kHalfSplit;
   float attention_factor = 1.0f;
@@ -82,8 +82,8 @@ struct RopeRows {
 class CpuStream;
 void RopeReference(const RopeArgs& params, float* scratch, CpuStream& stream);
 void RopeSimd(const RopeArgs& params, float* scratch, CpuStream& stream);
-// Returns the number of floats of scratch per thread, for the cosines, sines
-// and quarter turns of one position.
+// Returns the number of floats of scratch per thread. They hold, for each angle
+// of a position, its cosine, its sine and its number of quarter turns.
 inline int64_t RopeScratch(int64_t rotary_dim) { return rotary_dim / 2 * 3; }
 
 }  // namespace kvasir::kernels

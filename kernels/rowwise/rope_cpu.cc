@@ -28,8 +28,8 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Computes the cosines and sines of one position. At first, `cosines`
-// temporarily holds the remainders from the integer arithmetic.
+// Computes the cosines and sines of one position. At first, `cosines` holds
+// what remains of each angle after its quarter turns are split off.
 void Angles(const RopeArgs& params, int64_t position, uint32_t* quarters,
             float* cosines, float* sines) {
   const int64_t pairs = params.rotary_dim / 2;
@@ -82,8 +82,8 @@ void Angles(const RopeArgs& params, int64_t position, uint32_t* quarters,
   }
 }
 
-// Shorter vectors for the pairs after the last whole vector, because a pruned
-// head may have any number of pairs.
+// Shorter vectors, for the pairs that do not fill a whole vector: a pruned head
+// may have any number of pairs.
 using EightLanes = hn::CappedTag < float, kVecLanes<8 ? kVecLanes : 8>;
 using FourLanes = hn::CappedTag < float, kVecLanes<4 ? kVecLanes : 4>;
 

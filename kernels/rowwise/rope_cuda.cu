@@ -1,12 +1,14 @@
 // rope on a GPU. A CTA first computes the cosines and sines of a token, in
-// shared memory. Then its eight warps rotate one head of q or k at a time. With
-// many tokens, a CTA has all heads of a token; with few tokens it has eight.
+// shared memory. Then its eight warps rotate one head of q or k at a time. If
+// there are many tokens, a CTA has all heads of a token. If there are few,
+// several CTAs share a token, down to eight heads per CTA.
 //
 // q and k have the type args.dtype, whatever their pointers' type. Angles,
 // products and sums are those of rope.h, in float32, rounded once when stored.
 //
 // Layout: rows of heads, row_stride apart. The lanes of a warp take
-// neighbouring pairs, so with kHalfSplit each access is a run of 32 numbers.
+// neighbouring pairs, so with kHalfSplit each access covers 32
+// neighbouring numbers.
 //
 // The rotated numbers of a token are read and written once. Operations: 6 per
 // pair of each head, and about 40 per angle. If several heads share an angle,
@@ -48,7 +50,7 @@ KVASIR_DEVICE void RotateHead(RopePairing pairing, const RopeHead& head,
   }
 }
 
-// Rotates heads `head`, `head` + `step`, ... of one tensor.
+// Rotates the heads `first`, `first` + `step`, ... of one tensor.
 template <typename T>
 KVASIR_DEVICE void RotateHeads(const RopeTensorArgs& tensor,
                                const RopeArgs& args, const float* cosines,

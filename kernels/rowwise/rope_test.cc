@@ -341,7 +341,7 @@ TEST(RopeRefusalTest, TheErrorNamesAnAngleThatDoesNotExist) {
   };
   expect("angle of a pair: must be from 0 to 3, is 4");
   heads[1] = {6, 5, nullptr};
-  expect("pairs without a list: must be from 0 to 4, is 5");
+  expect("pairs of a head without a list of angles: must be from 0 to 4, is 5");
   heads[1].num_pairs = 4;
   KVASIR_EXPECT_OK(PrepareAndRun(test, params));
 }

@@ -49,7 +49,8 @@ struct SumRowsParamsIn {
 using SumRowsParams = SumRowsParamsIn<DevicePtr>;
 using SumRowsArgs = SumRowsParamsIn<LaunchPtr>;
 
-// out[t, :] = x[rows[t], :], bit by bit; a null `rows` copies row t.
+// out[t, :] = x[rows[t], :], without changing a bit. If `rows` is null, row t
+// of x is copied.
 template <template <typename> class Ptr>
 struct GatherRowsParamsIn {
   Ptr<const float> x = nullptr;

@@ -1,12 +1,13 @@
-// add_rows, sum_rows and gather_rows on a GPU: one thread for each pack of the
-// output (simt::LaunchOnRows).
+// add_rows, sum_rows and gather_rows on a GPU: one thread for each pack (16
+// bytes or one number) of the output (simt::LaunchOnRows).
 //
 // Activations (x, y, out) have the type args.dtype, whatever their pointers'
 // type, except for the one row that add_rows may add to all rows: it is
 // float32.
 //
-// Layout: rows of N neighbouring numbers, strides apart, read 16 bytes at a
-// time if N, strides and pointers allow it, else one number.
+// Layout: rows of N neighbouring numbers, strides apart. They are read 16 bytes
+// at a time if the size of a row, strides and pointers are multiples of 16
+// bytes, otherwise one number at a time.
 //
 // Bytes of a row with B bytes per number: add_rows reads 2 N B and writes N B
 // (a row that is added to all comes from the caches); sum_rows reads T N B and
@@ -70,7 +71,7 @@ SumRowsKernel(simt::OnRows<SumRowsArgs> on) {
   simt::ForPacksOfRows<n>(on, 1, args.columns, [&](int64_t, int64_t column) {
     float sum[n];
     KVASIR_UNROLL
-    // starting from 0 would turn a sum of -0 into 0
+    // A sum that started from 0 would turn -0 into 0.
     for (int k = 0; k < n; ++k) sum[k] = -0.0f;
     KVASIR_NO_UNROLL
     for (int64_t row = 0; row < args.num_rows; ++row) {

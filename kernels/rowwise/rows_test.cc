@@ -93,7 +93,7 @@ TEST(GatherRowsTest, CopiesTheListedRowsInOrder) {
         ASSERT_EQ(x[static_cast<size_t>(rows[t]) * kColumns + i],
                   out[t * 501 + i]);
       }
-      // is still NaN, so the op has not written it
+      // This number is still NaN, so the op has not written it.
       EXPECT_NE(out[t * 501 + 500], out[t * 501 + 500]);
     }
   }

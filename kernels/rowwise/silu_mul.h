@@ -11,7 +11,7 @@ namespace kvasir::kernels {
 
 enum class GateKind {
   kSilu,      // silu(g) = g / (1 + exp(-g))
-  kGeluTanh,  // ActivationKind::kGeluTanh
+  kGeluTanh,  // the function of ActivationKind::kGeluTanh
 };
 
 // out[t, i] = gate(gate_up[t, i]) * gate_up[t, F + i], as scalar_math.h

@@ -60,8 +60,8 @@ HWY_EXPORT(MultiplyRows);
 }  // namespace
 
 void SiluMulSimd(const SiluMulArgs& params, CpuStream& stream) {
-  // The factor 4: an exponential and a division take about as long as copying
-  // four numbers.
+  // The factor is 4, because an exponential and a division take about as long
+  // as copying four numbers.
   ForRows(stream, params.num_rows, 4 * params.features,
           [&](int64_t begin, int64_t end, int /*thread*/) {
             HWY_DYNAMIC_DISPATCH(MultiplyRows)(params, begin, end);

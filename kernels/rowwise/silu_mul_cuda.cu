@@ -1,18 +1,19 @@
-// silu_mul on a GPU: one thread for each pack of the output
-// (simt::LaunchOnRows).
+// silu_mul on a GPU: one thread for each pack (16 bytes or one number) of the
+// output (simt::LaunchOnRows).
 //
 // Activations (gate_up, out) have the type args.dtype, whatever their pointers'
 // type.
 //
-// Layout: rows of 2 F and F numbers without gaps, read 16 bytes at a time if F
-// and the pointers allow it, else one number.
+// Layout: rows of 2 F and F numbers without gaps. They are read 16 bytes at a
+// time if the sizes of rows and the pointers are multiples of 16 bytes,
+// otherwise one number at a time.
 //
-// Bytes: gate and up are read and out is written once, 3 F B for a row with B
-// bytes per number.
+// Bytes: gate and up are read once, and out is written once. A row with B bytes
+// per number takes 3 F B.
 //
 // Operations: about 20 in float32 per number of the output, with one
-// exponential and one division. At 16 bits these are 3.3 per byte, so the
-// kernel is bound by its bytes.
+// exponential and one division. With 16-bit numbers these are 3.3 operations
+// per byte, so the bytes limit the kernel's speed.
 // Shortest possible time: the bytes divided by the memory's bandwidth.
 #include "kernels/rowwise/silu_mul.h"
 #include "kernels/simt/activations.h"

@@ -25,10 +25,10 @@ struct Case {
 
 class SiluMulTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(SiluMulTest, SiluMulMatchesItsDefinitionAndIsEqualOnEveryBackEnd) {
+TEST_P(SiluMulTest, SiluMulMatchesItsDefinitionOnEveryBackEnd) {
   const int64_t rows = GetParam().rows;
   const int64_t features = GetParam().features;
-  // The range of the gates reaches both ends of the exponential.
+  // Most gates are so far from 0 that silu is nearly 0 or nearly the gate.
   const auto gate_up = RandomFloats(rows * 2 * features, 1, 30.0f);
   TestStream reference(1, CpuBackend::kReference);
   const auto truth = Gate(reference, rows, features, gate_up);
@@ -51,7 +51,7 @@ TEST_P(SiluMulTest, SiluMulMatchesItsDefinitionAndIsEqualOnEveryBackEnd) {
   });
 }
 
-TEST_P(SiluMulTest, AGeluGateMatchesItsDefinitionAndIsEqualOnEveryBackEnd) {
+TEST_P(SiluMulTest, AGeluGateMatchesItsDefinitionOnEveryBackEnd) {
   const int64_t rows = GetParam().rows;
   const int64_t features = GetParam().features;
   const auto gate_up = RandomFloats(rows * 2 * features, 2, 6.0f);

@@ -16,9 +16,9 @@ struct LogSoftmaxState {
   float target_logit;  // set by the chunk that has the target
 };
 
-// The chunks of a vocabulary must come in order. Each chunk but the last must
-// have a multiple of this number of ids. Then the bits of the result do not
-// depend on the sizes of the chunks.
+// The chunks of a vocabulary must be passed in order. Each chunk except the
+// last must have a multiple of this number of ids. Then the bits of the result
+// do not depend on the sizes of the chunks.
 inline constexpr int64_t kVocabBlock = 1024;
 
 // The most logits in a row on a GPU, where a CTA keeps the maximum and sum of

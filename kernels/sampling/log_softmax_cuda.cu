@@ -1,11 +1,12 @@
 // log_softmax on a GPU: one CTA per row, with the same bits as on a CPU. A
 // group of four threads computes a block of 1024 logits, in the 16 lanes and
-// the order of log_softmax.h. With 128K ids, each group has one block.
+// the order of log_softmax.h. With a vocabulary of 128K ids, each group has
+// one block.
 //
 // Layout: float32 logits, rows row_stride apart. If rows consist of whole,
 // aligned packs of 16 bytes, a warp reads eight runs of 64 bytes at a time.
-// Otherwise 16 threads read a block, so a warp reads two runs at a time. Each
-// thread has eight reads in flight.
+// Otherwise 16 threads read a block, so a warp reads two such runs at a time.
+// Each thread has eight reads in flight.
 //
 // Bytes of a row: 4 V from memory, and once more from the caches. Operations:
 // about 20 per logit for its exponential.

@@ -99,7 +99,7 @@ TEST(LogSoftmaxEdgeTest, ANonFiniteLogitAffectsOnlyItsRow) {
       logits[static_cast<size_t>(kVocab + at)] = bad;
       expect(logits);
     }
-    // All logits of a block are replaced by `bad`. If that is NaN, the block
+    // All logits of a block are replaced by `bad`. If `bad` is NaN, the block
     // has no maximum.
     std::vector<float> logits = sound;
     std::fill_n(logits.begin() + kVocab + 1024, 1024, bad);

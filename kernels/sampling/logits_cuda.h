@@ -20,7 +20,7 @@ inline constexpr uint32_t kLogitWarps = kLogitThreads / simt::kWarp;
 KVASIR_DEVICE float Lowest() { return simt::BitsAs<float>(0xff800000u); }
 
 // The contribution of one block of kVocabBlock logits to a row's
-// LogSoftmaxState. LogitBlocks are in shared memory.
+// LogSoftmaxState. Kernels keep LogitBlocks in shared memory.
 struct alignas(16) LogitBlock {
   float max;
   float sum;            // sum of exp(logit - max)
@@ -132,8 +132,8 @@ KVASIR_DEVICE LogitBlock BlockOf(const float* logits, int64_t count) {
     lanes[k] = lanes[k] + simt::Fma(logit, 0.0f, Exp(logit - max));
   });
   const float sum = OverLanes(lanes, [](float a, float b) { return a + b; });
-  // If all logits are -infinity, the sum must be set to NaN here. For other
-  // logits that are not finite it already is NaN.
+  // If all logits are -infinity, the sum must be set to NaN here. If other
+  // logits are not finite, it is NaN already.
   return {max, max == Lowest() ? simt::BitsAs<float>(0x7fc00000u) : sum, 0.0f,
           0.0f};
 }

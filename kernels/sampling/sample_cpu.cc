@@ -17,7 +17,7 @@ namespace HWY_NAMESPACE {
 namespace {
 
 bool AllFinite(const float* x, int64_t count) {
-  // Adds 0 times each number. The product is 0 for a finite number and
+  // Adds up 0 times each number. The product is 0 if the number is finite,
   // otherwise NaN.
   const Vec zero = hn::Zero(kFloats);
   Vec lanes = zero;

@@ -4,10 +4,10 @@
 // pass, so penalties, biases, bans and the mask need no barrier. For a greedy
 // row the id with the largest adjusted logit is the result.
 //
-// In other rows, top-k, top-p, min-p and the draw are successive stages. Each
-// stage finds the shortest prefix of the ids, in descending order of logits,
-// that has the required count or share of the weights (top_ids_cuda.h). It
-// searches within the prefix of the previous stage.
+// In rows that are not greedy, top-k, top-p, min-p and the draw are successive
+// stages. Each stage finds the shortest prefix of the ids, in descending order
+// of logits, that has the required count or share of the weights
+// (top_ids_cuda.h). It searches within the prefix of the previous stage.
 //
 // Greedy choices, ties, filters, log probabilities and lists have the same bits
 // as on a CPU (but see LogProbabilityOf). Only two float64 sums are added in
@@ -16,22 +16,24 @@
 // sums are exact. Otherwise a random number within 1e-13 of the border between
 // two ids may draw the other id, and the border of top-p may move.
 //
-// Layout: float32 logits, rows row_stride apart, read 16 bytes at a time if
-// rows are aligned and consist of whole packs. Scratch of a row: V adjusted
-// logits and, for a list of more than 2048 top ids, a key of 8 bytes per entry.
+// Layout: float32 logits, rows row_stride apart. They are read 16 bytes at a
+// time if rows are aligned and consist of whole packs of 4 ids. Each row has
+// scratch memory for V adjusted logits and, for a list of more than 2048 top
+// ids, a key of 8 bytes per entry.
 //
 // Bytes of a greedy row of V logits: 4 V. Penalties or a mask add 8 V, biases
-// or bans 12 V, a draw 8 V, log probabilities 8 V, and a list 8 V; these are in
-// the second-level cache. If more than 2048 ids are needed because many are
-// about equally likely, the row is read two to four times more (at most
-// kMostSplits times).
+// or bans 12 V, a draw 8 V, log probabilities 8 V, and a list 8 V. These
+// further bytes come from the second-level cache. If more than 2048 ids are
+// needed because many are about equally likely, the row is usually read two to
+// four times more, and never more than kMostSplits times.
 //
 // Operations: about 60 per logit with a draw, and 100 per logit of an interval
 // that is split.
 //
-// Shortest possible time: that of one multiprocessor for one row. It reads 128K
-// logits (0.5 MB) in 8 thousand clocks at 64 bytes per clock. A draw from about
-// equally likely ids takes about 300 thousand clocks, by estimate.
+// Shortest possible time: one multiprocessor computes a row, so the row takes
+// as long as this multiprocessor needs to read it. It reads 128K logits (0.5
+// MB) in 8 thousand clocks at 64 bytes per clock. A draw from about equally
+// likely ids takes about 300 thousand clocks, by estimate.
 #include "kernels/sampling/logits_cuda.h"
 #include "kernels/sampling/sample.h"
 #include "kernels/sampling/top_ids_cuda.h"
@@ -41,7 +43,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr int32_t kThreads = int32_t{kLogitThreads};
-static_assert(int64_t{kSortedIds} == kMostSharedTop, "scratch has the others");
+static_assert(int64_t{kSortedIds} == kMostSharedTop,
+              "longer lists need scratch for their keys");
 
 struct SampleCall {
   SampleArgs args;
@@ -72,8 +75,8 @@ struct SampleShared {
 };
 static_assert(sizeof(SampleShared) % alignof(LogitBlock) == 0, "blocks follow");
 
-// The largest of the logits that one thread visits. If several are equal, it is
-// the one with the lowest id.
+// The largest of the logits that one thread visits, and its id. If several are
+// equal, the lowest id is kept.
 struct BestLogit {
   float logit = Lowest();
   int32_t id = 0;
@@ -244,8 +247,8 @@ KVASIR_DEVICE double Uniform(const SampleRowArgs& row) {
   return static_cast<double>(word >> 11) * 0x1p-53;
 }
 
-// Says which ids are sorted in shared memory: those after the prefix `from` and
-// before the key `end`.
+// The range of the ids that are sorted in shared memory: those after the prefix
+// `from` and before the key `end`.
 struct SortedIds {
   Prefix from;
   TopKey end;
@@ -468,7 +471,7 @@ SampleKernel(SampleCall call) {
       best.Add(id, logit);
     });
   }
-  // before the keys of all finite logits
+  // a key that comes before the keys of all finite logits
   constexpr TopKey kNotFinite = 0;
   const TopKey first =
       FirstKey(rest == 0.0f ? best.key() : kNotFinite, shared->best[0]);

@@ -1,5 +1,5 @@
-// Samples from one row, for both back ends of the CPU, which differ only in the
-// loops over the whole vocabulary (SampleLoops).
+// Samples an id from one row on a CPU. Both back ends use this code; only their
+// loops over the whole vocabulary differ (SampleLoops).
 #pragma once
 
 #include <cstdint>

@@ -74,7 +74,7 @@ std::set<int32_t> Support(const std::vector<float>& logits,
 const std::vector<float> kFour = {std::log(0.2f), std::log(0.4f),
                                   std::log(0.1f), std::log(0.3f)};
 
-TEST(SampleTest, GreedySamplingTakesTheLargestLogitAndBreaksTiesByTheLowestId) {
+TEST(SampleTest, GreedySamplingTakesTheLowestIdWithTheLargestLogit) {
   TestStream test;
   SampleRowArgs greedy;
   greedy.temperature = 0.0f;
@@ -106,7 +106,7 @@ TEST(SampleTest, TemperatureSharpensTheDistribution) {
   EXPECT_NEAR(16.0 / 30.0, counts.at(1) / 20000.0, 0.015);
 }
 
-TEST(SampleTest, TopKTopPAndMinPKeepTheTokensThatTheirDefinitionsKeep) {
+TEST(SampleTest, TopKTopPAndMinPKeepOnlyTheMostLikelyTokens) {
   SampleRowArgs row;
   row.top_k = 2;
   EXPECT_EQ((std::set<int32_t>{1, 3}), Support(kFour, row));
@@ -229,7 +229,7 @@ TEST(SampleTest, ATokenIsDrawnEvenIfTheRepetitionPenaltyMakesItsLogitInfinite) {
   EXPECT_EQ(1, Draw(test, {3.0f, 100.0f, 1.0f}, {row}).ids[0]);
 }
 
-TEST(SampleTest, PenaltiesChangeLogitsOfPromptAndOutputIdsAsDocumented) {
+TEST(SampleTest, PenaltiesLowerTheLogitsOfPromptAndOutputIds) {
   TestStream test;
   SampleRowArgs row;
   row.temperature = 0.0f;

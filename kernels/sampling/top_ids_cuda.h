@@ -10,7 +10,8 @@
 // If more than kSortedIds ids are between these two cuts, another pass splits
 // this interval by five cuts, alternately at equal distances by value and by
 // order (bits of the logits, then ids). Finally, the remaining ids are sorted
-// in shared memory, and one thread walks them.
+// in shared memory, and one thread goes through them in order until the prefix
+// is complete.
 //
 // Each pass reads the row (4 V bytes for V ids) and computes exponentials only
 // within its interval. A typical row of 128K ids takes two or three passes, a
@@ -161,8 +162,8 @@ struct TopOrder {
   }
 };
 
-// The keys (cuts) that divide an interval, in ascending order. The last cut is
-// the interval's end. More cuts would not fit into registers.
+// The cuts of an interval: keys that divide it, in ascending order. The last
+// cut is the interval's end. More cuts would not fit into registers.
 inline constexpr int kCuts = 6;
 struct TopCuts {
   TopKey key[kCuts];

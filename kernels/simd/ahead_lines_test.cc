@@ -45,8 +45,8 @@ TEST_F(AheadLinesTest, PrefetchesOnlyALimitedNumberOfLinesAheadOfTheReads) {
   lines_.Read(3 * kLine);
   EXPECT_EQ(TakeLine(), kLead);
   EXPECT_EQ(CountRest(), 2);
-  // Although the reader reads more lines than were added, only the added lines
-  // count.
+  // The reader reads more lines than were added, but only the added
+  // lines count.
   lines_.Read(9 * kLead * kLine);
   EXPECT_EQ(CountRest(), kLead - 3);
 }
@@ -99,7 +99,8 @@ TEST_F(AheadLinesTest, TakeReturnsAContiguousRangeOfBytesOrNull) {
   EXPECT_EQ(lines_.Take(2 * kLine), At(3));
   EXPECT_EQ(lines_.Take(2 * kLine), At(20));
   EXPECT_EQ(TakeLine(), 22);
-  // With the five lines taken above, this is one line more than kLead.
+  // Five lines were taken above. With them, this would be one line more
+  // than kLead.
   EXPECT_EQ(lines_.Take((kLead - 4) * kLine), nullptr);
   EXPECT_EQ(lines_.Take((kLead - 5) * kLine), At(23));
 }

@@ -68,7 +68,8 @@ HWY_INLINE Vec LoadFloats(const F16* from) {
 #endif
 }
 
-// The maximum as scalar code computes it, which matters for NaN: a > b ? a : b.
+// The maximum as scalar code computes it: a > b ? a : b. It decides what
+// happens to NaN.
 template <typename V>
 HWY_INLINE V Larger(V a, V b) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
@@ -187,8 +188,7 @@ HWY_INLINE void StoreWide(const Wide& wide, float* lanes) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// Combines the two halves of a vector, again and again until four lanes are
-// left.
+// Repeatedly combines the two halves of a vector until four lanes are left.
 template <class D, class V, typename Combine>
 HWY_INLINE auto FoldToFour(D d, V v, const Combine& combine) {
   if constexpr (hn::MaxLanes(D()) > 4) {
@@ -200,7 +200,7 @@ HWY_INLINE auto FoldToFour(D d, V v, const Combine& combine) {
     return v;
   }
 }
-// The first steps of TreeSum or TreeMax, until four lanes are left.
+// Does the first steps of TreeSum or TreeMax, until four lanes are left.
 template <typename Combine>
 HWY_INLINE auto ReduceToFour(const Wide& wide, const Combine& combine) {
   Vec parts[kVecsPerWide];
@@ -214,8 +214,8 @@ HWY_INLINE auto ReduceToFour(const Wide& wide, const Combine& combine) {
 }
 #endif
 
-// TreeSum or TreeMax in registers. Combines the two halves of the lanes, again
-// and again until one lane is left. combine(low, high) is one such step.
+// Computes TreeSum or TreeMax in registers: repeatedly combines the two halves
+// of the lanes until one lane is left. combine(low, high) combines two halves.
 template <typename Combine>
 HWY_INLINE float ReduceWide(const Wide& wide, const Combine& combine) {
 #if HWY_TARGET == HWY_SCALAR

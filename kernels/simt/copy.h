@@ -1,6 +1,6 @@
-// Asynchronous copies from global to shared memory. Until they are waited for,
-// the contents of the destination are undefined and the source must not change.
-// C++17.
+// Asynchronous copies from global to shared memory. Until a thread has waited
+// for a copy, the contents of the destination are undefined and the source must
+// not change. C++17.
 #pragma once
 
 #include "kernels/simt/grid.h"

@@ -7,8 +7,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// T is trivially copyable, has 1, 2, 4, 8 or 16 bytes and is aligned to its
-// size.
+// In the functions from LoadGlobal to StoreShared, T is trivially copyable, has
+// 1, 2, 4, 8 or 16 bytes and is aligned to its size.
 template <typename T>
 KVASIR_DEVICE T LoadGlobal(const T* from, Site site = Site::Here()) {
 #ifdef __CUDACC__

@@ -15,8 +15,9 @@ import sys
 
 SKIPPED = 77
 GROWTH = 1.05
-# Its registers hold the sums and scores of 32 rows. It spills the state of an
-# item, which is read at the start of a chunk and not in the loops of products.
+# This kernel keeps the sums and scores of 32 rows in registers. So it spills the
+# state of an item, which it reads only at the start of a chunk, not in the loops of
+# products.
 MAY_SPILL = "prefill_attention: PrefillKernel<"
 FIGURES = ("registers", "bytes spilled", "bytes of stack", "bytes of static shared memory")
 TABLE = pathlib.Path(__file__).with_name("ptxas.txt")

@@ -118,15 +118,14 @@ void LaunchOnRows(Launcher& launcher, const char* name, int64_t num_rows,
 }
 
 // Returns the sum of `value` over all threads of the CTA, with the same bits in
-// each thread: WarpSum adds the lanes of each warp, then the sums of the warps
-// are added in order. `partial` is shared memory for one number per warp; each
-// call in a kernel needs memory of its own.
+// each thread. WarpSum adds the lanes of each warp, and then the sums of the
+// warps are added in order. `partial` is shared memory for one number per warp.
+// Each call in a kernel must use other memory.
 KVASIR_DEVICE float CtaSum(float value, float* partial,
                            Site site = Site::Here()) {
   value = WarpSum(value, site);
   if (Lane() == 0) StoreShared(partial + Warp(), value, site);
-  // qualified with simt::, because the emulator also has a function of this
-  // name
+  // simt:: is needed, because the emulator also has a function of this name.
   simt::SyncCta(site);
   float sum = 0.0f;
   for (uint32_t warp = 0; warp < Threads() / kWarp; ++warp) {

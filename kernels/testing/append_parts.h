@@ -54,7 +54,8 @@ class Part {
     view.param_dtype = dtype;
     view.num_levels = num_levels;
     for (int i = 0; i < num_levels; ++i) {
-      // Multiples of one step, up to 127, with unequal distances.
+      // The levels are multiples of 2^-6 at unequal distances. The largest is
+      // 127 * 2^-6.
       const int steps =
           i + 1 == num_levels ? 127 : 240 * i / num_levels - 120 + 3 * (i % 3);
       view.levels[i] = static_cast<float>(steps) * 0x1p-6f;
@@ -71,7 +72,8 @@ class Part {
       static constexpr float kAny = 0.0f;
       view.static_scale = static_ranges ? &kAny : no_scale;
       const int64_t codes_bytes = CodesBytes(view, group);
-      // Codes need no alignment, so there is no gap between their slots.
+      // Only unquantized numbers have a gap between slots. Codes need no
+      // alignment, so their slots follow one another.
       Place(codes_bytes, group.num_runs > 0 ? 0 : kGap, granule_bytes,
             &group.codes, &offset);
       offset = (offset + 3) / 4 * 4 + kGap;

@@ -34,8 +34,9 @@ inline void WriteAll(LatentCache& cache, const std::vector<LatentAsk>& asks) {
   }
 }
 
-// Whether queries or weights are multiplied by codes, so that they are written
-// as digits (code_digits.h).
+// Returns whether queries or weights are multiplied by codes. If so, they are
+// rounded to digits (code_digits.h). This adds errors of up to 2^-14 of the
+// largest number with the same scale.
 inline bool MultipliesCodes(const PagedAttentionArgs& params) {
   bool multiplies = false;
   for (int64_t p = 0; p < params.num_key_parts; ++p) {
@@ -93,7 +94,8 @@ inline void ExpectBits(LatentCache& cache, const std::vector<LatentAsk>& asks,
   });
 }
 
-// Calls attend(value) for each value; all calls must return the same bits.
+// Calls attend(value) for each value, and expects that all calls return the
+// same bits.
 template <typename Value, typename Attend>
 void ExpectSameBitsFor(std::initializer_list<Value> values,
                        const Attend& attend) {

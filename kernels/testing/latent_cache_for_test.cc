@@ -15,8 +15,9 @@
 namespace kvasir::kernels {
 namespace {
 
-// The space before the numbers of each group in an exact row.
-constexpr int64_t kRowGap = 3;  // in multiples of PartSpec::exact_alignment
+// The space before the numbers of each group in an exact row, in multiples of
+// PartSpec::exact_alignment.
+constexpr int64_t kRowGap = 3;
 
 }  // namespace
 
@@ -46,7 +47,8 @@ TestPart::TestPart(const PartSpec& from, int64_t num_kv_heads,
     std::copy(levels.begin(), levels.end(), part.levels);
   }
   const float none = 0.0f;
-  // ParamsBytes only checks that the pointer is not null.
+  // ParamsBytes only checks whether the pointer is null, so it may point
+  // to anything.
   if (spec.fixed_ranges) part.static_scale = &none;
   for (int64_t g = 0; g <= last; ++g) {
     LatentGroup group;
@@ -717,9 +719,8 @@ int64_t LatentCache::PageOf(int64_t sequence, int64_t token) const {
 }
 
 // Divides the exact rows into three segments, if there are enough rows. The
-// first begins inside a page whose first rows are used otherwise, the second
-// has whole pages of the same arena, and the third has longer pages of another
-// arena.
+// first begins inside a page whose beginning has other data. The second has
+// whole pages of the same arena. The third has longer pages of another arena.
 LatentCache::ExactSide LatentCache::MakeExactSide(bool is_key,
                                                   int64_t first_page) const {
   ExactSide side;
@@ -916,7 +917,8 @@ std::vector<double> LatentCache::KeyOf(size_t p, size_t rebuild_index,
   }
   for (int64_t f = 0; f < spec.num_pairs; ++f) {
     const int64_t step = (spec.steps_by_head ? kv_head * spec.num_pairs : 0);
-    // A double has an error of 1e-7 for angles from 2^30 radians on.
+    // The angle is a long double, because a double would have an error of 1e-7
+    // for angles from 2^30 radians on.
     const long double radians = from.radians[static_cast<size_t>(step + f)];
     const long double angle =
         radians * static_cast<long double>(PositionOf(position));

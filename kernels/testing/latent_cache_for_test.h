@@ -1,5 +1,5 @@
 // A cache of latents for tests, with any kinds of parts, random contents, and
-// pages in random order. Slots that were not written are NaN, and so are exact
+// pages in random order. Slots that were not written hold NaN, and so do exact
 // rows that no query reads.
 #pragma once
 
@@ -17,7 +17,7 @@
 namespace kvasir::kernels {
 
 // How keys are rebuilt from their latents before they are rotated. If dims is
-// 0, they are not rebuilt.
+// 0, keys are not rebuilt.
 struct RebuildSpec {
   int64_t dims = 0;
   int64_t num_pairs = 0;
@@ -33,7 +33,7 @@ struct PartSpec {
   std::vector<int64_t> widths = {32};  // group g has widths[g % size]
   std::vector<int32_t> group_of_head = {};
   // The bits per code of each run: run r has bits[r % size]. If empty, the part
-  // stores uncoded numbers.
+  // stores unquantized numbers.
   std::vector<int> bits = {};
   int64_t run_width = 0;  // 0: one run for all channels
   DType dtype = DType::kBf16;
@@ -67,7 +67,7 @@ struct LatentSpec {
   // Maps the default position of slot i, first_position + i, to the position
   // that the slot has. Null: slots have their default positions.
   int64_t (*position_of)(int64_t) = nullptr;
-  // If true, no launch computes anything, so the lifts need no numbers.
+  // If true, no launch computes anything, so lifts need no matrices.
   bool tables_only = false;
   // The number of slots in the exact windows of the keys and of the values.
   int64_t key_exact = 0;
@@ -75,8 +75,8 @@ struct LatentSpec {
   // Rows per page in the first arena of exact rows; the second has more.
   int64_t exact_page_rows = 3;
   int64_t sinks = 0;  // first tokens with exact rows of keys and values
-  // The number of slots that were evicted from each sequence. Eviction moves
-  // exact rows.
+  // The number of slots that were evicted from each sequence. It changes the
+  // places of exact rows.
   int64_t evicted = 0;
   // Eviction units [Hkv]; empty: no slot metadata.
   std::vector<int32_t> unit_of_head = {};
@@ -85,15 +85,15 @@ struct LatentSpec {
   // If set, rebuilt keys are rotated by the positions in the slot metadata. In
   // unit u, these positions are 1000 u greater than those of the slots.
   bool stored_positions = false;
-  // If set, the cache has keys without a bias, and queries have numbers for it
-  // (AttentionKeyBias).
+  // If set, the cache has keys without their bias, and each query row has the
+  // numbers with which attention adds it (AttentionKeyBias).
   bool key_bias = false;
   int64_t bias_tile_pairs = 11;
   int64_t bias_exact_pairs = 4;
   float bias_unit = 1.0f;
   // columns at the end of a query row that belong to no head
   int64_t query_gap = 3;
-  // How many of the last tokens of a sequence have queries; 0: all tokens.
+  // The number of tokens at the end of a sequence that have queries; 0: all.
   int64_t asked_tokens = 0;
   float score_cap = 0.0f;  // PagedAttentionParams::score_cap
 };

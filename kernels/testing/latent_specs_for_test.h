@@ -385,8 +385,9 @@ inline std::vector<LatentSpec> LiftedSpecs() {
   return specs;
 }
 
-// Layers with exact windows of 1 slot, of 7, of 64, and of more slots than a
-// sequence has; for both keys and values, or only for one of them.
+// Layers with exact windows of 1, 7 and 64 slots, and of more slots than a
+// sequence has. Both the keys and the values have such a window, or only one
+// of them.
 inline std::vector<LatentSpec> ExactSpecs() {
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   const LatentSpec codes = {"", 8, 2, {Codes({64}, {4})}, {Codes({96}, {3})}};
@@ -524,9 +525,9 @@ inline std::vector<LatentSpec> Specs() {
   return specs;
 }
 
-// A layer with codes, uncoded numbers, groups of heads and rebuilt keys. With
-// this many heads, the launch for a long prompt is divided by head, but the
-// launch for a short one is not, so tests cover both.
+// A layer with codes, unquantized numbers, groups of heads and rebuilt keys.
+// With this many heads, the launch for a long prompt is divided by head, but
+// the launch for a short one is not, so tests cover both.
 inline LatentSpec Mixed() {
   LatentSpec spec;
   spec.num_heads = 16;

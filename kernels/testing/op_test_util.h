@@ -84,8 +84,8 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b);
 // Makes every op use this vector target; 0: the best target of this machine.
 void UseSimdTarget(int64_t target);
 
-// Calls test() once for every vector target that this machine can run, and once
-// with the automatic choice, which remains.
+// Calls test() once for every vector target that this machine can run, and then
+// once with the automatic choice, which stays in effect.
 template <typename Test>
 void ForEachSimdTarget(Test&& test) {
   for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
@@ -93,7 +93,8 @@ void ForEachSimdTarget(Test&& test) {
     SCOPED_TRACE(hwy::TargetName(target));
     test();
   }
-  // Some files have a target of their own in addition.
+  // Some files are also compiled for a further target, which only the automatic
+  // choice uses.
   UseSimdTarget(0);
   SCOPED_TRACE("the best target");
   test();

@@ -8,10 +8,11 @@
 
 namespace kvasir::kernels {
 
-// Makes the device. Its memory is PROT_NONE except during launches, uploads and
-// read-backs, and between BeginWrite and EndWrite. So a test dies by a signal
-// if it accesses this memory at another time. If the parameters of a launch
-// point to other memory, the process ends with a message.
+// Makes the device. The host can access its memory only during launches,
+// uploads and read-backs, and between BeginWrite and EndWrite. At other
+// times the memory is PROT_NONE, so a test that accesses it dies by a
+// signal. If the parameters of a launch point to other memory, the process
+// ends with a message.
 //
 // `pool` must outlive the device.
 std::unique_ptr<Device> MakeStrictDevice(base::ThreadPool* pool,

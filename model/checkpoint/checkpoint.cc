@@ -214,7 +214,8 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
 }
 
 std::string Checkpoint::name() const {
-  // A link to a file often leads to a name that means nothing.
+  // A GGUF file has the name by which it was opened. Links are not followed,
+  // because they often lead to a file with a meaningless name.
   if (is_gguf_) {
     return std::string(
         WithoutSplitNumber(std::filesystem::path(folder_).stem().string()));

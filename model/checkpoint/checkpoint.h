@@ -33,8 +33,8 @@ struct TensorRange {
 };
 
 // Reads one tensor, or only a range of it, from front to back in blocks of
-// whole rows. It hashes the tiles, reads ahead, and releases pages of the page
-// cache that it has read.
+// whole rows. It hashes the tiles that it reads (fingerprint.h), reads ahead,
+// and releases what it has read from the page cache.
 // Owns: nothing. Checkpoint and buffer must outlive it.
 // Threads: a stream is used by one thread. Any number of streams may read from
 // one checkpoint at the same time.

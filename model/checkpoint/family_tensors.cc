@@ -16,15 +16,15 @@ namespace {
 // Selects the rows of the stored tensor that belong to the canonical one.
 enum class Pick {
   kAll,
-  // of each head's query, key and value, which lie side by side
+  // The stored rows are, head by head, its query, its key and its value.
   kQuery,
   kKey,
   kValue,
-  // of all queries, then all keys, then all values
+  // The stored rows are all queries, then all keys, then all values.
   kQueries,
   kKeys,
   kValues,
-  // of the gate's rows, then the other matrix's
+  // The stored rows are those of gate_proj, then those of up_proj.
   kGate,
   kUp,
   kAfterUnusedRows,
@@ -133,7 +133,7 @@ const FamilyNames* NamesOf(const DecoderSpec& spec) {
   return nullptr;
 }
 
-// A tensor name in a layer after its prefix is removed: "17." and the rest.
+// A layer's tensor name after its prefix: the layer's number, and the rest.
 struct InLayer {
   std::string_view number;  // like "17."
   std::string_view rest;
@@ -222,7 +222,8 @@ struct Renamed {
   Pick pick = Pick::kAll;
 };
 
-// The canonical names of a stored tensor: several for a fused one, and none for
+// Returns the canonical names of a stored tensor: several for a fused one, and
+// none for a tensor that is not in the family's table.
 // a tensor that is not in the family's table.
 std::vector<Renamed> Rename(const FamilyNames& names, std::string_view stored) {
   std::vector<Renamed> ours;

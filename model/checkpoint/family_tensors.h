@@ -13,7 +13,8 @@
 
 namespace kvasir::model {
 
-// The place of a canonical tensor: a stored tensor, or some rows of one.
+// Where a tensor with a canonical name is stored: as a whole tensor of the
+// file, or as some rows of one.
 struct StoredTensor {
   std::string name;
   RowBlocks rows;

@@ -100,7 +100,8 @@ TEST(FamilyTensorsTest, AFusedTensorStoresQueryKeyAndValueRowsHeadByHead) {
   EXPECT_EQ(positions.num_rows, 10);
 }
 
-// Element [h, p, d] of the fused rows [heads, 3, head_dim] is row d of head h.
+// In the fused rows [heads, 3, head_dim], element [h, p, d] is row d of head
+// h's query (p = 0), key (1) or value (2).
 TEST(FamilyTensorsTest, AFusedQkvTensorIsReadAsThreeTensorsInPiecesOfAnySize) {
   auto checkpoint = Checkpoint::Open(GoldenModel("neox-parallel-quarter"));
   KVASIR_ASSERT_OK(checkpoint);

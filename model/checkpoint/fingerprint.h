@@ -18,7 +18,8 @@
 
 namespace kvasir::model {
 
-// 128 bits that change if any bit of the data changes. Fast, but not secure.
+// 128 bits that change if any bit of the data changes. Fast, but no protection
+// against a deliberate forgery.
 struct Fingerprint {
   uint64_t high = 0;
   uint64_t low = 0;

@@ -49,7 +49,7 @@ class NewTextFile {
     Write(std::as_bytes(std::span<const char>(text)));
   }
   bool ok() const { return file_.good(); }
-  // Also finds errors of earlier writes.
+  // Also returns errors of earlier writes.
   absl::Status Close() {
     file_.close();
     if (file_.good()) return absl::OkStatus();
@@ -68,8 +68,8 @@ absl::Status WriteText(const fs::path& path, std::string_view text) {
   return file.Close();
 }
 
-// A tensor of the folder. Those that the family fuses consist of several
-// tensors.
+// A tensor of the folder. If the family fuses it, it consists of several
+// tensors of the checkpoint.
 struct WrittenTensor {
   struct Part {
     TensorStore::Entry entry;
@@ -92,7 +92,7 @@ struct WrittenTensor {
   }
 };
 
-// The folder's tensors by their names there.
+// Returns the tensors to write, by their names in the folder.
 absl::StatusOr<std::map<std::string, WrittenTensor>> WrittenTensors(
     const Checkpoint& checkpoint) {
   std::map<std::string, WrittenTensor> written;
@@ -120,7 +120,8 @@ absl::StatusOr<std::map<std::string, WrittenTensor>> WrittenTensors(
 absl::Status ForEachBlock(
     const WrittenTensor& tensor, std::span<std::byte> buffer,
     absl::FunctionRef<void(std::span<const std::byte>)> use) {
-  // All parts of a tensor have equally many blocks, which take turns.
+  // All parts of a tensor have equally many blocks of rows. The file has the
+  // first block of each part, then the second block of each part, and so on.
   const WrittenTensor::Part& first = tensor.parts[0];
   const int64_t num_blocks =
       first.rows.all() ? 1
@@ -197,7 +198,7 @@ absl::Status WriteTensors(const Checkpoint& checkpoint, const fs::path& path) {
           }
           file.Write(halves);
         }));
-    if (!file.ok()) break;  // Close has the error
+    if (!file.ok()) break;  // Close returns the error
   }
   return file.Close();
 }

@@ -13,12 +13,12 @@ namespace kvasir::model {
 // all exact in BF16 is written in BF16, as norms usually are in the model that
 // the file was made from.
 //
-// The folder gets its name when everything is written; until then there is only
-// `folder` + ".unfinished", which an error removes.
+// Everything is written to `folder` + ".unfinished", which is renamed to
+// `folder` at the end. An error removes it. Errors:
 //   ALREADY_EXISTS   there is something at one of these names
 //   UNIMPLEMENTED    config.json cannot express the file's RoPE factors
 //   UNAVAILABLE      a file cannot be written; the text names it
-// and the errors of Checkpoint::Open and TokenizerOfGguf.
+// Also returns the errors of Checkpoint::Open and TokenizerOfGguf.
 absl::Status WriteFolderOfGguf(const std::string& path,
                                const std::string& folder);
 

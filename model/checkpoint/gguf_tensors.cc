@@ -41,7 +41,7 @@ struct NameRow {
 
 constexpr std::string_view kLayers = "blk.";
 constexpr std::string_view kOurLayers = "model.layers.";
-// Rows of fused tensors, and how many of them belong to GgufFused::kQkv.
+// Rows of fused tensors. The first kQkvRows of them are for GgufFused::kQkv.
 constexpr std::array<NameRow, 5> kFused = {{
     {"attn_qkv.", "self_attn.q_proj.", Part::kQueries},
     {"attn_qkv.", "self_attn.k_proj.", Part::kKeys},
@@ -81,7 +81,7 @@ constexpr std::array<NameRow, 3> kOuter = {{
 
 using NameOfRow = std::string_view NameRow::*;
 
-// A name whose module is translated.
+// A translated name, and the rows of the tensor that belong to it.
 struct Renamed {
   std::string name;
   Part part = Part::kAll;
@@ -93,7 +93,8 @@ std::span<const NameRow> FusedRows(GgufFused fused) {
   return rows.first(fused == GgufFused::kQkv ? kQkvRows : 0);
 }
 
-// Replaces the module's name in `name`, for each row that has it.
+// Replaces the module's name in `name`, once for each row of the table that has
+// this module.
 std::vector<Renamed> Translate(std::span<const NameRow> rows,
                                std::string_view name, NameOfRow from,
                                NameOfRow to) {
@@ -107,7 +108,7 @@ std::vector<Renamed> Translate(std::span<const NameRow> rows,
   return renamed;
 }
 
-// Several names for a fused tensor, and none for an unknown one.
+// Returns several names for a fused tensor, and none for an unknown one.
 std::vector<Renamed> Translate(GgufFused fused, std::string_view name,
                                NameOfRow from, NameOfRow to,
                                std::string_view layers_from,
@@ -128,7 +129,7 @@ std::vector<Renamed> Translate(GgufFused fused, std::string_view name,
   return renamed;
 }
 
-// A name of which an expert's number is replaced by '#'.
+// A name in which '#' stands for an expert's number.
 struct Numbered {
   std::string name;
   std::string number;  // empty if the name has none
@@ -171,7 +172,7 @@ std::vector<Renamed> OurNamesOf(const GgufFamily& family,
   return renamed;
 }
 
-// The type with which the engine gets a tensor.
+// The type of a tensor's numbers when they are read.
 TensorType ServedType(const GgmlType& type) {
   if (type.name == "F32") return TensorType::kF32;
   return type.name == "F16" ? TensorType::kF16 : TensorType::kBF16;
@@ -209,8 +210,8 @@ class GgufTensorFile final : public TensorFile {
     int64_t count = 0;
   };
 
-  // Tensors have different places, because they do not overlap and none is
-  // empty.
+  // A tensor's place identifies it, because tensors do not overlap and none
+  // is empty.
   const Stored& StoredOf(const TensorInfo& tensor) const {
     const auto found =
         std::lower_bound(stored_.begin(), stored_.end(), tensor.begin_bytes,
@@ -292,7 +293,7 @@ class GgufTensorFile final : public TensorFile {
     }
   }
 
-  // `blocks` is a buffer, which is kept between calls.
+  // `blocks` is a buffer that is kept between calls.
   absl::Status ReadElements(const Stored& stored, const Elements& elements,
                             std::span<std::byte> out,
                             std::vector<uint8_t>* blocks) const {
@@ -303,7 +304,7 @@ class GgufTensorFile final : public TensorFile {
       if (stored.minus_one) SubtractOne(out);
       return absl::OkStatus();
     }
-    // Bounds the buffer.
+    // Limits the size of `blocks`.
     constexpr int64_t kMostElements = 1 << 17;
     std::array<float, kMaxBlockNumbers> unpacked;
     for (int64_t done = 0; done < elements.count;) {
@@ -365,7 +366,7 @@ class TensorLists {
     return absl::OkStatus();
   }
 
-  // To be called after Run().
+  // Call it after Run().
   TensorStore Store(std::vector<RandomAccessFile> files) {
     std::vector<std::unique_ptr<TensorFile>> made;
     for (size_t i = 0; i < files.size(); ++i) {
@@ -375,7 +376,8 @@ class TensorLists {
     return TensorStore::Of(std::move(made));
   }
 
-  // The canonical tensors in a stored one, which Run() has checked.
+  // Returns the canonical tensors that a stored tensor contains. Run() must
+  // have checked it.
   std::vector<TensorView> ViewsOf(const std::string& stored) const {
     std::vector<TensorView> views;
     for (Renamed& renamed : OurNamesOf(family_, stored)) {
@@ -439,7 +441,7 @@ class TensorLists {
       KVASIR_RETURN_IF_ERROR(CheckExperts(tensor));
       info.shape = {tensor.shape[0] * tensor.shape[1], tensor.shape[2]};
     } else {
-      // The last part ends where the tensor does.
+      // The last part must end at the end of the tensor.
       const RowBlocks last = RowsOf(names.back().part);
       const int64_t want = last.first + last.block_rows;
       if (!last.all() && tensor.shape[0] != want) {
@@ -481,7 +483,8 @@ class TensorLists {
                                              spec_.experts.count));
   }
 
-  // The rows of a head that the file has in another order, or 0.
+  // Returns the number of rows in a head if the file has them in another order,
+  // else 0.
   absl::StatusOr<int64_t> HeadRows(const GgufTensor& tensor) const {
     const bool is_query = absl::StrContains(tensor.name, ".attn_q.");
     if (!is_query && !absl::StrContains(tensor.name, ".attn_k.")) return 0;

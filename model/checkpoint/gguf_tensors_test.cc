@@ -36,8 +36,9 @@ uint32_t GgmlTypeOf(TensorType type) {
   return type == TensorType::kF32 ? 0 : type == TensorType::kF16 ? 1 : 30;
 }
 
-// A model of tests/golden and the architecture of a file with it. `theta` is
-// the base of RoPE; 0: it follows from the frequencies, which are not scaled.
+// A golden model, and the architecture that its GGUF file has. `theta` is the
+// base of RoPE. 0: the base is computed from the frequencies, which are then
+// not scaled.
 struct Model {
   std::string name;
   std::string architecture;
@@ -50,7 +51,7 @@ double ThetaOf(const RopeSpec& rope) {
       std::pow(rope.frequencies[1], -static_cast<double>(rope.rotary_dim) / 2));
 }
 
-// The keys that only some architectures have.
+// Adds the keys that only some architectures have.
 void AddKeysOf(const DecoderSpec& spec, const std::string& architecture,
                GgufBuilder* builder) {
   const auto key = [&](const char* name) {
@@ -132,7 +133,8 @@ GgufBuilder KeysOf(const DecoderSpec& spec, const Model& model) {
   return builder;
 }
 
-// The factors of LongRoPE are the plain frequencies by the model's.
+// Adds the factors of LongRoPE: the frequencies without scaling, divided by
+// those of the model.
 void AddLongRope(const DecoderSpec& spec, double theta, GgufBuilder* builder) {
   if (spec.rope.long_frequencies.empty()) return;
   for (const auto& [name, frequencies] :
@@ -172,7 +174,7 @@ std::string BytesOf(const Checkpoint& checkpoint, const std::string& name) {
   return bytes;
 }
 
-// The numbers of a tensor in BF16 or F32.
+// Returns the numbers of a tensor in BF16 or F32.
 std::vector<float> FloatsOf(const Checkpoint& checkpoint,
                             const std::string& name) {
   const std::string bytes = BytesOf(checkpoint, name);
@@ -196,7 +198,7 @@ struct FileTensor {
   std::string data;
 };
 
-// The model's tensors as files of the architecture have them.
+// Returns the model's tensors in the form that files of the architecture have.
 std::vector<FileTensor> TensorsOf(const Checkpoint& checkpoint,
                                   const std::string& architecture) {
   std::vector<FileTensor> tensors;
@@ -231,7 +233,7 @@ std::vector<FileTensor> TensorsOf(const Checkpoint& checkpoint,
       tensors.push_back(std::move(tensor));
       continue;
     }
-    // Parts of a fused tensor follow one another, as experts do.
+    // The parts of a fused tensor follow one another, and so do experts.
     same->dims.back() += is_expert ? 1 : tensor.dims.back();
     same->data += tensor.data;
   }
@@ -247,8 +249,9 @@ std::string GgufOf(const Checkpoint& checkpoint, const Model& model) {
   return builder.Build();
 }
 
-// The folder of a golden model, but with what files of the architecture do not
-// state as they have it: the scale of Gemma's scores, and windows.
+// Returns the folder of a golden model. Its config is changed in fields that
+// files of the architecture cannot state: the scale of Gemma's scores, and
+// whether Qwen3-MoE has windows.
 std::string FolderOf(const Model& model, const base::TempFolder& files) {
   std::string golden = GoldenModel(model.name);
   auto config = nlohmann::json::parse(LoadConfigText(golden).value());
@@ -288,7 +291,8 @@ absl::StatusOr<std::string> WeightsId(const Checkpoint& checkpoint,
 
 class GgufCheckpointTest : public ::testing::TestWithParam<Model> {};
 
-TEST_P(GgufCheckpointTest, HasTheWeightsIdOfTheFolderWithTheSameWeights) {
+TEST_P(GgufCheckpointTest,
+       AGgufFileHasTheWeightsIdOfAFolderWithTheSameWeights) {
   const base::TempFolder files;
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint folder,
                               Checkpoint::Open(FolderOf(GetParam(), files)));
@@ -314,7 +318,7 @@ TEST_P(GgufCheckpointTest, HasTheWeightsIdOfTheFolderWithTheSameWeights) {
   }
 }
 
-TEST_P(GgufCheckpointTest, AModelInSeveralFilesIsThatOfOneFile) {
+TEST_P(GgufCheckpointTest, AModelInSeveralFilesHasTheWeightsIdOfOneFile) {
   const base::TempFolder files;
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint folder,
                               Checkpoint::Open(FolderOf(GetParam(), files)));
@@ -343,7 +347,8 @@ TEST_P(GgufCheckpointTest, AModelInSeveralFilesIsThatOfOneFile) {
             WeightsId(whole, 1000).value());
 }
 
-TEST_P(GgufCheckpointTest, AFolderWrittenFromAFileHasItsWeights) {
+TEST_P(GgufCheckpointTest,
+       AFolderWrittenFromAGgufFileHasTheWeightsIdOfTheModel) {
   const base::TempFolder files;
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint golden,
                               Checkpoint::Open(FolderOf(GetParam(), files)));
@@ -428,8 +433,8 @@ TEST(GgufExpertsTest, AFileMayHaveATensorForEachExpert) {
 
 class BadGgufCheckpointTest : public ::testing::Test {
  protected:
-  // The status of a file with the model's tensors and one more, or one that is
-  // replaced; no dims: without it.
+  // Returns the status of opening a file in which one tensor was added or
+  // replaced. Without `dims`, the tensor is removed.
   absl::Status StatusWith(const std::string& name,
                           const std::vector<uint64_t>& dims,
                           const Model& model = {"llama-mha", "llama"}) {
@@ -512,7 +517,8 @@ TEST_F(BadGgufCheckpointTest, ABiasThatOtherLayersLackIsRefused) {
 
 TEST_F(BadGgufCheckpointTest, ExpertsAndFusedTensorsOfOtherShapesAreRefused) {
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-  const Model mixtral = {"mixtral-window", "llama"};  // M 32, F 20, 5 experts
+  // The hidden size is 32, that of an MLP is 20, and there are 5 experts.
+  const Model mixtral = {"mixtral-window", "llama"};
   const std::string experts = "blk.1.ffn_down_exps.weight";
   EXPECT_THAT(StatusWith(experts, {20, 32, 4}, mixtral),
               StatusIs(kInvalid, AllOf(HasSubstr(experts),
@@ -525,7 +531,8 @@ TEST_F(BadGgufCheckpointTest, ExpertsAndFusedTensorsOfOtherShapesAreRefused) {
                                        HasSubstr("want shape [32, 20]"))));
   EXPECT_THAT(StatusWith(experts, {}, mixtral),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr(experts)));
-  const Model phi3 = {"phi3-part-window", "phi3"};  // M 32, 4 + 2 x 2 heads
+  // The hidden size is 32. There are 4 query, 2 key and 2 value heads of 8.
+  const Model phi3 = {"phi3-part-window", "phi3"};
   for (const auto& [name, rows] : {std::pair("blk.1.attn_qkv.weight", 64),
                                    std::pair("blk.0.ffn_up.weight", 72)}) {
     EXPECT_THAT(StatusWith(name, {32, 63}, phi3),
@@ -536,13 +543,13 @@ TEST_F(BadGgufCheckpointTest, ExpertsAndFusedTensorsOfOtherShapesAreRefused) {
     EXPECT_THAT(StatusWith(name, {}, phi3),
                 StatusIs(absl::StatusCode::kNotFound, HasSubstr(name)));
   }
-  // Other families do not fuse them.
+  // Llama's tensors are not fused.
   EXPECT_THAT(StatusWith("blk.0.attn_qkv.weight", {32, 96}),
               StatusIs(absl::StatusCode::kUnimplemented,
                        HasSubstr("blk.0.attn_qkv.weight")));
 }
 
-TEST_F(BadGgufCheckpointTest, ANormOfGemmaMustHaveF32) {
+TEST_F(BadGgufCheckpointTest, ANormOfGemmaMustHaveTheTypeF32) {
   const base::TempFolder files;
   const Model model = {"gemma3-tied", "gemma3"};
   const Checkpoint golden = Checkpoint::Open(FolderOf(model, files)).value();

@@ -24,7 +24,7 @@ uint16_t Bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// A model with one layer of 2 query heads and one KV head of 256, whose
+// A model with one layer of 2 query heads and one KV head of 256 dims, whose
 // matrices have random blocks of a type.
 class GgufUnpackTest : public ::testing::TestWithParam<uint32_t> {
  protected:
@@ -75,7 +75,8 @@ class GgufUnpackTest : public ::testing::TestWithParam<uint32_t> {
     return bytes;
   }
 
-  // The numbers of a tensor [rows, columns] as the file says, in our order.
+  // Returns the numbers of a tensor [rows, columns] of the file, in the order
+  // of a Hugging Face folder.
   std::vector<uint16_t> Want(const std::string& name, bool by_pairs) const {
     const RandomAccessFile file = RandomAccessFile::Open(path_).value();
     const GgufHeader header = GgufHeader::Read(file).value();
@@ -110,7 +111,7 @@ class GgufUnpackTest : public ::testing::TestWithParam<uint32_t> {
   uint64_t state_ = 7;
 };
 
-TEST_P(GgufUnpackTest, AnyPartOfATensorHasTheRoundedNumbersOfTheWhole) {
+TEST_P(GgufUnpackTest, AnyRangeOfATensorIsReadAsItsUnpackedRoundedNumbers) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(path_));
   for (const auto& [name, stored, by_pairs] :

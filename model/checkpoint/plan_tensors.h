@@ -29,8 +29,9 @@ absl::StatusOr<std::vector<RequiredTensor>> RequiredTensors(
     const DecoderSpec& spec, const plan::ResolvedPlan& plan);
 
 // The tensors of a layer that no plan changes: those of the MLP and of all
-// norms, also of queries and keys. "post_attention_layernorm" is the norm of
-// the MLP's input, as in Llama. The names omit the prefix "model.layers.{l}.".
+// norms, including the norms of queries and keys.
+// "post_attention_layernorm" is the norm of the MLP's input, as in Llama.
+// The names omit the prefix "model.layers.{l}.".
 std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec,
                                               int64_t layer);
 

@@ -222,7 +222,7 @@ TEST(PlanTensorsTest, RopeLowRankTensorsHaveTwoRowsForEachComplexChannel) {
                   "k_proj.up.0.weight [2, 2, 4]", "v_proj.weight [16, 24]",
                   "v_proj.bias [16]", "o_proj.weight [24, 32]"));
   const auto folded = Listed(Spec(), part("fold"), kFull);
-  // 4 query heads * 2 * 4 complex channels
+  // 4 query heads * 4 complex channels * 2 numbers
   EXPECT_THAT(folded, Contains("q_proj.weight [32, 24]"));
   EXPECT_THAT(folded, Not(Contains(HasSubstr("up."))));
 }
@@ -237,7 +237,7 @@ TEST(PlanTensorsTest,
           "codec":{"bits":{"schedule":[4]},"channel_static":{}}})";
   EXPECT_THAT(
       Listed(spec, absl::StrCat(pairs, ",", LowRank("fold", "NO_ROPE")), kFull),
-      // kept dims + rank: 2 * (2 + 2) + 2 * (2 + 3)
+      // 2 query heads have 2 kept dims + rank 2, and 2 have 2 + rank 3
       ElementsAre("q_proj.weight [18, 24]", "k_proj.part0.weight [4, 24]",
                   "k_proj.part0.range.min [4] F32",
                   "k_proj.part0.range.scale [4] F32",
@@ -248,7 +248,7 @@ TEST(PlanTensorsTest,
   EXPECT_THAT(
       Listed(spec, absl::StrCat(pairs, ",", LowRank("at_runtime", "NO_ROPE")),
              kFull),
-      Contains("q_proj.weight [24, 24]"));  // 4 heads * (2 kept + 4 plain dims)
+      Contains("q_proj.weight [24, 24]"));  // 4 heads * (2 kept + 4 other dims)
 }
 
 TEST(PlanTensorsTest, ABasisTensorHasOnlyTheChannelsWithMoreThanZeroBits) {

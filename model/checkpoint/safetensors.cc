@@ -275,8 +275,8 @@ absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
     return fields.Error("weight_map",
                         "must be an object of tensor names and file names");
   }
-  // As in Hugging Face. An index that lists the single file itself, as that of
-  // an artifact with links may do, is about the files that are there.
+  // model.safetensors is preferred, as in Hugging Face, unless the index itself
+  // lists it. The index of an artifact with links may do so.
   const bool lists_single = std::any_of(
       map->begin(), map->end(),
       [](const nlohmann::json& shard) { return shard == kSingleFile; });

@@ -172,11 +172,12 @@ struct TensorView {
 
 // The tensors of a checkpoint, by name. In a folder they are in
 // model.safetensors, or in the shards that model.safetensors.index.json lists.
-// If there are both, and the index does not list model.safetensors, then this
-// file is read and a warning names the two. Threads: const methods may be
-// called from any thread. Errors: NOT_FOUND for a folder without either file.
-// FAILED_PRECONDITION if the
-//   fingerprint of a shard differs from the index (docs/artifact.md).
+// If both files exist and the index does not list model.safetensors, then
+// model.safetensors is read and a warning names both.
+// Threads: const methods may be called from any thread.
+// Errors: NOT_FOUND for a folder without either file. FAILED_PRECONDITION
+// if the
+// fingerprint of a shard differs from the index (docs/artifact.md).
 class TensorStore {
  public:
   struct Entry {
@@ -200,7 +201,7 @@ class TensorStore {
   // nullptr if there is none. Valid as long as the store.
   const Entry* Find(std::string_view name) const;
   const Entries& entries() const { return entries_; }
-  // The tensors with the names and shapes of the files.
+  // The tensors with the names and shapes that they have in the files.
   const Entries& stored() const { return stored_; }
 
  private:

@@ -263,7 +263,7 @@ TEST_F(SafetensorsTest, ASingleFileIsReadInsteadOfTheOldShardsOfAnIndex) {
   }
 }
 
-TEST_F(SafetensorsTest, AnIndexThatListsTheSingleFileCounts) {
+TEST_F(SafetensorsTest, AnIndexThatListsTheSingleFileItselfIsUsed) {
   WriteFile("model.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
   WriteFile("base.safetensors", absl::StrFormat(kOneTensor, "b"), "y");
   Write("model.safetensors.index.json",

@@ -14,8 +14,8 @@
 namespace kvasir::model {
 namespace {
 
-// Larger reads are split into pread calls of this size, because Linux transfers
-// at most 2 GiB in one call.
+// The most bytes that one call of pread is asked for. Linux transfers at most 2
+// GiB in one call, and any smaller limit would do.
 constexpr size_t kMaxReadBytes = size_t{8} << 20;
 
 }  // namespace

@@ -53,8 +53,8 @@ class RandomAccessFile {
 
 bool FileExists(const std::string& path);
 
-// Returns FAILED_PRECONDITION, with the remedy, if `text`, the beginning of a
-// file, is a Git LFS pointer instead of the file's content.
+// `text` is the beginning of a file. If it is a Git LFS pointer instead of the
+// file's content, returns FAILED_PRECONDITION with the remedy.
 absl::Status CheckNoLfsPointer(std::string_view text, const std::string& path);
 
 // Returns the content of a small text file. Errors: RESOURCE_EXHAUSTED if the

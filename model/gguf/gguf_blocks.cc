@@ -43,7 +43,8 @@ void UnpackBf16(const uint8_t* block, float* numbers) {
   *numbers = std::bit_cast<float>(uint32_t{Load16(block)} << 16);
 }
 
-// The low 4 bits of 16 bytes are the first 16 numbers, the high bits the last.
+// The low 4 bits of the 16 bytes are the first 16 numbers, and the high 4 bits
+// are the last 16.
 void UnpackQ4_0(const uint8_t* block, float* numbers) {
   const float d = LoadHalf(block);
   const uint8_t* const codes = block + 2;
@@ -96,8 +97,9 @@ void UnpackQ8_0(const uint8_t* block, float* numbers) {
   }
 }
 
-// The codes of 2 bits in Q2_K and Q3_K: 64 bytes are two halves of 32 bytes,
-// and each half is four runs of 32 numbers, the lowest bits first.
+// Returns code i of Q2_K or Q3_K, whose codes have 2 bits. The 64 bytes are two
+// halves of 32 bytes. Each half has four runs of 32 codes; the first run is in
+// the lowest bits.
 int TwoBits(const uint8_t* codes, int i) {
   const int run = i / 32;
   return codes[run / 4 * 32 + i % 32] >> (run % 4 * 2) & 3;
@@ -117,7 +119,8 @@ void UnpackQ2_K(const uint8_t* block, float* numbers) {
   }
 }
 
-// Scales have 6 bits: 4 in the first 8 bytes, and 2 in the last 4.
+// A scale has 6 bits: the low 4 are in the first 8 bytes, and the high 2 are in
+// the last 4.
 void UnpackQ3_K(const uint8_t* block, float* numbers) {
   const uint8_t* const mask = block;
   const uint8_t* const codes = block + 32;

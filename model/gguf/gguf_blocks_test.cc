@@ -51,7 +51,7 @@ TEST(GgufBlocksTest, EveryServedTypeGivesTheBitsOfTheReference) {
     }
     tested.push_back(name);
   }
-  // Types that are served are in the file.
+  // ServedGgmlTypes lists each type that was tested.
   std::string served = ServedGgmlTypes();
   for (const std::string& name : tested) {
     EXPECT_THAT(served, ::testing::HasSubstr(name));
@@ -59,7 +59,7 @@ TEST(GgufBlocksTest, EveryServedTypeGivesTheBitsOfTheReference) {
   EXPECT_EQ(tested.size(), 15u);
 }
 
-TEST(GgufBlocksTest, ATypeThatIsNotServedHasANameAndNoUnpacking) {
+TEST(GgufBlocksTest, ATypeThatIsNotServedHasANameButNoUnpackFunction) {
   EXPECT_EQ(FindGgmlType(16), nullptr);
   EXPECT_EQ(UnservedGgmlTypeName(16), "IQ2_XXS");
   EXPECT_EQ(FindGgmlType(4), nullptr);

@@ -10,8 +10,8 @@ namespace kvasir::model {
 // The layers that have a mixture of experts.
 enum class GgufExperts {
   kNone,
-  kMixtral,      // all, if the file has experts: then the model is Mixtral
-  kWithARouter,  // those with a tensor ffn_gate_inp
+  kMixtral,      // all layers, if the file has experts; the model is Mixtral
+  kWithARouter,  // the layers with a tensor ffn_gate_inp
 };
 
 // The layers that have the window of attention.sliding_window.
@@ -21,7 +21,7 @@ enum class GgufWindows {
   kSome,  // as in Hugging Face, or those of attention.sliding_window_pattern
 };
 
-// The matrices whose rows the file has in one tensor.
+// The matrices whose rows the file stores in one fused tensor.
 enum class GgufFused {
   kNone,
   kQkv,         // attn_qkv: all queries, then all keys, then all values
@@ -39,22 +39,22 @@ struct GgufFamily {
   GgufExperts experts = GgufExperts::kNone;
   GgufWindows windows = GgufWindows::kUnknown;
   GgufFused fused = GgufFused::kNone;
-  // True for Gemma: the file has the weights of norms with the 1 that the model
-  // adds to them.
+  // True for Gemma: the norm weights in the file already include the 1 that the
+  // model adds to them.
   bool norms_have_one = false;
-  // For Gemma, the layers of the one size whose scores are divided by the root
-  // of hidden_size / heads. In the other sizes it is the root of head_dim. No
-  // key says it.
+  // The number of layers of the one Gemma size that divides scores by the root
+  // of hidden_size / heads. All other sizes divide by the root of head_dim. The
+  // file has no key for this.
   int64_t wide_scores_layers = 0;
-  // rope.freq_base_swa if the file does not say it. 0: layers with a window
-  // have the RoPE of the others.
+  // The value of rope.freq_base_swa if the file does not have it. 0: layers
+  // with a window have the same RoPE as the others.
   double window_base = 0;
   bool layer_norm = false;    // instead of RMSNorm
-  bool part_rotates = false;  // RoPE may turn only a part of each head
+  bool part_rotates = false;  // RoPE may rotate only a part of each head
   bool long_rope = false;     // the file may have LongRoPE's factors
 };
 
-// Files of the architecture llama may also be of Mistral and Mixtral.
+// Files with the architecture llama may also contain Mistral or Mixtral models.
 inline constexpr std::array<GgufFamily, 10> kGgufFamilies = {{
     {.architecture = "llama",
      .hf_architecture = "LlamaForCausalLM",

@@ -63,8 +63,8 @@ T Load(std::string_view bytes) {
   return value;
 }
 
-// A text of the file, cut for error messages. Bytes that are not printable
-// ASCII are escaped.
+// A text of the file, shortened for error messages. Bytes that are not
+// printable ASCII are escaped.
 std::string Shown(std::string_view text) {
   constexpr size_t kMost = 80;
   return absl::CHexEscape(
@@ -142,8 +142,8 @@ class GgufHeaderReader {
     return absl::StrFormat("%s: byte %d", header_.where_, at_);
   }
 
-  // Takes the next bytes. DATA_LOSS if the file ends before, and OUT_OF_RANGE
-  // if only the text ends.
+  // Takes the next bytes. DATA_LOSS if the file has fewer, and OUT_OF_RANGE if
+  // only the part that was read has fewer.
   absl::StatusOr<std::string_view> Take(uint64_t size, std::string_view what) {
     if (size > file_bytes_ - at_) {
       return absl::DataLossError(absl::StrFormat(
@@ -172,7 +172,8 @@ class GgufHeaderReader {
     return Take(size, what);
   }
 
-  // Reads what comes before the metadata, and returns the number of tensors.
+  // Reads the magic word, the version and the counts. Returns the number
+  // of tensors.
   absl::StatusOr<uint64_t> ReadStart() {
     KVASIR_ASSIGN_OR_RETURN(const std::string_view magic,
                             Take(kMagic.size(), "the word GGUF"));
@@ -224,7 +225,7 @@ class GgufHeaderReader {
     const auto [place, is_new] = header_.values_.try_emplace(key);
     if (!is_new) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "%s: the key %s is there twice", header_.where_, shown));
+          "%s: the key %s occurs twice", header_.where_, shown));
     }
     GgufValue& value = place->second;
     KVASIR_ASSIGN_OR_RETURN(value.type,
@@ -298,7 +299,7 @@ class GgufHeaderReader {
       return fail("the name must consist of printable ASCII characters");
     }
     if (!header_.tensor_places_.emplace(name, index).second) {
-      return fail("is there twice");
+      return fail("occurs twice");
     }
     GgufTensor tensor;
     tensor.name = name;

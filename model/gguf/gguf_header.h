@@ -19,7 +19,7 @@
 
 namespace kvasir::model {
 
-// The numbers are those of the format.
+// The values are those of the file format.
 enum class GgufType : uint32_t {
   kU8 = 0,
   kI8 = 1,
@@ -38,7 +38,7 @@ enum class GgufType : uint32_t {
 
 // One value of the metadata.
 struct GgufValue {
-  GgufType type = GgufType::kU8;  // of an array: the type of its elements
+  GgufType type = GgufType::kU8;  // for an array: the type of its elements
   bool is_array = false;
   uint64_t count = 1;
   // The elements as they are stored; each string follows its length.
@@ -47,7 +47,7 @@ struct GgufValue {
 
 struct GgufTensor {
   std::string name;
-  size_t file = 0;  // of a model in several files, counted from 0
+  size_t file = 0;  // the file that has the data, counted from 0
   const GgmlType* type = nullptr;
   std::vector<int64_t> shape;  // outermost first, as elsewhere in this folder
   uint64_t begin_bytes = 0;    // in its file
@@ -92,7 +92,7 @@ class GgufHeader {
   // tensor is in both, RESOURCE_EXHAUSTED above kMaxTensors.
   absl::Status Append(const GgufHeader& next);
 
-  // All keys, in the order of their texts.
+  // All keys, sorted by their texts.
   const std::map<std::string_view, GgufValue>& values() const {
     return values_;
   }
@@ -113,8 +113,9 @@ class GgufHeader {
   absl::StatusOr<std::vector<int64_t>> Ints(std::string_view key) const;
   absl::StatusOr<std::vector<float>> Floats(std::string_view key) const;
 
-  // INVALID_ARGUMENT, and UNIMPLEMENTED for a value whose meaning is not
-  // served: "FILE: KEY: what".
+  // Errors with the text "FILE: KEY: what". Error returns
+  // INVALID_ARGUMENT. Unserved returns UNIMPLEMENTED, for a value that is
+  // valid but not supported.
   absl::Status Error(std::string_view key, std::string_view what) const;
   absl::Status Unserved(std::string_view key, std::string_view what) const;
 
@@ -137,12 +138,12 @@ class GgufHeader {
   size_t num_files_ = 1;
 };
 
-// The double of the shortest decimal that gives this float32. Keys of files are
-// mostly the float32 of a decimal in config.json.
+// Returns the shortest decimal that rounds to this float32, as a double. Most
+// float32 numbers in a file come from a decimal in config.json.
 double ShortestDecimal(float value);
 
-// True if `path` is a regular file, which only a GGUF file may be, and not a
-// folder.
+// True if `path` is a regular file. GGUF is the only checkpoint format that is
+// not a folder.
 bool MayBeGguf(const std::string& path);
 
 }  // namespace kvasir::model

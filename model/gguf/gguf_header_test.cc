@@ -49,7 +49,7 @@ TEST(GgufHeaderTest, ReadsValuesOfEveryType) {
     EXPECT_EQ(header.Int("u64").value(), int64_t{1} << 40);
     EXPECT_EQ(header.Int("i8").value(), -3);
     EXPECT_EQ(header.Int("absent").value(), std::nullopt);
-    EXPECT_EQ(header.Number("f32").value(), 1e-5);  // not that of the float
+    EXPECT_EQ(header.Number("f32").value(), 1e-5);  // the shortest decimal
     EXPECT_EQ(header.Number("f64").value(), 0.1);
     EXPECT_EQ(header.Bool("bool").value(), true);
     EXPECT_EQ(header.String("string").value(), "text");
@@ -91,7 +91,7 @@ TEST(GgufHeaderTest, PlacesTensorsAfterTheAlignedHeader) {
   EXPECT_EQ(header.FindTensor("c"), nullptr);
 }
 
-TEST(GgufHeaderTest, AnAlignmentOfTheFileIsUsed) {
+TEST(GgufHeaderTest, TheAlignmentThatTheFileStatesIsUsed) {
   GgufBuilder builder;
   builder.U32("general.alignment", 64).TensorAt("a", {1}, kF32, 0);
   std::string file = builder.Build();
@@ -159,7 +159,7 @@ std::vector<BadFile> BadFiles() {
       {"DuplicateKey",
        GgufBuilder().U32("k", 1).U32("k", 2).Build(),
        kInvalid,
-       {"key k is there twice"}},
+       {"key k occurs twice"}},
       {"EmptyKey", GgufBuilder().U32("", 1).Build(), kInvalid, {"0 bytes"}},
       {"LongKey",
        GgufBuilder().U32(std::string(65536, 'k'), 1).Build(),
@@ -199,7 +199,7 @@ std::vector<BadFile> BadFiles() {
            .Tensor("t", {1}, kF32, Bytes(4))
            .Build(),
        kInvalid,
-       {"tensor t: is there twice"}},
+       {"tensor t: occurs twice"}},
       {"TensorNameWithControlCharacters",
        GgufBuilder().Tensor("t\n", {1}, kF32, Bytes(4)).Build(),
        kInvalid,
@@ -262,7 +262,7 @@ std::vector<BadFile> BadFiles() {
 
 class BadGgufTest : public ::testing::TestWithParam<BadFile> {};
 
-TEST_P(BadGgufTest, IsRefusedWithTheValueAndItsPlace) {
+TEST_P(BadGgufTest, ABadHeaderIsRefusedWithTheValueAndItsPlace) {
   const absl::Status status = Parse(GetParam().file).status();
   EXPECT_EQ(status.code(), GetParam().code) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("x.gguf"));

@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kCountKey = "split.count";
 constexpr std::string_view kNumberKey = "split.no";
 constexpr std::string_view kTensorsKey = "split.tensors.count";
-// The names have five digits.
+// Names of split files have five digits for this number.
 constexpr int64_t kMaxFiles = 99'999;
 
 // The end of the name of file `number`, counted from 0.
@@ -24,7 +24,7 @@ std::string Ending(int64_t number, int64_t count) {
   return absl::StrFormat("-%05d-of-%05d.gguf", number + 1, count);
 }
 
-// The other files than the first state only these keys.
+// Files after the first one have only these keys.
 absl::Status CheckNumber(const GgufHeader& header, int64_t number,
                          int64_t count) {
   for (const auto& [key, want] :

@@ -19,9 +19,10 @@ struct GgufModel {
 };
 
 // `path` is the only file or the first one; the others lie beside it. Errors:
-// those of GgufHeader; NOT_FOUND for a file that is missing, and
-// INVALID_ARGUMENT for another file than the first, a name that does not end
-// as those of split files, and files that do not belong together.
+// - those of GgufHeader;
+// - NOT_FOUND if a file is missing;
+// - INVALID_ARGUMENT if `path` is not the first file, if its name does not end
+//   like that of a split file, or if the files do not belong together.
 absl::StatusOr<GgufModel> OpenGgufModel(const std::string& path);
 
 // Removes the number from the name of a split file, which has no ".gguf" at

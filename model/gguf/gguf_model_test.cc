@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
-// A file with one tensor. Only the first states a key of its own.
+// A file with one tensor. Only the first file has keys of the model.
 GgufBuilder Part(int number, int count, const std::string& tensor) {
   GgufBuilder builder;
   builder.U32("split.no", static_cast<uint32_t>(number))
@@ -48,7 +48,7 @@ class SplitGgufTest : public ::testing::Test {
   const base::TempFolder folder_;
 };
 
-TEST_F(SplitGgufTest, TheFirstFileOpensAll) {
+TEST_F(SplitGgufTest, OpeningTheFirstFileOpensAllFiles) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const GgufModel model, Open());
   ASSERT_EQ(model.files.size(), 3u);
   ASSERT_EQ(model.header.tensors().size(), 3u);
@@ -63,7 +63,7 @@ TEST_F(SplitGgufTest, TheFirstFileOpensAll) {
   }
 }
 
-TEST_F(SplitGgufTest, AFileThatIsNotSplitIsOneFile) {
+TEST_F(SplitGgufTest, AModelThatIsNotSplitHasOneFile) {
   for (const uint32_t count : {0, 1}) {
     GgufBuilder builder;
     builder.U32("split.count", count);
@@ -74,7 +74,7 @@ TEST_F(SplitGgufTest, AFileThatIsNotSplitIsOneFile) {
   }
 }
 
-TEST_F(SplitGgufTest, AMissingFileIsNamed) {
+TEST_F(SplitGgufTest, TheErrorForAMissingFileNamesIt) {
   std::filesystem::remove(folder_.File(Name(1)));
   EXPECT_THAT(Open().status(),
               StatusIs(absl::StatusCode::kNotFound,
@@ -82,13 +82,13 @@ TEST_F(SplitGgufTest, AMissingFileIsNamed) {
                              HasSubstr("file 2 of the 3 files"))));
 }
 
-TEST_F(SplitGgufTest, AnotherFileThanTheFirstIsRefusedAndNamesTheFirst) {
+TEST_F(SplitGgufTest, OpeningALaterFileIsRefusedWithTheNameOfTheFirst) {
   EXPECT_THAT(Open(1).status(),
               StatusIs(kInvalid, AllOf(HasSubstr("file 2 of the 3 files"),
                                        HasSubstr("m-00001-of-00003.gguf"))));
 }
 
-TEST_F(SplitGgufTest, AFileWithAnotherNameIsRefused) {
+TEST_F(SplitGgufTest, ASplitFileWhoseNameDoesNotFitIsRefused) {
   EXPECT_THAT(
       OpenGgufModel(folder_.Write("m.gguf", Part(0, 3, "t0").Build())).status(),
       StatusIs(kInvalid, AllOf(HasSubstr("split.count"),
@@ -120,7 +120,7 @@ TEST_F(SplitGgufTest, FilesThatDoNotBelongTogetherAreRefused) {
   EXPECT_THAT(Open().status(), StatusIs(kInvalid, HasSubstr("4, have 3")));
 }
 
-TEST(WithoutSplitNumberTest, RemovesOnlyANumber) {
+TEST(WithoutSplitNumberTest, OnlyASplitNumberIsRemovedFromAName) {
   EXPECT_EQ(WithoutSplitNumber("m-00001-of-00003"), "m");
   for (const char* name : {"m", "", "-00001-of-00003", "m-0001-of-00003",
                            "m-00001-of-0000x", "m-00001_of-00003"}) {

@@ -71,7 +71,8 @@ absl::StatusOr<Family> FindFamily(const JsonFields& fields) {
                                       : kFamilies[i].architecture)) {
       for (const FamilyNames& other : kFamilies) {
         if (&other == &kFamilies[i] || model_type != other.model_type) continue;
-        // transformers goes by model_type, and other engines by architectures.
+        // Both must agree, because transformers uses model_type, and other
+        // engines use architectures.
         return fields.Error(
             "model_type",
             absl::StrFormat("\"%s\" is the type of %s, but architectures "
@@ -101,7 +102,7 @@ absl::StatusOr<Family> FindFamily(const JsonFields& fields) {
                                       absl::StrJoin(served, ", ")));
 }
 
-// Refuses quantized weights. An empty quantization_config says nothing.
+// Refuses quantized weights. An empty quantization_config is allowed.
 absl::Status RefuseQuantization(const JsonFields& fields) {
   constexpr std::string_view kName = "quantization_config";
   const json* quantization = fields.Find(kName);
@@ -153,7 +154,7 @@ absl::Status RefuseWhatChangesTheModel(const JsonFields& fields, Family family,
     if (family == Family::kGemma2 && factor.neutral == 0) continue;
     KVASIR_ASSIGN_OR_RETURN(const std::optional<double> value,
                             fields.Number(factor.name));
-    // Files may have fewer digits than a double.
+    // The file may have rounded the number.
     constexpr double kTolerance = 1e-6;
     if (std::abs(value.value_or(factor.neutral) - factor.neutral) <=
         kTolerance * factor.neutral) {
@@ -173,7 +174,7 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
                           fields.IntIn("hidden_size", 1, kMaxHidden));
   KVASIR_ASSIGN_OR_RETURN(spec->num_heads,
                           fields.IntIn("num_attention_heads", 1, kMaxHeads));
-  // If num_key_value_heads is null, there are num_attention_heads. If it is
+  // If num_key_value_heads is null, it equals num_attention_heads. If it is
   // missing, some families have a default of their own.
   const FamilyNames& names = kFamilies[static_cast<size_t>(family)];
   const int64_t own_default = names.default_kv_heads;
@@ -206,7 +207,7 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
       spec->head_dim % 2 != 0) {
     return fields.Error("head_dim",
                         absl::StrFormat("want an even number from 2 to %d "
-                                        "(RoPE turns pairs), have %d",
+                                        "(RoPE rotates pairs), have %d",
                                         kMaxHeadDim, spec->head_dim));
   }
   KVASIR_ASSIGN_OR_RETURN(

@@ -29,8 +29,9 @@ absl::StatusOr<DecoderSpec> ParseConfig(std::string_view json,
 absl::Status ParseGenerationConfig(std::string_view json,
                                    std::string_view where, DecoderSpec* spec);
 
-// Reads config.json and, if there is one, generation_config.json of a folder,
-// or what stands for them in a GGUF file. Errors: also those of GgufHeader.
+// Reads config.json and, if it exists, generation_config.json of a
+// folder, or the corresponding metadata of a GGUF file. Also returns the
+// errors of GgufHeader.
 absl::StatusOr<DecoderSpec> LoadModelConfig(const std::string& path);
 
 // The text of a folder's config.json, or of the config.json that describes a

@@ -1,5 +1,5 @@
-// Fields that two places or two files may state, and values that change
-// nothing.
+// Tests fields that may stand in two places or in two files, and fields whose
+// values change nothing.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -21,7 +21,8 @@ constexpr absl::StatusCode kWrong = absl::StatusCode::kInvalidArgument;
 struct RopeFields {
   const char* name;
   const char* json;
-  // As AutoConfig of transformers 5.24 gives it. 0: refused with `message`.
+  // The value that AutoConfig of transformers 5.24 reads. 0: the config is
+  // refused with `message`.
   double theta;
   const char* message = "";
   bool neox = false;
@@ -157,7 +158,7 @@ TEST(ConfigTest, TwoRopeObjectsThatMeanTheSameAreAccepted) {
   }
 }
 
-TEST(ConfigTest, AnOriginalContextOutsideTheRopeObjectMayOnlyRepeatIt) {
+TEST(ConfigTest, AnOriginalContextOutsideTheRopeObjectMustEqualTheOneInside) {
   const json llama3 = {{"rope_type", "llama3"},
                        {"factor", 8.0},
                        {"low_freq_factor", 1.0},
@@ -195,7 +196,7 @@ TEST(ConfigTest, FieldsWithValuesThatChangeNothingAreAccepted) {
   KVASIR_EXPECT_OK(Parse(config));
 }
 
-TEST(ConfigTest, ANullFieldIsNotTheDefaultOfAMissingField) {
+TEST(ConfigTest, ANullFieldDoesNotMeanTheDefaultOfAMissingField) {
   json config = With(SmallLlama(), "num_attention_heads", 64);
   config["hidden_size"] = 1024;
   config.erase("num_key_value_heads");

@@ -19,7 +19,7 @@ enum class NormKind {
 enum class MlpKind {
   kGatedSilu,  // down(silu(gate(x)) * up(x))
   kGelu,       // down(gelu(up(x))), exact
-  kGeluTanh,   // the same with the tanh approximation
+  kGeluTanh,   // down(gelu(up(x))), with the tanh approximation
   kRelu,
   kGatedGeluTanh,  // down(gelu(gate(x)) * up(x)), with the tanh approximation
 };
@@ -94,8 +94,8 @@ struct DecoderSpec {
   double norm_eps = 1e-5;
   // RMSNorm adds this to its stored weights: 1 in Gemma, else 0.
   double norm_weight_offset = 0;
-  // A layer may normalize what attention and MLP read, and what they return,
-  // before this is added to the residual stream.
+  // Whether the inputs of attention and MLP are normalized, and whether their
+  // outputs are, before they are added to the residual stream.
   bool norm_inputs = true;
   bool norm_outputs = false;
   MlpKind mlp = MlpKind::kGatedSilu;
@@ -109,8 +109,8 @@ struct DecoderSpec {
   // The factor of the embeddings, before positions are added.
   double embedding_scale = 1;
   RopeSpec rope;
-  // The RoPE of layers with a sliding window, if it is another one. It differs
-  // from `rope` only in its frequencies and attention factor.
+  // The RoPE of layers with a sliding window, if it differs from `rope`. Only
+  // its frequencies and attention factor may differ.
   std::optional<RopeSpec> window_rope;
   // The factor of the dot products of queries and keys. 0: head_dim^-0.5.
   double score_scale = 0;
@@ -136,8 +136,9 @@ struct DecoderSpec {
     return windowed && window_rope.has_value() ? *window_rope : rope;
   }
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
-  // The features of a layer's MLP or experts that the layer has, and those that
-  // a token uses: the most of any layer.
+  // mlp_features: how many features the MLP or all experts of a layer have.
+  // used_mlp_features: how many of them one token uses. Both return the largest
+  // number of any layer.
   int64_t mlp_features() const {
     return LargestMlp(experts.count * experts.intermediate_size);
   }
@@ -160,7 +161,8 @@ struct DecoderSpec {
 };
 
 // Chooses the frequencies of LongRoPE for sequences of up to `max_model_len`
-// tokens. A cache holds keys of one choice only, so a server chooses once.
+// tokens. All keys in a cache must be rotated with the same frequencies, so a
+// server chooses only once.
 inline void ChooseRope(int64_t max_model_len, RopeSpec* rope) {
   if (rope->long_frequencies.empty()) return;
   if (max_model_len > rope->short_positions) {

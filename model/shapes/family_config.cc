@@ -129,7 +129,7 @@ absl::Status ParseCaps(const JsonFields& fields, DecoderSpec* spec) {
   return absl::OkStatus();
 }
 
-// Gemma 2 and the text models of Gemma 3.
+// Reads the fields of Gemma 2 and of the text models of Gemma 3.
 absl::Status ParseGemma(const JsonFields& fields, Family family,
                         DecoderSpec* spec) {
   KVASIR_ASSIGN_OR_RETURN(const bool both_ways,
@@ -166,8 +166,8 @@ absl::Status ParseGemma(const JsonFields& fields, Family family,
   return absl::OkStatus();
 }
 
-// Llama and its relatives have RMSNorm, and RoPE rotates all dimensions of a
-// head.
+// Reads the fields of Llama and of similar families, which have RMSNorm and
+// whose RoPE rotates all dimensions of a head.
 absl::Status ParseRotaryFamily(const JsonFields& fields, Family family,
                                DecoderSpec* spec) {
   const FamilyNames& names = kFamilies[static_cast<size_t>(family)];

@@ -1,5 +1,5 @@
-// The fields of each family, and both forms of them: those that transformers 4
-// and 5 write.
+// Tests the fields of each family, both as transformers 4 and as transformers 5
+// writes them.
 #include "model/shapes/family_config.h"
 
 #include <cmath>
@@ -127,7 +127,8 @@ TEST(FamilyConfigTest, EveryLayerOfMixtralHasExperts) {
   EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(0, 0, 0));
 }
 
-TEST(FamilyConfigTest, LayersOfQwen3MoeHaveExpertsByStepAndExceptions) {
+TEST(FamilyConfigTest,
+     StepAndExceptionsSelectTheQwen3MoeLayersThatHaveExperts) {
   json config = With(SmallQwen3Moe(), "num_hidden_layers", 5);
   DecoderSpec spec = MustParse(config);
   EXPECT_EQ(spec.experts, (ExpertsSpec{128, 8, 768, false}));
@@ -154,7 +155,7 @@ TEST(FamilyConfigTest, LayersOfQwen3MoeHaveExpertsByStepAndExceptions) {
   EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(6, 6, 6, 6, 6));
 }
 
-TEST(FamilyConfigTest, FieldsOfExpertsThatFitNoModelAreRefused) {
+TEST(FamilyConfigTest, InvalidFieldsOfExpertsAreRefused) {
   const auto refused = [](const json& config, const char* name,
                           const json& value, const char* text) {
     EXPECT_THAT(Parse(With(config, name, value)),
@@ -284,7 +285,7 @@ TEST(FamilyConfigTest, LongRopeFactorsThatDoNotFitThePairsAreRefused) {
   EXPECT_THAT(Parse(config), StatusIs(kNotServed, HasSubstr("longrope")));
 }
 
-TEST(FamilyConfigTest, APartOfEachHeadOfPhi3Rotates) {
+TEST(FamilyConfigTest, PartialRotaryFactorSetsTheRotatedDimsOfPhi3) {
   EXPECT_EQ(MustParse(SmallPhi3()).rope.rotary_dim, 16);
   EXPECT_EQ(MustParse(With(SmallPhi3(), "partial_rotary_factor", 0.75))
                 .rope.rotary_dim,
@@ -350,7 +351,7 @@ TEST(FamilyConfigTest,
               StatusIs(kWrong, HasSubstr("final_logit_softcapping: want")));
 }
 
-TEST(FamilyConfigTest, WhatGemma3MayHaveButIsNotServedIsRefusedByName) {
+TEST(FamilyConfigTest, UnsupportedFieldsOfGemma3AreRefusedByName) {
   for (const auto& [field, value] :
        std::map<std::string, json>{{"attn_logit_softcapping", 50.0},
                                    {"final_logit_softcapping", 30.0},
@@ -365,7 +366,7 @@ TEST(FamilyConfigTest, WhatGemma3MayHaveButIsNotServedIsRefusedByName) {
               StatusIs(kNotServed, HasSubstr("images")));
 }
 
-// Llama 3.2 and 3.3, as transformers 4 and 5 write them.
+// Llama 3.2 and 3.3: configs that transformers 4 and 5 have written.
 TEST(FamilyConfigTest, TheOldAndTheNewFormOfALlama3ConfigMeanTheSame) {
   json old_form = json::parse(R"({
     "architectures":["LlamaForCausalLM"],"model_type":"llama",
@@ -395,7 +396,7 @@ TEST(FamilyConfigTest, TheOldAndTheNewFormOfALlama3ConfigMeanTheSame) {
 
 // The heads of Mistral-Nemo are narrower than hidden_size / heads, and those of
 // Mistral-Small are wider.
-TEST(FamilyConfigTest, TheHeadsOfMistralNemoAndSmallHaveAWidthOfTheirOwn) {
+TEST(FamilyConfigTest, HeadDimOfMistralNemoAndMistralSmallIsReadFromTheConfig) {
   json config = json::parse(R"({
     "architectures":["MistralForCausalLM"],"model_type":"mistral",
     "attention_dropout":0.0,"bos_token_id":1,"eos_token_id":2,

@@ -31,12 +31,13 @@ constexpr std::array<std::string_view, 9> kEndOfTurn = {
     "<|eot_id|>",    "<|eom_id|>",      "<|im_end|>",
     "<|end|>",       "<|endoftext|>",   "<|end_of_text|>",
     "<end_of_turn>", "<|end_of_turn|>", "<EOT>"};
-// rope.freq_base if the file does not say it.
+// The value of rope.freq_base if the file does not have it.
 constexpr double kDefaultBase = 10000;
 constexpr int64_t kControlToken = 3;
 constexpr int64_t kUserToken = 4;
 
-// Writes the fields of config.json, and notes which keys it has read.
+// Writes the fields of config.json. It also remembers which keys of the file it
+// has read, so that unknown keys can be refused.
 class ConfigWriter {
  public:
   ConfigWriter(const GgufHeader& header, const GgufFamily& family,
@@ -69,7 +70,7 @@ class ConfigWriter {
     return key;
   }
 
-  // An integer, or an array with an equal one for each layer.
+  // Reads an integer, or an array that has the same integer for each layer.
   absl::StatusOr<std::optional<int64_t>> Count(std::string_view name) {
     const std::string key = Key(name);
     const GgufValue* const value = header_.Find(key);
@@ -123,8 +124,9 @@ class ConfigWriter {
           absl::StrFormat("want the length of keys, %d, have %d", head_dim_,
                           *value_dim));
     }
-    // Families have other defaults than the format. If heads do not divide the
-    // hidden size, the reader says so.
+    // The head_dim is written because the families' defaults differ from that
+    // of GGUF. If the heads do not divide the hidden size, it is left out, and
+    // ParseConfig reports the error.
     if (key_dim.has_value() || (heads > 0 && hidden % heads == 0)) {
       config_["head_dim"] = head_dim_;
     }
@@ -136,7 +138,7 @@ class ConfigWriter {
     if (!eps.has_value()) return header_.Error(epsilon, "is missing");
     config_[family_.layer_norm ? "layer_norm_eps" : "rms_norm_eps"] = *eps;
 
-    Key("vocab_size");  // the embedding has it, too
+    Key("vocab_size");  // marked as known; the embedding has this size
     const GgufTensor* const embedding = header_.FindTensor(kGgufEmbedding);
     if (embedding == nullptr) {
       return header_.Error(kGgufEmbedding, "the tensor is missing");
@@ -170,7 +172,7 @@ class ConfigWriter {
     KVASIR_ASSIGN_OR_RETURN(
         const std::optional<int64_t> original,
         header_.Int(Key("rope.scaling.original_context_length")));
-    Key("rope.scaling.finetuned");  // says nothing about the computation
+    Key("rope.scaling.finetuned");  // marked as known; it changes no result
     KVASIR_ASSIGN_OR_RETURN(const std::optional<double> attention,
                             header_.Number(Key("rope.scaling.attn_factor")));
     std::string scaling(type.value_or(""));
@@ -236,7 +238,7 @@ class ConfigWriter {
     if (!family_.part_rotates) {
       if (have == head_dim_) return absl::OkStatus();
       return header_.Unserved(
-          key, absl::StrFormat("RoPE must turn whole heads: want %d, have %d",
+          key, absl::StrFormat("RoPE must rotate whole heads: want %d, have %d",
                                head_dim_, have));
     }
     if (have < 1 || have > head_dim_) {
@@ -244,7 +246,8 @@ class ConfigWriter {
           key, absl::StrFormat("want 1 to %d, have %d", head_dim_, have));
     }
     double part = static_cast<double>(have) / static_cast<double>(head_dim_);
-    // Readers truncate the product, which may be just below `have`.
+    // Readers truncate part * head_dim, which may be just below `have`. Then
+    // the next larger part is used.
     if (part * static_cast<double>(head_dim_) < static_cast<double>(have)) {
       part = std::nextafter(part, 1.0);
     }
@@ -252,7 +255,7 @@ class ConfigWriter {
     return absl::OkStatus();
   }
 
-  // LongRoPE, which only Phi-3 has. Its files have no key for the type.
+  // Writes LongRoPE, which only Phi-3 has. Its files have no key for the type.
   absl::Status LongRope(std::string_view scaling,
                         std::optional<int64_t> original,
                         std::optional<double> attention) {
@@ -286,7 +289,8 @@ class ConfigWriter {
         list.push_back(ShortestDecimal(factor));
       }
     }
-    // The file has the float32 of what follows from the two contexts.
+    // The file has the attention factor, rounded to float32. It is usually the
+    // one that follows from the two contexts.
     const double factor = config_["max_position_embeddings"].get<double>() /
                           static_cast<double>(*original);
     const double usual =
@@ -301,7 +305,7 @@ class ConfigWriter {
     return absl::OkStatus();
   }
 
-  // Says that RoPE is scaled as in Llama 3.1, if the factors of the file are
+  // Writes a rope_scaling of the type llama3 if the factors of the file are
   // those of this scaling (ApplyLlama3 in rope_config.cc). All published models
   // with it have the same context and range, and differ only in the factor.
   void PutLlama3Scaling(double base) {
@@ -338,7 +342,8 @@ class ConfigWriter {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> window,
                             Count("attention.sliding_window"));
     if (family_.windows == GgufWindows::kSome) return SomeWindows(window);
-    // Files of some models state a window that is as long as the context.
+    // In some files the window is as long as the context, so it
+    // changes nothing.
     if (!window.has_value() || *window == 0 ||
         *window >= config_["max_position_embeddings"].get<int64_t>()) {
       return absl::OkStatus();
@@ -369,8 +374,8 @@ class ConfigWriter {
         const std::optional<std::vector<bool>> layers,
         WindowLayers(Key("attention.sliding_window_pattern"), count));
     if (window.value_or(0) != 0) config_["sliding_window"] = *window;
-    // Files of Gemma 3 without windows have no such key. A file of Gemma 2
-    // without it has the windows of 4096 that config.json has without it.
+    // Gemma 3 files without the key have no windows. Gemma 2 files without the
+    // key have windows of 4096, the default in config.json.
     const bool has_windows =
         window.has_value() ? *window != 0 : family_.window_base == 0;
     if (has_windows && !layers.has_value()) return absl::OkStatus();
@@ -412,7 +417,7 @@ class ConfigWriter {
     return std::optional(std::move(layers));
   }
 
-  // The scale and the caps of Gemma.
+  // Writes the scale and the caps of Gemma's scores.
   absl::Status Scores() {
     if (family_.wide_scores_layers == 0) return absl::OkStatus();
     const auto heads = config_["num_attention_heads"].get<int64_t>();
@@ -474,7 +479,7 @@ class ConfigWriter {
     return Put("expert_count", "num_local_experts");
   }
 
-  // Refuses other ways to weight the experts than a softmax.
+  // Refuses files in which experts are not weighted by a softmax.
   absl::Status RefuseOtherExperts() {
     struct Neutral {
       std::string_view name;
@@ -524,8 +529,9 @@ class ConfigWriter {
     return absl::OkStatus();
   }
 
-  // The tensors of the first layer say which biases the model has. Qwen2 has no
-  // such fields, and other families without them refuse them.
+  // The tensors of the first layer show which biases the model has. Fields for
+  // biases are written only if necessary: Qwen2 has no such fields, and other
+  // families without biases refuse them.
   void Biases() {
     if (family_.model_type == "qwen2") return;
     const bool attention = header_.FindTensor("blk.0.attn_q.bias") != nullptr ||

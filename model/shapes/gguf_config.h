@@ -11,8 +11,8 @@
 
 namespace kvasir::model {
 
-// The numbers of a file's tensors of RoPE factors, which are divisors of the
-// frequencies, one for each pair. A list is empty if there is no such tensor.
+// The RoPE factors of a file: divisors of the frequencies, one for each pair. A
+// list is empty if the file has no such tensor.
 struct GgufRopeFactors {
   std::vector<float> all;        // rope_freqs.weight
   std::vector<float> long_text;  // rope_factors_long.weight

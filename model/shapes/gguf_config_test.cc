@@ -57,7 +57,7 @@ absl::StatusOr<DecoderSpec> SpecOf(const GgufBuilder& builder) {
   return LoadModelConfig(folder.Write("x.gguf", builder.Build()));
 }
 
-TEST(GgufConfigTest, TranslatesTheSizes) {
+TEST(GgufConfigTest, TheSizesOfTheModelAreTranslatedToConfigJson) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const DecoderSpec spec,
       SpecOf(Small()
@@ -74,7 +74,7 @@ TEST(GgufConfigTest, TranslatesTheSizes) {
   EXPECT_EQ(spec.num_heads, 4);
   EXPECT_EQ(spec.num_kv_heads, 2);
   EXPECT_EQ(spec.head_dim, 32);
-  EXPECT_EQ(spec.norm_eps, 1e-6);  // and not the double of the float
+  EXPECT_EQ(spec.norm_eps, 1e-6);  // the shortest decimal of the float32
   EXPECT_EQ(spec.vocab_size, 7);
   EXPECT_TRUE(spec.tied_head);
   EXPECT_FALSE(spec.qkv_bias);
@@ -91,7 +91,7 @@ TEST(GgufConfigTest, MissingSizesHaveTheDefaultsOfTheFormat) {
   EXPECT_NEAR(spec.rope.frequencies[4], 0.01, 1e-12);  // base 10000
 }
 
-TEST(GgufConfigTest, ALayersArrayOfEqualSizesIsOneSize) {
+TEST(GgufConfigTest, AnArrayWithOneSizeForAllLayersIsReadAsThisSize) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const json config,
       ConfigOf(Small().I32s("llama.attention.head_count_kv", {2, 2})));
@@ -110,13 +110,13 @@ TEST(GgufConfigTest, EveryKeyThatNamesAnEndTokenIsRead) {
                           {"a", "<s>", "</s>", "x", "<|im_end|>", "<|end|>"})
                  .I32s("tokenizer.ggml.token_type", {1, 3, 3, 3, 3, 1})));
   EXPECT_EQ(spec.bos_token_id, 1);
-  // Text that looks like an end token is none.
+  // A normal token with such a text does not end an output.
   EXPECT_THAT(spec.eos_token_ids, ElementsAre(2, 3, 4));
   KVASIR_ASSERT_OK_AND_ASSIGN(const DecoderSpec none, SpecOf(Small()));
   EXPECT_TRUE(none.eos_token_ids.empty());
 }
 
-TEST(GgufConfigTest, AWindowMakesALlamaFileAMistral) {
+TEST(GgufConfigTest, ALlamaFileWithASlidingWindowIsReadAsMistral) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const DecoderSpec spec,
       SpecOf(Small().U32("llama.attention.sliding_window", 4096)));
@@ -128,7 +128,7 @@ TEST(GgufConfigTest, AWindowMakesALlamaFileAMistral) {
   EXPECT_EQ(whole.layers[0].sliding_window, 0);
 }
 
-TEST(GgufConfigTest, ScaledRopeIsThatOfConfigJson) {
+TEST(GgufConfigTest, RopeScalingKeysBecomeTheRopeScalingOfConfigJson) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       json config,
       ConfigOf(Small()
@@ -164,8 +164,8 @@ TEST(GgufConfigTest, RopeFactorsDivideTheFrequencies) {
   EXPECT_EQ(spec.rope.frequencies[7], plain.rope.frequencies[7] / 8);
 }
 
-TEST(GgufConfigTest, TheFactorsOfLlama3AreItsScaling) {
-  // As the programs that write such files compute them, in float32.
+TEST(GgufConfigTest, RopeFactorsOfLlama3AreReadAsItsRopeScaling) {
+  // The programs that write such files compute the factors in float32.
   constexpr int kPairs = 32;
   std::vector<float> factors;
   for (int pair = 0; pair < kPairs; ++pair) {
@@ -211,7 +211,7 @@ std::string Floats(const std::vector<float>& numbers) {
   return bytes;
 }
 
-TEST(GgufConfigTest, ExpertsMakeALlamaFileAMixtral) {
+TEST(GgufConfigTest, ALlamaFileWithExpertsIsReadAsMixtral) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const DecoderSpec spec,
       SpecOf(Small()
@@ -236,13 +236,13 @@ TEST(GgufConfigTest, LayersOfQwen3MoeWithARouterHaveExperts) {
           .Tensor("blk.1.ffn_gate_inp.weight", {1}, 0, "1234");
   KVASIR_ASSERT_OK_AND_ASSIGN(const json config, ConfigOf(builder));
   EXPECT_EQ(config["mlp_only_layers"], json::array({0}));
-  // Programs that read such files normalize if the file does not say it.
+  // Without the key, programs that read such files normalize the weights.
   EXPECT_EQ(config["norm_topk_prob"], true);
   EXPECT_EQ(config["num_experts"], 8);
   EXPECT_EQ(config["moe_intermediate_size"], 24);
 }
 
-TEST(GgufConfigTest, GemmaHasItsScaleItsCapsAndItsWindows) {
+TEST(GgufConfigTest, AGemma2FileGivesScoreScaleCapsAndWindows) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       DecoderSpec spec, SpecOf(Small("gemma2")
                                    .U32("gemma2.attention.sliding_window", 512)
@@ -256,7 +256,7 @@ TEST(GgufConfigTest, GemmaHasItsScaleItsCapsAndItsWindows) {
   EXPECT_EQ(spec.logit_cap, 0);
   EXPECT_EQ(spec.layers[0].sliding_window, 512);
   EXPECT_EQ(spec.layers[1].sliding_window, 0);
-  // The defaults of the format are those of config.json.
+  // Without these keys, the defaults are those of config.json.
   KVASIR_ASSERT_OK_AND_ASSIGN(spec, SpecOf(Small("gemma2")));
   EXPECT_EQ(spec.layers[0].sliding_window, 4096);
   EXPECT_EQ(spec.logit_cap, 30);
@@ -265,7 +265,7 @@ TEST(GgufConfigTest, GemmaHasItsScaleItsCapsAndItsWindows) {
   EXPECT_EQ(spec.layers[0].sliding_window, 0);
 }
 
-TEST(GgufConfigTest, Gemma3HasTwoBases) {
+TEST(GgufConfigTest, AGemma3FileHasOneRopeBaseForWindowsAndOneForOtherLayers) {
   const auto layers = [](int count) {
     GgufBuilder builder;
     builder.String("general.architecture", "gemma3")
@@ -287,7 +287,8 @@ TEST(GgufConfigTest, Gemma3HasTwoBases) {
                                    .F32("gemma3.rope.scaling.factor", 8)));
   EXPECT_EQ(spec.score_scale, 1 / std::sqrt(8.0));
   for (size_t layer = 0; layer < 8; ++layer) {
-    // Also a window as long as the context has the other base.
+    // A layer whose window is as long as the context also has the base
+    // of windows.
     EXPECT_EQ(spec.layers[layer].sliding_window, layer == 5 ? 0 : 1024);
   }
   EXPECT_EQ(spec.rope.frequencies[0], 1.0 / 8);
@@ -318,7 +319,7 @@ GgufBuilder LongPhi3(const std::string& long_factors) {
               Floats({1, 1.1f, 1.1f, 1.1f, 1.1f, 2}));
 }
 
-TEST(GgufConfigTest, Phi3HasTwoListsOfFactors) {
+TEST(GgufConfigTest, APhi3FileHasRopeFactorsForShortAndForLongTexts) {
   const std::string longs = Floats({1, 2, 4, 8, 16, 32.5f});
   KVASIR_ASSERT_OK_AND_ASSIGN(DecoderSpec spec, SpecOf(LongPhi3(longs)));
   EXPECT_EQ(spec.rope.rotary_dim, 12);
@@ -327,7 +328,8 @@ TEST(GgufConfigTest, Phi3HasTwoListsOfFactors) {
   EXPECT_EQ(spec.rope.long_frequencies[5], std::pow(1e4, -5.0 / 6) / 32.5);
   const double usual = std::sqrt(1 + std::log(2) / std::log(4096));
   EXPECT_EQ(spec.rope.attention_factor, usual);
-  // The float32 of the usual factor is this factor, and others are others.
+  // An attention factor that is the usual one, rounded to float32, gives
+  // exactly the usual one. Other factors are used as they are.
   KVASIR_ASSERT_OK_AND_ASSIGN(
       spec, SpecOf(LongPhi3(longs).F32("phi3.rope.scaling.attn_factor",
                                        static_cast<float>(usual))));
@@ -338,7 +340,7 @@ TEST(GgufConfigTest, Phi3HasTwoListsOfFactors) {
   EXPECT_EQ(spec.rope.attention_factor, 1.25);
 }
 
-TEST(GgufConfigTest, Phi3HasAWindowInAllLayers) {
+TEST(GgufConfigTest, AllLayersOfAPhi3FileHaveItsWindow) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const DecoderSpec spec,
       SpecOf(Small("phi3")
@@ -348,7 +350,7 @@ TEST(GgufConfigTest, Phi3HasAWindowInAllLayers) {
   EXPECT_TRUE(spec.rope.long_frequencies.empty());
 }
 
-TEST(GgufConfigTest, EveryPartOfAHeadThatRotatesIsThatOfTheFile) {
+TEST(GgufConfigTest, TheNumberOfRotatedDimsIsThatOfTheFileForEveryHeadDim) {
   for (const std::string architecture : {"phi3", "gptneox"}) {
     for (uint32_t head_dim = 2; head_dim <= 1024; head_dim += 2) {
       GgufBuilder builder = Small(architecture);
@@ -594,7 +596,7 @@ std::vector<BadConfig> BadConfigs() {
 
 class BadGgufConfigTest : public ::testing::TestWithParam<BadConfig> {};
 
-TEST_P(BadGgufConfigTest, IsRefusedByNameWithTheValue) {
+TEST_P(BadGgufConfigTest, ABadKeyIsRefusedByNameWithItsValue) {
   const absl::Status status = SpecOf(GetParam().builder).status();
   EXPECT_EQ(status.code(), GetParam().code) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("x.gguf"));

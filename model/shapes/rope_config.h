@@ -25,9 +25,9 @@ struct RopeContext {
   // True for Phi-3: a part of each head may rotate, and LongRoPE is served.
   bool phi3 = false;
   // For Gemma 3: "full_attention" or "sliding_attention", the layers whose RoPE
-  // is read. Each may have an object of its own in rope_parameters. If not,
-  // scaling and rope_theta are those of full attention, and
-  // rope_local_base_freq is the base of the others.
+  // is read. Each kind may have its own object in rope_parameters. Otherwise
+  // scaling and rope_theta apply to full attention, and rope_local_base_freq is
+  // the base of sliding attention.
   std::string_view layer_type;
 };
 

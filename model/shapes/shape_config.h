@@ -15,8 +15,8 @@ namespace kvasir::model {
 std::string ConfigJsonOfShape(const ModelShape& shape,
                               std::string_view torch_dtype);
 
-// The result of ParseConfig for the text of ConfigJsonOfShape, with its errors
-// for sizes that contradict each other.
+// Parses the text of ConfigJsonOfShape. Returns the errors of ParseConfig if
+// sizes contradict each other.
 absl::StatusOr<DecoderSpec> SpecOfShape(const ModelShape& shape);
 
 }  // namespace kvasir::model

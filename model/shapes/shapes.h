@@ -18,7 +18,7 @@ struct ModelShape {
   int64_t num_layers = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;  // of each expert, if there are experts
-  // All layers of a model with experts have them.
+  // 0: no experts. Otherwise all layers have experts.
   int64_t num_experts = 0;
   int64_t experts_per_token = 0;
   int64_t num_query_heads = 0;

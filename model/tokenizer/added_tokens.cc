@@ -112,8 +112,8 @@ absl::StatusOr<AddedTokens> AddedTokens::Build(
   added.tokens_ = std::move(tokens);
   size_t total_bytes = 0;
   const size_t count = added.tokens_.size();
-  // If the normalizer makes two tokens equal, a special one is found, or
-  // otherwise the first one.
+  // If the normalizer makes tokens equal, the first special one is found, or
+  // the first one if none is special.
   for (size_t at = 0; at < 2 * count; ++at) {
     const size_t i = at % count;
     const AddedToken& token = added.tokens_[i];
@@ -156,10 +156,10 @@ void AddedTokens::Split(bool normalized, bool parse_special,
   size_t space_end = 0;  // where the last whitespace that was scanned ends
   // A token with left_strip or right_strip also takes the whitespace next to
   // it. The search continues directly after the token's own text, so the next
-  // match may lie in whitespace that this token has taken. That match counts as
-  // well, and the text after it begins at its own end. A match that strips
-  // whitespace to its left cannot begin before the end of the taken whitespace.
-  // If it ends there or earlier, it is empty and gives no id.
+  // match may lie in whitespace that this token has taken. Such a match still
+  // counts, and the text after it begins where the match ends. If the match
+  // strips whitespace to its left, it begins no earlier than the end of the
+  // taken whitespace. It may then be empty, and an empty match gives no id.
   size_t at = trie.empty() ? text.size() : 0;
   while (at < text.size()) {
     size_t size = 0;

@@ -180,8 +180,10 @@ TEST(AddedTokensTest, EveryOverlapOfMatchesGivesTheIdsOfTheReference) {
   }
 }
 
-// The reference stops with "AddedVocabulary bad split".
-TEST(AddedTokensTest, ATokenThatBeginsBehindItsEndGivesNoId) {
+// For this text, the reference stops with the error "AddedVocabulary
+// bad split".
+TEST(AddedTokensTest,
+     ALeftStrippingMatchInWhitespaceThatIsAlreadyTakenGivesNoId) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto tokenizer,
       Tokenizer::FromJson(FileWith({{"<R>", "r"}, {"\n", "l"}}).dump()));

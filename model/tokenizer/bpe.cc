@@ -125,7 +125,7 @@ absl::Status BpeModel::ReadMerges(const JsonRef& ref) {
     std::string_view right;
     if (entry.is_string()) {
       const std::string_view both = entry.get_ref<const std::string&>();
-      // The first line of a merges.txt.
+      // This is the first line of a merges.txt, which is not a merge.
       if (both.starts_with("#version")) {
         ++rank;
         continue;
@@ -249,7 +249,8 @@ void BpeModel::AppendSymbols(std::string_view piece, Scratch* scratch) const {
       flush_unknown();
       ids.push_back(*id);
     } else if (AppendFallback(character, &ids)) {
-      // As in the reference, an unknown token that waits stays waiting.
+      // As in the reference, byte tokens do not flush an unknown token
+      // that waits.
     } else if (missing_unknown_) {
       if (scratch->uncovered.empty()) scratch->uncovered = character;
     } else if (unknown_) {

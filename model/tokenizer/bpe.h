@@ -63,7 +63,7 @@ class BpeModel {
   // unknown characters are dropped or share one id.
   size_t longest_token_bytes() const;
 
-  // Indexed by id; empty if no token has the id, or the empty token.
+  // Indexed by id. A text is empty if no token, or the empty token, has the id.
   const std::vector<std::string>& tokens() const { return tokens_; }
   // True if a token, which may be the empty one, has this id.
   bool HasId(size_t id) const;

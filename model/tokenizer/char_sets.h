@@ -16,12 +16,12 @@ namespace kvasir::model {
 enum class WordKind { kInBrackets, kAlone };
 const icu::UnicodeSet& WordChars(WordKind kind);
 
-// The set of \p{name}. Case, spaces, - and _ in a name do not count.
-// UNIMPLEMENTED: no such set is known.
+// Returns the set of \p{name}. Case, spaces, - and _ in a name do not count.
+// UNIMPLEMENTED if the name is unknown.
 absl::StatusOr<icu::UnicodeSet> PropertySet(std::string_view name,
                                             WordKind words);
 
-// The set of [[:name:]]. UNIMPLEMENTED: no such set is known.
+// Returns the set of [[:name:]]. UNIMPLEMENTED if the name is unknown.
 absl::StatusOr<icu::UnicodeSet> PosixSet(std::string_view name);
 
 // Adds all characters that equal one of `set` without regard to case. Returns

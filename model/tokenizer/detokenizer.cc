@@ -8,9 +8,9 @@
 namespace kvasir::model {
 namespace {
 
-// Only the last tokens of the context are decoded. Eight are enough: they
-// contain a character that the context leaves incomplete, and they are past the
-// start of a text, where spaces are stripped.
+// Only the last tokens of the context are decoded. Eight are enough to contain
+// any character that the context leaves incomplete. They also lie past the
+// start of the text, where spaces would be stripped.
 constexpr size_t kContextTokens = 8;
 
 }  // namespace

@@ -14,9 +14,8 @@ struct DetokenizerState;
 
 // Turns a growing list of ids into text deltas. All deltas followed by Finish()
 // equal Tokenizer::Decode of all ids, and every delta is valid UTF-8. Bytes
-// that may still become a character are held back. They become U+FFFD only when
-// it is certain that they will not. Pushing a token costs O(its length),
-// amortized.
+// that may still become a character are held back. Once it is certain that they
+// cannot, they become U+FFFD. Pushing a token costs O(its length), amortized.
 // Threads: used by one thread at a time. The tokenizer must outlive it.
 class IncrementalDetokenizer {
  public:

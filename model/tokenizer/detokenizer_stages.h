@@ -18,9 +18,10 @@ struct DetokenizerState {
   struct Stage {
     int64_t num_tokens = 0;    // tokens that this stage has seen
     int64_t num_stripped = 0;  // characters removed at the front
-    bool front_done = false;   // a character that is not stripped has come
-    bool in_run = false;       // a run of byte tokens has given characters
-    std::string pending;       // bytes or characters that are held back
+    bool front_done = false;   // a character that is not stripped was seen
+    // the current run of byte tokens has given characters
+    bool in_run = false;
+    std::string pending;  // bytes or characters that are held back
   };
   std::vector<Stage> stages;
 };
@@ -46,8 +47,8 @@ class DetokenizerStages {
   // Appends the text that was held back. The state must not be used again.
   void Finish(DetokenizerState* state, std::string* out) const;
 
-  // The bytes that a token adds in the middle of a text. Nothing is stripped
-  // there.
+  // Returns the bytes that a token adds if it is in the middle of a text, so
+  // that nothing is stripped.
   std::string BytesOf(std::string_view token) const;
 
  private:
@@ -77,7 +78,7 @@ class DetokenizerStages {
   // text belongs to the same token as the text before it.
   void Feed(size_t index, std::string_view text, DetokenizerState* state,
             std::string* out, bool continues = false) const;
-  // Passes on the characters of a run of byte tokens that became certain. For
+  // Passes on characters of a run of byte tokens when they are certain. For
   // later stages, a run is one token.
   void FeedRun(size_t index, std::string_view certain, DetokenizerState* state,
                std::string* out) const;

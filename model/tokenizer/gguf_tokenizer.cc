@@ -37,7 +37,7 @@ constexpr char kSplitKey[] = "tokenizer.ggml.pre";
 // SentencePiece replaces each space by this character, U+2581.
 constexpr char kSpaceMark[] = "\xe2\x96\x81";
 
-// The numbers are those of the format.
+// The values are those of the file format.
 enum GgufTokenType : int64_t {
   kNormal = 1,
   kUnknown = 2,
@@ -55,7 +55,7 @@ struct SplitRow {
   bool words = false;  // the byte level itself splits at GPT-2's pattern
   bool nfc = false;    // the text is normalized first
   bool ignore_merges = false;
-  bool adds_bos = false;  // if the file does not say it
+  bool adds_bos = false;  // the default, if the file has no such key
 };
 
 constexpr std::string_view kDigits =
@@ -85,7 +85,8 @@ constexpr std::string_view kGpt4o =
     R"(\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|)"
     R"(\\s+(?!\\S)|\\s+"}})";
 // The pattern that llama.cpp uses for files of an unknown split. It splits at
-// punctuation, then at words, then at runs of digits, then at three digits.
+// punctuation, then into words, then at runs of digits, then into groups of
+// three digits.
 constexpr std::string_view kDefault =
     R"({"type":"Split","behavior":"Isolated","invert":false,"pattern":{"Regex":)"
     R"("[\\p{P}\\$\\+<=>\\^~\\|]+"}},)"
@@ -256,7 +257,8 @@ class GgufTokenizerWriter {
     return absl::OkStatus();
   }
 
-  // The id that a key names. Empty if it is missing or no token's.
+  // Returns the id that a key names. Empty if the file lacks the key, or if no
+  // token has this id.
   absl::StatusOr<std::optional<int32_t>> TokenId(std::string_view name) const {
     const std::string key = absl::StrFormat("tokenizer.ggml.%s_token_id", name);
     KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> id, header_.Int(key));
@@ -272,7 +274,8 @@ class GgufTokenizerWriter {
     return std::optional<int32_t>(static_cast<int32_t>(*id));
   }
 
-  // The token that a key names, or SentencePiece's usual one.
+  // Returns the id that a key names. If the file lacks the key, returns the one
+  // that SentencePiece usually has.
   absl::StatusOr<std::optional<int32_t>> TokenIdOr(std::string_view name,
                                                    size_t usual) const {
     KVASIR_ASSIGN_OR_RETURN(std::optional<int32_t> id, TokenId(name));
@@ -316,22 +319,22 @@ class GgufTokenizerWriter {
     *out += "],";
   }
 
-  // Whether a token includes the spaces and line ends after it. No key says it,
-  // but all SentencePiece tokenizers of Phi-3 have these flags.
+  // Whether a token includes the spaces and line ends after it. The file has no
+  // key for this, but all SentencePiece tokenizers of Phi-3 have these flags.
   bool TakesSpaces(std::string_view token) const {
     return is_phi3_ && is_sentence_piece_ && token != "<unk>" &&
            token != "<s>" && token != "<|endoftext|>";
   }
 
-  // Whether a token is looked for in the normalized text, where a space and
-  // SentencePiece's mark for it are the same. Then a text's own marks belong to
-  // runs of spaces too, as in SentencePiece.
+  // Whether a token is searched in the normalized text, in which
+  // SentencePiece's mark replaces each space. Then marks that are already in
+  // the original text also belong to runs of spaces, as in SentencePiece.
   bool IsRunOfSpaces(std::string_view token) const {
     return is_sentence_piece_ && !adds_space_ &&
            token.find_first_not_of(' ') == token.npos;
   }
 
-  // Normalizer, pre-tokenizer and decoder.
+  // Appends the normalizer, the pre-tokenizer and the decoder.
   absl::Status AppendStages(std::string* out) {
     if (!is_sentence_piece_) {
       const std::string byte_level =
@@ -403,10 +406,11 @@ class GgufTokenizerWriter {
     return absl::OkStatus();
   }
 
-  // A control token is never a part of a text, so those after the last other
-  // token are only added tokens, as in the files of most models. Other readers
-  // of tokenizer.json give such tokens the next ids. If this would be wrong,
-  // all tokens stay in the vocabulary.
+  // Returns how many tokens the vocabulary has. Merges never give a control
+  // token. So control tokens after the last other token are only added
+  // tokens, as in the files of most models. Readers of tokenizer.json give
+  // such tokens the next free ids. If these would be wrong ids, all tokens
+  // stay in the vocabulary.
   size_t EndOfVocabulary() const {
     size_t end = types_.size();
     while (end > 0 && types_[end - 1] == kUnused) --end;

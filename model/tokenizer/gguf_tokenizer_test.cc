@@ -71,7 +71,8 @@ GgufBuilder BuilderOf(const json& file) {
                                          merge[1].get<std::string>());
     std::string merged = text;
     merged.erase(merged.find(' ', 1), 1);
-    if (added.contains(merged)) continue;  // added tokens are split off before
+    // added tokens are found before merges
+    if (added.contains(merged)) continue;
     scores.emplace(merged, -static_cast<float>(merges.size()));
     merges.push_back(text);
   }
@@ -166,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(
                       GoldenCase{"qwen2", "qwen2"}, GoldenCase{"llama2", ""}),
     [](const auto& param) { return param.param.name; });
 
-// A type of tests/golden/tokenizers/nasty, and the split that names it.
+// A tokenizer of tests/golden/tokenizers/nasty, and the name of its split.
 struct NastyType {
   std::string name;
   std::string split;
@@ -192,8 +193,8 @@ TEST_P(GgufNastyTest, TokenIdsAndTextsEqualThoseOfTheReference) {
   int compared = 0;
   for (size_t i = 0; i < texts.size(); ++i) {
     const std::string text = texts[i];
-    // Some merges of these vocabularies give a token of a byte. Files have
-    // none.
+    // Some merges of these vocabularies give a byte token. GGUF files have no
+    // such merges.
     if (NeedsFlags(file, text) || text.find("<0x") != text.npos) continue;
     ++compared;
     const Ids ids = row["ids"][i];
@@ -260,14 +261,14 @@ TEST(GgufTokenizerTest, AddsBosOnlyIfTheFileOrTheSplitSaysSo) {
   }
 }
 
-TEST(GgufTokenizerTest, AMissingSplitIsTheDefault) {
+TEST(GgufTokenizerTest, AFileWithoutASplitNameGetsTheDefaultSplit) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer, Load(Small()));
   EXPECT_EQ(tokenizer->Encode("ab").value(), Ids({3}));
 }
 
 TEST(GgufTokenizerTest, AControlTokenIsNeverAPartOfAText) {
-  // The whole text is looked up before any merge, but control tokens are not
-  // part of the vocabulary.
+  // The vocabulary is searched for the whole text before any merge, but it does
+  // not contain control tokens.
   GgufBuilder builder;
   builder.String("tokenizer.ggml.model", "gpt2")
       .Strings("tokenizer.ggml.tokens", {"a", "b", "ab"})
@@ -281,7 +282,8 @@ TEST(GgufTokenizerTest, AControlTokenIsNeverAPartOfAText) {
 }
 
 TEST(GgufTokenizerTest, OtherReadersGiveControlTokensTheSameIds) {
-  // They give an added token that the vocabulary lacks the next id.
+  // Other readers give an added token that the vocabulary lacks the next
+  // free id.
   const auto vocabulary = [](const std::vector<int32_t>& types) {
     GgufBuilder builder;
     builder.String("tokenizer.ggml.model", "gpt2")
@@ -320,7 +322,7 @@ GgufBuilder Runs(const std::string& architecture) {
   return builder;
 }
 
-TEST(GgufTokenizerTest, TheLongestRunOfSpacesOfGemmaIsAToken) {
+TEST(GgufTokenizerTest, GemmaTokenizersFindTheLongestRunOfSpacesAsOneToken) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto tokenizer,
       Load(Runs("gemma3").Bool("tokenizer.ggml.add_space_prefix", false)));
@@ -332,7 +334,7 @@ TEST(GgufTokenizerTest, TheLongestRunOfSpacesOfGemmaIsAToken) {
     EXPECT_EQ(tokenizer->Encode(text).value(), ids) << text;
     EXPECT_EQ(tokenizer->Decode(ids, false), text);
   }
-  // The mark that stands for a space counts as one.
+  // A mark in the original text counts as a space.
   EXPECT_EQ(tokenizer->Encode("a\xe2\x96\x81 a").value(), Ids({3, 6, 3}));
 }
 
@@ -418,7 +420,7 @@ std::vector<BadTokenizer> BadTokenizers() {
        Gpt2({"a", "b"}, {1, 1}, {"a b"}),
        kInvalid,
        {"no token \"ab\""}},
-      // "aa" consists of itself and of nothing.
+      // The merge "aa " consists of the token "aa" and an empty token.
       {"CyclicMerge",
        Gpt2({"a", "aa"}, {1, 1}, {"a a", "aa "}),
        kInvalid,
@@ -444,7 +446,7 @@ std::vector<BadTokenizer> BadTokenizers() {
   };
 }
 
-// The substrings of a text can be split anywhere.
+// Each substring of the text is a token, and it can be split anywhere.
 TEST(GgufTokenizerTest, AVocabularyWithTooManyMergesIsRefused) {
   std::mt19937 random(5);
   std::string text;
@@ -467,7 +469,7 @@ TEST(GgufTokenizerTest, AVocabularyWithTooManyMergesIsRefused) {
 
 class BadGgufTokenizerTest : public ::testing::TestWithParam<BadTokenizer> {};
 
-TEST_P(BadGgufTokenizerTest, IsRefusedByNameWithItsPlace) {
+TEST_P(BadGgufTokenizerTest, ABadTokenizerIsRefusedWithTheKeyAndThePlace) {
   const absl::Status status = Load(GetParam().builder).status();
   EXPECT_EQ(status.code(), GetParam().code) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("x.gguf"));

@@ -70,7 +70,8 @@ class PreTokenizer {
     std::optional<TextPattern> pattern;
     CharClass chars = CharClass::kNone;
     char32_t literal = 0;  // only for kLiteral
-    // pieces: runs of \w, and runs of neither \w nor space
+    // The pieces are runs of \w, and runs of characters that are neither \w
+    // nor spaces.
     bool words = false;
     Behavior behavior = Behavior::kIsolated;
     bool invert = false;

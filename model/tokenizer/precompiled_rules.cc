@@ -130,8 +130,8 @@ absl::StatusOr<std::string> PrecompiledRules::Apply(std::string_view text,
     const size_t size = std::min(end, texts_.size()) - *begin;
     if (out.size() + size > max_bytes) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "the tokenizer's precompiled_charsmap makes more than ", max_bytes,
-          " bytes of a text of ", text.size(), ", the limit"));
+          "the tokenizer's precompiled_charsmap makes more than the limit of ",
+          max_bytes, " bytes from a text of ", text.size(), " bytes"));
     }
     out.append(texts_, *begin, size);
     return true;

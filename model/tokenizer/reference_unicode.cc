@@ -106,7 +106,8 @@ constexpr AddedRange kChanged[] = {
 };
 
 // The characters that Unicode 15.1 and 16.0 added to binary properties, except
-// for added letters: these are alphabetic, and Lu and Ll have a case.
+// for letters. The category of an added letter determines whether it is
+// alphabetic, upper case or lower case.
 struct PropertyRange {
   UProperty property;
   const char16_t* added;

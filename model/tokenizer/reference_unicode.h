@@ -18,7 +18,7 @@
 
 namespace kvasir::model {
 
-// A copy that is fast to search and lives until the process ends.
+// Returns a copy that is fast to search and lives until the process ends.
 const icu::UnicodeSet* Frozen(const icu::UnicodeSet& set);
 
 // A set from a constant expression in ICU's notation.
@@ -28,7 +28,7 @@ icu::UnicodeSet SetOf(const char16_t* expression);
 // U_GC_*_MASK.
 icu::UnicodeSet CategorySet(uint32_t mask);
 
-// Unicode 16.0: the characters of a script that Unicode 15.0 has.
+// Unicode 16.0: the characters of a script. Unicode 15.0 must have the script.
 icu::UnicodeSet ScriptSet(UScriptCode script);
 
 // Unicode 16.0. Nullopt for a property that the tables here do not cover.
@@ -45,7 +45,8 @@ char32_t LowerOf(char32_t c);
 // several characters that equal one of them, as ss equals U+00DF.
 void CloseOverCase(icu::UnicodeSet* set);
 
-// Unicode 9.0: all characters that have a normal form. Later ones have none.
+// Unicode 9.0: all characters that exist in it. Normal forms leave characters
+// of later versions unchanged.
 icu::UnicodeSet NormalizedSet();
 
 // Unicode 8.0: category P.

@@ -17,8 +17,9 @@ namespace kvasir::model {
 // Groups and brackets may be inside one another up to this depth.
 inline constexpr int kMaxRegexDepth = 250;
 
-// The characters that an escape or a bracket stands for. A character written
-// as itself ignores case like a bracket, but \w and \p{Lu} do not.
+// The characters that an escape or a bracket stands for. If case is ignored,
+// a single character and a bracket match other cases too, but \w and \p{Lu}
+// do not.
 struct CharItem {
   icu::UnicodeSet set;
   bool one_char = false;

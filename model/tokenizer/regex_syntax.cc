@@ -24,7 +24,8 @@ using base::AbslView;
 using icu::UnicodeSet;
 
 constexpr int kMaxRepeat = 100000;
-// A class of characters becomes the list of its ranges, up to 14,000 bytes.
+// The most bytes of a translated pattern. A class of characters becomes a list
+// of its ranges, which takes up to 14,000 bytes.
 constexpr size_t kMaxTranslatedBytes = 1 << 20;
 
 // Describes which texts a part of a pattern matches.
@@ -366,8 +367,8 @@ absl::Status RegexTranslator::OptionGroup(Options options, Extent* extent) {
   const bool alone = Next(size) == ')';
   Skip(size + 1);
   if (!alone) return Inside("(?:", options, extent);
-  // An option without a group of its own holds up to the end of the group
-  // around it, and takes the rest of that group with all its branches.
+  // Options without a group of their own, like (?i), hold up to the end of the
+  // enclosing group, with all its remaining branches.
   KVASIR_RETURN_IF_ERROR(Write("(?:"));
   KVASIR_ASSIGN_OR_RETURN(*extent, Alternatives(options));
   return Write(")");

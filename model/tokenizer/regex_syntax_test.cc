@@ -1,5 +1,5 @@
-// The matches are those of Hugging Face's tokenizers 0.22.2, which uses
-// Oniguruma 6.9.10.
+// The expected matches are those of Hugging Face's tokenizers 0.22.2, which
+// uses Oniguruma 6.9.10.
 #include "model/tokenizer/regex_syntax.h"
 
 #include <string>

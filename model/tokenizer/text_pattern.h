@@ -49,11 +49,12 @@ class PatternFinder {
   std::unique_ptr<RegexMatcher> matcher_;
 };
 
-// `text` with every match replaced by `content`. INVALID_ARGUMENT if the result
-// would be longer than `max_bytes`. If `front` is not null, it is the length of
-// a front part of `text`, and becomes the length of what stands for this part
-// in the result. A replacement stands for the last byte that it replaces, or
-// for the byte before it.
+// Returns `text` with every match replaced by `content`. INVALID_ARGUMENT if
+// the result would be longer than `max_bytes`. If `front` is not null, it is
+// the length of a front part of `text`. It becomes the length of the part of
+// the result that stands for this front part. A replacement belongs to it if
+// the last replaced byte does. A replacement for no bytes at the very beginning
+// belongs to it if the first byte does.
 absl::StatusOr<std::string> ReplaceAll(const TextPattern& pattern,
                                        std::string_view content,
                                        std::string_view text, size_t max_bytes,

@@ -52,7 +52,8 @@ struct TokenizerParts {
 
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;
-  // The files beside tokenizer.json change how texts become ids, or ids texts.
+  // True if the files beside tokenizer.json change how texts become ids, or how
+  // ids become texts.
   bool is_changed = false;
   std::string chat_template;
   std::string hash;
@@ -302,8 +303,8 @@ std::optional<JsonRef> RefTo(const nlohmann::json& file, std::string path) {
   return JsonRef(file, std::move(path));
 }
 
-// A text that differs for tokenizers of one tokenizer.json with different
-// configurations.
+// Returns a text that differs if tokenizers have the same tokenizer.json but
+// different configurations.
 std::string Describe(const TokenizerConfig& config,
                      const TokenizerParts& parts) {
   std::string text =

@@ -108,9 +108,9 @@ class Tokenizer {
   const std::vector<int32_t>& eos_ids() const;
   // An empty string if the checkpoint has no chat template.
   const std::string& chat_template() const;
-  // SHA-256 of tokenizer.json in hex. If the files beside it change what it
-  // says, it covers the changes too. Two tokenizers with equal hashes convert
-  // texts and ids in the same way.
+  // SHA-256 of tokenizer.json in hex. If the files beside it change the
+  // tokenizer, the hash covers these changes too. Two tokenizers with equal
+  // hashes convert texts and ids in the same way.
   const std::string& hash() const;
 
   // The stages that IncrementalDetokenizer uses.

@@ -48,8 +48,8 @@ absl::StatusOr<std::string> ReadChatTemplate(const JsonRef& config) {
   return std::string();
 }
 
-// Collects the keys of "extra_special_tokens" in the order of the text. The
-// parsed file has lost it.
+// Collects the keys of "extra_special_tokens" in the order of the text, which
+// the parsed file has lost.
 class ExtraKeys final : public nlohmann::json_sax<nlohmann::json> {
  public:
   const std::vector<std::string>& found() const { return found_; }
@@ -95,7 +95,8 @@ class ExtraKeys final : public nlohmann::json_sax<nlohmann::json> {
 
 }  // namespace
 
-// A class of transformers adds these to the fields of the file.
+// The defaults that a tokenizer class of transformers adds to the fields of
+// the file.
 struct TokenizerConfig::ClassDefaults {
   enum Prefix { kFileOnly, kFalse };
 
@@ -105,16 +106,19 @@ struct TokenizerConfig::ClassDefaults {
   const char* eos = nullptr;
   const char* unknown = nullptr;
   const char* pad = nullptr;
-  // The class reads a name without flags as a token with none.
+  // True if the class reads a token without flags as one whose flags are
+  // all false.
   bool gives_flags = false;
-  // The class makes a template; with bos if add_bos_token is absent.
+  // True if the class makes a template. `adds_bos`: whether the template has
+  // bos if add_bos_token is absent.
   bool has_template = false;
   bool adds_bos = false;
   // add_prefix_space if the field is absent.
   Prefix prefix = kFalse;
-  // If add_prefix_space is true, it also holds inside of a Sequence.
+  // Whether a true add_prefix_space also holds inside a Sequence.
   bool prefix_in_sequence = false;
-  // The class adds four special tokens for filling in the middle of a text.
+  // True if the class adds four special tokens for filling in the middle of
+  // a text.
   bool fills_middle = false;
 };
 
@@ -224,7 +228,8 @@ absl::StatusOr<std::string> TokenizerConfig::AddName(const JsonRef& ref,
   KVASIR_ASSIGN_OR_RETURN(name.token, AddedTokens::ReadToken(ref, true));
   std::string content = name.token.content;
   named_.insert(content);
-  // The reference compares the texts of a JSON object with the token here.
+  // The reference compares the tokens of added_tokens.json with these names
+  // only, because a JSON object does not equal a text.
   if (source == Source::kMap ||
       (source == Source::kConfig && !name.has_flags)) {
     named_for_added_json_.insert(content);
@@ -471,8 +476,8 @@ void MergeAddedTokens(const std::vector<AddedToken>& batch,
 std::vector<const AddedToken*> TokenizerConfig::Batch(
     const std::map<int64_t, AddedToken>& given,
     const std::vector<AddedToken>& in_file) const {
-  // Names without flags add nothing to tokens that are known. Names with flags
-  // add nothing to tokens of `given` that added_tokens.json did not give.
+  // Names without flags add nothing to known tokens. Names with flags add
+  // nothing to tokens of `given` that do not come from added_tokens.json.
   absl::flat_hash_set<std::string_view> known;
   absl::flat_hash_set<std::string_view> replaces_names;
   std::vector<const AddedToken*> batch;

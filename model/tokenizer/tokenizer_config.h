@@ -1,6 +1,6 @@
-// tokenizer_config.json, and the older files beside it: what they say about the
-// added tokens of tokenizer.json, about its prompt template and its prefix
-// space. The result is that of AutoTokenizer in transformers 4.57.1.
+// Reads tokenizer_config.json and the older files beside it. They can change
+// the added tokens, the prompt template and the prefix space of tokenizer.json.
+// The result is that of AutoTokenizer in transformers 4.57.1.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +30,13 @@ struct ConfigFiles {
 };
 
 // Adds `batch` to `tokens`, as one call of the reference's add_tokens does:
-// - The id and the place of a token that is already there stay.
-// - The flags of its last entry count, except entries equal to the token before
-//   the call.
-// - A special token stays special, and `normalized` of its first special entry
-//   counts. Otherwise a token is searched in each form that an entry asks for.
+// - A token that is already in `tokens` keeps its id and its place.
+// - The flags of a token's last entry in `batch` count. Entries equal to the
+//   token before the call are ignored.
+// - A special token stays special.
+// - A token is searched in raw or normalized text if it was before, or if an
+//   entry asks for that. If the token becomes special, only its first special
+//   entry counts for this; if it was special before, none does.
 void MergeAddedTokens(const std::vector<AddedToken>& batch,
                       std::vector<AddedToken>* tokens);
 
@@ -65,7 +67,8 @@ class TokenizerConfig {
   const std::optional<Template>& prompt_template() const { return template_; }
   // The value that replaces add_prefix_space of a ByteLevel pre-tokenizer.
   std::optional<bool> add_prefix_space() const { return add_prefix_space_; }
-  // If that value is true, it also replaces the one inside of a Sequence.
+  // Whether a true value also replaces add_prefix_space of a ByteLevel
+  // pre-tokenizer inside a Sequence.
   bool prefix_in_sequence() const { return prefix_in_sequence_; }
   const std::string& chat_template() const { return chat_template_; }
 
@@ -73,9 +76,9 @@ class TokenizerConfig {
   // A token that a field names.
   struct Name {
     AddedToken token;
-    // Its field gives flags, and not only the text.
+    // True if the field gives flags, not only the text.
     bool has_flags = false;
-    // added_tokens_decoder does not replace these flags.
+    // True if added_tokens_decoder does not replace these flags.
     bool keeps_flags = false;
   };
   enum class Source { kConfig, kMap, kOther };
@@ -97,11 +100,13 @@ class TokenizerConfig {
   absl::StatusOr<std::string> AddName(const JsonRef& ref, bool keeps_flags,
                                       Source source);
 
-  std::vector<Name> names_;  // in the order of transformers
+  std::vector<Name> names_;  // as transformers adds them
   absl::flat_hash_set<std::string> named_;
-  // Those that a token of added_tokens.json is special for.
+  // The named tokens that added_tokens.json adds as tokens of raw text: those
+  // that special_tokens_map.json names, or the config by a plain text.
   absl::flat_hash_set<std::string> named_for_added_json_;
-  // The config's added_tokens_decoder or added_tokens.json, by their keys.
+  // The tokens of the config's added_tokens_decoder, or of added_tokens.json,
+  // with their ids.
   std::vector<std::pair<int64_t, AddedToken>> tokens_;
   // False if the config has added_tokens_decoder. Otherwise the tokens of
   // tokenizer.json count as if they stood there.

@@ -1,5 +1,5 @@
-// Compares what tokenizer.json and the files beside it give together with
-// AutoTokenizer of transformers 4.57.1 (tokenizers 0.22.2).
+// Compares the tokenizer that tokenizer.json and the files beside it give
+// together with AutoTokenizer of transformers 4.57.1 (tokenizers 0.22.2).
 #include "model/tokenizer/tokenizer_config.h"
 
 #include <string>
@@ -24,8 +24,8 @@ using Ids = std::vector<int32_t>;
 
 constexpr char kText[] = "z<a> <s> <v> <n> z";
 
-// One token for each printable character, two that are only in the vocabulary,
-// and two added ones.
+// One token for each printable character, the tokens <v> and <w>, which are
+// only in the vocabulary, and the added tokens <a> and <s>.
 json SmallFile() {
   json file = json::parse(R"({
     "added_tokens": [
@@ -57,7 +57,7 @@ struct Row {
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadRow(const Row& row) {
   json file = SmallFile();
   file.update(json::parse(row.file));
-  // The class comes first, and the rest in the order of the row.
+  // The class comes first; the other fields keep the order of the row.
   std::string config = row.config;
   config = std::string("{\"tokenizer_class\": \"") + row.tokenizer_class +
            "\"" + (config == "{}" ? "" : ", ") + config.substr(1);
@@ -490,7 +490,8 @@ TEST(TokenizerConfigErrorTest, ErrorsNameTheFileTheFieldAndTheValue) {
         .config = R"({"bos_token": null})"},
        "config.add_bos_token is true for a LlamaTokenizer, but bos_token names "
        "no token"},
-      // The vocabulary has two tokens, so the next id is 2.
+      // The vocabulary has two tokens, so the next id would be 2, which "a"
+      // already has.
       {{.config = R"({"pad_token": "<p>"})",
         .file = R"({"added_tokens": [], "model": {"merges": [],
                     "vocab": {"a": 2, "b": 3}}})"},
@@ -581,7 +582,7 @@ TEST(TokenizerConfigTest, TheEosTokenIsReadFromEachPlaceThatMayNameIt) {
   }
 }
 
-TEST(TokenizerConfigTest, AWrongMapIsRefusedByName) {
+TEST(TokenizerConfigTest, AnInvalidSpecialTokensMapIsRefusedByName) {
   for (const char* map : {"[]", "{", R"({"eos_token":7})"}) {
     const base::TempFolder folder;
     folder.Write("tokenizer.json", kThreeAddedTokens);

@@ -1,5 +1,5 @@
-// Unusual forms of tokenizer.json that have one meaning. Recorded ids and texts
-// are those of tokenizers 0.22.2.
+// Unusual forms of tokenizer.json that are still unambiguous. Recorded ids and
+// texts are those of tokenizers 0.22.2.
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -63,7 +63,7 @@ TEST(TokenizerFormsTest, TheEmptyTokenHasAnIdAndGivesNoText) {
   const auto joined = Load(file);
   EXPECT_EQ(joined->Decode(Ids{0, 3, 1}, true), "a  b");
   EXPECT_EQ(Streamed(*joined, Ids{0, 3, 1}), "a  b");
-  // The next added token does not get its id.
+  // An added token cannot have the same id.
   file["added_tokens"] = {{{"id", 3}, {"content", "<x>"}}};
   EXPECT_THAT(Tokenizer::FromJson(file.dump()),
               base::StatusIs(Code::kInvalidArgument,
@@ -110,7 +110,7 @@ TEST(TokenizerFormsTest, CharactersWithoutAllTheirByteTokensAreUnknown) {
 }
 
 // Characters that no token covers are dropped, so one id may stand for many.
-TEST(TokenizerFormsTest, AnIncompleteByteFallbackSetsNoLimitByLength) {
+TEST(TokenizerFormsTest, WithAnIncompleteByteFallbackALongTextMayHaveFewIds) {
   const auto tokenizer =
       Load(FileWith({{"<0xC3>", 3}}, {{"byte_fallback", true}}));
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -160,13 +160,13 @@ TEST(TokenizerFormsTest, TheLastOfSeveralEntriesForAnAddedTokenCounts) {
   file["added_tokens"] = {entry(false, false, false),
                           entry(false, true, false)};
   EXPECT_EQ(IdsOf(file, "<a> b"), (Ids{3, 1}));
-  // Once special, always special.
+  // A token that was special in one entry stays special.
   for (const bool first : {true, false}) {
     file["added_tokens"] = {entry(first, false, false),
                             entry(!first, false, false)};
     EXPECT_EQ(Load(file)->Decode(Ids{3, 0}, true), "a");
   }
-  // Entries that differ in "normalized" are searched in both forms.
+  // A token whose entries differ in "normalized" is searched in both forms.
   file["normalizer"] = {{"type", "Lowercase"}};
   file["added_tokens"] = {entry(false, false, true),
                           entry(false, false, false)};
@@ -234,7 +234,7 @@ TEST(TokenizerFormsTest, DecodersMayFollowByteFallback) {
   }
 }
 
-// These need the whole run of byte tokens, so they cannot be streamed.
+// These decoders need the whole run of byte tokens, so they cannot be streamed.
 TEST(TokenizerFormsTest, DecodersThatNeedAWholeRunOfBytesAreRefused) {
   json file = FileWith(json::object());
   const json fallback = {{"type", "ByteFallback"}};
@@ -298,9 +298,8 @@ json PrecompiledFile(const std::string& rules) {
   return file;
 }
 
-// A grapheme of less than 6 bytes is replaced as a whole, even if only its
-// first character has a rule. "ab" is two graphemes.
-TEST(TokenizerFormsTest, PrefixFirstHoldsForAllThatTheFirstCharacterBecame) {
+TEST(TokenizerFormsTest,
+     PrependSchemeFirstAppliesToAllPiecesOfTheFirstCharacter) {
   json file = json::parse(R"({
     "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
       {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated"},
@@ -346,6 +345,8 @@ TEST(TokenizerFormsTest, PrefixFirstHoldsForAllThatTheFirstCharacterBecame) {
   }
 }
 
+// A grapheme of less than 6 bytes is replaced as a whole, even if only its
+// first character has a rule. "ab" is two graphemes.
 TEST(TokenizerFormsTest, PrecompiledRulesReplaceGraphemesOrCharacters) {
   const auto tokenizer = Load(PrecompiledFile(kRules));
   const std::string acute = "\u0301";
@@ -406,8 +407,8 @@ TEST(TokenizerFormsTest, BrokenPrecompiledRulesAreRefused) {
   }
 }
 
-// Units: the root, whose children are at its distance, XOR the byte; the child
-// for "a" (0x61) with a value; the value.
+// Returns a trie with the key "a" only. A child is at its parent's distance XOR
+// the byte. The units are the root, the child for "a" (0x61), and its value.
 std::vector<uint32_t> TrieOfA(uint32_t value) {
   std::vector<uint32_t> units(0x80, 0);
   units[0] = 0;
@@ -416,7 +417,8 @@ std::vector<uint32_t> TrieOfA(uint32_t value) {
   return units;
 }
 
-TEST(TokenizerFormsTest, ARuleOutsideTheTextsFailsTheTextsThatNeedIt) {
+TEST(TokenizerFormsTest,
+     ARuleThatPointsOutsideItsTextsFailsOnlyInputsThatNeedIt) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const Ids ids,
       Load(PrecompiledFile(Rules(TrieOfA(0), "b")))->Encode("a"));
@@ -430,7 +432,7 @@ TEST(TokenizerFormsTest, ARuleOutsideTheTextsFailsTheTextsThatNeedIt) {
                                HasSubstr("a rule of the tokenizer's "
                                          "precompiled_charsmap points to")));
   }
-  // Children outside the trie are no match.
+  // A child outside the trie does not match.
   std::vector<uint32_t> units = TrieOfA(0);
   units['a'] = 0x3FFFFFU << 10 | 1U << 9 | 1U << 8 | 'a';
   EXPECT_EQ(IdsOf(PrecompiledFile(Rules(units, "b")), "a"), (Ids{0}));

@@ -348,7 +348,6 @@ TEST(TokenizerTest, AllChainedReplaceStepsShareOneMemoryLimit) {
       base::StatusIs(Code::kInvalidArgument, HasSubstr("gives more than")));
 }
 
-// The limit holds for all segments of a text together.
 TEST(TokenizerTest, AllSegmentsOfATextShareOneMemoryLimit) {
   json file = SmallFile();
   file["normalizer"] = {{"type", "Replace"},

@@ -52,7 +52,8 @@ const icu::Normalizer2* NewestInstance(NormalForm form, UErrorCode* code) {
   return nullptr;
 }
 
-// Leaves characters as they are that have no normal form in the reference.
+// Leaves characters unchanged that the reference's Unicode version does
+// not have.
 struct NormalizerOf {
   explicit NormalizerOf(NormalForm form) {
     const icu::Normalizer2* newest = NewestInstance(form, &code);

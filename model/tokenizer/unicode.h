@@ -14,8 +14,9 @@
 namespace kvasir::model {
 
 bool IsWhiteSpace(char32_t c);
-// The end of the whitespace that begins at `begin`, and the beginning of the
-// whitespace that ends at `end`, but not before `least`.
+// SpaceEnd returns the end of the whitespace that begins at `begin`.
+// SpaceBegin returns the beginning of the whitespace that ends at `end`, but
+// not less than `least`.
 size_t SpaceEnd(std::string_view text, size_t begin);
 size_t SpaceBegin(std::string_view text, size_t end, size_t least);
 // Category P of Unicode 8.0, and punctuation and symbols of ASCII.

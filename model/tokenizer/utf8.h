@@ -30,8 +30,8 @@ Utf8Char FirstChar(std::string_view text);
 
 size_t NumChars(std::string_view text);
 
-// Where the character begins that ends at `end`, which must not be 0. `text`
-// must be valid UTF-8.
+// Returns the beginning of the character that ends at `end`, which must not be
+// 0. `text` must be valid UTF-8.
 size_t PreviousCharBegin(std::string_view text, size_t end);
 
 void AppendUtf8(char32_t value, std::string* out);

@@ -1,7 +1,7 @@
 // Limits how much of the router's memory requests may use, in total and for
-// each tenant. The count includes the messages and texts of requests, their
-// prompts, and the tokens that they have received. Counting begins before a
-// request waits for a tokenizer.
+// each tenant. The messages, texts and prompts of requests count, and the
+// tokens that they have received. Counting begins when a request arrives,
+// before it waits for a tokenizer.
 #pragma once
 
 #include <atomic>
@@ -16,32 +16,32 @@ namespace kvasir::router {
 
 class ByteShare;
 
-// A limit in bytes, and the number of bytes in use. Held by shared_ptr: each
-// ByteShare holds a reference, so its budget exists as long as the share.
+// A limit in bytes, and the number of bytes in use. It is held by shared_ptr,
+// because each ByteShare keeps its budget alive.
 // Threads: its methods may be called from any thread.
 class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
  public:
-  // Words for the error text of a refusal: whose requests are limited, and
-  // which setting limits them.
+  // Words for the error text of a refusal.
   struct Words {
-    std::string whose = "requests";
-    std::string setting = "--request-bytes";
+    std::string whose = "requests";           // whose requests are limited
+    std::string setting = "--request-bytes";  // what limits them
   };
 
   explicit ByteBudget(size_t limit_bytes) : ByteBudget(limit_bytes, Words()) {}
   ByteBudget(size_t limit_bytes, Words words)
       : words_(std::move(words)), limit_bytes_(limit_bytes) {}
 
-  // Takes bytes for a request that has arrived. If the limit does not allow
-  // this, the request is refused: with NEVER_FITS if it exceeds the limit by
-  // itself, otherwise with RETRY_ELSEWHERE. The error text contains the numbers
-  // and the setting. `outer`, if not null, is a share of equal size in another
-  // budget. It grows, shrinks and is released together with the new share.
+  // Takes bytes for a request that has arrived. If too few bytes are free,
+  // returns a refusal, whose text has the numbers and the setting. Its reason
+  // is NEVER_FITS if the request exceeds the limit by itself, and
+  // RETRY_ELSEWHERE otherwise. `outer`, if not null, is a share of equal size
+  // in another budget. It grows, shrinks and is released together with the
+  // new share.
   absl::StatusOr<std::shared_ptr<ByteShare>> Take(
       size_t bytes, std::shared_ptr<ByteShare> outer = nullptr);
 
-  // Shares that have been taken keep their size, even if they exceed the new
-  // limit.
+  // Existing shares keep their size, even if together they exceed the
+  // new limit.
   void SetLimit(size_t limit_bytes) { limit_bytes_ = limit_bytes; }
 
   size_t used_bytes() const { return used_bytes_; }
@@ -66,8 +66,8 @@ class ByteShare {
   ByteShare(const ByteShare&) = delete;
   ByteShare& operator=(const ByteShare&) = delete;
 
-  // Counts more bytes for a running request. This always succeeds, even over
-  // the limit; new requests are then refused.
+  // Counts more bytes for a running request. This always succeeds. If the limit
+  // is then exceeded, new requests are refused.
   void Grow(size_t bytes) {
     bytes_ += bytes;
     budget_->used_bytes_ += bytes;

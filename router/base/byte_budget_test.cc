@@ -11,7 +11,7 @@ using kvasir::v1::Refusal;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(ByteBudgetTest, RefusesARequestOverTheLimitUntilOthersEnd) {
+TEST(ByteBudgetTest, RefusesRequestsOverTheLimitUntilOtherRequestsEnd) {
   const auto budget = std::make_shared<ByteBudget>(100);
   KVASIR_ASSERT_OK_AND_ASSIGN(auto first, budget->Take(60));
   const absl::Status refused = budget->Take(41).status();
@@ -32,7 +32,7 @@ TEST(ByteBudgetTest, ARequestLargerThanTheLimitIsRefusedWithNeverFits) {
   EXPECT_EQ(proto::RefusalOf(refused)->reason(), Refusal::NEVER_FITS);
 }
 
-TEST(ByteBudgetTest, GrowthOfARunningRequestIsCountedAndNewRequestsAreRefused) {
+TEST(ByteBudgetTest, GrowthOfARunningRequestLeavesFewerBytesForNewRequests) {
   const auto budget = std::make_shared<ByteBudget>(100);
   KVASIR_ASSERT_OK_AND_ASSIGN(auto share, budget->Take(60));
   share->Grow(60);

@@ -1,7 +1,7 @@
-// Allows an object to be destroyed although callbacks that use it may still
-// come. Each callback enters the gate before it uses the object and leaves it
-// afterwards. The object closes the gate before it is destroyed: this waits for
-// callbacks inside, and later ones cannot enter.
+// Lets an object be destroyed safely while callbacks may still want to use it.
+// A callback enters the gate before it uses the object, and leaves it
+// afterwards. The object closes the gate before it is destroyed. This waits for
+// the callbacks inside, and later ones cannot enter.
 #pragma once
 
 #include "absl/base/thread_annotations.h"
@@ -9,13 +9,14 @@
 
 namespace kvasir::router {
 
-// The object and every callback hold the gate by shared_ptr.
+// The object and every callback hold the gate by shared_ptr, so that it
+// outlives the object.
 // Threads: its methods may be called from any thread, but a callback inside the
 // gate must not call Close.
 class CallbackGate {
  public:
-  // Returns true if the callback may use the object, which then exists at least
-  // until Leave. Returns false if the gate is closed: the object may be gone.
+  // Returns true if the callback may use the object until it calls Leave.
+  // Returns false if the gate is closed, because the object may be gone then.
   bool Enter() ABSL_LOCKS_EXCLUDED(mutex_) {
     base::MutexLock lock(&mutex_);
     if (closed_) return false;

@@ -1,7 +1,7 @@
-// The interface between facades and the router. A facade submits a request with
-// a sink, which receives the tokens, and gets a handle, which can cancel the
-// request. The interface knows only token ids; text, stop strings and chat
-// templates belong to the facades.
+// The interface between facades and the router. A facade submits a request
+// together with a sink, which receives the tokens. It gets a handle, which can
+// cancel the request. The interface uses only token ids. Text, stop strings and
+// chat templates belong to the facades.
 #pragma once
 
 #include <algorithm>
@@ -42,26 +42,26 @@ struct CanonicalRequest {
   // with all other requests without a salt.
   std::string cache_salt;
   TokenBytes prompt;
-  // Start from NeutralSampling() and set what the client asked for. If
-  // max_tokens is 0, the operator's default applies, limited by the model's
-  // length. The router ignores sampling.seed: set the field `seed` below
-  // instead.
+  // Start from NeutralSampling() and change what the client asked for. If
+  // max_tokens is 0, the operator's default applies, limited by max_model_len.
+  // Do not set sampling.seed, but the field `seed` below: the router
+  // overwrites sampling.seed.
   kvasir::v1::SamplingParams sampling;
   // Absent: the router draws a random seed.
   std::optional<uint64_t> seed;
   absl::Time deadline = absl::InfiniteFuture();
   // How long the request may wait for its first step. If it waits longer, it
-  // ends with DEADLINE_EXCEEDED. Zero: the operator's default time applies, and
-  // a request that waits longer is refused.
+  // ends with DEADLINE_EXCEEDED. Zero: the operator's default applies, and a
+  // request that waits longer is refused (RETRY_ELSEWHERE).
   absl::Duration queue_timeout = absl::ZeroDuration();
-  // How many cache slots eviction keeps. Absent: as the served plan says. The
-  // worker checks the value.
+  // How many cache slots eviction keeps. Absent: the budget of the served plan.
+  // The worker checks the value.
   std::optional<proto::EvictionBudget> eviction_budget;
   // Requests with lower values run first.
   int32_t priority = 0;
-  // True: the client receives nothing before the answer is complete. Then, if
-  // its worker is lost, another worker can continue the request from the tokens
-  // that the router has received, or generate them again.
+  // True: the client gets the whole answer in one response at the end. So if
+  // the worker is lost, another worker can continue from the tokens that the
+  // router has received, or generate them again.
   bool folded = false;
   // The W3C trace context that the client sent; empty if it sent none.
   std::string traceparent;
@@ -74,26 +74,26 @@ struct CanonicalRequest {
   std::string peer;
 };
 
-// Returns how many samples one request may have: the smaller of the workers'
-// limit and `ours`, the router's limit. The router has its own limit because
-// sinks allocate memory for each sample.
+// Returns the largest number of samples of one request: the smaller of the
+// workers' limit and `ours`, the router's own limit. The router has a limit
+// because sinks allocate memory for each sample.
 inline uint32_t LargestN(const kvasir::v1::WorkerInfo& info, uint32_t ours) {
   return info.max_n() == 0 ? ours : std::min(info.max_n(), ours);
 }
 
-// Receives one request's output. Facades implement it. It is held by shared_ptr
-// because router and facade finish with it at different times: the router drops
-// its reference after OnDone has returned.
+// Receives one request's output. Facades implement it. It is held by
+// shared_ptr, because either the router or the facade may drop it first. The
+// router drops it after OnDone has returned.
 //
-// Threads: calls for one request come one at a time, on the few threads that
-// the router has for all requests, so an implementation must not block or
-// tokenize. Calls may begin before Submit has returned, but never run inside
-// Submit or Cancel, so a sink may hold its own lock around these. Cancel may be
-// called from inside a callback.
-// Backpressure: a client that reads slowly does not slow down its worker,
-// because the request would hold cache pages for longer. Its tokens wait in the
-// facade's queue. Above the facade's limit of bytes, the facade resets the
-// client's stream and calls Cancel(kSlowReader).
+// Threads: the router calls the sink of a request from one thread at a time.
+// An implementation must not block or tokenize, because a few threads serve
+// all requests. Calls may begin before Submit has returned. But Submit and
+// Cancel themselves never call the sink, so it may hold its own lock around
+// them. The sink may call Cancel. Backpressure: a client that reads slowly
+// does not slow down its worker, because its request would hold cache pages
+// for longer. Its tokens wait in the facade's queue. If this queue exceeds
+// the facade's limit of bytes, the facade resets the client's stream and
+// calls Cancel(kSlowReader).
 class RequestSink {
  public:
   virtual ~RequestSink() = default;
@@ -103,7 +103,7 @@ class RequestSink {
   // New tokens of the sample tokens.index(). They come in order and are never
   // repeated.
   virtual void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) = 0;
-  // A sample has ended. When OnDone comes with OK, OnFinish has been called
+  // A sample has ended. Before OnDone is called with OK, OnFinish is called
   // once for each sample.
   virtual void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish) = 0;
   // The request has ended. An error says why: CANCELLED after Cancel,
@@ -135,19 +135,20 @@ class RequestHandle {
   // The unique id of the request in logs, in traces and at workers.
   virtual const std::string& id() const = 0;
   // Cancels the request. If it is called more than once, the first reason
-  // counts. It has no effect after OnDone. If a call of the sink is running, it
-  // may finish; after that only OnDone is called. The call to the worker is
+  // counts. After OnDone, Cancel has no effect. A running call of the sink may
+  // finish. After that, the sink gets only OnDone. The call to the worker is
   // reset within milliseconds.
   virtual void Cancel(CancelReason reason) = 0;
 };
 
-// The total load of all replicas that accept requests: their last reports, plus
-// the requests that the router has sent since.
+// The total load of all replicas that accept requests. It is the sum of their
+// last reports and of the requests that the router has sent since then.
 struct ModelLoad {
   uint64_t running = 0;
   uint64_t waiting = 0;
   uint64_t max_num_seqs = 0;
-  // The capacity, in tokens, of the used cache pages and of all cache pages.
+  // How many tokens the used cache pages can hold, and how many all cache pages
+  // can hold.
   uint64_t used_tokens = 0;
   uint64_t total_tokens = 0;
 };
@@ -197,8 +198,8 @@ class RequestRouter {
   virtual absl::StatusOr<std::shared_ptr<RequestHandle>> Submit(
       CanonicalRequest request, std::shared_ptr<RequestSink> sink) = 0;
 
-  // Logs and counts a request that a facade has refused, in the same way as
-  // requests that Submit refuses.
+  // Logs and counts a request that a facade has refused. Requests that Submit
+  // refuses are logged and counted in the same way.
   virtual void LogRefused(CanonicalRequest request,
                           const absl::Status& why) = 0;
 

@@ -1,4 +1,4 @@
-// Counts the open calls of clients at all facades. A drain waits until no call
+// Counts the open calls of all facades' clients. A drain waits until no call
 // is open.
 #pragma once
 
@@ -44,8 +44,8 @@ class ClientCalls {
   absl::Time changed_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
-// Counts as one open call from construction to destruction. The reactor of each
-// gRPC call has a ClientCall as a member.
+// An open call: it counts from its construction to its destruction. The reactor
+// of each gRPC call has one as a member.
 class ClientCall {
  public:
   explicit ClientCall(std::shared_ptr<ClientCalls> calls)

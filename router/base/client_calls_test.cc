@@ -7,7 +7,7 @@
 namespace kvasir::router {
 namespace {
 
-TEST(ClientCallsTest, TheQuietTimeBeginsWhenTheLastOpenCallHasEnded) {
+TEST(ClientCallsTest, TheQuietTimeBeginsWhenTheLastOpenCallEnds) {
   base::ManualClock clock;
   const auto calls = std::make_shared<ClientCalls>(&clock);
   EXPECT_TRUE(calls->QuietFor(absl::Hours(1)));

@@ -1,6 +1,6 @@
 // One word for the access log that says why a request is refused, for example
-// "expired" or "rate". It is a payload of the status inside the router and is
-// never sent to a client.
+// "expired" or "rate". It is a payload of the status. Only the router sees it;
+// it is never sent to a client.
 #pragma once
 
 #include <string>

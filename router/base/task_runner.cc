@@ -68,7 +68,7 @@ class TaskPool::Queue final : public TaskRunner {
     if (!turn->second.empty()) {
       turns_.push_back(turn);
     } else if (!turn->first.empty()) {
-      // The turn "" stays, because strands use it all the time.
+      // Keep the entry of the turn "", because strands use it all the time.
       tasks_.erase(turn);
     }
     return task;
@@ -78,9 +78,10 @@ class TaskPool::Queue final : public TaskRunner {
   base::Mutex mutex_;
   base::CondVar changed_;
   size_t num_queued_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Waiting tasks by turn. A turn without tasks has no entry, except for "".
+  // The waiting tasks of each turn (client). Except for "", a turn without
+  // tasks has no entry.
   Tasks tasks_ ABSL_GUARDED_BY(mutex_);
-  // Turns with tasks, in the order in which they are served.
+  // The turns that have tasks, in the order in which they will be served.
   std::deque<Tasks::iterator> turns_ ABSL_GUARDED_BY(mutex_);
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -1,7 +1,6 @@
 // Threads for the work of facades: a small pool, and strands that use it. Each
-// strand runs its tasks one at a time and in order. The work does not run on
-// gRPC's own threads, because these few threads handle the reactions of all
-// calls.
+// strand runs its tasks one at a time and in order. gRPC's own threads do not
+// run this work, because they are few and handle the events of all calls.
 #pragma once
 
 #include <cstddef>
@@ -29,20 +28,20 @@ class TaskRunner {
   // Queues the task. Returns false if the task was dropped because the queue is
   // full or the threads have ended.
   virtual bool Post(Task task) = 0;
-  // Like Post, but a runner with a queue alternates between `turn`s: many tasks
-  // of one client delay another client's by only one task. Tasks of one `turn`
-  // stay in order.
+  // Like Post, but a runner with a queue takes the tasks of different `turn`s
+  // alternately. If each client has its own `turn`, many tasks of one client
+  // delay another client by only one task. Tasks of one `turn` stay in order.
   virtual bool PostInTurn(const std::string& /*turn*/, Task task) {
     return Post(std::move(task));
   }
 };
 
-// A fixed number of threads and a queue of tasks, which takes tasks of
-// different turns alternately; Post uses the turn "". One turn cannot fill the
-// queue: a task is refused if its turn already has as many tasks in the queue
-// as places are free. The destructor drops tasks that have not begun and joins
-// the threads. runner() may outlive the pool and then refuses tasks. Owns: its
-// threads.
+// A fixed number of threads and a queue, from which they take tasks of
+// different turns alternately. Post uses the turn "". One turn cannot fill
+// the queue: a task is refused if its turn already has as many tasks in the
+// queue as places are free. The destructor drops tasks that have not begun
+// and joins the threads. runner() may outlive the pool and then refuses
+// tasks. Owns: its threads.
 class TaskPool {
  public:
   explicit TaskPool(int num_threads,
@@ -61,11 +60,10 @@ class TaskPool {
   std::vector<std::thread> threads_;
 };
 
-// Runs the tasks that are posted to it one at a time and in order, on another
-// runner. However many of them wait, the strand has at most one task in the
-// queue of that runner. If the runner refuses or drops that task, the strand
-// drops all its tasks, because a waiting task could keep the strand alive
-// forever.
+// Runs its tasks one at a time and in order, on another runner. The strand has
+// at most one task in that runner's queue, however many of its own tasks wait.
+// If the runner refuses or drops that task, the strand drops all its tasks.
+// Otherwise a task that refers to the strand would keep it alive forever.
 class Strand final : public TaskRunner,
                      public std::enable_shared_from_this<Strand> {
  public:

@@ -13,8 +13,9 @@
 namespace kvasir::router {
 namespace {
 
-// A gate at which threads wait until it is opened. Declare it before the pool
-// whose tasks use it: a task may still be inside `Open` when `Wait` returns.
+// A gate at which threads wait until it is opened. Declare it before the
+// pool whose tasks use it, because a task may still be inside `Open` when
+// `Wait` returns.
 class Gate {
  public:
   void Open() {
@@ -132,8 +133,8 @@ TEST(StrandTest, RefusesAndFreesATaskPostedAfterThePoolHasEnded) {
   EXPECT_TRUE(weak.expired());
 }
 
-// The strand's tasks wait because another task is running. It is still running
-// when the pool ends.
+// The strand's tasks wait because another task keeps the pool's only thread
+// busy until the pool ends.
 TEST(StrandTest, FreesItsWaitingTasksWithoutRunningThemWhenThePoolEnds) {
   std::weak_ptr<Strand> weak;
   auto pool = std::make_unique<TaskPool>(1);

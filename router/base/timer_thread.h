@@ -25,8 +25,8 @@ class TimerThread {
   TimerThread();
   ~TimerThread();
 
-  // Runs `task` at the time `when`, or as soon as possible if it is in the
-  // past. Tasks with the same time run in the order in which they were added.
+  // Runs `task` at the time `when`, or as soon as possible if that time has
+  // passed. Tasks with the same time run in the order in which they were added.
   TimerId At(absl::Time when, Task task) ABSL_LOCKS_EXCLUDED(mutex_);
   // Removes a task that has not begun to run. Returns false if the task has
   // run, is running, or never existed.

@@ -111,8 +111,8 @@ absl::Status TextClient::Explained(const grpc::Status& status,
         endpoint_, ": no server answers there; scripts/serve starts one (",
         status.error_message(), ")"));
   }
-  // Replace the transport's own text (for example "Broken pipe"), which does
-  // not name the cause.
+  // The transport's own text (for example "Broken pipe") does not say what has
+  // happened, so put an explanation before it.
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     return absl::UnavailableError(absl::StrCat(
         endpoint_, ": the call ended before its answer was complete: ",
@@ -175,8 +175,8 @@ absl::StatusOr<TextResult> TextClient::Generate(
     KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> models,
                             ReadyModels(absl::Seconds(10)));
     if (models.empty()) {
-      return absl::UnavailableError(
-          absl::StrCat(endpoint_, ": no model is ready there"));
+      return absl::UnavailableError(absl::StrCat(
+          endpoint_, ": the server has no model that accepts requests now"));
     }
     model = models.front();
   }
@@ -220,8 +220,7 @@ absl::StatusOr<TextResult> TextClient::Generate(
       } else if (name == "num_input_tokens") {
         result.prompt_tokens = FirstUint32(raw);
       } else if (name == "num_output_tokens") {
-        // This output is the number of tokens in this response, so add it to
-        // the sum.
+        // Each response reports only its own number of tokens.
         result.output_tokens += FirstUint32(raw);
       }
     }

@@ -44,8 +44,8 @@ struct TextResult {
   absl::Duration total;
 
   // prompt_rate: prompt tokens per second until the first output token.
-  // decode_rate: output tokens per second after the first one. nullopt if there
-  // were no such tokens or no time was measured.
+  // decode_rate: output tokens per second after the first one. They are nullopt
+  // if there are no such tokens or no time was measured.
   std::optional<double> prompt_rate() const;
   std::optional<double> decode_rate() const;
 };
@@ -63,9 +63,9 @@ class TextClient {
   // server answers within `timeout`.
   absl::StatusOr<std::vector<std::string>> ReadyModels(absl::Duration timeout);
 
-  // Returns the most tokens that prompt and output may have together, from the
-  // model's configuration. nullopt if the server does not report it;
-  // INVALID_ARGUMENT if the value is not a length.
+  // Returns the model's max_model_len: the most tokens that prompt and output
+  // may have together. nullopt if the server does not report it;
+  // INVALID_ARGUMENT if the reported value is not an integer of at least 2.
   absl::StatusOr<std::optional<int64_t>> MaxModelLen(const std::string& model,
                                                      absl::Duration timeout);
 
@@ -76,8 +76,8 @@ class TextClient {
       const std::function<void(std::string_view)>& on_text);
 
  private:
-  // Converts gRPC's status. If gRPC's own text does not explain the error, for
-  // example if the server lacks the whole service, adds an explanation.
+  // Converts gRPC's status. Adds an explanation where gRPC's own text does not
+  // suffice, for example if the server does not have this service.
   absl::Status Explained(const grpc::Status& status,
                          const grpc::ClientContext& context) const;
 

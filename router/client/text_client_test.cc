@@ -3,8 +3,8 @@
 namespace kvasir::cli {
 namespace {
 
-// Regression test: the time of a prompt, 9.5 s, was counted as time of the
-// output, so that 48 tokens/s were reported as 5.9.
+// Regression test: the prompt's time, 9.5 s, once counted as time of the
+// output, so that 5.9 tokens/s were reported instead of 48.
 TEST(TextResultTest, TheDecodeRateDoesNotIncludeTheTimeOfThePrompt) {
   TextResult result;
   result.prompt_tokens = 3901;
@@ -15,7 +15,7 @@ TEST(TextResultTest, TheDecodeRateDoesNotIncludeTheTimeOfThePrompt) {
   EXPECT_NEAR(result.prompt_rate().value_or(0), 3901 / 9.541, 1e-6);
 }
 
-TEST(TextResultTest, AnAnswerOfOneTokenHasNoDecodeRate) {
+TEST(TextResultTest, AnAnswerWithOnlyOneTokenHasNoDecodeRate) {
   TextResult result;
   EXPECT_EQ(result.prompt_rate(), std::nullopt);
   result.prompt_tokens = 5;

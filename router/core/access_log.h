@@ -18,7 +18,8 @@ struct AccessRecord {
   std::string facade;
   std::string peer;
   std::string tenant;
-  // The caller within its tenant: a token's label, or a certificate's name.
+  // Identifies the caller within its tenant: a token's label, or a
+  // certificate's name.
   std::string caller;
   std::string model;
   // The last replica that was asked to run the request; empty if none was

@@ -28,7 +28,7 @@ TEST(AccessLogTest, EachLogLineHasTheTenantTheTimesTheAttemptsAndTheTraceId) {
   }
 }
 
-TEST(AccessLogTest, ARefusalIsLoggedWithItsReasonInOneWord) {
+TEST(AccessLogTest, EveryRefusalOfAKnownTenantIsLoggedWithItsReason) {
   AccessRecord record;
   record.tenant = "red";
   record.status = absl::UnauthenticatedError("the token expired then");
@@ -38,12 +38,13 @@ TEST(AccessLogTest, ARefusalIsLoggedWithItsReasonInOneWord) {
     ::testing::internal::CaptureStderr();
     log.Write(record);
     const std::string line = ::testing::internal::GetCapturedStderr();
-    EXPECT_THAT(line, HasSubstr("tenant=red")) << "he is known: each has one";
+    EXPECT_THAT(line, HasSubstr("tenant=red"))
+        << "a known tenant: every refusal is logged";
     EXPECT_THAT(line, HasSubstr("reason=expired"));
   }
 }
 
-TEST(AccessLogTest, UnknownCallersCannotFloodTheLogOrPutTextIntoIt) {
+TEST(AccessLogTest, UnknownCallersGetOneLogLineAMinuteWithoutTheirText) {
   base::ManualClock clock{absl::FromUnixSeconds(1'800'000'000)};
   LogAccess log(clock);
   AccessRecord record;

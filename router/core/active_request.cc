@@ -21,9 +21,9 @@ void ActiveRequest::Cancel(CancelReason reason) {
     attempt->Cancel();
     return;
   }
-  // The timer thread ends a waiting request, because a sink must never be
-  // called inside Cancel. If the request is being dispatched, Dispatch sees the
-  // cancellation.
+  // Let the timer thread end a waiting request, because Cancel must never
+  // call a sink. If the request is just being dispatched, Dispatch sees
+  // the cancellation.
   core_->EndWaitingAt(absl::InfinitePast(), shared_from_this(), status);
 }
 
@@ -131,8 +131,9 @@ WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
         std::clamp<int64_t>(left_ms, 1, std::numeric_limits<uint32_t>::max())));
   }
   call.head.set_traceparent(request.traceparent);
-  // Send the id of the weights, so that the worker checks it. A different
-  // worker may have started at the same address since the router checked it.
+  // Send the id of the weights, so that the worker checks it. Since the
+  // router's own check, a worker with other weights may have started at the
+  // same address.
   if (flow_.delivered() && begun_on_.has_value()) {
     call.head.set_weights_id(begun_on_->weights_id());
   } else if (const auto info = replica.info()) {

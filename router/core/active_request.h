@@ -1,5 +1,5 @@
-// A request in flight. It gives the events of an attempt to the state machine
-// (RequestFlow), and gives the resulting output to the facade's sink.
+// A request in flight. It passes a worker's events to the state machine
+// (RequestFlow) and the resulting output to the facade's sink.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,8 @@ namespace kvasir::router {
 
 class RouterCore;
 
-// The router's table of requests, the attempt and the facade hold this object.
-// It is the attempt's sink and the facade's handle.
+// The router's table of requests, the current attempt and the facade hold this
+// object: it receives the attempt's events, and it is the facade's handle.
 // Threads: its methods may be called from any thread, but a worker's events
 // must come one at a time.
 class ActiveRequest final : public RequestHandle,
@@ -58,15 +58,15 @@ class ActiveRequest final : public RequestHandle,
     return flow_.arrival();  // never changes
   }
 
-  // Returns whether `replica` may run the request. If tokens have been
-  // received, `replica` must have the same weights, cache format and arithmetic
-  // as the replica that produced them.
+  // Returns whether `replica` may run the request. If tokens have already been
+  // received, it must have the same weights, cache format and arithmetic as the
+  // replica that produced them.
   bool MayRunOn(const Replica& replica) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Starts an attempt: opens a stream to `replica`.
   void Open(const std::shared_ptr<Replica>& replica)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Stores the request's timer. Returns a timer that is no longer needed: the
-  // previous one, or `timer` if the request has ended.
+  // Stores the request's queue timer. Returns a timer for the caller to cancel:
+  // the previous one, or `timer` itself if the request has ended.
   std::optional<TimerThread::TimerId> SetQueueTimer(
       const TimerThread::TimerId& timer) ABSL_LOCKS_EXCLUDED(mutex_);
   std::optional<TimerThread::TimerId> TakeQueueTimer()
@@ -82,7 +82,8 @@ class ActiveRequest final : public RequestHandle,
  private:
   WorkerCall NewCall(const Replica& replica) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Passes to the sink the tokens that no earlier attempt has delivered.
+  // Passes tokens to the sink, except those that an earlier attempt
+  // has delivered.
   void DeliverTokens(const kvasir::v1::GenerateEvent::Tokens& tokens,
                      const RequestFlow::Delivery& delivery);
 

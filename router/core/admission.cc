@@ -12,8 +12,8 @@ absl::StatusOr<Admission::Answer> Admission::Enter(Ticket ticket,
   if (draining_) {
     return proto::RefusedError(Refusal::DRAINING, "the router is draining");
   }
-  // A new request must not overtake waiting requests. So if any wait, it waits
-  // as well, even if there is a free place.
+  // If other requests wait, the new one waits too, even if there is a free
+  // place, because it must not overtake them.
   if (in_flight_ < limits_.max_in_flight && waiting_.empty()) {
     ++in_flight_;
     return Answer::kRun;
@@ -104,10 +104,11 @@ Admission::Patience Admission::PatienceOf(const CanonicalRequest& request,
 }
 
 absl::Status Admission::WaitedTooLong(absl::Duration queue_timeout) {
-  return proto::RefusedError(Refusal::RETRY_ELSEWHERE,
-                             absl::StrCat("the request has waited ",
-                                          absl::FormatDuration(queue_timeout),
-                                          " in the router's queue"));
+  return proto::RefusedError(
+      Refusal::RETRY_ELSEWHERE,
+      absl::StrCat("the request has waited for the limit of ",
+                   absl::FormatDuration(queue_timeout),
+                   " in the router's queue"));
 }
 
 absl::Status Admission::TimedOut(const CanonicalRequest& request) {

@@ -1,7 +1,7 @@
 // Decides which requests the router accepts and when they run, and builds the
-// statuses of refused requests. Uses no clock and no threads: it only knows
-// tickets and requests. Workers check most values of a request; the router
-// checks only those on which its own work depends.
+// statuses of refused requests. It has no clock and no threads. Workers check
+// most values of a request. The router checks only those on which its own
+// work depends.
 #pragma once
 
 #include <cstddef>
@@ -43,19 +43,18 @@ class Admission {
   // if the queue is full (the text names the limits), DRAINING after
   // BeginDrain.
   absl::StatusOr<Answer> Enter(Ticket ticket, int32_t priority);
-  // Enters a ticket again after it has left to wait for a replica. It is never
-  // refused.
+  // Enters a ticket again that had left in order to wait for a replica. Such a
+  // ticket is never refused.
   Answer Return(Ticket ticket, int32_t priority);
   // From now on Enter refuses. Requests that run or wait are not affected.
   void BeginDrain() { draining_ = true; }
   bool draining() const { return draining_; }
 
   // Call this when the request of a running ticket has ended. Returns the
-  // waiting tickets that run from now on.
+  // tickets that no longer wait but run from now on.
   std::vector<Ticket> Leave();
 
-  // Removes a waiting ticket. Returns false if the ticket does not wait (any
-  // more).
+  // Removes a waiting ticket. Returns false if the ticket is not waiting.
   bool Withdraw(Ticket ticket);
 
   size_t in_flight() const { return in_flight_; }
@@ -69,13 +68,15 @@ class Admission {
                                    const kvasir::v1::WorkerInfo& info,
                                    uint32_t max_n, absl::Time now);
 
-  // A request waits until `until`, and then ends with the status `then`.
+  // How long a request waits: at the time `until` it ends with the
+  // status `then`.
   struct Patience {
     absl::Time until;
     absl::Status then;
   };
-  // If the request has set no queue timeout, it waits for `ours`, the
-  // operator's timeout, and then ends with `then`.
+  // Returns the earlier of the request's deadline and its queue timeout. If the
+  // request has no queue timeout, `ours` (the operator's) applies, and the
+  // request then ends with `then`.
   static Patience PatienceOf(const CanonicalRequest& request,
                              absl::Time arrival, absl::Duration ours,
                              const absl::Status& then);
@@ -83,12 +84,12 @@ class Admission {
   static absl::Status WaitedTooLong(absl::Duration queue_timeout);
   // The status of a request whose own queue timeout has passed.
   static absl::Status TimedOut(const CanonicalRequest& request);
-  // The status of a request for a model of which no worker has been reached
-  // yet.
+  // The status of a request for `model` if no worker of the model has been
+  // reached yet.
   static absl::Status Unreached(const std::string& model);
   static absl::Status ShuttingDown();
-  // The status of a request that no replica can run: all of them drain, or none
-  // is ready.
+  // The status of a request that no replica can run. If `all_drain`, every
+  // replica is draining; otherwise no replica is ready.
   static absl::Status NoReplica(const std::string& model, bool all_drain);
 
  private:

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Answer = Admission::Answer;
 
-// Enters the ticket and CHECKs that it is not refused.
+// Enters the ticket, which must not be refused.
 Answer Enter(Admission& admission, Ticket ticket, int32_t priority) {
   return admission.Enter(ticket, priority).value();
 }
@@ -37,7 +37,7 @@ kvasir::v1::WorkerInfo Info(uint32_t max_n) {
 
 constexpr absl::Time kNow = absl::UnixEpoch();
 
-TEST(AdmissionTest, RequestsOverTheLimitWaitAndAreRefusedIfTheQueueIsFull) {
+TEST(AdmissionTest, RequestsOverTheLimitWaitUntilTheQueueIsFull) {
   Admission admission({2, 1});
   EXPECT_EQ(Enter(admission, 1, 0), Answer::kRun);
   EXPECT_EQ(Enter(admission, 2, 0), Answer::kRun);
@@ -91,7 +91,7 @@ TEST(AdmissionTest, TheErrorForAFullQueueNamesTheLimits) {
             kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST(AdmissionTest, ADrainRefusesNewRequestsAndKeepsAdmittedOnes) {
+TEST(AdmissionTest, ADrainRefusesOnlyNewRequests) {
   Admission admission({1, 4});
   Enter(admission, 1, 0);
   Enter(admission, 2, 0);
@@ -116,7 +116,7 @@ TEST(AdmissionTest,
                        HasSubstr("the prompt is empty")));
 }
 
-TEST(AdmissionTest, ALimitForTheNumberOfSamplesThatTheWorkerReportsIsApplied) {
+TEST(AdmissionTest, TheSmallerOfTheWorkersAndTheRoutersLimitOfSamplesApplies) {
   CanonicalRequest request = NewRequest();
   request.sampling.set_n(17);
   EXPECT_THAT(

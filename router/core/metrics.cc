@@ -80,8 +80,8 @@ RouterMetrics::RouterMetrics(const std::string& version)
       .Register(*registry_)
       .Add({{"version", version}})
       .Set(1);
-  // Create these time series now with value 0. Otherwise their first increment
-  // would be missing in rates.
+  // Create these time series now, with value 0. Otherwise Prometheus would not
+  // see their first increment as a change.
   for (const ReplicaState state : kStates) {
     replicas_.Add({{"state", ReplicaStateName(state)}});
   }
@@ -104,7 +104,7 @@ void RouterMetrics::OnFirstToken(absl::Duration since_submit) {
   time_to_first_token_.Observe(absl::ToDoubleSeconds(since_submit));
 }
 
-// If several tokens came together, the gap is divided equally among them.
+// If several tokens have arrived together, each gets an equal part of the gap.
 void RouterMetrics::OnInterToken(absl::Duration gap, size_t tokens) {
   if (tokens == 0) return;
   const double each = absl::ToDoubleSeconds(gap) / static_cast<double>(tokens);

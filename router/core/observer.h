@@ -18,16 +18,16 @@ class RouterObserver : public ReplicaObserver {
   // The first attempt of a request has started, `waited` after Submit.
   virtual void OnDispatched(absl::Duration /*waited*/) {}
   virtual void OnFirstToken(absl::Duration /*since_submit*/) {}
-  // Tokens of a sample have come, `gap` after the previous tokens of the
-  // sample.
+  // `tokens` tokens of a sample have arrived, `gap` after the sample's
+  // previous tokens.
   virtual void OnInterToken(absl::Duration /*gap*/, size_t /*tokens*/) {}
   // An attempt of a request has failed, and another replica is asked.
   virtual void OnRetry(const absl::Status& /*why*/) {}
   virtual void OnRequestEnd(const AccessRecord& /*record*/) {}
-  // The number of requests in flight or in the queue has changed. `in_flight`:
-  // how many have been submitted and have not ended; `queued`: how many of
-  // these wait in the router. It is called under the router's lock, so that the
-  // calls come in the order of the changes.
+  // The number of requests in flight or in the queue has changed. `in_flight`
+  // requests have been submitted and have not ended. `queued` of them wait in
+  // the router. The router calls this under its lock, so that the calls come in
+  // the order of the changes.
   virtual void OnInFlight(size_t /*in_flight*/, size_t /*queued*/) {}
 };
 

@@ -13,16 +13,18 @@ using kvasir::v1::GenerateEvent;
 
 namespace {
 
-// A client resets its call at its deadline. The router counts the time from the
-// call's arrival, so the reset may come shortly before the router's deadline.
+// A client resets its call at its deadline. The router's deadline may be a
+// little later, because the router counts the time from the call's
+// arrival. So a reset this shortly before the router's deadline counts as
+// a passed deadline.
 constexpr absl::Duration kDeadlineTolerance = absl::Milliseconds(100);
 
 absl::Status DeadlinePassed() {
   return absl::DeadlineExceededError("the request's deadline passed");
 }
 
-// Returns true if another replica may succeed: the worker was lost, full or
-// draining, and did not object to the request itself.
+// Returns true if another replica may succeed, because the worker was lost,
+// full or draining and has not refused the request for its own sake.
 bool MayRunElsewhere(const absl::Status& status) {
   if (const auto refusal = proto::RefusalOf(status)) {
     return refusal->reason() == kvasir::v1::Refusal::RETRY_ELSEWHERE ||
@@ -70,8 +72,7 @@ RequestFlow::Delivery RequestFlow::OnEvent(const GenerateEvent& event,
   if (cancelled() || !breach_.ok()) return {};
   switch (event.event_case()) {
     case GenerateEvent::kAccepted: {
-      // Deliver only the first acceptance: after a retry, the client already
-      // knows of it.
+      // After a retry, the client already knows that its request was accepted.
       Delivery delivery;
       delivery.deliver = !accepted_;
       accepted_ = true;
@@ -102,8 +103,7 @@ absl::Status RequestFlow::TakeRepeated(absl::Span<const int32_t> ids,
   if (sample->emitted.compare(at, repeated.size(), repeated) != 0) {
     return absl::InternalError(
         "the request was repeated on another worker of the same model and "
-        "plan, "
-        "which generated other tokens");
+        "plan, which generated other tokens");
   }
   sample->to_repeat -= ids.size();
   return absl::OkStatus();
@@ -150,9 +150,9 @@ RequestFlow::Delivery RequestFlow::OnFinish(
     const GenerateEvent::Finish& finish) {
   Delivery delivery;
   Sample* const sample = RunningSample(finish.index());
-  // The router has not cancelled the request, so if the sample was aborted, the
-  // worker did it by itself. Ignore this event: the end of the stream then
-  // counts as too early.
+  // If the sample was aborted, the worker did this by itself, because the
+  // router has not cancelled the request. Ignore the event. The end of the
+  // stream will then count as too early.
   if (sample == nullptr || !IsComplete(finish.reason())) return delivery;
   if (sample->to_repeat > 0) {
     breach_ = absl::InternalError(absl::StrCat(
@@ -222,8 +222,8 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
                                            : "the worker is lost");
   }
   // A worker sends the same refusal for a request that has waited too long and
-  // for one that found no room. If the client's own timeout has passed, return
-  // the timeout's error in both cases.
+  // for a full queue. If the client's own timeout has passed, return the
+  // timeout's error in both cases.
   if (TimedOut(now) && MayRunElsewhere(end)) {
     return Admission::TimedOut(request_);
   }

@@ -1,6 +1,6 @@
-// The state machine of a request through all its attempts, without threads,
-// clocks or gRPC. It decides how to react to the events from workers, what the
-// client receives and what is logged.
+// The state machine of a request with all its attempts. It decides how the
+// router reacts to workers' events, what the client receives and what is
+// logged. It uses no threads, clocks or gRPC.
 #pragma once
 
 #include <cstdint>
@@ -31,15 +31,15 @@ class RequestFlow {
   const CanonicalRequest& request() const { return request_; }
   const std::string& id() const { return id_; }
   absl::Time arrival() const { return start_; }
-  // The ids of the delivered tokens, little-endian; empty if another worker
-  // cannot continue from them.
+  // The ids of the delivered tokens, as little-endian uint32. Empty if another
+  // worker cannot continue from them.
   std::string emitted() const {
     return ContinuesFromTokens() ? samples_[0].emitted : std::string();
   }
 
-  // Only the first call has an effect; it returns true. A client that cancels
-  // at about its deadline counts as one whose deadline has passed, because
-  // gRPC's clients cancel their call at the deadline.
+  // Returns true for the first call; later calls have no effect. If a client
+  // cancels at about its deadline, its deadline counts as passed, because
+  // gRPC's clients cancel their calls at the deadline.
   bool Cancel(CancelReason reason, absl::Time now);
   bool cancelled() const { return cancel_reason_.has_value(); }
 
@@ -51,17 +51,17 @@ class RequestFlow {
   // twice.
   const std::vector<std::string>& tried() const { return tried_; }
 
-  // Says how to react to an event from a worker.
+  // How the router must react to an event from a worker.
   struct Delivery {
-    bool deliver = false;
+    bool deliver = false;  // pass the event to the sink
     // How many of the event's first tokens an earlier attempt has delivered.
     size_t repeated_tokens = 0;
     // True: the worker has broken its protocol, and its stream must be reset.
     bool reset_attempt = false;
     // Set if these are the first tokens of the request.
     std::optional<absl::Duration> time_to_first_token;
-    // Set if these are not the sample's first tokens: the time since its
-    // previous tokens.
+    // The time since the sample's previous tokens; not set for its
+    // first tokens.
     std::optional<absl::Duration> inter_token;
   };
   Delivery OnEvent(const kvasir::v1::GenerateEvent& event, absl::Time now);
@@ -71,7 +71,7 @@ class RequestFlow {
   std::optional<absl::Status> OnAttemptDone(const absl::Status& status,
                                             absl::Time now);
   // Returns how much of the request's own queue timeout is left. nullopt if the
-  // request has set none, or if a worker has begun to run it.
+  // request has no such timeout, or if a worker has begun to run it.
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const;
   // Returns the status of a request for which no other replica can be asked. It
   // is the error of the last attempt, or `otherwise` if there was no attempt.
@@ -83,8 +83,8 @@ class RequestFlow {
  private:
   struct Sample {
     bool finished = false;
-    // The ids of the tokens that all attempts together have delivered,
-    // little-endian.
+    // The ids of the tokens that all attempts together have delivered, as
+    // little-endian uint32.
     std::string emitted;
     // How many of the emitted tokens the current attempt still has to generate
     // again.
@@ -105,9 +105,9 @@ class RequestFlow {
   // attempt has delivered. Returns an error if they differ.
   absl::Status TakeRepeated(absl::Span<const int32_t> ids, Sample* sample);
   bool Retryable(const absl::Status& status, absl::Time now) const;
-  // Returns true if a worker can continue from the delivered tokens. Otherwise
-  // it generates them again and the router drops them. A worker cannot continue
-  // several samples, or a request for prompt log probabilities.
+  // Returns true if another worker can continue from the delivered tokens. If
+  // not, it generates them again, and the router drops them. A worker cannot
+  // continue several samples, or a request for prompt log probabilities.
   bool ContinuesFromTokens() const;
   // Returns true if there is no output yet and the client's own timeout has
   // passed.
@@ -124,14 +124,14 @@ class RequestFlow {
   uint32_t attempts_ = 0;
   std::vector<std::string> tried_;
   absl::Status last_error_;
-  // The error if the worker has broken its protocol. Later events of this
-  // worker are ignored.
+  // An error if the worker has broken the protocol. Then its later events
+  // are ignored.
   absl::Status breach_;
   absl::Time first_attempt_ = absl::InfiniteFuture();
   absl::Time first_token_ = absl::InfiniteFuture();
   bool accepted_ = false;
-  // The sink has received output. Another replica may then be asked only if the
-  // client receives the whole answer in one response.
+  // True if the sink has received output. Another replica may then be asked
+  // only if the client gets the whole answer in one response.
   bool delivered_ = false;
   std::vector<Sample> samples_;
   uint32_t output_tokens_ = 0;

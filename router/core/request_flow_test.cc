@@ -33,7 +33,8 @@ RequestFlow NewFlow(uint32_t n = 1, int max_attempts = 3,
   return RequestFlow(std::move(request), "id", max_attempts, kStart);
 }
 
-// The client receives the answer of this request in one response.
+// Returns the flow of a request whose client gets the whole answer in
+// one response.
 RequestFlow NewWholeAnswer(uint32_t n = 1) {
   CanonicalRequest request = NewFlow(n).request();
   request.folded = true;
@@ -129,8 +130,8 @@ TEST(RequestFlowTest,
       << "the client receives it once";
 }
 
-// The client receives nothing before the answer is complete, so another worker
-// can continue the answer without being noticed.
+// The client has received nothing yet, so it cannot notice that another worker
+// continues the answer.
 TEST(RequestFlowTest, AnAnswerThatIsNotStreamedContinuesAtAnotherWorker) {
   RequestFlow flow = NewWholeAnswer();
   flow.OnAttempt("a", At(1));
@@ -144,7 +145,7 @@ TEST(RequestFlowTest, AnAnswerThatIsNotStreamedContinuesAtAnotherWorker) {
   KVASIR_EXPECT_OK(*flow.OnAttemptDone(absl::OkStatus(), At(7)));
 }
 
-TEST(RequestFlowTest, AWorkerThatIsLostAfterTheLastFinishLosesNothing) {
+TEST(RequestFlowTest, LosingTheWorkerAfterTheLastFinishDoesNotFailTheRequest) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7}), At(2));
@@ -169,7 +170,7 @@ TEST(RequestFlowTest, SeveralSamplesInOneResponseAreGeneratedAgainElsewhere) {
   const RequestFlow::Delivery rest = flow.OnEvent(Tokens({8, 9}, 0), At(6));
   EXPECT_TRUE(rest.deliver);
   EXPECT_EQ(rest.repeated_tokens, 1u);
-  // Sample 1 was complete, so nothing of it is delivered again.
+  // Sample 1 was already complete, so none of its events are delivered again.
   EXPECT_FALSE(flow.OnEvent(Tokens({5}, 1), At(7)).deliver);
   EXPECT_FALSE(flow.OnEvent(Finish(1), At(7)).deliver);
   EXPECT_TRUE(flow.OnEvent(Finish(0), At(8)).deliver);
@@ -185,8 +186,8 @@ TEST(RequestFlowTest, AWorkerThatGeneratesOtherTokensAgainBreaksTheProtocol) {
             std::nullopt);
   flow.OnAttempt("b", At(4));
   EXPECT_FALSE(flow.OnEvent(Tokens({7}), At(5)).reset_attempt);
-  // If a worker is lost while it repeats tokens, another worker is asked as
-  // well.
+  // If this worker is lost as well, while it repeats tokens, a third one
+  // is asked.
   EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(6)),
             std::nullopt);
   flow.OnAttempt("c", At(7));
@@ -364,8 +365,7 @@ TEST(RequestFlowTest, ARequestWithAFinishedSampleIsNotSentToAnotherWorker) {
               StatusIs(absl::StatusCode::kResourceExhausted, "full"));
 }
 
-TEST(RequestFlowTest,
-     AWorkerThatExceedsMaxTokensIsResetAndTheRequestEndsWithAnInternalError) {
+TEST(RequestFlowTest, AWorkerThatExceedsMaxTokensBreaksTheProtocol) {
   RequestFlow flow = NewFlow(2);
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.OnEvent(Tokens({7, 8, 9}, 0), At(2)).deliver);
@@ -403,8 +403,7 @@ TEST(RequestFlowTest, AShutdownEndsARequestAsRefusedAndNotAsCancelled) {
   EXPECT_EQ(proto::RefusalOf(*end)->reason(), kvasir::v1::Refusal::DRAINING);
 }
 
-TEST(RequestFlowTest,
-     ACancelledRequestGetsNoMoreTokensAndIsNotSentToAnotherWorker) {
+TEST(RequestFlowTest, ACancelledRequestGetsNeitherTokensNorAnotherWorker) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.Cancel(CancelReason::kClient, At(2)));

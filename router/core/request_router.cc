@@ -21,7 +21,7 @@ std::string HexId(std::random_device* random) {
   return absl::StrCat(absl::Hex(bits, absl::kZeroPad16));
 }
 
-// The place of a request among those that wait for a replica.
+// The key of a request in without_replica_.
 std::pair<int32_t, Ticket> PlaceOf(const ActiveRequest& active) {
   return {active.request().priority, active.ticket()};
 }
@@ -100,8 +100,8 @@ absl::Status RouterCore::Complete(CanonicalRequest* request) {
 
 void RouterCore::LogRefused(CanonicalRequest request, const absl::Status& why) {
   const absl::Time now = base::Clock::Real().Now();
-  // RequestFlow allocates memory for n samples, and a refused request may have
-  // any n: use 0.
+  // RequestFlow allocates memory for n samples. A refused request may have any
+  // n, so replace it with 0.
   request.sampling.set_n(0);
   const RequestFlow flow(std::move(request), "", 0, now);
   AccessRecord record = flow.Record(why, now);
@@ -147,8 +147,8 @@ absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
   } else if (const absl::Status status = Dispatch(active); !status.ok()) {
     active->Discard(status);
     const absl::Status refused = Refuse(active->request(), status);
-    // Release must run later: it may end another request, whose sink must not
-    // be called inside Submit.
+    // Run Release later, because it may end another request, and Submit must
+    // not call that request's sink.
     RunSoon([this, active] { Release(active, /*ran=*/true); });
     return refused;
   }
@@ -175,8 +175,8 @@ absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
       Admission::NoReplica(request.model, /*all_drain=*/false);
   const Admission::Patience patience = Admission::PatienceOf(
       request, active->arrival(), options_.queue_timeout, none);
-  // As soon as the request is in the table, another thread may end it, and then
-  // the router itself may be destroyed.
+  // As soon as the request is in the table, another thread may end it. Then the
+  // router may be destroyed, unless the gate is entered.
   const std::shared_ptr<CallbackGate> gate = gate_;
   if (!gate->Enter()) return none;
   SetQueueTimer(active, patience);
@@ -189,8 +189,8 @@ absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
     waits = !draining && without_replica_.size() < options_.admission.max_queue;
     if (waits) {
       without_replica_.emplace(PlaceOf(*active), active);
-      // The request does not run now, so another one may run in its place,
-      // perhaps for another model.
+      // The request does not run while it waits, so another one, perhaps for
+      // another model, may run in its place.
       admitted = admission_.Leave();
       ReportInFlight();
     }
@@ -201,8 +201,8 @@ absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
         for (const Ticket ticket : admitted) DispatchAdmitted(Find(ticket));
       });
     }
-    // The request may have been cancelled, or its time may have passed, before
-    // it was in the table.
+    // The request may have been cancelled, or its timeout may have passed,
+    // before it was in the table.
     EndWaitingIfCancelled(active);
     if (base::Clock::Real().Now() >= patience.until) {
       EndWaitingAt(absl::InfinitePast(), active, patience.then);
@@ -358,8 +358,8 @@ void RouterCore::LogEnd(const AccessRecord& record) {
 }
 
 void RouterCore::Release(ActivePtr active, bool ran) {
-  // When the last request has been removed from the table, another thread may
-  // destroy the router. So after that only local variables are used.
+  // As soon as the last request is removed from the table, another thread may
+  // destroy the router. So after that, use only local variables.
   std::deque<std::pair<ActivePtr, bool>> ended = {{std::move(active), ran}};
   while (!ended.empty()) {
     const auto [request, request_ran] = std::move(ended.front());

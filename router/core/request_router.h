@@ -79,8 +79,8 @@ class RouterCore final : public RequestRouter {
   absl::StatusOr<ModelStatus> Model(const std::string& name) const override;
   RouterHealth Health() const override ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // From now on Health reports that the router is draining, so that clients go
-  // elsewhere. Requests that still come are served.
+  // From now on Health reports that the router is draining, so that clients use
+  // other routers. New requests are still served.
   void AnnounceDrain() ABSL_LOCKS_EXCLUDED(mutex_);
   // Does the same as AnnounceDrain, and makes Submit refuse new requests with
   // DRAINING. Running requests continue.
@@ -101,9 +101,9 @@ class RouterCore final : public RequestRouter {
   // Checks the request against its model, and fills in its defaults.
   absl::Status Complete(CanonicalRequest* request);
   absl::Status Refuse(CanonicalRequest request, absl::Status why);
-  // Asks Admission whether the request may run or must wait. Returns
-  // UNAVAILABLE if the router drains and RESOURCE_EXHAUSTED if its queue is
-  // full.
+  // Enters the request into the table if Admission lets it run or wait.
+  // Returns UNAVAILABLE if the router drains and RESOURCE_EXHAUSTED if its
+  // queue is full.
   absl::StatusOr<Admission::Answer> Enter(const ActivePtr& active)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void WaitInQueue(const ActivePtr& active);
@@ -113,25 +113,24 @@ class RouterCore final : public RequestRouter {
   // new request waits until one is ready, and a request that has been tried
   // before gets an error.
   absl::Status Dispatch(const ActivePtr& active);
-  // Dispatches a request that admission has let run, and ends it if it cannot
-  // run.
+  // Dispatches a request that may run now. If this fails, ends the request.
   void DispatchAdmitted(const ActivePtr& active) ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes a running request wait for a replica; it then no longer counts as
   // running. Returns an error if too many requests wait.
   absl::Status WaitForReplica(const ActivePtr& active)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Runs the waiting requests for which a replica is ready now. A request whose
-  // replicas all drain gets an error. After BeginDrain, all waiting requests
-  // get one.
+  // replicas are all draining gets an error. After BeginDrain, every waiting
+  // request gets one.
   void RetryWaiting() ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns true if a request for this model need not wait for a replica: one
   // is ready, or all are draining.
   bool CanDispatch(const std::string& model) const;
   // Call this after the request has entered a queue. Ends the request if it was
-  // cancelled before, because that Cancel could not end it.
+  // cancelled before, because Cancel could not find it in a queue then.
   void EndWaitingIfCancelled(const ActivePtr& active);
   ActivePtr Find(Ticket ticket) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Runs the task on the timer thread, unless the router is destroyed before.
+  // Runs the task on the timer thread, unless the router is destroyed first.
   void RunSoon(std::function<void()> task);
   // Makes the timer thread remove the request from the queue at `when` and end
   // it with `status`. Has no effect if the request no longer waits at that
@@ -141,7 +140,7 @@ class RouterCore final : public RequestRouter {
   void EndWaiting(const ActivePtr& active, const absl::Status& status);
   void LogEnd(const AccessRecord& record);
   // Removes a request that has ended, and starts waiting requests in its place.
-  // `ran`: false if the request ended while it waited in the queue.
+  // `ran` is false if the request ended while it waited in the queue.
   void Release(ActivePtr active, bool ran) ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<ActivePtr> All() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Reports the numbers of requests to the observer. Call it under the lock, so

@@ -49,8 +49,8 @@ class KeptLog final : public AccessLogSink {
   std::vector<AccessRecord> records_ ABSL_GUARDED_BY(mutex_);
 };
 
-// An observer that keeps the numbers and states that were reported last. If
-// `slow` is set, it takes a millisecond to record a number above 0.
+// An observer that keeps the last reported numbers and each replica's states.
+// If `slow` is set, it takes a millisecond to record a number above 0.
 class KeptStates final : public RouterObserver {
  public:
   std::atomic<bool> slow{false};
@@ -104,8 +104,8 @@ CanonicalRequest NewRequest(size_t prompt_tokens = 3) {
 
 class RequestRouterTest : public ::testing::Test {
  protected:
-  // Starts the router with workers "w0", "w1", .... The test may set their
-  // states before.
+  // Starts the router with workers "w0", "w1", and so on. A test may call
+  // Prepare first and change the workers' states.
   absl::Status Start(int num_workers, RouterCoreOptions options = {},
                      absl::Duration patience = absl::Milliseconds(500)) {
     Prepare(num_workers);
@@ -150,8 +150,8 @@ class RequestRouterTest : public ::testing::Test {
     EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
   }
 
-  // Submits a request whose client receives only the whole answer, and ends the
-  // attempt at worker 0 with an error after the first token.
+  // Submits a request whose client gets the whole answer in one response. Then
+  // loses worker 0 after the first token.
   std::shared_ptr<RecordingSink> LoseAFoldedAnswer() {
     KVASIR_EXPECT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
     CanonicalRequest request = NewRequest();
@@ -208,8 +208,7 @@ TEST_F(RequestRouterTest,
   EXPECT_EQ(registry_->replicas()[0]->in_flight(), 0u);
 }
 
-TEST_F(RequestRouterTest,
-       TheWorkerReceivesEveryFieldOfTheRequestAndThePromptIsNotCopied) {
+TEST_F(RequestRouterTest, TheWorkerReceivesEveryFieldOfTheRequest) {
   KVASIR_ASSERT_OK(Start(1));
   CanonicalRequest request = NewRequest();
   request.deadline = absl::Now() + absl::Seconds(30);
@@ -363,7 +362,7 @@ TEST_F(RequestRouterTest, IfAllWorkersRefuseTheClientReceivesTheLastReason) {
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, "full"));
   EXPECT_TRUE(proto::RefusalOf(status).has_value());
   EXPECT_EQ(log_.records()[0].finish_reason, "refused");
-  EXPECT_EQ(workers_[0]->attempts().size(), 1u) << "none is asked twice";
+  EXPECT_EQ(workers_[0]->attempts().size(), 1u) << "no worker is asked twice";
   EXPECT_EQ(workers_[1]->attempts().size(), 1u);
 }
 
@@ -414,7 +413,8 @@ TEST_F(RequestRouterTest, ARequestWaitsUntilAReplicaIsReady) {
   KVASIR_EXPECT_OK(later->Wait());
 }
 
-// The client's error names no address, because its reader may be a stranger.
+// The error for the client must not contain addresses of workers, because the
+// client may be untrusted.
 TEST_F(RequestRouterTest, WithoutAReadyReplicaARequestEndsAtTheQueueTimeout) {
   RouterCoreOptions options;
   options.admission = {.max_in_flight = 1, .max_queue = 1};
@@ -430,7 +430,8 @@ TEST_F(RequestRouterTest, WithoutAReadyReplicaARequestEndsAtTheQueueTimeout) {
   EXPECT_EQ(log_.records()[0].finish_reason, "refused");
 }
 
-// A cancel used to be lost if it came while the request was in no queue.
+// Regression test: a cancel was once lost if it came while the request was in
+// no queue.
 TEST_F(RequestRouterTest, ARequestThatWaitsForAReplicaCanAlwaysBeCancelled) {
   StartAndLoseTheWorker();
   std::vector<std::shared_ptr<RecordingSink>> sinks;
@@ -462,8 +463,8 @@ TEST_F(RequestRouterTest, RequestsThatWaitForAReplicaTakeNoPlaceFromOthers) {
   RouterCoreOptions options;
   options.admission = {.max_in_flight = 1, .max_queue = 8};
   StartAndLoseTheWorker(options);
-  // If a waiting request kept its place, the next of these requests would wait
-  // in the queue.
+  // If the waiting requests kept their places, the second would have to wait in
+  // the queue.
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   for (int i = 0; i < 3; ++i) {
     sinks.push_back(std::make_shared<RecordingSink>());
@@ -491,7 +492,7 @@ TEST_F(RequestRouterTest, ADrainEndsRequestsThatWaitForAReplica) {
   EXPECT_EQ(proto::RefusalOf(status)->reason(), kvasir::v1::Refusal::DRAINING);
 }
 
-// The request starts to wait when the drain has begun already.
+// The request would begin to wait only after the drain has begun.
 TEST_F(RequestRouterTest, InADrainNoRequestWaitsForAReplica) {
   RouterCoreOptions options;
   options.admission = {.max_in_flight = 1, .max_queue = 8};
@@ -521,7 +522,7 @@ TEST_F(RequestRouterTest, TheDestructorEndsRequestsThatWaitForAReplica) {
   for (const auto& sink : sinks) EXPECT_TRUE(sink->done());
 }
 
-TEST_F(RequestRouterTest, OnlySomeRequestsMayWaitForAReplica) {
+TEST_F(RequestRouterTest, TheNumberOfRequestsThatWaitForAReplicaIsLimited) {
   RouterCoreOptions options;
   options.admission.max_queue = 2;
   StartAndLoseTheWorker(options);
@@ -610,7 +611,7 @@ TEST_F(RequestRouterTest, ACancelByTheClientResetsTheCallToTheWorker) {
   handle->Cancel(CancelReason::kClient);
 }
 
-TEST_F(RequestRouterTest, RequestsBeyondTheLimitWaitForTheirTurn) {
+TEST_F(RequestRouterTest, RequestsOverTheLimitWaitUntilARunningOneEnds) {
   RouterCoreOptions options;
   options.admission = {1, 1};
   KVASIR_ASSERT_OK(Start(1, options));
@@ -685,7 +686,7 @@ TEST_F(RequestRouterTest,
   EXPECT_EQ(WaitForAttempt(0)->call().head.queue_timeout_ms(), 1u);
 }
 
-TEST_F(RequestRouterTest, ASecondAttemptGetsWhatIsLeftOfTheTimeout) {
+TEST_F(RequestRouterTest, ASecondAttemptGetsTheRemainingQueueTimeout) {
   KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
   CanonicalRequest request = NewRequest();
   request.queue_timeout = absl::Seconds(60);
@@ -743,8 +744,7 @@ TEST_F(RequestRouterTest, ARequestThatAFacadeRefusesIsLoggedAndCounted) {
 
 // Regression test: during the first part of a drain, a facade's health call
 // still answered "ready", so gateways sent more requests.
-TEST_F(RequestRouterTest,
-       AfterAnAnnouncedDrainTheRouterIsNotReadyButStillServes) {
+TEST_F(RequestRouterTest, TheRouterStillServesAfterAnAnnouncedDrain) {
   KVASIR_ASSERT_OK(Start(1));
   EXPECT_TRUE(router_->Health().ready);
   router_->AnnounceDrain();
@@ -758,7 +758,7 @@ TEST_F(RequestRouterTest,
   KVASIR_EXPECT_OK(sink->Wait());
 }
 
-TEST_F(RequestRouterTest, ADrainRefusesNewRequestsAndFinishesRunningOnes) {
+TEST_F(RequestRouterTest, ADrainRefusesOnlyNewRequests) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink);
@@ -832,8 +832,8 @@ TEST_F(RequestRouterTest, TheRouterStartsEvenIfAWorkerCannotBeReached) {
   EXPECT_EQ(model.num_ready_replicas, 1u);
 }
 
-// One worker never answers. Although Start may wait without limit for the first
-// answer, it waits only for a limited time for this worker.
+// One worker never answers. Start may wait forever for the first answer, but
+// for the other workers it waits only briefly.
 TEST_F(RequestRouterTest,
        AfterOneWorkerHasAnsweredTheStartWaitsForOthersOnlyBriefly) {
   Prepare(2);
@@ -843,13 +843,13 @@ TEST_F(RequestRouterTest,
 }
 
 TEST_F(RequestRouterTest,
-       AWorkersAnswerCountsEvenIfItComesBeforeTheStartWaitsForIt) {
+       AWorkersAnswerCountsEvenIfItComesBeforeStartBeginsToWait) {
   Prepare(2);
   workers_[1]->SetReachable(false);
   workers_[1]->OnInfoAsked([this] {
     ASSERT_TRUE(Eventually([&] { return changes_ == 1; }));
-    // Also wait until the thread that reported the change has finished its
-    // work.
+    // Also wait until the thread that reported the change has done all
+    // its work.
     std::promise<void> done;
     transport_.At(absl::InfinitePast(), [&done] { done.set_value(); });
     done.get_future().wait();

@@ -63,8 +63,8 @@ class CallersGrpcTest : public FacadeServerTest {
     KVASIR_ASSERT_OK(server);
     server_ = *std::move(server);
   }
-  // Connects to the server. `certificate` names the certificate that the client
-  // presents; if it is empty, the client presents none.
+  // Connects to the server. The client presents the certificate named
+  // `certificate`, or none if the name is empty.
   void Dial(bool tls, const std::string& certificate = "") {
     std::shared_ptr<grpc::ChannelCredentials> credentials =
         grpc::InsecureChannelCredentials();
@@ -167,9 +167,9 @@ TEST_F(CallersGrpcTest,
   EXPECT_EQ(router_.num_requests(), 0);
 }
 
-// Regression test: gRPC parses a message before it calls the service. So if
-// unknown callers sent garbage, they were not counted, and each call caused a
-// log line.
+// Regression test: gRPC parses a message before it calls the service. So
+// unknown callers that sent garbage were once not counted, and each of their
+// calls caused a log line.
 TEST_F(CallersGrpcTest, TheCallerOfAMessageThatCannotBeParsedIsIdentifiedToo) {
   Serve(TenantEntry("red"), /*tls=*/true, /*ask_for_certificates=*/false);
   Dial(/*tls=*/true);
@@ -207,8 +207,7 @@ TEST_F(CallersGrpcTest, NoTokenIsAcceptedOverAConnectionWithoutTls) {
   EXPECT_THAT(status.error_message(), ::testing::Not(HasSubstr("Bearer red")));
 }
 
-TEST_F(CallersGrpcTest,
-       ATokenOverTlsDeterminesTheTenantTheCallersNameAndThePrefixCache) {
+TEST_F(CallersGrpcTest, ATokenOverTlsIdentifiesItsCaller) {
   Serve(TenantEntry("red"), /*tls=*/true, /*ask_for_certificates=*/false);
   Dial(/*tls=*/true);
   EXPECT_TRUE(Call(Method(Kserve(), "ServerLive"), "Bearer red").ok());

@@ -1,5 +1,5 @@
-// Measures how many heap bytes are allocated for a prompt of 64K token ids. It
-// counts from gRPC's parsing of the message until the router has the request.
+// Measures how many heap bytes are allocated for a prompt of 64K token ids,
+// from gRPC's parsing of the message until the router has the request.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -56,7 +56,7 @@ namespace {
 
 constexpr size_t kTokens = 64 << 10;
 
-// Returns the ids of the prompt, from a vocabulary of usual size.
+// Returns random ids from a vocabulary of usual size.
 std::vector<int32_t> Ids() {
   std::vector<int32_t> ids(kTokens);
   uint32_t random = 1;
@@ -74,8 +74,8 @@ class PromptBytesTest : public ::testing::Test {
     backend_->router = &router_;
     backend_->tokenizer = std::make_shared<ManualRunner>();
   }
-  // `read` parses the bytes of a message and submits the request. Returns how
-  // many heap bytes it allocates, divided by the prompt's size (4 bytes for
+  // Calls `read`, which parses a message and submits its request. Returns the
+  // heap bytes that this allocates, divided by the prompt's size (4 bytes for
   // each token). Freed bytes are not subtracted.
   template <typename Read>
   double Ratio(const char* facade, Read read) {
@@ -104,7 +104,7 @@ class Sink final
 };
 
 TEST_F(PromptBytesTest,
-       ParsingAKserveRequestHoldsItsMessageAndOneCopyOfThePromptIds) {
+       AKserveRequestAllocatesItsMessageAndOneCopyOfThePromptIds) {
   const std::vector<int32_t> ids = Ids();
   InferRequestBuilder builder("tiny", "a");
   builder
@@ -151,7 +151,7 @@ auto Prompt(const std::string& wire, Parse parse, Prepare prepare) {
 // that doubles its capacity when it is full. The allocations for this list can
 // add up to four times the prompt's size. The copy of the ids adds the prompt's
 // size once more.
-TEST_F(PromptBytesTest, ParsingAVllmRequestHoldsItsListOfIdsAndOneCopyOfThem) {
+TEST_F(PromptBytesTest, AVllmRequestAllocatesItsListOfIdsAndOneCopyOfThem) {
   vllm::grpc::engine::GenerateRequest engine;
   vllm::GenerateRequest inference;
   inference.mutable_response()->set_output_text(false);

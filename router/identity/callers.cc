@@ -63,7 +63,7 @@ void Callers::Take(Identities identities) {
 
 void Callers::Poll() {
   absl::StatusOr<std::string> text = options_.read();
-  // If the file cannot be read, `seen` is the error, so that the same error is
+  // If the file cannot be read, `seen` is the error. So the same error is
   // reported only once.
   const std::string seen =
       text.ok() ? *text : absl::StrCat("\n", text.status().ToString());
@@ -142,13 +142,13 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
     return Refused(CallerRefusal::kTenant, std::move(name));
   }
   caller.tenant = asked;
-  // All tenants that the gateway names and that are not in the file share the
-  // gateway's quota. They do not get its shared_prefix_cache and
-  // least_priority.
+  // A tenant that the gateway names shares the gateway's quota if it is
+  // not in the file. It never gets the gateway's shared_prefix_cache
+  // and least_priority.
   caller.shared_prefix_cache = false;
   caller.least_priority = 0;
   if (const auto named = now->identities.Named(asked); named.has_value()) {
-    // The named tenant must have the role as well, not only the gateway.
+    // Not only the gateway, but also the named tenant must have the role.
     KVASIR_RETURN_IF_ERROR(check_role(now->identities.tenant(*named)));
     caller.shared_prefix_cache =
         now->identities.tenant(*named).shared_prefix_cache();

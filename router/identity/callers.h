@@ -1,5 +1,6 @@
-// The callers that this router accepts: the current contents of the file of
-// --identities, and how much of its quota each tenant uses.
+// The callers that this router accepts, and how much of its quota each tenant
+// uses. The callers come from the file of --identities, which is read again
+// when it changes.
 //
 //   KVASIR_ASSIGN_OR_RETURN(auto callers, Callers::Open(options, &metrics));
 //   KVASIR_ASSIGN_OR_RETURN(Caller caller, callers->Identify(shown, CLIENT));
@@ -33,16 +34,16 @@ class CallerObserver {
  public:
   virtual ~CallerObserver() = default;
   virtual void OnCallerRefused(CallerRefusal /*why*/) {}
-  // Called when the file has changed, after the change was logged. If `ok`, the
-  // new contents are in use; otherwise the previous ones still are.
+  // Called after a change of the file was logged. If `ok`, the new contents are
+  // in use, otherwise still the previous ones.
   virtual void OnIdentitiesRead(bool /*ok*/) {}
 };
 
 // The identity of the caller that made a call.
 struct Caller {
-  // The tenant to which the caller belongs. Each tenant has its own quota, can
-  // abort only its own requests, and has its own cached prefixes (unless
-  // shared_prefix_cache). Empty if the router does not identify callers and the
+  // The tenant to which the caller belongs. Each tenant has its own quota and
+  // its own cached prefixes (unless shared_prefix_cache), and can abort only
+  // its own requests. Empty if the router does not identify callers and the
   // caller names no tenant.
   std::string tenant;
   // The token's label or the certificate's name, for the log.
@@ -51,19 +52,18 @@ struct Caller {
   // this is true.
   bool shared_prefix_cache = false;
   // The lowest priority number that the caller's requests may have. Requests
-  // with lower numbers run first. With 0, the default priority, the caller's
-  // requests cannot overtake ordinary requests.
+  // with lower numbers run first. Requests have priority 0 by default, so with
+  // 0 here the caller cannot overtake ordinary requests.
   int32_t least_priority = 0;
   // The tenant's quota; null if there are no quotas.
   std::shared_ptr<TenantQuota> quota;
 
-  // The name that keeps the cached prefixes of tenants apart (CacheSaltOf);
-  // empty if the tenant shares them.
+  // The name that separates the tenant's cached prefixes from others
+  // (CacheSaltOf); empty if the tenant shares its prefixes.
   std::string cache_tenant() const { return shared_prefix_cache ? "" : tenant; }
 };
 
-// Returns PERMISSION_DENIED if the caller's requests may not have this
-// priority.
+// Returns PERMISSION_DENIED if `priority` is below the caller's least_priority.
 absl::Status CheckPriority(const Caller& caller, int32_t priority);
 
 // Identifies callers, and counts what their tenants use.
@@ -85,34 +85,34 @@ class Callers {
   };
 
   // Reads the file for the first time. Returns the errors of `read`,
-  // Identities::Parse and CheckListener. `observer` may be null; otherwise it
-  // must outlive the result.
+  // Identities::Parse and CheckListener. `observer` must outlive the result; it
+  // may be null.
   static absl::StatusOr<std::shared_ptr<Callers>> Open(
       Options options, CallerObserver* observer);
 
-  // Reads the file again. If it cannot be read or parsed, logs and counts this
-  // once and keeps the previous contents. New contents are used even if
-  // CheckListener refuses them, because a removed caller must always lose its
-  // access. Call this from one thread at a time.
+  // Reads the file again. If it cannot be read or parsed, the previous contents
+  // stay in use, and this is logged and counted once. New contents are used
+  // even if CheckListener refuses them, because a removed caller must always
+  // lose its access. Call this from one thread at a time.
   void Poll() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Identifies a caller that needs `role`. `tenant` is the tenant that the
-  // caller names (metadata x-tenant-id; may be empty). Errors: UNAUTHENTICATED;
-  // PERMISSION_DENIED (the role is missing, or the caller may not name this
-  // tenant); INVALID_ARGUMENT (not a valid tenant name). If a gateway names a
-  // tenant that is not in the file, the gateway's quota applies, and the tenant
-  // shares no cached prefixes.
-  // A refusal is counted, and its status has a reason
-  // (router/base/refusal_reason.h). If `refused` is not null, it receives the
-  // tenant and the label if they are known, for the log.
+  // Identifies a caller and checks that it has `role`. `tenant` is the tenant
+  // that the caller names (metadata x-tenant-id; may be empty). Errors:
+  // UNAUTHENTICATED; PERMISSION_DENIED (the role is missing, or the caller may
+  // not name this tenant); INVALID_ARGUMENT (not a valid tenant name). If a
+  // gateway names a tenant that is not in the file, the gateway's quota
+  // applies, and the tenant shares no cached prefixes. A refusal is counted,
+  // and its status has a reason (router/base/refusal_reason.h). If `refused`
+  // is not null, it receives the tenant and the label if they are known, for
+  // the log.
   absl::StatusOr<Caller> Identify(const Credentials& credentials,
                                   kvasir::v1::Role role,
                                   const std::string& tenant = "",
                                   Caller* refused = nullptr) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Call the TenantQuota method of the same name. A refusal is counted, and its
-  // status has a reason.
+  // These two call the TenantQuota method of the same name. A refusal is
+  // counted, and its status has a reason.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(
       const Caller& caller) const;
   absl::StatusOr<std::shared_ptr<ByteShare>> TakeBytes(
@@ -125,8 +125,8 @@ class Callers {
  private:
   struct Snapshot {
     Identities identities;
-    // The quotas by tenant index. If anonymous callers are allowed, the last
-    // quota is theirs.
+    // The quota of each tenant, by its index. If anonymous callers are allowed,
+    // the last quota is theirs.
     std::vector<std::shared_ptr<TenantQuota>> quotas;
   };
 
@@ -144,8 +144,8 @@ class Callers {
 
   mutable base::Mutex mutex_;
   std::shared_ptr<const Snapshot> now_ ABSL_GUARDED_BY(mutex_);
-  // The quotas by tenant name. The quota of a tenant that was removed from the
-  // file stays until the tenant's requests have ended.
+  // The quota of each tenant, by name. If a tenant is removed from the file,
+  // its quota stays until its requests have ended.
   std::map<std::string, std::shared_ptr<TenantQuota>> quotas_
       ABSL_GUARDED_BY(mutex_);
 };

@@ -76,7 +76,7 @@ class CallersTest : public ::testing::Test {
   std::shared_ptr<Callers> callers_;
 };
 
-TEST_F(CallersTest, TheCallersCredentialsAndNotTheHeaderDetermineTheTenant) {
+TEST_F(CallersTest, TheCredentialsDetermineTheTenant) {
   Open(File(TenantJson("red")));
   const auto caller = Ask("red");
   KVASIR_ASSERT_OK(caller.status());
@@ -90,7 +90,7 @@ TEST_F(CallersTest, TheCallersCredentialsAndNotTheHeaderDetermineTheTenant) {
   EXPECT_EQ(observer_.refused["tenant"], 1);
 }
 
-TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndUsesItsQuota) {
+TEST_F(CallersTest, AGatewaySetsTheTenantOfItsRequests) {
   Open(File(absl::StrCat(
       TenantJson("gate", R"("may_set_tenant": true, "shared_prefix_cache": true,
                   "quota": {"concurrent_requests": 1})"),
@@ -106,8 +106,8 @@ TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndUsesItsQuota) {
   EXPECT_EQ(other->tenant, "green");
   EXPECT_EQ(other->quota, Ask("gate")->quota);
   EXPECT_EQ(other->quota, Ask("gate", "yellow")->quota);
-  // The gateway's own calls share cached prefixes (cache_tenant is empty). A
-  // tenant that is not in the file has its own cache.
+  // The gateway's own calls share cached prefixes, so cache_tenant is empty. A
+  // tenant that is not in the file has its own cached prefixes.
   EXPECT_EQ(Ask("gate")->cache_tenant(), "");
   EXPECT_EQ(other->cache_tenant(), "green");
   EXPECT_THAT(
@@ -192,14 +192,14 @@ TEST_F(CallersTest, RefusalsByEachLimitOfAQuotaAreCounted) {
   EXPECT_EQ(observer_.refused["bytes"], 1);
 }
 
-TEST_F(CallersTest, TokensExpireByWallTimeAndQuotasUseTheSteadyClock) {
+TEST_F(CallersTest, OnlyTokensAndNotQuotasUseTheWallClock) {
   // The test begins at 2027-01-15T08:00:00Z (1'800'000'000 in Unix seconds), an
   // hour before the token expires.
   Open(File(absl::StrCat(
       R"({"name": "red", "tokens": [{"label": "t", "sha256": ")",
       base::Sha256Hex("red"), R"(", "not_after": "2027-01-15T09:00:00Z"}],)",
       R"( "quota": {"requests_per_second": 1}})")));
-  // Only the wall clock jumps, as when the machine has slept.
+  // Advance only the wall clock, as a sleep of the machine does.
   world_ += absl::Hours(2);
   EXPECT_THAT(Ask("red").status(),
               StatusIs(absl::StatusCode::kUnauthenticated,
@@ -211,13 +211,14 @@ TEST_F(CallersTest, TokensExpireByWallTimeAndQuotasUseTheSteadyClock) {
   KVASIR_ASSERT_OK(red.status());
   KVASIR_EXPECT_OK(callers_->Enter(*red).status());
   world_ += absl::Minutes(1);
-  EXPECT_FALSE(callers_->Enter(*red).ok()) << "a step of the world's time";
+  EXPECT_FALSE(callers_->Enter(*red).ok())
+      << "the quota does not use the wall clock";
 }
 
 TEST_F(CallersTest, AChangedIdentitiesFileReplacesThePreviousOne) {
   Open(File(absl::StrCat(TenantJson("red"), ",", TenantJson("blue"))));
   callers_->Poll();
-  EXPECT_TRUE(observer_.reads.empty()) << "it is as it was";
+  EXPECT_TRUE(observer_.reads.empty()) << "the file has not changed";
   text_ = File(absl::StrCat(TenantJson("blue"), ",", TenantJson("green")));
   callers_->Poll();
   EXPECT_EQ(observer_.reads[true], 1);
@@ -250,8 +251,8 @@ TEST_F(CallersTest,
   EXPECT_EQ(observer_.reads[true], 1);
 }
 
-// Regression test: a changed file was ignored if a server could not start with
-// it. So a token that had been removed from the file stayed valid.
+// Regression test: a changed file was once ignored if a server could not start
+// with it. So a token that had been removed from the file stayed valid.
 TEST_F(CallersTest, RemovingTheLastCallerFromTheIdentitiesFileEndsItsAccess) {
   proof_.admin_asks = true;
   const std::string op = TenantJson("op", R"("roles": ["ADMIN"])");
@@ -268,8 +269,8 @@ TEST_F(CallersTest, RemovingTheLastCallerFromTheIdentitiesFileEndsItsAccess) {
       // The last tenant with the role ADMIN is removed.
       {File(absl::StrCat(TenantJson("blue"), ",", TenantJson("red"), ",", op)),
        File(TenantJson("blue")), "has the role ADMIN"},
-      // The file has an entry that no port can use. A token that was removed
-      // from another entry must still become invalid.
+      // No port can use the only entry of the new file. Still, the removed
+      // tokens must become invalid.
       {File(absl::StrCat(TenantJson("red"), ",", op)),
        File(R"({"name": "green", "certificates": ["x"]})"), "'green' has"},
   };
@@ -307,7 +308,7 @@ TEST_F(CallersTest, RunningRequestsStayCountedWhenTheIdentitiesFileChanges) {
   text_ = File(TenantJson("red", quota));
   callers_->Poll();
   EXPECT_FALSE(callers_->Enter(*Ask("red")).ok())
-      << "the first runs still, though its tenant was gone between";
+      << "the first request still runs, although its tenant was removed once";
   (*place)->Leave();
   KVASIR_EXPECT_OK(callers_->Enter(*Ask("red")).status());
 }

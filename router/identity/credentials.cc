@@ -11,8 +11,8 @@ namespace {
 
 constexpr absl::string_view kScheme = "bearer ";
 
-// Returns whether the text has the syntax of a bearer token (b64token in RFC
-// 6750).
+// Returns true if the text has the syntax of a bearer token (b64token in RFC
+// 6750) and is not too long.
 bool IsToken(absl::string_view text) {
   return !text.empty() && text.size() <= kMaxBearerTokenBytes &&
          std::all_of(text.begin(), text.end(), [](char c) {

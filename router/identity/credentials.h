@@ -24,8 +24,8 @@ struct Credentials {
 // The largest size of a token; a longer one counts as malformed.
 inline constexpr size_t kMaxBearerTokenBytes = 512;
 
-// Reads the token from `value`, the metadata 'authorization', which is empty if
-// the call has none. Several values are joined by commas.
+// Sets the token in `credentials`. `value` is the metadata 'authorization':
+// empty if the call has none, and joined by commas if it has several.
 void ReadAuthorization(absl::string_view value, Credentials* credentials);
 
 }  // namespace kvasir::router

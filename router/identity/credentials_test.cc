@@ -28,7 +28,7 @@ TEST(CredentialsTest, WithoutAnAuthorizationHeaderThereIsNoToken) {
   EXPECT_EQ(Read("").token, Credentials::Token::kNone);
 }
 
-TEST(CredentialsTest, AHeaderWithoutABearerTokenIsMalformedAndNotKept) {
+TEST(CredentialsTest, AHeaderThatIsNotOneBearerTokenIsMalformed) {
   const std::string cases[] = {"abc",
                                "Basic YTpi",
                                "Bearer",

@@ -23,8 +23,8 @@ constexpr size_t kMaxNameBytes = 128;
 constexpr size_t kMaxLabelBytes = 64;
 constexpr size_t kMaxCertificateNameBytes = 255;
 constexpr size_t kHashBytes = 64;
-// The range of allowed values of requests_per_second. The largest is more than
-// any router serves; the smallest is about one request a day.
+// The allowed range of requests_per_second. The largest value is more than any
+// router serves. The smallest is about one request a day.
 constexpr double kMaxPerSecond = 1e6;
 constexpr double kMinPerSecond = 1e-5;
 constexpr uint32_t kMaxBurst = 1'000'000;
@@ -51,7 +51,7 @@ absl::Status CheckName(absl::string_view name, size_t most,
 }
 
 // Returns the first line of a parser's message without its long words. The
-// parser quotes the file, and a long word may be a secret.
+// message quotes the file, so a long word may be a secret.
 std::string WithoutSecrets(absl::string_view text) {
   constexpr size_t kLongestWord = 24;
   std::string shown;
@@ -72,7 +72,7 @@ std::string WithoutSecrets(absl::string_view text) {
 
 absl::Status CheckQuota(const Quota& quota, const std::string& at) {
   const double rate = quota.requests_per_second();
-  // The condition is written in this form to refuse NaN as well.
+  // This form of the condition also refuses NaN.
   if (rate != 0 && !(rate >= kMinPerSecond && rate <= kMaxPerSecond)) {
     return Wrong(absl::StrCat(at, ".requests_per_second"),
                  absl::StrCat("want 0 (no limit), or ", kMinPerSecond, " to ",
@@ -228,8 +228,8 @@ absl::Status Identities::ReadTenant(int idx) {
                               ", have ", tenant.least_priority()));
   }
   if (anonymous) {
-    // Anybody can be an anonymous caller, so the anonymous tenant must not have
-    // further rights.
+    // Every client can be an anonymous caller, so the anonymous tenant must not
+    // have further rights.
     if (!tenant.tokens().empty() || !tenant.certificates().empty()) {
       return Wrong(at,
                    "is for callers without credentials: want no tokens, no "
@@ -237,8 +237,8 @@ absl::Status Identities::ReadTenant(int idx) {
     }
     if (tenant.may_set_tenant()) {
       return Wrong(absl::StrCat(at, ".may_set_tenant"),
-                   "anybody could be any tenant: set this only for a tenant "
-                   "with a token or a certificate");
+                   "anonymous callers could then act for any tenant: set this "
+                   "only for a tenant with a token or a certificate");
     }
     if (HasRole(tenant, kvasir::v1::ADMIN)) {
       return Wrong(absl::StrCat(at, ".roles"), "want only CLIENT");
@@ -360,9 +360,9 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
                                     const ListenerProof& proof,
                                     absl::string_view name) const {
   if (tenant.certificates().empty()) return absl::OkStatus();
-  // True if the tenant's certificates must work at the admin port: either this
-  // port requires the role ADMIN, or the tenant may not use the clients' port
-  // (it lacks the role CLIENT).
+  // True if the tenant's certificates must work at the admin port. This is so
+  // if the port requires the role ADMIN, or if the tenant cannot use the
+  // clients' port because it lacks the role CLIENT.
   const bool as_admin =
       proof.admin_asks || !HasRole(tenant, kvasir::v1::CLIENT);
   const struct {
@@ -374,8 +374,8 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
       {kvasir::v1::CLIENT, true, proof.client_certificates, "--tls-client-ca"},
       {kvasir::v1::ADMIN, as_admin, proof.admin_certificates,
        "--admin-client-ca"}};
-  // True if at least one of the tenant's ports asks for certificates. Then a
-  // tenant that also has a token can use the token at the other port.
+  // True if at least one of the tenant's ports asks for certificates. If the
+  // tenant also has a token, it can use the token at the other port.
   const bool any = std::any_of(
       std::begin(ports), std::end(ports), [&tenant](const auto& port) {
         return port.asked && HasRole(tenant, port.role);
@@ -433,7 +433,7 @@ absl::StatusOr<Identities::Found> Identities::Find(
         "no credentials: ",
         wanted.empty() ? "no caller is accepted now" : "want " + wanted));
   }
-  // Refuse the token: without TLS, an eavesdropper may have read it.
+  // Without TLS, an eavesdropper may have read the token, so refuse it.
   if (!credentials.encrypted) {
     *refused = {CallerRefusal::kNoTls, by_certificate};
     return Unauthenticated(

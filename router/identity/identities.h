@@ -1,5 +1,5 @@
-// The contents of the file of --identities, which do not change after parsing.
-// Parses the file, checks it, and finds callers in it.
+// The parsed file of --identities: parses the file, checks it, and finds
+// callers in it.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@
 
 namespace kvasir::router {
 
-// Limits of the file. Every call takes time proportional to the number of
-// tokens, because its token is compared with all of them.
+// Limits of the file. The number of tokens is limited because each call's token
+// is compared with all of them.
 inline constexpr size_t kMaxIdentitiesBytes = 1 << 20;
 inline constexpr int kMaxTenants = 1024;
 inline constexpr size_t kMaxTokens = 4096;
@@ -40,7 +40,7 @@ enum class CallerRefusal {
   kDisagree,
   kTenant,  // the metadata 'x-tenant-id' is not allowed or malformed
   kRole,    // the tenant does not have the required role
-  kRate,    // kRate to kTooLarge: a limit of the tenant's quota was exceeded
+  kRate,    // this one and the next three: a limit of the quota was exceeded
   kConcurrency,
   kBytes,     // too few bytes are free now; a later request may fit
   kTooLarge,  // the request needs more bytes than the quota has
@@ -62,7 +62,7 @@ absl::Status CheckTenantName(absl::string_view name);
 // of the characters that are allowed in tenant names.
 absl::Status CheckTokenLabel(absl::string_view label);
 
-// The ways in which the server's ports can identify callers.
+// How the server's ports can identify callers.
 struct ListenerProof {
   bool tls = false;
   // True if the clients' port or the admin port asks for certificates and
@@ -78,10 +78,9 @@ struct ListenerProof {
 class Identities {
  public:
   // Parses the file's text. Returns INVALID_ARGUMENT if it is not the JSON form
-  // of the message Identities, has an unknown field, exceeds a limit, or has an
-  // entry that is invalid or contradicts another. The error begins with `name`,
-  // the file's name, and names the entry and the field. It never contains a
-  // token or a hash.
+  // of the message Identities, exceeds a limit, or has an entry that is invalid
+  // or contradicts another. The error begins with `name`, the file's name, and
+  // names the entry and the field. It never contains a token or a hash.
   static absl::StatusOr<Identities> Parse(absl::string_view text,
                                           absl::string_view name);
 
@@ -89,9 +88,9 @@ class Identities {
   // cases: the file has no callers; the ports never see the callers'
   // credentials (tokens without TLS, or certificates at a port that does not
   // ask for them); the admin port requires the role ADMIN and no tenant has it.
-  // The text says what to change. Use this only when the server starts: a file
-  // that changes later must be used in any case, because a removed caller must
-  // lose its access.
+  // The text says what to change. Use this only when the server starts. A later
+  // change of the file must always be used, because a removed caller must lose
+  // its access.
   absl::Status CheckListener(const ListenerProof& proof,
                              absl::string_view name) const;
 
@@ -104,8 +103,8 @@ class Identities {
   };
   struct Refused {
     CallerRefusal why = CallerRefusal::kNoCredentials;
-    // The refused caller, if known: the owner of the expired token, or else the
-    // owner of the certificate.
+    // The refused caller, if it is known: the owner of the expired token or of
+    // the certificate.
     std::optional<Found> known;
   };
   // Finds the caller with these credentials. If the caller is refused, returns
@@ -145,12 +144,11 @@ class Identities {
   // the file lists none of the names.
   absl::StatusOr<std::optional<Found>> FindCertificate(
       const std::vector<std::string>& names, Refused* refused) const;
-  // Returns a text that says which kinds of credentials are accepted.
+  // Returns the kinds of credentials that are accepted, as a text for errors.
   std::string Wanted() const;
 
   kvasir::v1::Identities file_;
-  // The hashes of all tokens. owners_ has the owner of each token at the same
-  // index.
+  // The hashes of all tokens. owners_ has each token's owner at the same index.
   std::vector<std::string> hashes_;
   std::vector<TokenOwner> owners_;
   std::map<std::string, int> by_certificate_;
@@ -158,9 +156,8 @@ class Identities {
 };
 
 using Equal = std::function<bool(std::string_view, std::string_view)>;
-// Returns the index of `hash` in `hashes`; nullopt if it is not there. Calls
-// `equal` for every entry, so that the time of a call does not reveal the
-// result.
+// Returns the index of `hash` in `hashes`, or nullopt. Always calls `equal` for
+// every entry, so that the time of a call does not reveal the result.
 std::optional<size_t> FindHash(const std::vector<std::string>& hashes,
                                const std::string& hash, const Equal& equal);
 

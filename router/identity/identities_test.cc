@@ -34,8 +34,8 @@ absl::StatusOr<Identities> Parse(const std::string& text) {
   return Identities::Parse(WithHashes(text), "who.json");
 }
 
-// Returns the JSON of a file with one tenant, 'red', which has the given
-// further fields.
+// Returns the JSON of a file with one tenant, 'red', and these further fields
+// of the tenant.
 std::string Red(const std::string& fields) {
   return absl::StrCat(R"({"schema_version": 1, "tenants": [{"name": "red")",
                       fields.empty() ? "" : ", ", fields, "}]}");
@@ -67,7 +67,7 @@ struct WrongFile {
 };
 class WrongFileTest : public ::testing::TestWithParam<WrongFile> {};
 
-TEST_P(WrongFileTest, IsRefusedWithTheNameOfTheFileTheEntryAndTheField) {
+TEST_P(WrongFileTest, TheErrorNamesTheFileTheEntryAndTheField) {
   const auto read = Parse(GetParam().text);
   EXPECT_THAT(read.status(), StatusIs(absl::StatusCode::kInvalidArgument,
                                       AllOf(::testing::StartsWith("who.json: "),
@@ -90,8 +90,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "schema_version: want 1, have 0"},
         WrongFile{R"({"schema_version": 2})", "schema_version: want 1, have 2"},
         WrongFile{R"({"schema_version": 1, "tenant": []})", "tenant"},
-        // The parser's own message would quote this line, which contains a
-        // secret.
+        // The parser's own message would quote this line with its secret.
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one" "x": 1}]}]})",
                   "is not a valid Identities message"},
@@ -164,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(
             "anonymous ('anonymous'): is for callers without credentials"},
         WrongFile{R"({"schema_version": 1, "anonymous":
                    {"may_set_tenant": true}})",
-                  "anonymous ('anonymous').may_set_tenant: anybody could be"},
+                  "anonymous ('anonymous').may_set_tenant: anonymous callers"},
         WrongFile{
             R"({"schema_version": 1, "anonymous": {"least_priority": -1}})",
             "anonymous ('anonymous').least_priority: want 0, have -1"},
@@ -242,7 +241,7 @@ TEST_F(IdentitiesFindTest, FindsCallersByTokenByCertificateOrByBoth) {
 }
 
 TEST_F(IdentitiesFindTest,
-       TheErrorOfAnUnknownCallerNamesTheAcceptedCredentialsWithoutSecrets) {
+       TheErrorOfAnUnknownCallerNamesTheAcceptedCredentials) {
   EXPECT_EQ(TenantOf({.encrypted = true}),
             "no credentials: want metadata 'authorization: Bearer TOKEN', or a "
             "certificate that is known here");
@@ -291,7 +290,7 @@ TEST_F(IdentitiesFindTest, ATokenIsValidUpToAndIncludingItsExpiryTime) {
   EXPECT_EQ(refused_.known->label, "old");
 }
 
-TEST_F(IdentitiesFindTest, ATokenAndACertificateThatDisagreeAreRefused) {
+TEST_F(IdentitiesFindTest, CredentialsOfDifferentTenantsAreRefused) {
   Credentials both = WithToken("one");
   both.certificate_names = {"blue.example"};
   EXPECT_EQ(TenantOf(both),
@@ -341,7 +340,7 @@ TEST(IdentitiesTest, TheHashOfATokenMayHaveUpperOrLowerCaseHexDigits) {
 }
 
 TEST(IdentitiesTest,
-     AListenerThatCannotSeeCredentialsIsRefusedAndTheErrorNamesTheFlags) {
+     TheErrorForAListenerThatCannotSeeCredentialsNamesTheFlags) {
   const auto tokens =
       Parse(Red(R"("tokens": [{"label": "a", "sha256": "#one"}])"));
   const auto certificates = Parse(Red(R"("certificates": ["x"])"));
@@ -357,8 +356,8 @@ TEST(IdentitiesTest,
       {.tls = true, .client_certificates = true}, "who.json"));
 }
 
-// A server refuses to start with a file without callers. (Callers::Poll accepts
-// such a file.)
+// A server does not start if its file has no callers. But a running server
+// accepts such a file (Callers::Poll).
 TEST(IdentitiesTest, AFileThatWouldAcceptNoCallerIsRefusedAtStart) {
   for (const char* text :
        {R"({"schema_version": 1})",
@@ -378,8 +377,8 @@ TEST(IdentitiesTest, AFileThatWouldAcceptNoCallerIsRefusedAtStart) {
 
 TEST(IdentitiesTest,
      ATenantsCertificateIsRefusedIfNoPortOfItsRoleAsksForCertificates) {
-  // The admin port does not ask for certificates, because it is only on the
-  // loopback interface.
+  // Here the admin port is only on the loopback interface, so it does not ask
+  // for certificates.
   const ListenerProof client = {.tls = true, .client_certificates = true};
   const ListenerProof asks = {
       .tls = true, .client_certificates = true, .admin_asks = true};
@@ -408,8 +407,8 @@ TEST(IdentitiesTest,
   EXPECT_THAT(check(is_both, admin), refused("CLIENT", "--tls-client-ca"));
   EXPECT_THAT(check(is_both, asks), refused("ADMIN", "--admin-client-ca"));
   KVASIR_EXPECT_OK(check(is_both, client));
-  // The tenant also has a token. It can use the token at the port that does not
-  // ask for certificates.
+  // The tenant also has a token, which it can use at the port that does not ask
+  // for certificates.
   const std::string token = R"(, "tokens": [{"label": "a", "sha256": "#one"}])";
   KVASIR_EXPECT_OK(check(is_both + token, admin));
   KVASIR_EXPECT_OK(check(is_both + token, asks));
@@ -425,8 +424,8 @@ TEST(IdentitiesTest, AnAdminPortThatNoTenantMayUseIsRefusedAtStart) {
                        AllOf(HasSubstr("has the role ADMIN, which the admin "
                                        "port asks for"),
                              HasSubstr("--admin-host"))));
-  // The tenant with the role ADMIN has no credentials, so no caller can be
-  // identified as this tenant.
+  // The tenant with the role ADMIN has no credentials, so no caller can belong
+  // to it.
   EXPECT_THAT(
       Parse(R"({"schema_version": 1, "tenants": [
                 {"name": "red", "tokens": [{"label": "a", "sha256": "#one"}]},

@@ -19,8 +19,8 @@ CallerMetrics::CallerMetrics()
                               "refused and the previous one stays in use")
                         .Register(*registry_)
                         .Add({})) {
-  // Create these time series now with value 0. Otherwise their first increment
-  // would be missing in rates.
+  // Create these time series now, with value 0. Otherwise Prometheus would not
+  // see their first increment as a change.
   for (const CallerRefusal why : kCallerRefusals) {
     refused_.Add({{"reason", CallerRefusalName(why)}});
   }

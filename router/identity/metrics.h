@@ -1,6 +1,6 @@
 // Prometheus metrics about the callers of --identities; docs/metrics.md lists
-// them. No label contains a tenant's name, because anybody who reads the
-// metrics would learn it.
+// them. Labels never contain tenants' names, because the readers of metrics
+// need not know them.
 #pragma once
 
 #include <memory>

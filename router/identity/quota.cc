@@ -111,7 +111,7 @@ absl::Status TenantQuota::CountSamples(uint32_t n) {
         "n is ", n, ", but the quota of tenant '", tenant_, "' allows ", most,
         " concurrent_requests, and each sample counts as one"));
   }
-  // running_ already includes one sample of this request.
+  // Enter has already added one sample of this request to running_.
   if (most > 0 && uint64_t{running_} + n - 1 > most) return IsFull(most);
   running_ += n - 1;
   return absl::OkStatus();

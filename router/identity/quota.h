@@ -1,6 +1,6 @@
-// Limits how much a tenant may use: requests per second, concurrent requests,
-// and bytes. It has no clock: callers pass the time, which must come from a
-// clock that never jumps.
+// Limits how much a tenant may use: requests per second, concurrent
+// requests, and bytes. Callers pass the time, which must come from a clock
+// that never jumps.
 // Threads: all methods may be called from any thread, except those of
 // RequestRate.
 #pragma once
@@ -21,8 +21,7 @@
 namespace kvasir::router {
 
 // A token bucket, which limits the rate of requests. Its only state is the time
-// at which the bucket will be full again, so that rounding errors do not add
-// up.
+// at which the bucket will be full again. So rounding errors do not add up.
 // Threads: only one thread at a time may use it.
 class RequestRate {
  public:
@@ -31,7 +30,7 @@ class RequestRate {
   void SetLimit(double per_second, uint32_t burst);
 
   // Takes a token for a request. Returns zero if the request is accepted.
-  // Otherwise returns how long it takes until the bucket has a token again.
+  // Otherwise returns the time until the bucket has a token again.
   absl::Duration Take(absl::Time now);
 
  private:
@@ -42,9 +41,8 @@ class RequestRate {
 
 class TenantQuota;
 
-// The share of one running request in its tenant's limit of concurrent
-// requests, in which each sample counts as one. Freed by Leave or the
-// destructor.
+// One running request's part of its tenant's concurrent requests. Each sample
+// counts as one. Leave or the destructor frees it.
 // Threads: its methods may be called from any thread.
 class RequestPlace {
  public:
@@ -54,8 +52,8 @@ class RequestPlace {
   RequestPlace(const RequestPlace&) = delete;
   RequestPlace& operator=(const RequestPlace&) = delete;
 
-  // Call once, when the request's number of samples is known (Enter counts
-  // one). Errors: INVALID_ARGUMENT if `n` is above the tenant's limit,
+  // Call once, when the number of samples is known. Before, the request counts
+  // as one sample. Errors: INVALID_ARGUMENT if `n` is above the tenant's limit,
   // RESOURCE_EXHAUSTED if `n` samples do not fit now.
   absl::Status CountSamples(uint32_t n) ABSL_LOCKS_EXCLUDED(mutex_);
   // Call when the request has ended. Further calls have no effect.
@@ -70,10 +68,10 @@ class RequestPlace {
 // The limit of a tenant's quota that refused a request.
 enum class QuotaLimit { kNone, kRate, kConcurrency, kBytes };
 
-// The limits of a tenant, and its present use, which is kept when the limits
-// change. Held by shared_ptr, because a RequestPlace or ByteShare may outlive
-// the tenant's entry in the file. Threads: its methods may be called from any
-// thread.
+// A tenant's limits, and how much the tenant uses now. When the limits change,
+// the use stays. Held by shared_ptr, because a RequestPlace or ByteShare may
+// outlive the tenant's entry in the file. Threads: its methods may be called
+// from any thread.
 class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
  public:
   TenantQuota(const std::string& tenant, const kvasir::v1::Quota& limits);
@@ -82,8 +80,8 @@ class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
 
   // Call this for a new request, before any other work is done for it. If a
   // limit is exceeded, returns RESOURCE_EXHAUSTED and sets `*met` to this
-  // limit. The error text names the tenant and the limit, and says when to try
-  // again if this is known. A refused request takes nothing from the quota.
+  // limit. The error text names the tenant, the limit and, if it is known, the
+  // time until the next try. A refused request uses nothing of the quota.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(absl::Time now,
                                                       QuotaLimit* met)
       ABSL_LOCKS_EXCLUDED(mutex_);

@@ -131,7 +131,7 @@ TEST(TenantQuotaTest, EachSampleOfARequestCountsUntilItLeaves) {
   EXPECT_EQ(quota->running(), 4);
   first->Leave();
   EXPECT_EQ(quota->running(), 1);
-  KVASIR_EXPECT_OK(first->CountSamples(9)) << "it has left";
+  KVASIR_EXPECT_OK(first->CountSamples(9)) << "the request has left";
 }
 
 TEST(TenantQuotaTest,
@@ -149,7 +149,7 @@ TEST(TenantQuotaTest,
   KVASIR_EXPECT_OK(quota->Enter(kStart, &met).status());
 }
 
-TEST(TenantQuotaTest, ANewConcurrencyLimitCountsRequestsThatAlreadyRun) {
+TEST(TenantQuotaTest, RunningRequestsCountInANewConcurrencyLimit) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(0, 0, 0));
   QuotaLimit met;
   const auto place = quota->Enter(kStart, &met);
@@ -159,7 +159,7 @@ TEST(TenantQuotaTest, ANewConcurrencyLimitCountsRequestsThatAlreadyRun) {
   KVASIR_EXPECT_OK(quota->Enter(kStart, &met).status());
 }
 
-TEST(TenantQuotaTest, TheBytesOfARequestCountInTheTenantsAndTheRoutersBudget) {
+TEST(TenantQuotaTest, ARequestsBytesCountInTheBudgetsOfTenantAndRouter) {
   kvasir::v1::Quota limits;
   limits.set_bytes_in_flight(100);
   const auto quota = std::make_shared<TenantQuota>("red", limits);
@@ -174,8 +174,8 @@ TEST(TenantQuotaTest, TheBytesOfARequestCountInTheTenantsAndTheRoutersBudget) {
   EXPECT_THAT(quota->TakeBytes(101, *all->Take(101)).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("this request needs 101")))
-      << "it never fits";
-  EXPECT_EQ(all->used_bytes(), 60) << "what was refused has let go of both";
+      << "a later request of this size would not fit either";
+  EXPECT_EQ(all->used_bytes(), 60) << "the refused request uses neither budget";
   (*share)->Grow(20);
   EXPECT_EQ(all->used_bytes(), 80);
   EXPECT_FALSE(quota->TakeBytes(21, nullptr).ok());

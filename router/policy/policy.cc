@@ -20,8 +20,8 @@ uint64_t FreePages(const ReplicaView& replica) {
   return replica.free_pages > taken ? replica.free_pages - taken : 0;
 }
 
-// Returns how many requests would wait at the replica if it got this request as
-// well; 0 if the request could start at once.
+// Returns how many requests would wait at the replica if it got this request
+// too; 0 if the request could start at once.
 uint64_t WouldWait(const ReplicaView& replica, const PolicyRequest& request) {
   const uint64_t seats = replica.max_num_seqs;
   const uint64_t wanted = uint64_t{replica.running} + replica.waiting +
@@ -49,8 +49,9 @@ auto LoadOf(const ReplicaView& replica, const PolicyRequest& request) {
 absl::StatusOr<PolicyKind> ParsePolicy(absl::string_view name) {
   if (name == "round_robin") return PolicyKind::kRoundRobin;
   if (name == "least_loaded") return PolicyKind::kLeastLoaded;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "policy ", name, " is unknown; known: round_robin, least_loaded"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("policy '", name,
+                   "' is unknown: it must be round_robin or least_loaded"));
 }
 
 std::optional<size_t> PickReplica(PolicyKind kind,

@@ -1,5 +1,5 @@
-// Chooses the replica for a request. The functions are pure: the result depends
-// only on the arguments.
+// Chooses the replica for a request. The functions' results depend only on
+// their arguments.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +12,10 @@
 
 namespace kvasir::router {
 
-// The load of a replica, as far as the router knows it: from its last report,
-// and from the requests that this router has sent it since.
+// The load of a replica, as far as the router knows it: the replica's last
+// report, and the requests that this router has sent since then.
 struct ReplicaView {
-  // True if the replica is ready and has not yet been asked to run this
-  // request.
+  // True if the replica is ready and this request has not been sent to it yet.
   bool eligible = false;
   uint32_t running = 0;
   uint32_t waiting = 0;
@@ -37,10 +36,11 @@ struct PolicyRequest {
 enum class PolicyKind {
   // The replicas take turns.
   kRoundRobin,
-  // Chooses the replica at which the fewest requests would wait. Ties are
-  // decided by the largest share of free pages, then by the fewest requests;
-  // equal replicas take turns. The share is rounded to sixteenths, so that
-  // small differences do not send all requests to one replica.
+  // Chooses the replica at which the fewest requests would wait. Of these,
+  // it chooses the one with the largest share of free pages, and then the
+  // one with the fewest requests. Equal replicas take turns. The share is
+  // rounded to sixteenths, so that small differences do not send all
+  // requests to one replica.
   kLeastLoaded,
 };
 
@@ -48,8 +48,9 @@ enum class PolicyKind {
 // INVALID_ARGUMENT with the list of known names.
 absl::StatusOr<PolicyKind> ParsePolicy(absl::string_view name);
 
-// Returns an index into `replicas`; nullopt if none is eligible. Equal replicas
-// take turns by `turn`, the number of requests so far.
+// Returns an index into `replicas`; nullopt if none is eligible. `turn` is
+// the number of requests so far. With each turn, another one of equal
+// replicas is chosen.
 std::optional<size_t> PickReplica(PolicyKind kind,
                                   absl::Span<const ReplicaView> replicas,
                                   const PolicyRequest& request, uint64_t turn);

@@ -87,7 +87,7 @@ TEST(PolicyTest, ASmallDifferenceInFreePagesDoesNotDecideTheReplica) {
   EXPECT_EQ(Least(replicas), 1u);
 }
 
-TEST(PolicyTest, APromptGoesToAReplicaWithRoomForIt) {
+TEST(PolicyTest, APromptGoesToAReplicaWithEnoughFreePages) {
   std::vector<ReplicaView> replicas = {Idle(), Idle()};
   replicas[0].total_pages = 100;
   replicas[0].free_pages = 90;

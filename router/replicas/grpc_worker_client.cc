@@ -28,7 +28,7 @@ using GenerateStub =
 
 constexpr char kGenerateMethod[] = "/kvasir.v1.Worker/Generate";
 
-// The client's open calls. Close resets them.
+// The client's open calls, which Close cancels.
 // Threads: its methods may be called from any thread.
 class OpenCalls {
  public:
@@ -44,9 +44,9 @@ class OpenCalls {
     contexts_.erase(context);
   }
   void Close() {
-    // It is safe to hold the lock here, because TryCancel runs no callback
-    // itself. Each context still exists, because it is removed from the set
-    // before it is destroyed.
+    // The lock can be held here, because TryCancel itself runs no callback.
+    // Each context still exists, because it is removed from the set before it
+    // is destroyed.
     base::MutexLock lock(&mutex_);
     closed_ = true;
     for (grpc::ClientContext* context : contexts_) context->TryCancel();
@@ -58,8 +58,8 @@ class OpenCalls {
   std::unordered_set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Returns the tag and length that precede a length-delimited field (protobuf
-// wire format).
+// Returns the tag and length that precede a length-delimited field in
+// protobuf's wire format.
 grpc::Slice FieldHeader(int field, size_t bytes) {
   using google::protobuf::io::CodedOutputStream;
   constexpr uint32_t kLengthDelimited = 2;
@@ -100,8 +100,8 @@ grpc::ByteBuffer Serialize(const WorkerCall& call) {
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-// Converts a call's status. Adds the refusal to it, if the worker has sent one
-// in the trailing metadata of `context`.
+// Converts a call's status. If the worker has sent a refusal in the trailing
+// metadata of `context`, adds it to the status.
 absl::Status StatusOf(const grpc::Status& from,
                       const grpc::ClientContext& context) {
   absl::Status status = base::FromGrpcStatus(from);
@@ -117,8 +117,8 @@ absl::Status StatusOf(const grpc::Status& from,
   return status;
 }
 
-// One call of Worker.Generate. gRPC keeps it alive until OnDone, and so does
-// the request, which may cancel the call.
+// One call of Worker.Generate. gRPC keeps this object alive until OnDone. The
+// request also holds it, because it may cancel the call.
 class GenerateAttempt final
     : public Attempt,
       public grpc::ClientBidiReactor<grpc::ByteBuffer, v1::GenerateEvent> {
@@ -167,8 +167,8 @@ class GenerateAttempt final
     if (call.deadline != absl::InfiniteFuture()) {
       context_.set_deadline(base::ToGrpcDeadline(call.deadline));
     }
-    // If the worker cannot be reached, this call must fail at once, so that
-    // another replica is asked.
+    // If the worker cannot be reached, fail at once, so that another replica
+    // is asked.
     context_.set_wait_for_ready(false);
   }
 
@@ -230,7 +230,8 @@ struct InfoCall {
 };
 using InfoDone = std::function<void(absl::StatusOr<v1::WorkerInfo>)>;
 
-// How long to wait until a channel reports why it has no connection.
+// The time limit for the second call of GetInfo, which finds out why a channel
+// has no connection.
 constexpr absl::Duration kTimeForCause = absl::Seconds(1);
 
 // Calls Worker.GetInfo. If there is no connection, the call waits for one if
@@ -276,8 +277,8 @@ class GrpcWorkerClient final : public WorkerClient {
   }
 
   void GetInfo(absl::Duration timeout, InfoDone done) override {
-    // Wait for a connection. If the worker has just started, the channel may
-    // still be waiting before it tries again to connect.
+    // Wait for a connection. Even if the worker has just started, the channel
+    // may pause before it tries again to connect.
     AskInfo(control_, open_calls_, timeout, /*wait=*/true,
             [stub = control_, open_calls = open_calls_,
              done = std::move(done)](absl::StatusOr<v1::WorkerInfo> info) {
@@ -285,10 +286,10 @@ class GrpcWorkerClient final : public WorkerClient {
                 done(std::move(info));
                 return;
               }
-              // A call that waits for a connection fails only with
+              // A call that waits for a connection can fail only with
               // DEADLINE_EXCEEDED. Ask again without waiting, to learn the
-              // cause: for example nothing listens on the port, or the
-              // certificate has a name that is not allowed.
+              // cause: for example, the port is closed, or the certificate's
+              // name is not allowed.
               AskInfo(stub, open_calls, kTimeForCause, /*wait=*/false,
                       [timed_out = info.status(),
                        done](absl::StatusOr<v1::WorkerInfo> why) {
@@ -319,8 +320,8 @@ class GrpcWorkerClient final : public WorkerClient {
     };
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-    // Refuse compressed messages: a small message may unpack to a huge one, and
-    // workers never compress.
+    // Workers never compress messages. Refuse compressed ones, because a small
+    // message may unpack to a huge one.
     arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
                      1 << GRPC_COMPRESS_NONE);
     arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);

@@ -15,10 +15,9 @@ struct GrpcWorkerClientOptions {
   // Requests are distributed over several connections, because all streams of
   // one connection share a flow-control window and a lock.
   int num_connections = 2;
-  // If nothing arrives on a connection for keepalive_time, it is pinged. If the
-  // ping is not answered within keepalive_timeout, the connection is closed. An
-  // infinite keepalive_time means no pings; use it for a worker in this
-  // process.
+  // If nothing arrives on a connection for keepalive_time, the client sends a
+  // ping. If no answer comes within keepalive_timeout, the connection is
+  // closed. Infinite: no pings; for a worker in this process.
   absl::Duration keepalive_time = absl::Seconds(5);
   absl::Duration keepalive_timeout = absl::Seconds(2);
   int64_t max_receive_message_bytes = 64 << 20;

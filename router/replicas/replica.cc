@@ -166,7 +166,8 @@ void Replica::OnAccepted(uint64_t prompt_tokens) {
 void Replica::OnEnded(uint64_t prompt_tokens, bool accepted) {
   base::MutexLock lock(&mutex_);
   --in_flight_;
-  // An accepted request is already counted in the worker's reports.
+  // An accepted request counts in the worker's reports, and no longer
+  // as unaccepted.
   if (accepted) return;
   --unaccepted_;
   unaccepted_tokens_ -= prompt_tokens;

@@ -1,5 +1,5 @@
-// A replica as the router sees it: its state, its last load report, and the
-// requests that the router has sent since this report.
+// The router's view of a replica: its state, its last load report, and the
+// requests that the router has sent since then.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ struct Expected {
   // The hash of the router's tokenizer; empty: the worker may have any
   // tokenizer.
   std::string tokenizer_hash;
-  // A replica of the same model that is in use; the worker must have equal
-  // properties. Absent if no replica is in use.
+  // The properties of a replica of the same model that is in use. The worker
+  // must have the same. Absent if no replica is in use.
   std::optional<kvasir::v1::WorkerInfo> peer;
 };
 
@@ -68,9 +68,8 @@ class Replica {
   WorkerClient* client() const { return client_.get(); }
 
   // Call one of these after an attempt to connect: OnInfo if the worker has
-  // passed its checks, OnRefused if it has failed them, OnLost if it cannot be
-  // reached. OnRefused and OnLost return how long to wait before the next
-  // attempt.
+  // passed its checks, OnRefused if it has failed them, OnLost if it could not
+  // be reached. OnRefused and OnLost return the time until the next attempt.
   void OnInfo(const kvasir::v1::WorkerInfo& info) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration OnRefused(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration OnLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -80,15 +79,15 @@ class Replica {
 
   ReplicaState state() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns true if the worker has passed its checks and is not lost. New
-  // replicas of the model must have the properties of the replicas in use.
+  // replicas of a model must agree with those in use.
   bool in_use() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns a text about the last problem; empty if there is none.
   std::string detail() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::optional<kvasir::v1::WorkerInfo> info() const
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns what the policy needs to know. `eligible` says only whether the
-  // replica is ready; the caller must also consider whether it has already sent
-  // the request to this replica.
+  // Returns the data for the policy. `eligible` is true if the replica is
+  // ready. The caller must set it to false if it has already sent the request
+  // to this replica.
   ReplicaView view() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns the number of requests that were sent to the replica and have not
   // ended.

@@ -16,7 +16,8 @@ void AddLoad(const ReplicaView& view, ModelLoad* load) {
   load->running += view.running;
   load->waiting += uint64_t{view.waiting} + view.unreported_requests;
   load->max_num_seqs += view.max_num_seqs;
-  // Limit the free pages, because a report may contain impossible numbers.
+  // Limit the free pages, because a worker's report may contain
+  // impossible numbers.
   const uint64_t free = std::min(view.free_pages, view.total_pages);
   load->used_tokens += (view.total_pages - free) * view.page_tokens;
   load->total_tokens += view.total_pages * view.page_tokens;
@@ -24,7 +25,7 @@ void AddLoad(const ReplicaView& view, ModelLoad* load) {
 
 }  // namespace
 
-// Collects the first answer of each worker. Start waits for these answers.
+// The first answers of the workers, for which Start waits.
 struct ReplicaRegistry::FirstAnswers {
   base::Mutex mutex;
   base::CondVar changed;
@@ -90,8 +91,8 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
   base::MutexLock lock(&first.mutex);
   while (first.answered.size() < replicas_.size() && first.refusals.empty()) {
     const absl::Time now = base::Clock::Real().Now();
-    // One worker is enough to begin with. So after the first answer, wait only
-    // a limited time for the other workers.
+    // One worker suffices to begin. So after the first answer, wait only a
+    // limited time for the others.
     if (!first.answered.empty()) {
       deadline = std::min(deadline, now + options_.others_patience);
     }
@@ -156,8 +157,8 @@ void ReplicaRegistry::OnWatchEnded(const std::shared_ptr<Replica>& replica,
 
 void ReplicaRegistry::Retry(const std::shared_ptr<Replica>& replica,
                             absl::Duration after) {
-  // The task must enter the gate before it uses the registry, because the timer
-  // thread may outlive the registry. If the registry is gone, Enter fails.
+  // The timer thread may outlive the registry. So the task must enter the gate
+  // before it uses the registry. If the registry is gone, Enter fails.
   timers_->At(base::Clock::Real().Now() + after, [this, gate = gate_, replica] {
     if (!gate->Enter()) return;
     Connect(replica);

@@ -31,18 +31,18 @@ struct ReplicaRegistryOptions {
   std::string tokenizer_hash;
   absl::Duration info_timeout = absl::Seconds(5);
   absl::Duration load_interval = absl::Milliseconds(50);
-  // How long Start waits for the other workers after the first one has
-  // answered.
+  // The longest time that Start waits for the other workers after the
+  // first answer.
   absl::Duration others_patience = absl::Seconds(5);
   // Called after a replica's state has changed, on a thread of the transport
-  // that holds no lock, and never after Stop has returned. May be empty.
+  // that holds no lock. Never called after Stop has returned. May be empty.
   std::function<void()> on_change;
 };
 
 using WorkerClientFactory =
     std::function<std::unique_ptr<WorkerClient>(const std::string& target)>;
 
-// A replica, and what the policy needs to know about it.
+// A replica, with its data for the policy.
 struct Candidate {
   std::shared_ptr<Replica> replica;
   ReplicaView view;
@@ -62,14 +62,14 @@ class ReplicaRegistry {
   // Connects to all workers. Returns when every worker has answered, when
   // `patience` has passed, or when others_patience has passed since the first
   // answer. Returns FAILED_PRECONDITION if a worker has the wrong version,
-  // weights or tokenizer; the text contains the values. If a worker cannot be
-  // reached, this is not an error: the registry keeps trying.
+  // weights or tokenizer; the text contains the values. A worker that cannot be
+  // reached is no error, because the registry keeps trying.
   absl::Status Start(absl::Duration patience);
   // Resets all calls to workers. After Stop has returned, no callback runs.
   // Stop may be called again.
   void Stop();
-  // Sets a function that the registry calls each time right after on_change. It
-  // replaces the previous one.
+  // Sets a function that is called right after every call of on_change. It
+  // replaces the previous function.
   void SetListener(std::function<void()> listener)
       ABSL_LOCKS_EXCLUDED(listener_mutex_);
 
@@ -77,7 +77,8 @@ class ReplicaRegistry {
   // are not eligible). The list is empty if the name is unknown.
   std::vector<Candidate> Candidates(const std::string& model) const;
   std::vector<ModelStatus> Models() const;
-  // Returns a line of text for people: which replicas are not ready, and why.
+  // Returns a line of text for people, which names the replicas that are not
+  // ready and the causes.
   std::string Problems() const;
   const std::vector<std::shared_ptr<Replica>>& replicas() const {
     return replicas_;
@@ -110,13 +111,13 @@ class ReplicaRegistry {
   ReplicaObserver* const observer_;
   std::vector<std::shared_ptr<Replica>> replicas_;
   const std::unique_ptr<FirstAnswers> first_answers_;
-  // True after Stop has begun. Stop resets all calls, so later ends of calls do
-  // not mean that a worker is lost.
+  // True after Stop has begun. Stop resets all calls. So when a call ends
+  // later, the worker does not count as lost.
   std::atomic<bool> stopping_{false};
   const std::shared_ptr<CallbackGate> gate_ = std::make_shared<CallbackGate>();
-  // Held while a worker is checked. Without this lock, two workers that are
-  // checked at the same time would not be compared with each other. Lock it
-  // before a replica's own mutex.
+  // Held while a worker is checked, because two workers that are checked at
+  // the same time must be compared with each other. Lock it before a replica's
+  // own mutex.
   base::Mutex admit_mutex_;
   mutable base::Mutex listener_mutex_;
   std::function<void()> listener_ ABSL_GUARDED_BY(listener_mutex_);

@@ -57,7 +57,7 @@ TEST(CheckWorkerTest,
                              HasSubstr("'w1'"))));
 }
 
-// Regression test: replicas with different plans were accepted, and gave
+// Regression test: replicas with different plans were once accepted, and gave
 // different answers for the same seed.
 TEST(CheckWorkerTest,
      RefusesAWorkerWhoseCacheFormatDiffersFromThatOfOtherReplicas) {
@@ -118,7 +118,7 @@ TEST(ReplicaTest, ALostReplicaIsReadyAgainAfterItsNextReport) {
   EXPECT_EQ(replica->detail(), "");
 }
 
-TEST(ReplicaTest, TheBackoffGrowsUpToALimitAndIsResetByASuccess) {
+TEST(ReplicaTest, TheBackoffGrowsUpToALimitUntilASuccess) {
   const auto replica = NewReplica();
   const absl::Status lost = absl::UnavailableError("no route");
   const absl::Duration first = replica->OnLost(lost);
@@ -144,8 +144,8 @@ TEST(ReplicaTest, CountsRequestsSinceTheLastReport) {
     first.OnAccepted();
     EXPECT_EQ(replica->view().unreported_requests, 2u);
     replica->OnReport(Report(1));
-    EXPECT_EQ(replica->view().unreported_requests, 1u) << "the second is on";
-    EXPECT_EQ(replica->view().unreported_tokens, 50u) << "its way still";
+    EXPECT_EQ(replica->view().unreported_requests, 1u) << "the second request";
+    EXPECT_EQ(replica->view().unreported_tokens, 50u) << "is not accepted yet";
     EXPECT_EQ(replica->in_flight(), 2u);
   }
   EXPECT_EQ(replica->in_flight(), 0u);

@@ -16,8 +16,8 @@ namespace kvasir::router {
 
 // The data of one attempt to run a request at a worker.
 struct WorkerCall {
-  // The request without its token ids: prompt_token_ids and emitted_token_ids
-  // are empty, because `prompt` and `emitted` have these ids.
+  // The request without token ids. prompt_token_ids and emitted_token_ids are
+  // empty; `prompt` and `emitted` have these ids.
   kvasir::v1::GenerateRequest head;
   // The prompt, which is sent without a copy.
   proto::TokenBytes prompt;
@@ -45,8 +45,8 @@ class AttemptSink {
 class Attempt {
  public:
   virtual ~Attempt() = default;
-  // Starts the attempt. Call this once. The sink's OnAttemptDone always
-  // follows, but never inside this call.
+  // Starts the attempt. Call this once. It is always followed by a call of the
+  // sink's OnAttemptDone, which comes later and not inside Start.
   virtual void Start() = 0;
   // Resets the call to the worker. May be called before Start and more than
   // once.
@@ -61,8 +61,8 @@ class LoadSink {
   virtual void OnWatchEnded(const absl::Status& status) = 0;
 };
 
-// The router's connection to one worker. A method never runs the callbacks that
-// it takes; they run later.
+// The router's connection to one worker. Callbacks always run later, and never
+// inside the method that takes them.
 // Threads: its methods may be called from any thread.
 class WorkerClient {
  public:
@@ -74,8 +74,8 @@ class WorkerClient {
       std::function<void(absl::StatusOr<kvasir::v1::WorkerInfo>)> done) = 0;
   virtual void WatchLoad(absl::Duration min_interval,
                          std::shared_ptr<LoadSink> sink) = 0;
-  // Resets every call and prevents new ones. Callbacks of the reset calls still
-  // come.
+  // Resets every call and prevents new ones. The callbacks of the reset calls
+  // still run.
   virtual void Close() = 0;
 };
 

@@ -11,9 +11,9 @@
 
 namespace kvasir::router {
 
-// The ids 0 to 255 are bytes, kByteEos is the end token, and larger ids do not
-// exist. A character of several bytes is returned when all its bytes have come.
-// A prompt that contains kByteBad is refused.
+// The ids 0 to 255 are bytes, and kByteEos is the end token. There are no
+// larger ids. A character of several bytes is returned when all its bytes have
+// arrived. A prompt that contains kByteBad is refused.
 inline constexpr int32_t kByteEos = 256;
 inline constexpr char kByteBad = '\x01';
 

@@ -1,6 +1,5 @@
-// Test fixture for one client call of a facade (router/facades), without gRPC
-// and on one thread. The test decides when posted tasks run and when writes
-// complete.
+// Test fixture for one client call of a facade, without gRPC and without other
+// threads. The test decides when posted tasks run and when writes finish.
 #pragma once
 
 #include <deque>
@@ -87,7 +86,7 @@ class SingleCallTest : public ::testing::Test {
     while (strand_->RunOne() || tokenizer_->RunOne()) {
     }
   }
-  // Runs tasks and completes writes until none is left.
+  // Runs tasks and finishes writes until none is left.
   void RunWrites() {
     Run();
     while (writer_.writing) {
@@ -96,8 +95,8 @@ class SingleCallTest : public ::testing::Test {
       Run();
     }
   }
-  // Begins a call with `message`. `parse` makes a request from the message, and
-  // `prepare` receives it on the tokenizer's runner.
+  // Begins a call with `message`. `parse` turns the message into a request.
+  // `prepare` gets this request on the tokenizer's runner.
   template <typename Message, typename Parse, typename Prepare>
   void Begin(const Message& message, Parse parse, Prepare prepare) {
     call_ = std::make_shared<Call>(

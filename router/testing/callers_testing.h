@@ -1,5 +1,4 @@
-// Makes identities files for tests. The token of each tenant is the tenant's
-// name.
+// Makes identities files for tests. Each tenant's token is the tenant's name.
 #pragma once
 
 #include <memory>

@@ -10,7 +10,7 @@
 namespace kvasir::router {
 
 void FacadeServerTest::Listen(const std::vector<grpc::Service*>& services) {
-  // Set the same options as the router does for its clients' port.
+  // The router sets the same option for its clients' port.
   base::GrpcServerOptions options;
   options.explain_garbage = true;
   auto server = base::GrpcServer::Start(options, services);

@@ -12,7 +12,7 @@
 
 namespace kvasir::router {
 
-// The fake router.
+// A router without workers.
 // Threads: its methods may be called from any thread. Sinks are called on the
 // thread that calls Emit, Finish, Done or Complete.
 class FakeRouter final : public RequestRouter {
@@ -29,7 +29,7 @@ class FakeRouter final : public RequestRouter {
     bool cancelled() const;
     CancelReason reason() const;
 
-    // Delivers tokens to the sink: the bytes of `text` are the token ids.
+    // Delivers tokens to the sink. Each byte of `text` is a token id.
     void Emit(const std::string& text, uint32_t index = 0);
     void Finish(kvasir::v1::FinishReason reason = kvasir::v1::FINISH_LENGTH,
                 uint32_t index = 0);

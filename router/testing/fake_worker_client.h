@@ -1,5 +1,5 @@
-// A scripted WorkerClient without gRPC, for tests of the code that uses
-// workers. Callbacks run on a timer thread instead of the transport's threads.
+// A scripted WorkerClient without gRPC, for tests of code that uses workers.
+// Callbacks run on the timer thread `transport` instead of gRPC's threads.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@
 
 namespace kvasir::router {
 
-// A fake attempt. Through it, the test sends the worker's events.
+// A fake attempt, by which the test sends the worker's events.
 // Threads: its methods may be called from any thread. Events reach the sink in
 // the order of the calls.
 class FakeAttempt final : public Attempt,
@@ -65,10 +65,9 @@ class FakeWorker {
   // them.
   kvasir::v1::WorkerInfo* info() { return &info_; }
   void SetReachable(bool reachable);
-  // Sets a function that is called inside each GetInfo, on the thread that
-  // calls GetInfo.
+  // Sets a function that each GetInfo calls on its own thread.
   void OnInfoAsked(std::function<void()> then);
-  // Sets a function that is called inside NewAttempt with each new attempt.
+  // Sets a function that NewAttempt calls with each new attempt.
   void OnAttempt(std::function<void(const std::shared_ptr<FakeAttempt>&)> then);
 
   void Report(const kvasir::v1::LoadReport& report);

@@ -12,8 +12,8 @@
 
 namespace kvasir::router {
 
-// Builds a request like the Python package tritonclient: all tensors are in
-// raw_input_contents.
+// Builds a request as the Python package tritonclient does: all tensors are
+// in raw_input_contents.
 class InferRequestBuilder {
  public:
   explicit InferRequestBuilder(const std::string& model = "tiny",
@@ -76,8 +76,8 @@ std::vector<T> NumberOutput(const inference::ModelInferResponse& response,
 std::vector<int64_t> OutputShape(const inference::ModelInferResponse& response,
                                  const std::string& name);
 
-// Returns the parameter that marks the last response; nullopt if it is missing
-// or not a bool.
+// Returns the value of the parameter that marks the last response; nullopt if
+// it is missing or not a bool.
 std::optional<bool> FinalFlag(const inference::ModelInferResponse& response);
 
 }  // namespace kvasir::router

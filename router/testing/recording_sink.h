@@ -1,5 +1,5 @@
-// A RequestSink for tests: it records the calls and lets the test wait for the
-// end.
+// A RequestSink for tests: it records its calls, and the test can wait for
+// the end.
 #pragma once
 
 #include <map>

@@ -61,7 +61,7 @@ def set_digest(found):
 
 
 def split_in(pre, before, after, pieces):
-    """The code points that `pre` splits from their neighbours, or does not."""
+    """The code points with which `pre` cuts the text before + code point + after into `pieces` pieces."""
     return {
         c
         for c in CODE_POINTS

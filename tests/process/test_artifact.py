@@ -281,7 +281,7 @@ def test_the_html_page_draws_the_predicted_divergence_and_marks_the_plan(
     assert "<title>predicted: 300 bytes per token, 0.5 nats</title>" in curve
     assert "<title>measured: 640 bytes per token, 0.04 nats</title>" in curve
     assert curve.count(">this plan</text>") == 1
-    # There is no logarithm of 0, one line, and there are ticks on both axes.
+    # The chart leaves out the point of 0 nats, which has no logarithm. It has one line, and ticks on both axes.
     assert "NaN" not in curve and "Infinity" not in curve and "3000 bytes" not in curve
     [line] = re.findall(r'class="line" d="(M[\d.L ]+)" stroke', curve)
     assert line.count("L") == 1

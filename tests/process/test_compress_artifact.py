@@ -87,7 +87,7 @@ def test_every_compression_method_can_plan_and_apply(compress, tmp_path, method)
     assert not (tmp_path / "out.partial").exists()
 
 
-# In the first model a quarter of each head turns, with biases; in the second no head turns.
+# The first model has biases, and RoPE rotates a quarter of each head. The second model has no RoPE.
 @pytest.mark.parametrize("shape", ["pythia-160m", "opt-125m"])
 def test_model_families_with_other_layers_and_tensor_names_are_compressed(compress, tmp_path, shape):
     base, out = tmp_path / "base", tmp_path / "out"

@@ -153,7 +153,7 @@ def test_a_row_of_a_stream_shows_its_last_tenth_and_is_judged_by_the_whole_text(
     own = streams.Stream([2.0] * 9 + [2.5], [100] * 9 + [50], 1000000)
     found = {settings.STREAM_WINDOW: window, settings.STREAM_CLAIM: own}
     *_, line = streams.lines(found)
-    # 2.0 for 900 tokens and 2.5 for 50.
+    # The loss of the whole text is the mean of 2.0 for 900 tokens and 2.5 for 50.
     assert "| 2.0263 | 1.013 | 1.000 |" in line and line.endswith("| 1.250 | ≤ 1.03: met |")
     assert streams.lines({settings.STREAM_WINDOW: window}) == []
 
@@ -163,7 +163,7 @@ def test_a_run_writes_its_section_of_the_page_and_a_second_run_measures_nothing(
     assert done.returncode == 0, done.stderr
     assert bench.evaluations()
     text = bench.page()
-    # Told apart by method: Q-Hitter is worse here, H2O better than recent only.
+    # In the stand-in, Q-Hitter is worse than H2O, and H2O is better than recent tokens only.
     assert "| 4 bits, 50 %: Q-Hitter, λ = 0.5 ≤ H2O | q-hitter | 0.51" in text
     assert text.count("**does not hold**") >= 4
     assert "| 4 bits | 20 % | H2O | 100 | 0.2" in text
@@ -173,10 +173,10 @@ def test_a_run_writes_its_section_of_the_page_and_a_second_run_measures_nothing(
     assert len(calls) == len(settings.QUICK.of(settings.STREAMS))
     assert len({call[call.index("--text") + 1] for call in calls}) == 1
     assert (bench.folder / "work/novel.txt").stat().st_size == settings.QUICK.stream_bytes
-    # 2.075 over 2, 2.05 in the first tenth.
+    # The loss is 2.075 where the window has 2; in the first tenth it is 2.05.
     assert ("| H2O, 0.0625 heavy, rolling positions | 2.0 | 2.0750 | 1.038 | 1.025 | 1.050 |"
             in text) and "≤ 1.03: **missed**" in text
-    # 10, 12, 14 and 16 of 10 .. 17, and a lot of 8 of 32.
+    # Codes choose 4 of the 8 tokens 10 .. 17. A random choice would find 8 of 32.
     assert "| 3 bits | 0.500 | 0.500 | 0 |" in text and "| by lot | 0.250 | | |" in text
     svg = (bench.folder / "docs/heavy-overlap.svg").read_text()
     assert svg.count("<polyline") == len(settings.CODES) and "by lot: 0.25" in svg

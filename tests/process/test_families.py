@@ -76,7 +76,7 @@ def answers(folder, flags, prompts):
         ask = functools.partial(complete, model=server.ready["model"])
         with grpcclient.InferenceServerClient(server.grpc) as client, \
                 ThreadPoolExecutor(len(prompts)) as pool:
-            # At first one after another, then at once, when prefixes are in the cache.
+            # The prompts run one after another, and then at once, when the cache has their prefixes.
             alone = [ask(client, prompt=prompt) for prompt in prompts]
             together = list(pool.map(lambda prompt: ask(client, prompt=prompt), prompts))
         return alone, together, server.metric("kvasir_prefix_cache_hit_tokens_total")

@@ -276,7 +276,7 @@ def test_every_series_is_drawn_and_named_inside_the_chart(name):
     for text, left, right, y in found:
         assert 0 <= left and right <= chart.WIDTH, text
         assert 10 <= y <= chart.FRONTIER_HEIGHT - 6, text
-    # No two words on top of each other.
+    # No two texts overlap.
     for i, (text, left, right, y) in enumerate(found):
         for other, other_left, other_right, other_y in found[i + 1:]:
             assert (abs(y - other_y) >= 12 or right <= other_left or other_right <= left), (
@@ -286,7 +286,7 @@ def test_every_series_is_drawn_and_named_inside_the_chart(name):
     assert svg.count("<polyline") == len(series) and "nan" not in svg
     colours = re.findall(r'<polyline[^>]*stroke="(#\w+)"', svg)
     assert len(set(colours)) == len(series)
-    # Points are where the plot is.
+    # All points lie inside the plot.
     for x, y in re.findall(r'translate\(([\d.]+) ([\d.]+)\)"[^>]*><title>', svg):
         assert chart.FRONTIER_LEFT <= float(x) <= chart.WIDTH - chart.FRONTIER_RIGHT
         assert chart.TOP <= float(y) <= chart.FRONTIER_HEIGHT - chart.BOTTOM
@@ -439,11 +439,11 @@ def test_an_interrupted_run_continues_at_the_row_where_it_stopped(bench):
     assert done.returncode != 0 and "stopped" in done.stderr
     asked = evaluated(bench.calls())
     kept = order.index("kivi:4,group=32,residual=0")
-    # "books": one text of each row, before the others.
+    # Each row is measured on its text of "books" before any row is measured on another text.
     lines = bench.measured.read_text().splitlines()
     assert asked == len(order) and sum('/ books, ' in line for line in lines) == kept
     bench.mend()
-    # Rows that have all of their texts are a page already; here none has.
+    # The page can show rows that were measured on all of their texts. There is none yet.
     known = bench.run("--known")
     assert known.returncode != 0 and not evaluated(bench.calls())
     assert bench.run().returncode == 0

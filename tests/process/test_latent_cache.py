@@ -92,8 +92,8 @@ METHODS = {
 }
 
 
-# In turn: a quarter of each head turns; positions are learned; there are biases and grouped heads; the window is
-# shorter than the texts; one of the two layers has no RoPE; there are experts. All are small and random, with biases
+# The models test, in this order: RoPE on a quarter of each head; learned positions; biases and grouped heads; a
+# window shorter than the texts; a layer without RoPE beside one with it; experts. All are small and random, with biases
 # other than 0.
 FAMILIES = {
     "pythia-160m": ("palu", "rap-exact", "commuting", "svdq-rotated", "channel", "joint-exact"),

@@ -173,7 +173,7 @@ def test_a_run_with_only_the_engine_writes_only_its_section_of_the_page(tmp_path
     written = f"{head}\nrows\n\n### The engine\n\nnew\n\n{end}\nmore\n"
     engine.replace(page, "### The engine\n\nnew\n")
     assert page.read_text() == written
-    # Where there was none, too.
+    # A page without this section gets it as well.
     page.write_text(f"{head}rows\n{end}\nmore\n")
     engine.replace(page, "### The engine\n\nnew\n")
     assert page.read_text() == written
@@ -187,8 +187,8 @@ def test_a_run_with_only_the_engine_writes_only_its_section_of_the_page(tmp_path
     assert "made with calibration seed 3" in done.stdout
     assert "same 2 windows of 32 tokens" in done.stdout
     assert done.stdout.rstrip().endswith("| holds |")
-    assert "+0." not in done.stdout  # no rows of the oracle alone
-    # Artifacts stay for the next engine.
+    assert "+0." not in done.stdout  # no rows that only the oracle measured
+    # The artifacts are kept, so that another build of the engine can be measured with them.
     assert len(list((tmp_path / "work" / "artifacts").iterdir())) == 2
 
 

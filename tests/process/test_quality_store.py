@@ -1,4 +1,4 @@
-"""bench/quality/quality_store.py: what was measured stays, and is what it was."""
+"""bench/quality/quality_store.py: measurements are kept, and a repeated measurement must equal the stored one."""
 
 import json
 import pathlib
@@ -95,7 +95,7 @@ def test_rows_that_a_killed_run_measured_are_stored_by_the_next_run(store, tmp_p
     after.keep()
     assert store().get("b") == {"teacher": {"window_nats": [1.0]}, "row": {"window_kl": [0.2]}}
     assert "c" not in store() and not pending.list.exists() and not pending.report.exists()
-    # Nor does a report of other rows count.
+    # A report that was written for other rows does not count.
     pending.report.write_text(report(9.0))
     pending.begin(rows[2:])
     pending.keep()

@@ -223,7 +223,7 @@ def test_a_router_uses_another_replica_after_a_group_of_ranks_is_lost(tmp_path, 
         assert error.startswith("UNAVAILABLE"), error
         load.close()
         assert lost.process.wait(timeout=END_SECONDS) != 0
-        # The same replica kind, so the same answers.
+        # The remaining replica answers all requests.
         assert len(answers(router)) == len(PROMPTS)
         assert other.process.poll() is None
 

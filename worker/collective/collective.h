@@ -15,17 +15,20 @@ namespace kvasir::worker {
 
 // Counters of one rank's collective calls since the group was made.
 struct CollectiveTotals {
-  int64_t calls = 0;       // finished calls
-  int64_t sent_bytes = 0;  // sent to other ranks, with protocol overhead
+  int64_t calls = 0;  // finished calls
+  // Bytes sent to other ranks, including Gloo's overhead. An estimate with
+  // NCCL, and 0 if the ranks are threads of one process.
+  int64_t sent_bytes = 0;
   // Time that this rank's calls waited for other ranks. Always 0 with NCCL,
   // where the GPU waits instead of the calling thread.
   double waited_seconds = 0;
 };
 
-// One rank's object for the collective calls of its group. All ranks must make
-// the same calls, with the same sizes, in the same order. After each call all
-// ranks have the same bits. If a rank destroys its object while another rank is
-// in a call, that call fails.
+// Through this object, one rank communicates with the other ranks of its group.
+// A collective call sums, gathers or copies data over all ranks. All ranks must
+// make the same calls, with the same sizes, in the same order. After each call
+// `data` has the same bits on all ranks. If a rank destroys its object while
+// another rank is in a call, that call fails.
 //
 // Threads: one thread at a time may make calls; any thread may call Abort,
 //   status and totals.
@@ -41,10 +44,10 @@ class Collective {
 
   virtual plan::TpShard shard() const = 0;
 
-  // Enqueues data[i] = sum over ranks of data[i] for `count` numbers of
-  // `dtype`, which may differ from the pointer's type. A deterministic group
-  // adds in float32 and in rank order, so that every run gives the same bits.
-  // Groups on CPUs are always deterministic.
+  // Enqueues data[i] = sum over all ranks of data[i], for `count` elements.
+  // Their type is `dtype`, whatever the pointer's type is. A deterministic
+  // group adds in float32 and in rank order, so that every run gives the same
+  // bits. Groups on CPUs are always deterministic.
   virtual absl::Status AllReduceSum(kernels::Stream& stream,
                                     kernels::DevicePtr<float> data,
                                     int64_t count, kernels::DType dtype,
@@ -52,8 +55,8 @@ class Collective {
 
   // Enqueues a gather of columns, after which every rank has all columns of
   // data [num_rows, columns]. Rank r provides columns [first_columns[r],
-  // first_columns[r + 1]), possibly none. `first_columns` has one number more
-  // than the group has ranks, from 0 to the number of columns.
+  // first_columns[r + 1]), possibly none. `first_columns` has one element per
+  // rank and a last one, ascending from 0 to the number of columns.
   virtual absl::Status AllGather(kernels::Stream& stream,
                                  kernels::DevicePtr<float> data,
                                  int64_t num_rows,
@@ -80,8 +83,9 @@ class Collective {
   virtual CollectiveTotals totals() const = 0;
 
   // Whether calls may be captured into a graph (kernels::LaunchStream). All
-  // ranks must capture the same calls, and replay them in the same order among
-  // all calls. totals() counts captured calls when they are replayed.
+  // ranks must capture the same calls, and must replay them at the same
+  // place in the order of all calls. totals() counts captured calls when
+  // they are replayed.
   virtual bool can_be_captured() const { return false; }
   // Returns the totals of the calls that were captured since TakeCaptured was
   // last called.

@@ -12,8 +12,8 @@ namespace kvasir::worker {
 // Makes one Collective for each rank, for CPU streams. Calls wait for other
 // ranks without a time limit, because a thread cannot be lost like a process.
 //
-// Owns: state that the returned collectives share. Not the data that ranks pass
-//   to calls.
+// Owns: nothing. The returned collectives share the group's state, and the last
+//   of them frees it. Callers own the data that they pass to calls.
 class InProcessGroup {
  public:
   static std::vector<std::unique_ptr<Collective>> Create(int64_t size);

@@ -22,7 +22,7 @@ enum class Serving {
 // Threads: const methods may be called from any thread.
 class Admission {
  public:
-  // `max_queue` is the number of requests that may wait for their first step.
+  // `max_queue` is the most requests that may wait for their first step.
   Admission(const RequestLimits& limits, uint32_t max_queue)
       : limits_(limits), max_queue_(max_queue) {}
 
@@ -45,16 +45,16 @@ class Admission {
   // Refuses with UNAVAILABLE unless the engine is running.
   static Refusal CheckState(Serving serving);
 
-  // DeadlinePassed, QueueTimeout and NoTokenLeft end a request that was
-  // accepted.
+  // DeadlinePassed, QueueTimeout and NoTokenLeft return the error with which an
+  // accepted request ends early.
   static Refusal DeadlinePassed(bool started);
   // If the operator's queue timeout has passed, Refusal::reason is
-  // RETRY_ELSEWHERE. If the request's own queue timeout has passed, it is
-  // unspecified, because a retry would be too late.
+  // RETRY_ELSEWHERE. If the request's own queue timeout has passed, the reason
+  // is unspecified, because a retry would be too late.
   static Refusal QueueTimeout(const Request& request, absl::Duration waited);
   static Refusal NoTokenLeft();
-  // DrainEnded, EngineStopped and ExecutorFailed end all live requests. Another
-  // worker may then run them.
+  // DrainEnded, EngineStopped and ExecutorFailed return the error with which
+  // all live requests end. Its reason allows another worker to run them.
   static Refusal DrainEnded();
   static Refusal EngineStopped();
   static Refusal ExecutorFailed(const absl::Status& why);

@@ -459,8 +459,8 @@ bool ThreadedEngine::TakeCommands(absl::Duration wait) {
     wake_.WaitWithTimeout(&mutex_, wait);
   }
   commands_.swap(inbox_);
-  // Until Publish copies the scheduler's count, count the requests of the inbox
-  // as waiting there.
+  // Until Publish copies the scheduler's count, count the requests that were in
+  // the inbox as waiting in the scheduler.
   scheduler_queued_ += std::exchange(inbox_submits_, 0);
   return state_ == State::kRunning;
 }
@@ -513,7 +513,8 @@ absl::Status ThreadedEngine::Step(bool* planned) {
   KVASIR_RETURN_IF_ERROR(result.status());
   const absl::Time executed = clock.Now();
   const absl::Duration execute = executed - enqueued_at_;
-  // If ScheduleAhead planned no step, count its time for this step.
+  // ScheduleAhead's time counts for the step that it planned. If it planned
+  // none, it counts for this step.
   const absl::Duration planning =
       planning_ + (next == nullptr ? next_planning : absl::ZeroDuration());
   planning_ = next_planning;

@@ -31,8 +31,8 @@ namespace kvasir::worker {
 
 struct StallReport {
   absl::Duration stalled;
-  // The plan of the step that hangs, with one line per sequence and without
-  // token ids; or a text that no step is running.
+  // Describes the plan of the step that hangs: one line per sequence, without
+  // token ids. If no step is running, the text says so.
   std::string plan;
 };
 
@@ -67,8 +67,8 @@ struct EngineOptions {
 class Engine : public ServedEngine {
  public:
   // INVALID_ARGUMENT if the options contradict each other, or if the cache is
-  // too small for one sequence of max_model_len tokens. The destructor calls
-  // Stop.
+  // too small for one sequence of max_model_len tokens. The engine's destructor
+  // calls Stop.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(EngineOptions options,
                                                         cache::KvCache* cache,
                                                         Executor* executor);

@@ -40,8 +40,8 @@ struct LoadSnapshot {
   uint64_t step = 0;     // steps executed so far
   uint32_t running = 0;  // sequences in the batch
   uint32_t waiting = 0;  // queued requests and preempted sequences
-  uint64_t free_pages =
-      0;  // pages that no sequence holds, cached prefixes included
+  // Pages that no sequence holds, including those of cached prefixes.
+  uint64_t free_pages = 0;
   uint64_t total_pages = 0;
   bool draining = false;
   uint64_t queued_tokens = 0;  // tokens to prefill for waiting sequences

@@ -250,7 +250,7 @@ TEST_P(EngineTest, StartReturnsTheErrorOfAFailedWarmUp) {
       StatusIs(absl::StatusCode::kUnavailable, HasSubstr("failed")));
 }
 
-TEST_P(EngineTest, SubmitRefusesBeforeStartAndAfterStop) {
+TEST_P(EngineTest, SubmitRefusesRequestsAfterStop) {
   KVASIR_ASSERT_OK(Start());
   engine_->Stop();
   const Refusal refusal =
@@ -394,7 +394,8 @@ TEST_P(EngineTest, ADrainAlsoFinishesSequencesInTheHostPool) {
   options_.scheduler.max_queue = 8;
   KVASIR_ASSERT_OK(Start());
   std::vector<std::pair<Request, std::shared_ptr<WaitableSink>>> all;
-  for (int i = 0; i < 8; ++i) {  // at its end each holds 16 of 64 pages
+  // At its end, each request holds 16 of 64 pages.
+  for (int i = 0; i < 8; ++i) {
     Request request = MakeRequest(absl::StrCat("r", i), 60);
     request.sampling.set_ignore_eos(true);
     all.emplace_back(request, std::make_shared<WaitableSink>());
@@ -682,7 +683,7 @@ class CountingObserver final : public EngineObserver {
 };
 
 TEST_P(EngineTest,
-       TheObserverIsToldOfEachStepAndRefusalAndOfEachRequestThatEnds) {
+       TheObserverReceivesEachStepEachRefusalAndTheEndOfEachRequest) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());

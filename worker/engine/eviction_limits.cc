@@ -94,7 +94,7 @@ absl::Status CheckEvictionLimits(const EvictionLimits& limits) {
 absl::Status CheckEvictionBudget(const EvictionBudget& budget,
                                  const SequenceLength& length,
                                  const EvictionLimits& limits) {
-  // False for NaN, too.
+  // These comparisons are false for NaN, so NaN is refused.
   const bool is_share = budget.ratio > 0 && budget.ratio <= 1;
   if (budget.ratio != 0 ? !is_share || budget.tokens > 0 : budget.tokens == 0) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -1,6 +1,6 @@
-// Checks the eviction budgets of requests. A budget replaces the number of
-// cache slots that each sequence keeps according to the served plan. Pure
-// functions.
+// Checks the eviction budgets of requests. A budget is the number of cache
+// slots that each sequence of a request keeps, instead of the number in the
+// served plan. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ struct EvictionLimits {
   struct Group {
     // The pages of one sequence under the plan's own budget.
     cache::SequencePages pages;
-    // The most slots that a layer never evicts (sinks and recent tokens).
+    // The number of slots that are never evicted (sinks and recent tokens), in
+    // the layer of the group that has the most.
     int64_t least_slots = 0;
     int64_t num_pages = 0;  // pages of this group in the pool
   };
@@ -49,7 +50,8 @@ struct SequenceLength {
 };
 
 // Returns INVALID_ARGUMENT with the budget and the limit if the budget keeps
-// too few slots, or more than the pool has for one sequence.
+// too few slots, or more than the model's positions or the pool allow for
+// one sequence.
 absl::Status CheckEvictionBudget(const proto::EvictionBudget& budget,
                                  const SequenceLength& length,
                                  const EvictionLimits& limits);

@@ -29,7 +29,7 @@ struct CacheSample {
   int64_t free_pages = 0;
   int64_t used_pages = 0;
   int64_t cached_pages = 0;  // free pages that contain cached prefixes
-  int64_t leaked_pages = 0;  // pages in use although there is no request
+  int64_t leaked_pages = 0;  // pages in use while there is no request
   int64_t logical_tokens = 0;
   int64_t physical_tokens = 0;
   int64_t used_bytes = 0;           // bytes of used pages
@@ -46,7 +46,7 @@ struct CacheSample {
   int64_t evictions = 0;                 // since start, summed over page groups
   int64_t slots_evicted = 0;             // since start
   int64_t eviction_pages_reclaimed = 0;  // since start
-  // scored_by_weights to eviction_seconds: since start, from ExecutorTotals.
+  // The next four are totals since the start, copied from ExecutorTotals.
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
   int64_t scored_without_room = 0;
@@ -56,7 +56,8 @@ struct CacheSample {
   int64_t clamped_codes = 0;        // since start, included in static_codes
   int64_t captured_steps = 0;       // since start
   int64_t replayed_steps = 0;       // since start
-  // For each expert, since start: ExecutorTotals::expert_tokens.
+  // ExecutorTotals::expert_tokens: the tokens that each expert has run since
+  // the start.
   std::vector<int64_t> expert_tokens;
 };
 
@@ -83,7 +84,7 @@ struct WorkerConstants {
     int64_t layer = 0;
     std::string side;    // "key" or "value"
     std::string method;  // how keys or values are stored, for example "full"
-    int64_t rank = 0;    // numbers per token, over all groups of heads
+    int64_t rank = 0;    // channels per token, of all latents together
     std::string bits;    // for example "bf16", "4" or "8,4,4,4,2,2,0,0"
   };
   std::vector<LayerSide> layers;

@@ -14,10 +14,10 @@
 
 namespace kvasir::worker {
 
-// One sequence's part of a step, which runs its tokens [start, start +
-// num_tokens).
+// One sequence's part of a step. The step runs the sequence's tokens [start,
+// start + num_tokens).
 struct PlannedSequence {
-  Sequence* sequence = nullptr;  // null: ended after the step was planned
+  Sequence* sequence = nullptr;  // null after the sequence has ended
   uint64_t sequence_id = 0;
   uint32_t start = 0;
   uint32_t num_tokens = 0;

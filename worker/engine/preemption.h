@@ -1,6 +1,6 @@
 // Chooses how to preempt a running sequence: drop its pages and compute them
 // again later, or copy them to the host pool and back. Both give the same
-// output, so only the predicted time matters. Pure functions without a clock.
+// output, so only the predicted time matters. Reads no clock.
 #pragma once
 
 #include <cstdint>

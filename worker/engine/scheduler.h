@@ -98,12 +98,12 @@ class Scheduler {
   absl::Status Apply(const kvasir::v1::StepResult& result);
 
   // Ends matching requests and returns their number. May be called while a step
-  // runs; its results for these requests are dropped.
+  // runs; the step's results for these requests are dropped.
   int Abort(std::string_view request_id, std::optional<uint32_t> attempt);
   // Ends every request: calls OnFailed(why) of its sink.
   void RefuseAll(const Refusal& why);
   // Like RefuseAll, but also forgets the planned steps. Call it if a step has
-  // failed, so that there is no result to apply.
+  // failed, because then there is no result to apply.
   void FailAll(const Refusal& why);
 
   // Whether any sequence runs or waits.
@@ -134,14 +134,15 @@ class Scheduler {
   Step& StepOf(uint64_t step_id) { return steps_[step_id % kMostPlannedSteps]; }
 
   // The methods from EndOverdue to ForkIfReady are parts of Schedule and
-  // ScheduleAhead.
+  // ScheduleAhead. Apply also calls ForkIfReady.
   void EndOverdue(absl::Time now);
   // Builds the next step's plan from plan_. Returns nullptr if plan_ is empty.
   const kvasir::v1::StepPlan* BuildStep(absl::Time now);
   // Whether ScheduleAhead can plan a step in which every sequence of the
   // running step decodes one token.
   bool CanRunAhead() const;
-  // The sequence's part of the most recently planned step; null if it has none.
+  // Returns the sequence's part of the most recently planned step; null if it
+  // has none.
   const PlannedSequence* LastPartOf(const Sequence& sequence) const;
   // Whether the first waiting sequence, `sequence`, cannot join the next step.
   // Ignores seats and pages that the running step will free.
@@ -164,7 +165,7 @@ class Scheduler {
   bool PagesSuffice(const Sequence& sequence, int64_t found_tokens,
                     bool is_started = false) const;
   // Starts the sequence, from its image in the host pool if it has one. Returns
-  // false and changes nothing if too few pages are free after all.
+  // false, with the cache unchanged, if too few pages are free after all.
   bool Start(Sequence* sequence, absl::Time now);
   bool StartAnew(Sequence* sequence);
   bool StartFromImage(Sequence* sequence);
@@ -242,9 +243,10 @@ class Scheduler {
   // the number of free pages at that time.
   uint64_t blocked_order_ = 0;
   uint64_t blocked_pages_ = 0;
-  // whether a prefill has run since then
+  // Whether a prefill has run since blocked_pages_ was set. It may have cached
+  // a prefix that the request can share.
   bool prefix_grew_ = false;
-  uint32_t prefill_budget_ = 0;  // tokens that may still be added to the step
+  uint32_t prefill_budget_ = 0;  // tokens that prefills may still add
   PrefillRate prefill_rate_;
 
   StepStats stats_;  // statistics of the step being planned or applied

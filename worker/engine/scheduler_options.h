@@ -16,8 +16,9 @@ struct SchedulerOptions {
   // Limit of the tokens in one step. At least max_num_seqs, so that every
   // running sequence can decode in every step.
   uint32_t max_batched_tokens = 2048;
-  // How many requests may wait for their first step; more are refused. 0: a
-  // request is accepted only if it can join the next step.
+  // How many requests may wait for their first step; more are refused. In an
+  // Engine, 0 means that a request is accepted only if it can join the next
+  // step. A Scheduler by itself needs at least 1.
   uint32_t max_queue = 1024;
   absl::Duration queue_timeout = absl::InfiniteDuration();
   // The measured rate of copies between the page pool and the host pool.

@@ -53,8 +53,9 @@ struct Sequence {
   // since the last start.
   uint64_t sampled_step = 0;
   bool known_to_executor = false;
-  // True if a plan has sent the sequence's tokens to the executor, which needs
-  // them for penalties.
+  // Whether a plan has sampled from the sequence since its last start. The
+  // first such plan also sends the sequence's tokens if they are needed
+  // for penalties.
   bool history_sent = false;
 
   // The copy of the sequence's pages in the host pool. Set while the sequence

@@ -29,8 +29,8 @@ namespace kvasir::worker {
 // Errors: those of ops that the step enqueued.
 class Collector {
  public:
-  // All pointers must outlive the collector. The constructor's `weights` and
-  // `plan` need not.
+  // All pointers must outlive the collector. Only the constructor uses
+  // `weights` and `plan`.
   struct Parts {
     kernels::Stream* stream = nullptr;
     const KvArenas* arenas = nullptr;
@@ -63,8 +63,8 @@ class Collector {
   // results.
   template <typename T>
   T ResultAt(int64_t offset_bytes, int64_t index) const;
-  // The fault of the sequence whose tokens begin at row `first_row` of the
-  // step.
+  // Returns the fault, if any, of the sequence whose tokens begin at row
+  // `first_row` of the step: NaN or infinite numbers.
   kvasir::v1::SequenceFault FaultOf(const StagedStep& step,
                                     const StepBatch::Output& output,
                                     int64_t first_row) const;
@@ -73,11 +73,12 @@ class Collector {
 
   const Parts parts_;
   std::vector<LikeLayers> like_layers_;
-  // For each page group, whether its layers evict by scores.
+  // For each page group, whether any of its layers evicts by scores.
   std::vector<bool> scores_;
   int64_t static_codes_per_token_ = 0;
   size_t load_bytes_ = 0;  // of StepState::expert_load
-  // The load of experts, then the results.
+  // The tokens that each expert has run (StepState::expert_load), and then
+  // the results.
   std::vector<std::byte> host_results_;
 };
 

@@ -86,7 +86,8 @@ absl::Status Decoder::CreateLayers(kernels::Device* device) {
   KVASIR_ASSIGN_OR_RETURN(
       fresh_, device->allocator().Allocate(static_cast<size_t>(fresh_bytes),
                                            kernels::MemoryTag::kWorkspace));
-  // The angle steps of `rope`, and of `window_rope` if there is one.
+  // How much the angle of each pair grows per position: one table for `rope`,
+  // and one for `window_rope` if there is one.
   struct Steps {
     std::vector<uint64_t> on_host;
     kernels::DevicePtr<const uint64_t> on_device;
@@ -305,7 +306,7 @@ absl::Status Decoder::Input(Stream& stream, kernels::NormParams norm,
                             Workspace& workspace) const {
   if (!spec().norm_inputs) {
     *input = norm.x;
-    norm.out = nullptr;  // only the addition
+    norm.out = nullptr;  // adds the residual and does not normalize
     if (!norm.residual) return absl::OkStatus();
   }
   return Norm(stream, norm, workspace);
@@ -447,7 +448,7 @@ absl::Status Decoder::Experts(Stream& stream, const TokenBatch& batch,
   route.tokens = workspace.Take<int32_t>(padded_rows);
   route.first_rows = workspace.Take<int32_t>(experts.count + 1);
   route.load = parts_.expert_load;
-  // The tokens of each expert, and then their results.
+  // The rows of the tokens, sorted by expert; later the experts' results.
   const kernels::DevicePtr<float> sorted =
       activations_.Take(workspace, padded_rows * m);
   const kernels::DevicePtr<float> gate_up =

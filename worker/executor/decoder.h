@@ -34,8 +34,8 @@ struct TokenBatch {
   kernels::DevicePtr<const int32_t> ids;  // [T]
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
   absl::Span<const AttentionBatch> groups;
-  // For each KvArenas::Ring, where it stores each token's exact (uncompressed)
-  // row. [T] each.
+  // For each KvArenas::Ring, where the exact (uncompressed) row of each token
+  // is stored. [T] each.
   absl::Span<const kernels::DevicePtr<const int64_t>> ring_slots;
   // For each token, the number of ranks on which a latent of the token was not
   // finite. The caller sets zeros before Run. [T]
@@ -49,8 +49,9 @@ struct HiddenStates {
   kernels::DevicePtr<float> delta;
 };
 
-// Owns: the RoPE table, and the prepared attention of each layer. Spec,
-//   weights, arenas and collective must outlive the decoder.
+// Owns: the tables of RoPE angles, memory for exact rows, and the prepared
+//   attention of each layer. Spec, weights, arenas and collective must outlive
+//   the decoder.
 // Threads: one at a time.
 class Decoder {
  public:
@@ -72,7 +73,7 @@ class Decoder {
     kernels::DevicePtr<int64_t> expert_load;
   };
 
-  // `device` outlives the decoder.
+  // `device` must outlive the decoder.
   static absl::StatusOr<Decoder> Create(const Parts& parts,
                                         kernels::Device* device);
 
@@ -87,7 +88,8 @@ class Decoder {
   absl::Status Run(kernels::Stream& stream, const TokenBatch& batch,
                    HiddenStates* out, kernels::Workspace& workspace) const;
 
-  // Call LayerAttention::Evict and LayerAttention::WorkOn for layer `layer`.
+  // These two methods call LayerAttention's methods of the same names for
+  // layer `layer`.
   absl::Status Evict(kernels::Stream& stream, int64_t layer,
                      const kernels::EvictionRows& rows,
                      const kernels::EvictionStep& step,
@@ -148,16 +150,17 @@ class Decoder {
                          int64_t layer, kernels::DevicePtr<const float> normed,
                          kernels::DevicePtr<float> out,
                          kernels::Workspace& workspace) const;
-  // Applies `norm` after filling in the model's kind of norm, epsilon and
-  // offset.
+  // Applies `norm` after setting the model's width, kind of norm and epsilon.
   absl::Status Norm(kernels::Stream& stream, kernels::NormParams norm,
                     kernels::Workspace& workspace) const;
-  // Adds the residual, if there is one, and sets `input` to what attention or
-  // MLP reads: norm.out, or norm.x in models that do not normalize it.
+  // Adds the residual to norm.x if norm has one. Sets `input` to what
+  // attention or the MLP reads: norm.out or, in models that do not normalize
+  // inputs, norm.x.
   absl::Status Input(kernels::Stream& stream, kernels::NormParams norm,
                      kernels::DevicePtr<const float>* input,
                      kernels::Workspace& workspace) const;
-  // Normalizes the output x of attention or MLP in place, if the model does.
+  // If the model normalizes the outputs of attention and MLP, normalizes such
+  // an output x in place.
   absl::Status NormOutput(kernels::Stream& stream,
                           kernels::DevicePtr<const float> weight,
                           int64_t num_tokens, kernels::DevicePtr<float> x,
@@ -186,7 +189,9 @@ class Decoder {
 
   Parts parts_;
   kernels::Activations activations_;  // the device's type of activations
-  kernels::DeviceTables tables_;  // RoPE angle steps, [rotary_dim / 2] uint64
+  // How much the angle of each RoPE pair grows per position, [rotary_dim / 2]
+  // uint64. Layers with a sliding window may have a table of their own.
+  kernels::DeviceTables tables_;
   // FreshRows::memory, shared by all layers, which run one at a time
   kernels::DeviceBuffer fresh_;
   std::unique_ptr<kernels::HadamardTables> hadamard_;

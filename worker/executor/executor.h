@@ -29,10 +29,9 @@ inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
 
 // A step has two halves, so that the next plan can be made while the step runs:
 // - Enqueue checks the plan, copies it to the device and enqueues the work.
-// - Await waits for the device and returns what was sampled.
-// After each successful Enqueue the caller must Await once before the next
-// Enqueue: at most one step is in flight. The plan need not
-// outlive the call of Enqueue.
+// - Await waits for the device and returns what was sampled. After each
+// successful Enqueue the caller must Await once before the next Enqueue: at
+// most one step is in flight. The plan need not outlive Enqueue.
 //
 // Threads: one at a time.
 // Errors: after an error of Enqueue or Await the executor cannot be used. The

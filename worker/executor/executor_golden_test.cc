@@ -96,7 +96,8 @@ struct Expected {
   std::vector<int32_t> input_ids;
   int64_t vocab = 0;
   std::vector<float> logits;  // [T, V]
-  // The most probable tokens after the first ids, if the reference has them.
+  // The tokens of greedy decoding after the first kGreedyPromptTokens ids.
+  // Empty if the reference has none.
   std::vector<int32_t> greedy;
 };
 constexpr size_t kGreedyPromptTokens = 9;
@@ -216,8 +217,8 @@ TEST_P(ExecutorGoldenTest, LogitsMatchThoseOfTheReferenceImplementation) {
 
 class ExecutorGreedyTest : public ::testing::TestWithParam<std::string> {};
 
-// Feeds the reference's tokens one by one, so that a wrong one does not hide
-// those after it.
+// Feeds the reference's tokens one by one, so that a wrong prediction does not
+// change the predictions after it.
 TEST_P(ExecutorGreedyTest, GreedyTokensAreThoseOfTheReferenceImplementation) {
   Expected expected = ReadExpected(GetParam());
   ASSERT_EQ(expected.greedy.size(), 64u);

@@ -222,9 +222,9 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     KVASIR_ASSERT_OK(runner_->Run(steps).status());
   }
 
-  // Adds page copies in every page group. Some copy page 0; the last one copies
-  // a page that they write, so it needs a second batch. No sequence uses these
-  // pages.
+  // Adds page copies in every page group. In each group, all but the last copy
+  // page 0. The last one copies a page that another copy writes, so it needs a
+  // second batch. No sequence uses these pages.
   void AddPageCopies(int more) {
     for (uint32_t group = 0; group < rank_->pages().size(); ++group) {
       for (int32_t i = 0; i < 3 + more; ++i) {

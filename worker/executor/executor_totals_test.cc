@@ -17,7 +17,8 @@ namespace {
 
 constexpr int64_t kPromptTokens = 40;
 
-// Options without prompt lifts (prompt_lift.h), which prompt_lift_test tests.
+// Returns options without prompt lifts (worker/program/prompt_lift.h), because
+// prompt_lift_test counts the work of lifts.
 RankOptions Absorbing() {
   RankOptions options = TinyOptions();
   options.deterministic = true;

@@ -1,7 +1,7 @@
-// Measures plans on the built-in model after its keys got large biases. The
-// biases change nothing that the model computes, because its queries have zeros
-// in the biased pairs. So the divergence from a float32 cache must stay that of
-// the same model without biases.
+// Adds large biases to the keys of the built-in model and compares plans with a
+// float32 cache. Queries are 0 in the biased RoPE pairs, so biases do not
+// change what the model computes from exact keys. For each plan, the divergence
+// from the float32 cache must be about as small as without biases.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -68,8 +68,8 @@ const std::vector<int32_t>& Text() {
 // The bias of layer `layer`'s keys, [Hkv, D].
 using BiasOf = std::function<std::vector<float>(int layer)>;
 
-// The built-in model's weights, with a bias for q, k and v. Only that of keys
-// is not zero. Queries are 0 in `pairs`.
+// Returns the weights of `source` with biases for queries, keys and values. The
+// biases of queries and values are 0. Queries are 0 in the RoPE pairs `pairs`.
 class BiasedSource final : public WeightSource {
  public:
   BiasedSource(WeightSource* source, const model::DecoderSpec& spec,
@@ -113,7 +113,7 @@ class BiasedSource final : public WeightSource {
   std::string WeightTiles() const override { return source_->WeightTiles(); }
 
  private:
-  // A copy of the block, of bfloat16 numbers, with zeros in the rows of
+  // Returns a copy of a block of bfloat16 numbers, with zeros in the rows of
   // `pairs_`. It is valid until the next call.
   WeightBlock WithoutPairs(WeightBlock block) {
     const auto* const from = static_cast<const uint16_t*>(block.data);
@@ -153,7 +153,7 @@ Model WithBias(const std::vector<int>& pairs, const BiasOf& bias) {
   return model;
 }
 
-using Logits = std::vector<std::vector<float>>;  // of each token
+using Logits = std::vector<std::vector<float>>;  // one row per token
 
 // Runs the text in chunks of `chunk` tokens.
 Logits LogitsOf(const Model& model, const kvasir::v1::KvPlan& plan,
@@ -211,7 +211,8 @@ double Divergence(const Logits& exact, const Logits& own) {
   return divergence / static_cast<double>(exact.size());
 }
 
-// A bias of this norm for each head of each layer, in these RoPE pairs.
+// Returns random biases with this norm for each head of each layer. They are 0
+// outside of the RoPE pairs `pairs`.
 BiasOf InPairs(std::vector<int> pairs, float norm) {
   return [pairs = std::move(pairs), norm](int layer) {
     const model::DecoderSpec& spec = BuiltIn().spec();
@@ -264,7 +265,7 @@ void ExpectAtMost(double factor, const std::vector<int>& pairs,
 
 TEST(KeyBiasPlanTest, ALargeBiasInTheSlowestPairsDoesNotIncreaseTheDivergence) {
   ExpectAtMost(1.2, {15}, {50, 200, 800});
-  // Four of these pairs are exact, and two are left to the tile.
+  // Four of these pairs are exact, and two are tile pairs.
   ExpectAtMost(1.2, {10, 11, 12, 13, 14, 15}, {50, 200});
 }
 

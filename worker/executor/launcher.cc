@@ -14,8 +14,8 @@ namespace {
 
 using kernels::Workspace;
 
-// Returns parameters with which the op for float32 rows gathers int32 numbers:
-// it copies the bits of rows of one number unchanged.
+// Returns parameters with which the op for float32 rows gathers int32 numbers.
+// The op copies the bits of each number unchanged, as a row with one column.
 kernels::GatherRowsParams GatherNumbers(kernels::DevicePtr<const int32_t> from,
                                         kernels::DevicePtr<const int32_t> rows,
                                         kernels::DevicePtr<int32_t> to,

@@ -43,7 +43,7 @@ struct LogitsRow {
 //   the step and the cache are undefined.
 class Launcher {
  public:
-  // All pointers outlive the launcher.
+  // All pointers must outlive the launcher.
   struct Parts {
     kernels::Stream* stream = nullptr;
     Collective* collective = nullptr;

@@ -46,15 +46,15 @@ struct ModelExecutorOptions {
   // See PagedAttentionParams::prompts_as_rows. A Rank sets it from
   // RankOptions::deterministic.
   bool prompts_as_rows = false;
-  // The most bytes of logits that exist at a time. One sample may take more
-  // (StepOutput).
+  // The most bytes of logits that exist at a time. StepOutput may need more,
+  // even for a single sample.
   int64_t logits_bytes = int64_t{64} << 20;
   // Captures GPU steps as graphs and replays them: steps that only decode, copy
   // no pages and evict nothing. A step is captured when its sizes occur for the
-  // second time; later steps of these sizes are one graph launch, with the same
-  // bits as op by op. After a failed capture or replay, the executor logs this
-  // and uses no more graphs. It uses no graphs at all if `profile` or
-  // `logits_tap` is set, or if the collective cannot be captured.
+  // second time; later steps of these sizes are one graph launch, which gives
+  // the same bits. After a failed capture or replay, the executor logs this and
+  // uses no more graphs. It uses no graphs at all if `profile` or `logits_tap`
+  // is set, or if the collective cannot be captured.
   bool graphs = false;
   // For tests and debugging: receives every token's logits. If set, Enqueue
   // runs the head for every row and waits for the device.
@@ -123,7 +123,7 @@ class ModelExecutor final : public Executor {
   // Identifies the executor's arithmetic: executors with equal ids compute the
   // same bits. A request may move only between such executors.
   std::string numerics_id() const;
-  // Bytes of weights that each step reads, for any batch.
+  // Bytes of weights that each step reads, whatever its batch is.
   int64_t matrix_bytes() const { return weights_.matrix_bytes; }
   int64_t rounded_bytes() const { return weights_.rounded_bytes; }
   // See KvArenas::bytes_per_token.
@@ -140,20 +140,20 @@ class ModelExecutor final : public Executor {
   // flight.
   absl::StatusOr<std::vector<uint32_t>> ReadPositions(
       int64_t layer, absl::Span<const int32_t> pages, int64_t num_slots) const;
-  // ReadImage and WriteImage convert between the host pages of a sequence's
-  // image and bytes (the payload in page_image.h). Read an image after awaiting
-  // the step that copies pages to the host pool. Write an image before
-  // enqueuing the step that copies the pages back. FAILED_PRECONDITION while a
-  // step is in flight.
+  // ReadImage and WriteImage convert the host pages of a preempted sequence
+  // (its image) to bytes (the payload in page_image.h) and back. Read an image
+  // after awaiting the step that copies pages to the host pool. Write an image
+  // before enqueuing the step that copies the pages back. FAILED_PRECONDITION
+  // while a step is in flight.
   absl::StatusOr<std::string> ReadImage(
       const cache::SequenceImage& image) const;
   // INVALID_ARGUMENT for a payload of the wrong size.
   absl::Status WriteImage(const cache::SequenceImage& image,
                           absl::string_view payload);
 
-  // Measures the speed of copies between the pool and the host pool; 0 if there
-  // is no host pool. Call it before the first step, because it overwrites host
-  // pages.
+  // Measures the speed of copies from the pool to the host pool; 0 if there
+  // is no host pool. Call it before the first step, because it overwrites
+  // host pages.
   absl::StatusOr<double> MeasureCopyBytesPerSecond();
   uint64_t last_step_id() const { return stager_->last_step_id(); }
   const ExecutorTotals& totals() const { return totals_; }

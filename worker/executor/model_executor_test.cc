@@ -194,7 +194,7 @@ TEST(ModelExecutorTest, TargetLogprobsEqualTheLogSoftmaxOfTheLogits) {
   options.executor.logits_tap = [&](const LogitsRow& row) {
     logits[row.position].assign(row.logits.begin(), row.logits.end());
   };
-  // So little memory that the vocabulary is scored in two chunks.
+  // With so little memory, the vocabulary is scored in two chunks.
   options.executor.logits_bytes = 1;
   auto rank = TinyRank(options);
   DirectRunner runner = RunnerOf(*rank);
@@ -791,7 +791,7 @@ TEST_F(TakenSidePagesTest, AStepInWhichTwoSequencesWriteOnePageIsRefused) {
                                  "twice")));
 }
 
-// The step before SoundPlan: step 1.
+// Returns step 1, which must run before SoundPlan.
 StepPlan StepBefore() {
   StepPlan plan = SoundPlan();
   plan.set_step_id(1);
@@ -1083,7 +1083,7 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
                               {.sequence_id = 2, .token_ids = part(0, 15)},
                               {.sequence_id = 3, .token_ids = part(0, 2)}}),
                   StatusIs(absl::StatusCode::kResourceExhausted,
-                           HasSubstr("sequence of 2 tokens: page group 1 has "
+                           HasSubstr("2 tokens does not fit: page group 1 has "
                                      "no free page")));
       EXPECT_THAT(
           runner.Run({sound, {.sequence_id = 2, .token_ids = part(0, 20)}}),
@@ -1099,7 +1099,7 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
                         "where the prompt ends or an eviction is due")));
       EXPECT_EQ(runner.free_pages(1), free);
       EXPECT_EQ(runner.length(2), 0);
-      // its prompt length is not known
+      // The runner does not know the prompt length of sequence 2.
       EXPECT_FALSE(runner.next_eviction(2).has_value());
       EXPECT_EQ(runner.slots(1, 1).evicted_at, 0);
     }
@@ -1115,8 +1115,8 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
 }
 
 // Test fixture: the values (V) of one token overflow in layer 0, because some
-// finite weights are huge. They belong to a channel of the residual stream that
-// only this token uses.
+// finite weights are huge. These weights belong to a channel of the residual
+// stream that only this token uses.
 class OverflowTest : public ::testing::Test {
  protected:
   static constexpr int32_t kToken = 5;

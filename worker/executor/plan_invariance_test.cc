@@ -1,4 +1,4 @@
-// Tests for compressed caches that other requests, chunks and preemption change
+// Tests of compressed caches: other requests, chunks and preemption must change
 // no bit of a request's output. Covers every compression method, every model
 // family, and sliding windows.
 #include <cmath>

@@ -31,9 +31,9 @@ class SlotEvictions {
   // Forgets the evictions of the last step.
   void Clear();
   // Adds the plan's next eviction, to run after the first `copy_batches`
-  // batches of page copies. SequenceTable::Evict must have accepted it. It must
-  // not have more than `most_slots` slots (CHECK). INVALID_ARGUMENT if a
-  // layer's rule does not allow its slot counts.
+  // batches of page copies. SequenceTable::Evict must have accepted the
+  // eviction, and its sequence must have at most `most_slots` slots (CHECK).
+  // INVALID_ARGUMENT if a layer's rule does not allow its slot counts.
   absl::Status Add(const kvasir::v1::SlotEviction& eviction,
                    int64_t copy_batches);
 
@@ -102,7 +102,7 @@ class SlotEvictions {
 
   const int64_t most_slots_;
   std::vector<Group> groups_;  // by page group
-  // the most numbers in a batch's lists of kept slots
+  // the most kept slots that the lists of a batch may have together
   int64_t kept_capacity_ = 0;
 
   std::vector<EvictionBatch> batches_;

@@ -72,7 +72,7 @@ absl::StatusOr<size_t> Stager::ReserveBlob() {
   for (size_t group = 0; group < limits.side_pages.size(); ++group) {
     const int64_t pages = std::min(longest, parts_.arenas->num_pages()[group]);
     most_pages = std::max(most_pages, pages);
-    // pairs after padding to powers of two
+    // Padding to powers of two at most doubles the number of pairs.
     blob_.Take<kernels::PagePair>(2 * limits.max_sequences);
     blob_.Take<int32_t>(limits.max_sequences *
                         (pages + limits.side_pages[group]));

@@ -28,8 +28,8 @@
 namespace kvasir::worker {
 
 // Checks the plan and applies it to the SequenceTable, builds a StepBatch (host
-// arrays), packs it into the StepBlob, and uploads the blob at once. Launches
-// no op and reads nothing back.
+// arrays), packs it into the StepBlob, and uploads the blob in one copy.
+// Launches no op and reads nothing back.
 //
 // Owns: block tables, penalty counts, token masks, the blob, and the staged
 //   step.
@@ -39,7 +39,7 @@ namespace kvasir::worker {
 //   the blob or penalty counts. After an error the tables are undefined.
 class Stager {
  public:
-  // All pointers outlive the stager, except `plan`.
+  // All pointers except `plan` must outlive the stager.
   struct Parts {
     kernels::Device* device = nullptr;
     kernels::Stream* stream = nullptr;
@@ -50,7 +50,7 @@ class Stager {
     const StepState* state = nullptr;
     StepLimits limits;
     int64_t max_model_len = 0;
-    int64_t most_slots = 0;   // most slots of a sequence, if it evicts
+    int64_t most_slots = 0;   // of a sequence that evicts
     int64_t logits_rows = 0;  // StepOutput::logits_rows
     bool lifts_prompts = false;
     bool taps_logits = false;
@@ -63,8 +63,8 @@ class Stager {
   StagedStep LargestStepToCount() const;
   // Reserves memory for the blob of a large step: the largest bucket, one page
   // copy per sequence and page group, block tables of the greatest length, and
-  // one history. A later step that needs more makes the blob grow. Returns the
-  // reserved bytes.
+  // the token history of one sequence. A later step that needs more makes the
+  // blob grow. Returns the reserved bytes.
   absl::StatusOr<size_t> ReserveBlob();
 
   // Applies the plan to the tables and uploads the step. staged() is valid

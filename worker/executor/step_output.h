@@ -42,11 +42,11 @@ struct TargetBatch {
 // Threads: one at a time.
 class StepOutput {
  public:
-  // At most `logits_bytes` of logits exist at a time, but at least the logits
-  // of one sample and `max_rows` targets. If the samples of a step need more,
-  // they are computed in chunks of rows, each of which reads the head's weights
-  // again. Targets are computed in chunks of the vocabulary, which together
-  // read the head's weights once.
+  // The buffer for logits has at most `logits_bytes`, but always room for one
+  // sample, and for one block of the vocabulary (kVocabBlock) of `max_rows`
+  // targets. If the samples of a step need more, they are computed in chunks of
+  // rows, each of which reads the head's weights again. Targets are computed in
+  // chunks of the vocabulary, which together read the head's weights once.
   StepOutput(const Decoder* decoder, int64_t max_rows, int64_t logits_bytes);
 
   absl::Status Sample(kernels::Stream& stream, const HiddenStates& hidden,

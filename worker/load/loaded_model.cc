@@ -21,7 +21,7 @@
 namespace kvasir::cli {
 namespace {
 
-// `source` outlives the result.
+// `source` must outlive the result.
 absl::StatusOr<std::unique_ptr<worker::WeightSource>> OpenWeights(
     const ModelSource& source, uint64_t seed) {
   if (source.checkpoint.has_value()) {
@@ -31,8 +31,8 @@ absl::StatusOr<std::unique_ptr<worker::WeightSource>> OpenWeights(
                                       seed, kernels::DType::kBf16);
 }
 
-// The named plans, except the dense one, that can be served without other
-// weights; those of fewest bytes first.
+// Returns the named plans, except the dense one, that can be served with the
+// model's own weights. Plans of fewer bytes come first.
 std::vector<std::shared_ptr<const worker::ServedPlan>> PlansToChooseFrom(
     const ModelSource& source, const ModelOptions& options,
     const worker::ServeOptions& serve) {
@@ -52,7 +52,7 @@ std::vector<std::shared_ptr<const worker::ServedPlan>> PlansToChooseFrom(
                      {"why", std::string(served.status().message())}});
     }
   }
-  // Presets are listed by bytes, those of most bytes first.
+  // Presets are sorted by bytes, and those of most bytes come first.
   std::reverse(plans.begin(), plans.end());
   return plans;
 }

@@ -41,13 +41,13 @@ struct LoadRequest {
   std::optional<int64_t> host_pool_bytes = 0;
   bool graphs = false;  // ModelExecutorOptions::graphs
   bool prefix_reuse = true;
-  // RankOptions::plan_check, without plans to choose from. In a group, all
-  // ranks must set it equally.
+  // RankOptions::plan_check. Leave its `instead` empty: Load sets it if
+  // choose_plan is true. In a group, all ranks must set it equally.
   std::optional<worker::PlanCheckRequest> plan_check;
-  // Whether to serve, of the named plans that any checkpoint can use, the one
-  // of fewest bytes whose divergence is at most plan_check->most_kl. If there
-  // is none, or if the checkpoint has a plan of its own, the plan is that of
-  // `model`.
+  // If true, the named plans that any checkpoint can use are measured, and the
+  // one of fewest bytes whose divergence is at most plan_check->most_kl is
+  // served. If there is none, or if the checkpoint has a plan of its own, the
+  // plan of `model` is served.
   bool choose_plan = false;
   // If set, used instead of the plan that `model` names. For benchmarks.
   std::optional<kvasir::v1::KvPlan> plan;
@@ -69,7 +69,8 @@ struct LoadRequest {
 
 // Owns: everything that a step needs.
 // Threads: one at a time may load the model and run steps.
-// Errors: those of each part. They name the flag to change, if one would help.
+// Errors: those of the parts that it loads. They name the flag to change, if
+//   one would help.
 class LoadedModel {
  public:
   static absl::StatusOr<std::unique_ptr<LoadedModel>> Load(

@@ -47,8 +47,8 @@ TEST(LoadedModelTest,
   EXPECT_FALSE(packed);
 }
 
-// Decode keeps attention weights for evictions, which may need as much as 1/32
-// of the pool's memory. A model was once loaded without memory for them.
+// Decode keeps attention weights for evictions. Regression test: a model was
+// loaded although no memory was left for them.
 TEST(LoadedModelTest, AttentionWeightsKeptForEvictionsMustFitBesideThePool) {
   LoadRequest request = TinyRequest();
   request.kv_cache_bytes = int64_t{1} << 60;

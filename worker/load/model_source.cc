@@ -46,7 +46,7 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
                                               const ModelSource& source) {
   std::error_code error;
   if (options.kv_plan == kAutoPlan) {
-    // The plan if there is nothing to choose from.
+    // This plan is served if no other plan can be chosen.
     ModelOptions own = options;
     own.kv_plan.clear();
     return ChoosePlan(own, source);
@@ -194,7 +194,7 @@ absl::Status RemoveBias(model::ModelShape* shape) {
         " has no biases of queries, keys and values that can be removed; use a "
         "shape of the Qwen2 family, such as qwen2.5-0.5b"));
   }
-  // A Llama of the same sizes computes the same, but has no biases.
+  // A Llama model of the same sizes differs only in that it has no biases.
   shape->family = model::Family::kLlama;
   shape->qkv_bias = false;
   return absl::OkStatus();

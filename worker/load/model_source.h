@@ -75,8 +75,8 @@ absl::StatusOr<ModelSource> OpenModelSource(
     std::optional<kvasir::v1::KvPlan> plan = std::nullopt,
     plan::TpShard shard = {});
 
-// Makes a named plan of the model for this rank, with the eviction flags,
-// if any. UNIMPLEMENTED if this build cannot serve it.
+// Makes a named plan of the model for this rank, and adds the eviction flags,
+// if any. UNIMPLEMENTED if this build cannot serve the plan.
 absl::StatusOr<std::shared_ptr<const worker::ServedPlan>> ServeNamedPlan(
     const ModelSource& source, const std::string& name,
     const ModelOptions& options, const worker::ServeOptions& serve);

@@ -110,8 +110,8 @@ absl::Status DirectRunner::CheckSteps(
       free[group] -= MissingPages(table, group, stay + num_tokens);
       if (free[group] < 0) {
         return absl::ResourceExhaustedError(absl::StrCat(
-            "sequence of ", sequence.length + num_tokens,
-            " tokens: page group ", group, " has no free page left"));
+            "a sequence of ", sequence.length + num_tokens,
+            " tokens does not fit: page group ", group, " has no free page"));
       }
     }
   }

@@ -45,9 +45,9 @@ class DirectRunner {
                const cache::PageCounts& pages, uint64_t last_step_id = 0);
   ~DirectRunner();
 
-  // Runs one step. `steps` must list prompts before output. A sequence starts
-  // at position 0 when it is first named. INVALID_ARGUMENT, with nothing
-  // changed, for tokens past next_eviction.
+  // Runs one step. `steps` must list prompts before output tokens. A sequence
+  // starts at position 0 when it is first named. If a sequence would go beyond
+  // its next_eviction, returns INVALID_ARGUMENT and changes nothing.
   absl::StatusOr<kvasir::v1::StepResult> Run(
       absl::Span<const DirectStep> steps);
 
@@ -58,8 +58,8 @@ class DirectRunner {
 
   // Sets a sequence back to `length` tokens, as if StartAt and SetPrompt had
   // just been called with these arguments. The sequence keeps the pages of
-  // these tokens and its side pages, with their contents. CHECK-fails if a
-  // sliding window has given up pages of the sequence.
+  // these tokens and its side pages, with their contents. CHECK-fails if pages
+  // of the sequence have already been freed because they left a sliding window.
   void Rewind(uint64_t sequence_id, int64_t length, int64_t prompt_tokens);
 
   // Sets the number of prompt tokens, which decides when a sequence evicts
@@ -82,7 +82,8 @@ class DirectRunner {
   };
   Slots slots(uint64_t sequence_id, int64_t group) const;
 
-  // Ends a sequence. Frees its pages at once; the next step tells the executor.
+  // Ends a sequence. Frees its pages at once; the next step plan reports the
+  // end to the executor.
   void Release(uint64_t sequence_id);
 
   // The number of tokens of the sequence so far.

@@ -29,13 +29,13 @@ struct SideFlops {
 SideFlops FlopsPerSlot(const plan::ResolvedPlan& plan, int64_t layer,
                        plan::Side side);
 
-// Operations of uncompressed keys (stored after RoPE), or of uncompressed
-// values, over all heads.
+// Operations per slot for uncompressed keys that are stored after RoPE, summed
+// over all heads. Uncompressed values need as many.
 int64_t DenseFlopsPerSlot(const plan::AttentionShape& shape);
 
 // Operations per slot, for each KV head of the rank. RebuildFlops counts
-// rebuilding keys, which is 0 for an absorbed part. LiftFlops counts lifting a
-// latent to `dims` numbers.
+// rebuilding keys; it is 0 if attention reads latents without rebuilding keys.
+// LiftFlops counts lifting a latent to `dims` numbers.
 std::vector<double> RebuildFlops(const KeyProgram& part);
 std::vector<double> LiftFlops(const PartProgram& part, int64_t dims);
 

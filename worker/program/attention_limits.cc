@@ -40,7 +40,7 @@ struct Latents {
   Latents(const Latents&) = delete;
   Latents(Latents&&) = default;
 
-  // The checks only compare some arrays with null, so all of these point here.
+  // The arrays that the checks only compare with null all point here.
   static constexpr float kPresent = 0.0f;
 
   std::vector<kernels::LatentGroup> groups;

@@ -97,8 +97,9 @@ bool IsLowRank(const ResolvedPart& part) {
   return part.space == Space::kLowRank || part.space == Space::kRopeLowRank;
 }
 
-// The bias is left out only of whole keys, one for each KV head, whose codes
-// have a scale for each token. Static ranges were measured with the bias.
+// The cache leaves the bias out only if it stores whole keys, one for each KV
+// head, as codes with a scale for each token. Static ranges were measured on
+// keys with their bias.
 KeyBias KeyBiasOf(const plan::ResolvedAttention& attention,
                   const plan::AttentionShape& shape) {
   if (!shape.qkv_bias || shape.qk_norm || attention.key.parts.size() != 1) {

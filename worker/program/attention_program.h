@@ -1,8 +1,9 @@
 // Describes the work of one rank for a layer's attention under a compression
-// plan. Says which rows of which tensors make up one fused projection, where
-// every number lies in a token's row of activations, and how paged_attention's
-// inputs and outputs are computed. Contains no weights: attention_weights loads
-// them, and layer_attention runs the program.
+// plan. The program states which rows of which tensors make up one fused
+// projection, and the place of every number in a token's row of activations. It
+// also states how paged_attention's inputs and outputs are computed. It
+// contains no weights: attention_weights loads them, and layer_attention runs
+// the program.
 //
 // A token's row has the columns of the fused projection:
 //   | queries, part by part | latents, part by part |
@@ -95,8 +96,9 @@ struct LatentProgram {
   std::vector<int64_t> channel_place;
 };
 
-// How prompts read a part whose latents decode reads directly: attention first
-// lifts each latent to `dims` numbers for every KV head (prompt_lift.h).
+// How prompts read a part if decode reads its latents directly. Attention of
+// prompts first expands (lifts) each latent to `dims` numbers for every KV
+// head (prompt_lift.h).
 struct PromptLift {
   int64_t dims = 0;
   // Lifting is cheaper than reading latents directly if at least this many
@@ -144,12 +146,13 @@ struct RebuildProgram {
   Rotation rotation;
 };
 
-// Where the bias of the key projection is added. A large bias would take most
-// of a code's levels, so codes whose scale follows the token leave it out.
+// Where the bias of the key projection is added. A large bias would use up
+// most of a code's levels. So codes whose scale is computed for each token
+// leave it out.
 enum class KeyBias {
   kCached,   // the cache has keys with their bias, or there is none
   kScored,   // attention adds it to the scores (kernels/latents/key_bias.h)
-  kRebuilt,  // latents are keys before rotation; it is added when they are read
+  kRebuilt,  // latents are keys before RoPE; reading them adds the bias
 };
 
 enum class QueryLift {

@@ -145,8 +145,7 @@ TEST(AttentionProgramTest,
   EXPECT_EQ(key.query_rotations.size(), 1);
 }
 
-TEST(AttentionProgramTest,
-     KeysAreRebuiltAndValuesAreFoldedIfHeadGroupsHaveLatentsOfDifferentWidths) {
+TEST(AttentionProgramTest, HeadGroupsMayHaveLatentsOfDifferentWidths) {
   const AttentionProgram program =
       Make(LowRank("reconstruct", "PRE_ROPE"), LowRank("fold", "NO_ROPE"));
   const KeyProgram& key = program.key[0];
@@ -161,8 +160,8 @@ TEST(AttentionProgramTest,
   EXPECT_EQ(key.latent_columns, 5);
   EXPECT_EQ(program.projections[1].name, "self_attn.k_proj.down");
   EXPECT_THAT(program.projections[1].takes, ElementsAre(RowTake{0, 5, 32}));
-  // Query heads 0 and 1 read KV head 0, which has rank 2; the others have rank
-  // 3.
+  // Query heads 0 and 1 read KV head 0, which has rank 2. The others read KV
+  // head 1, which has rank 3.
   EXPECT_THAT(program.value.attended.column, ElementsAre(0, 2, 4, 7));
   EXPECT_THAT(program.value.attended.width, ElementsAre(2, 2, 3, 3));
   EXPECT_EQ(program.output_columns, 10);
@@ -235,8 +234,8 @@ TEST(AttentionProgramTest, ALatentSharedByKeysAndValuesIsProjectedOnce) {
 TEST(AttentionProgramTest, QueryRowsAreSelectedByTheRotationPairsThatKeysKeep) {
   const AttentionProgram program =
       Make(Pairs("at_runtime", "POST_ROPE"), kFull);
-  // With half-split pairing, pair p consists of dims p and p + 4. The take of
-  // two rows is head 1's last row (15) and head 2's first (16).
+  // With half-split pairing, pair p consists of dims p and p + 4. The RowTake
+  // of two rows has head 1's last row (15) and head 2's first row (16).
   EXPECT_THAT(
       program.projections[0].takes,
       ElementsAre(RowTake{1, 1, 0}, RowTake{3, 1, 1}, RowTake{5, 1, 2},
@@ -295,8 +294,8 @@ TEST(AttentionProgramTest, AComplexLiftIsAppliedToRotatedQueries) {
   EXPECT_EQ(key.lift, QueryLift::kComplex);
   EXPECT_EQ(key.latents[0].width, 6);
   EXPECT_THAT(key.latents[0].channel_place, ElementsAre(0, 0, 1));
-  // All four query heads rotate by pairs 1 and 3, and the channels of the keys
-  // by the pairs that they represent.
+  // All four query heads rotate by pairs 1 and 3. The channels of the keys
+  // rotate by the pairs that they represent.
   EXPECT_THAT(
       key.query_rotations,
       ElementsAre(Rotation{0, 4, 4, plan::RopePairing::kHalfSplit, 2, {1, 3}}));
@@ -348,9 +347,9 @@ TEST(AttentionProgramTest,
   const AttentionProgram program = Make(
       absl::StrCat(pairs, ",", LowRank("at_runtime", "NO_ROPE")), kFull, shape);
   ASSERT_EQ(program.key.size(), 2);
-  // The columns begin with the rotated part: dims 1 and 3 of the first query
-  // heads, and dims 0 and 2 of the others. After them come dims 4..7 of all
-  // heads.
+  // The columns begin with the rotated part: dims 1 and 3 of query heads 0 and
+  // 1, and dims 0 and 2 of query heads 2 and 3. After them come dims 4..7 of
+  // all heads.
   EXPECT_THAT(program.key[0].projected.column, ElementsAre(0, 2, 4, 6));
   EXPECT_THAT(program.key[1].projected.column, ElementsAre(8, 12, 16, 20));
   EXPECT_EQ(program.projections[0].takes[0], (RowTake{1, 1, 0}));

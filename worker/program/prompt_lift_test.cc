@@ -180,7 +180,7 @@ TEST_P(PromptLiftTest, LiftingPromptsChangesTheirLogitsOnlyByRounding) {
   const Outcome lifted = RunText(GetParam(), {});
   const double error = RelativeError(lifted.logits, absorbed.logits);
   EXPECT_GT(error, 0);
-  // With codes, a rounding error may change a code by one step.
+  // With codes, a rounding error may move a number to the next code.
   EXPECT_LE(error, GetParam().plan_case.codes ? 2e-2 : 1e-5);
 }
 
@@ -393,10 +393,10 @@ PlanCase CaseNamed(const std::string& name) {
 }
 
 TEST(PlanPromptLiftsTest,
-     APromptIsLiftedFromTheNumberOfRowsAtWhichThatTakesFewerFlops) {
-  // One latent of 16 numbers for 4 KV heads of 8 dims. Lifting it costs 4 * 16
-  // * 8 products per slot, which is 512. That saves 64 products per row: 16 - 8
-  // for each of 8 query heads. So lifting pays for more than 8 rows.
+     PromptsAreLiftedFromTheNumberOfRowsAtWhichLiftingTakesFewerFlops) {
+  // One latent of 16 numbers for 4 KV heads of 8 dims. Lifting it costs 512
+  // products per slot (4 * 16 * 8) and saves 64 per row: 16 - 8 for each of 8
+  // query heads. So lifting pays for more than 8 rows.
   AttentionProgram program = Program(CaseNamed("JointValues"), TinyShape());
   PlanPromptLifts(&program);
   const PromptLift want = {.dims = 8, .from_rows = 9};

@@ -265,8 +265,6 @@ INSTANTIATE_TEST_SUITE_P(Cases, NotServedTest,
                            return parameter.param.name;
                          });
 
-// Creating a rank must resolve the plan only once, and make one program for all
-// layers with equal attention.
 TEST(StartTest,
      CreatingARankResolvesThePlanOnceAndMakesEachAttentionProgramOnce) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,

@@ -85,8 +85,7 @@ absl::StatusOr<std::unique_ptr<Rank>> MakeSmallRank(
   return Rank::Create(spec, kv_plan, &source, options, collective);
 }
 
-// Returns the ops that steps launch if the plan stores uncompressed keys and
-// values.
+// Returns the ops that steps launch under the dense or the rotated plan.
 std::vector<std::string> OpsOf(const std::string& plan) {
   std::vector<std::string> ops = {
       "copy_pages",      "count_tokens", "embedding", "gather_rows",
@@ -142,7 +141,8 @@ TEST(EmulatedRankTest,
   EXPECT_FALSE(packed);
 }
 
-TEST(EmulatedRankTest, TheChoiceOfAPlanEndsIfTheDeviceSupportsOnlyOne) {
+TEST(EmulatedRankTest,
+     TheOnlyPlanThatTheDeviceSupportsIsServedWithoutAComparison) {
   const model::ModelShape shape = SmallShape();
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(shape));
@@ -420,7 +420,8 @@ TEST_P(EmulatedLogitsTest, LogitsEqualThoseOfTheCpuWithinRounding) {
   EXPECT_LE(worst, GetParam().tolerance) << close << " close, " << other;
 }
 
-// In bfloat16, rounding could change the choice of an expert.
+// Uses float32, because in bfloat16 rounding could change the choice of
+// an expert.
 TEST(EmulatedExpertsTest, LogitsOfAModelWithExpertsEqualThoseOfTheCpu) {
   model::ModelShape shape = SmallShape();
   shape.family = model::Family::kMixtral;

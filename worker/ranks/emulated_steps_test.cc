@@ -144,7 +144,7 @@ TEST(EmulatedStepsTest, LogitsOfASequenceDoNotDependOnOtherSequences) {
     int rows = 0;
     for (const auto& [place, row] : alone.logits()) {
       const auto found = shared.logits().find(place);
-      // Only the last position of a chunk has logits in the shared run.
+      // Skips positions that have no logits in the shared run.
       if (found == shared.logits().end()) continue;
       ++rows;
       EXPECT_EQ(found->second, row) << "position " << place.second;
@@ -213,10 +213,9 @@ TEST(EmulatedStepsDeathTest, TheProcessEndsIfTheHostReadsDeviceMemoryOfAStep) {
       "");
 }
 
-// The memory accesses of one kernel under one plan, in two steps: one with a
-// prompt of 50 tokens, and one with three sequences. Counts the sectors read
-// and written in global memory, and the passes that shared memory needs because
-// of bank conflicts.
+// The memory accesses of one kernel under one plan in the steps of Costs(): the
+// sectors read and written in global memory, and the passes that shared memory
+// needs because of bank conflicts.
 struct Cost {
   int64_t sectors = 0, least_sectors = 0;
   int64_t passes = 0, least_passes = 0;

@@ -25,8 +25,8 @@
 namespace kvasir::worker {
 namespace {
 
-constexpr int64_t kFirstTokens = 32;  // of the first step
-constexpr int64_t kStepTokens = 128;  // of later steps
+constexpr int64_t kFirstTokens = 32;  // tokens in the first step
+constexpr int64_t kStepTokens = 128;  // tokens in each later step
 
 kvasir::v1::KvPlan WithoutEvictions(kvasir::v1::KvPlan plan) {
   for (auto& layer : *plan.mutable_layers()) layer.clear_eviction();
@@ -131,7 +131,7 @@ absl::StatusOr<PlanCheck> PlanComparison::Compare(
       const std::shared_ptr<const ServedPlan> own,
       ServePlan(WithoutEvictions(source), shape_, {}, shard));
   if (dense_ == nullptr) {
-    // A float32 cache has no error of its own, but only CPUs have it.
+    // A float32 cache adds no rounding error, but only CPUs support it.
     const auto dtype = rank_.device->kind() == kernels::DeviceKind::kCpu
                            ? kvasir::v1::F32
                            : kvasir::v1::BF16;
@@ -187,7 +187,8 @@ absl::Status PlanComparison::RunDense(ModelWeights* weights) {
     dense_logits_[static_cast<size_t>(row.position)].assign(row.logits.begin(),
                                                             row.logits.end());
   };
-  // The other run takes about as long.
+  // The limit is for two runs, which take about the same time: this run with
+  // the dense cache, and the run with the plan's cache.
   most_time_ = request_.time_limit / 2;
   KVASIR_RETURN_IF_ERROR(RunText(dense_, keep, weights));
   if (too_slow_) {

@@ -1,5 +1,6 @@
-// Compares plans with a dense cache before one is served, on the model's own
-// weights and through the engine's own path.
+// Compares the predictions with a plan's cache to those with an uncompressed
+// (dense) cache, before the plan is served. Uses the model's own weights and
+// the code that serves requests.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +31,11 @@ struct PlanCheck {
   // because plans keep a text's first tokens exact, which hides their error in
   // short texts. NaN if the plan's cache gave no finite predictions.
   double kl = 0;
-  int64_t tokens = 0;  // the predictions that were compared
+  int64_t tokens = 0;  // how many predictions were compared
   absl::Duration duration;
-  bool is_known = false;  // the result of an earlier check
+  bool is_known = false;  // whether the result is from an earlier check
   // Identifies weights, plan, text and arithmetic. Empty if nothing was
-  // compared, or if several ranks did so.
+  // compared, or in a group of several ranks.
   std::string key;
   // Whether the plan is a dense cache itself. It is not compared then.
   bool is_dense = false;
@@ -43,7 +44,7 @@ struct PlanCheck {
 };
 
 struct PlanCheckRequest {
-  // A text. Its first tokens are used, so many that the rows of logits of the
+  // The text to predict. It is cut to so many tokens that the logits of its
   // second half fit into kMaxPlanCheckBytes. Equal on all ranks of a group.
   std::vector<int32_t> token_ids;
   // A check that is predicted to take longer is skipped.
@@ -52,23 +53,25 @@ struct PlanCheckRequest {
   // is used instead of a comparison. May be null. Not called by ranks of a
   // group, which might know different results.
   std::function<std::optional<PlanCheck>(const std::string& key)> known;
-  // Plans that need no other weights than the rank's own plan. If the
-  // divergence of the rank's plan is above `most_kl` or was not measured, the
-  // rank serves the first of these whose divergence is at most `most_kl`. If
-  // there is none, it serves the last one.
+  // Plans that use the same weights as the rank's own plan, to serve instead.
+  // If the divergence of the rank's plan is above `most_kl` or was not
+  // measured, the rank serves the first of these whose divergence is at most
+  // `most_kl`. If there is none, it serves the last one.
   std::vector<std::shared_ptr<const ServedPlan>> instead;
   double most_kl = 0;
 };
 inline constexpr int64_t kMaxPlanCheckBytes = int64_t{256} << 20;
 
-// PlanCheck::skipped of plans that kvasir-compress made. It measured them.
+// The value of PlanCheck::skipped for plans with tensors of their own.
+// kvasir-compress makes such plans, and has measured them.
 inline constexpr char kPlanHasOwnWeights[] = "the plan has weights of its own";
 
-// Whether the plan stores whole keys and values as numbers, evictions aside.
+// Whether the plan stores whole keys and values without compression. Evictions
+// do not matter.
 bool IsDensePlan(const kvasir::v1::KvPlan& plan,
                  const plan::AttentionShape& shape);
 
-// Makes executors with these weights run the programs of `plan`.
+// Makes executors with these weights run the attention programs of `plan`.
 void UsePrograms(const std::shared_ptr<const ServedPlan>& plan,
                  ModelWeights* weights);
 
@@ -118,16 +121,17 @@ class PlanComparison {
   const Rank rank_;
   const PlanCheckRequest& request_;
   const plan::AttentionShape shape_;
-  int64_t tokens_ = 0;  // of the text
+  int64_t tokens_ = 0;  // the tokens of the text that are used
   std::shared_ptr<const ServedPlan> dense_;
-  // By position; empty if the position is not compared.
+  // The logits with a dense cache, by position. Empty for positions that are
+  // not compared.
   std::vector<std::vector<float>> dense_logits_;
   // The most time that a run may take, as predicted by its second step.
   absl::Duration most_time_;
-  // The outcome of the last run.
-  absl::Duration predicted_;
-  bool too_slow_ = false;  // it was stopped
-  bool failed_ = false;
+  // The outcome of the last run of the text.
+  absl::Duration predicted_;  // how long it was predicted to take
+  bool too_slow_ = false;     // it was stopped because it would take too long
+  bool failed_ = false;       // it computed NaN or infinite numbers
   // Why no plan can be compared; empty if plans can.
   std::string skipped_;
 };

@@ -69,7 +69,7 @@ std::unique_ptr<Rank> RankOf(const std::string& preset,
   return RankOf(PlanOf(preset), options);
 }
 
-// The greedy tokens of a prompt.
+// Returns the tokens that the rank decodes greedily after a prompt.
 std::vector<int32_t> Answer(Rank* rank) {
   DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
   const std::vector<int32_t> prompt = Text(20);
@@ -151,7 +151,7 @@ TEST(PlanCheckTest, AnEarlierResultWithTheSameKeyIsUsed) {
   EXPECT_EQ(std::set<std::string>(keys.begin(), keys.end()).size(), 3);
 }
 
-TEST(PlanCheckTest, EvictionsAreLeftOut) {
+TEST(PlanCheckTest, TheCheckIgnoresEvictions) {
   const std::string preset = "dense-8bit";
   kvasir::v1::KvPlan evicts = PlanOf(preset);
   for (auto& layer : *evicts.mutable_layers()) {
@@ -174,7 +174,7 @@ TEST(PlanCheckTest, AModelWithoutATextIsNotCompared) {
               HasSubstr("there is no text"));
 }
 
-TEST(PlanCheckTest, AStepThatDoesNotRunIsAnErrorAndNoDivergence) {
+TEST(PlanCheckTest, TheCheckFailsIfOneOfItsStepsFails) {
   const model::ModelShape shape = TinyShape();
   const model::DecoderSpec spec = *model::SpecOfShape(shape);
   const auto plan = PlanOf("rotated-4bit");
@@ -190,7 +190,7 @@ TEST(PlanCheckTest, AStepThatDoesNotRunIsAnErrorAndNoDivergence) {
                      HasSubstr("token"))));
 }
 
-// A request that lets the rank choose one of these plans.
+// Returns options that let the rank choose one of these plans.
 RankOptions ChoosesFrom(const std::vector<std::string>& presets,
                         double most_kl) {
   RankOptions options = Checked(kTokens);
@@ -222,8 +222,7 @@ TEST(PlanCheckTest, TheFirstPlanWithASmallDivergenceIsServed) {
   for (const auto& one : cases) {
     const auto rank = RankOf("rotated-3bit", ChoosesFrom(others, one.most_kl));
     ASSERT_EQ(rank->plan_checks().size(), one.compared);
-    // It is the same rank as one that was made for this plan, with the same
-    // numbers of pages.
+    // The rank must equal one that was created with only this plan.
     const auto wanted = RankOf(one.served, Checked(kTokens));
     EXPECT_EQ(rank->plan_checks().back().kl, wanted->plan_checks().back().kl);
     EXPECT_EQ(rank->plan().source.method(), wanted->plan().source.method());
@@ -306,7 +305,7 @@ TEST(PlanCheckTest, AllRanksOfAGroupServeTheSamePlan) {
     ASSERT_FALSE(checks[0].empty());
     EXPECT_EQ(checks[0].front().kl, checks[1].front().kl);
     EXPECT_EQ(checks[0].front().key, "");
-    // Sums over ranks round differently.
+    // A group of several ranks rounds sums differently than a single rank.
     EXPECT_NEAR(checks[0].front().kl, single, 0.02 * single);
   }
 }
@@ -338,9 +337,10 @@ TEST(PlanCheckTest, AllRanksOfAGroupTakeTheAnswerOfRank0) {
   }
 }
 
-// A model with QK-norm whose keys have some much larger dimensions than others.
-// Its queries are as much smaller, so the model computes the same.
-TEST(PlanCheckTest, UnevenNormsOfKeysCostCodesNothing) {
+// Multiplies some dimensions of all keys of a model with QK-norm by 64 and
+// divides the same dimensions of queries by 64, so that the model computes
+// the same.
+TEST(PlanCheckTest, LargeDimensionsOfKeysDoNotChangeTheDivergence) {
   const auto kl = [](const std::string& preset, bool is_uneven) {
     const model::ModelShape shape = TinyQwen3Shape();
     const model::DecoderSpec spec = *model::SpecOfShape(shape);

@@ -112,8 +112,8 @@ Outcome RunRank(Collective* own, const model::ModelShape& shape,
   return outcome;
 }
 
-// Runs all ranks of the group with the plan of `plan_case`; null: with a
-// full-rank plan.
+// Runs all ranks of the group with the plan of `plan_case`, or with a full-rank
+// plan if it is null.
 std::vector<Outcome> RunRanks(const Group& group,
                               const model::ModelShape& shape,
                               const PlanCase* plan_case,
@@ -431,8 +431,8 @@ TEST_F(TensorParallelTest,
   ExpectSameAsOne(TinyOptShape(), {2, 4});
 }
 
-// Each rank normalizes its own heads; a basis makes each rank normalize the
-// keys of all heads.
+// Each rank normalizes the keys of its own heads. If the plan has a basis, each
+// rank normalizes the keys of all heads.
 TEST_F(TensorParallelTest,
        SeveralRanksComputeTheOutputOfASingleRankForModelsWithQkNorm) {
   ExpectSameAsOne(TinyQwen3Shape(), {2, 4, 8});

@@ -57,8 +57,8 @@ class LoadPublisher final : public LoadListener {
   ~LoadPublisher() override;
 
   void OnLoad(const LoadSnapshot& load) override ABSL_LOCKS_EXCLUDED(mutex_);
-  // Sends reports to `watcher`, at least `min_interval` apart, until it is
-  // destroyed.
+  // Sends reports to `watcher`, at least `min_interval` apart, until the
+  // watcher is destroyed.
   void Watch(std::weak_ptr<LoadWatcher> watcher, absl::Duration min_interval)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Calls OnClosed of every watcher. Watchers that are added later are closed

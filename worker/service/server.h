@@ -60,9 +60,9 @@ class WorkerServer {
   // for kvasir.v1.Worker. Before the first call, and once a drain has begun,
   // the reported health is NOT_SERVING.
   void SetReady(bool ready) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Reports NOT_SERVING, refuses new requests, waits for accepted ones until
-  // the deadline, and then refuses those that have not ended. The worker never
-  // becomes ready again.
+  // Reports NOT_SERVING, refuses new requests, and waits until the deadline for
+  // accepted requests to end. Then it ends the others with a refusal. The
+  // worker never becomes ready again.
   DrainCounts Drain(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends all calls by the deadline. Idempotent.
   void Shutdown(absl::Time deadline);

@@ -1,5 +1,5 @@
-// Test support: lets ranks that are threads of one process agree on their pages
-// (RankOptions::agree).
+// Test support: lets ranks that are threads of one process agree on the number
+// of their pages and on their weights_id (RankOptions::agree).
 #pragma once
 
 #include <cstddef>

@@ -15,8 +15,8 @@
 
 namespace kvasir::worker {
 
-// A Llama with 2 layers, 8 query heads and 4 KV heads. Can be split over 2 or 4
-// ranks.
+// A Llama with 2 layers, 8 query heads and 4 KV heads. It can be split over 2
+// or 4 ranks.
 model::ModelShape TinyShape();
 
 // Tiny models of two other families, with LayerNorm, biases and a KV head for

@@ -94,7 +94,7 @@ struct RealLift {
   }
 };
 
-// Checks the scales of static ranges. The codes of every token use them.
+// Checks that no scale of a static range is negative.
 absl::Status CheckScales(const std::string& tensor,
                          const std::vector<RowTake>& takes,
                          const float* scales) {

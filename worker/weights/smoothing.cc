@@ -8,7 +8,8 @@
 namespace kvasir::worker {
 namespace {
 
-// The exponent of the factor for two dimensions of a pair, which may be equal.
+// Returns the exponent of the factor for dimensions `a` and `b`, which are a
+// RoPE pair. For a dimension that does not rotate, a == b.
 int Exponent(absl::Span<const float> q_norm, absl::Span<const float> k_norm,
              size_t a, size_t b) {
   constexpr int kMost = 12;

@@ -43,14 +43,15 @@ TEST(SmoothingTest, BothDimensionsOfAPairHaveTheSameFactor) {
   EXPECT_THAT(interleaved.k, ElementsAre(8, 0, 1, 1));
 }
 
-TEST(SmoothingTest, ADimensionThatQueriesOrKeysDoNotUseIsLeftAsItIs) {
+TEST(SmoothingTest,
+     ADimensionThatHasOnlyZeroWeightsInQueriesOrKeysIsNotScaled) {
   const Norms norms = Smoothed({{0, 3, 0}, {5, 0, 0}}, RopePairing::kHalfSplit,
                                /*rotary_dim=*/0);
   EXPECT_THAT(norms.q, ElementsAre(0, 3, 0));
   EXPECT_THAT(norms.k, ElementsAre(5, 0, 0));
 }
 
-TEST(SmoothingTest, FactorsAreLimited) {
+TEST(SmoothingTest, FactorsAreAtMostTwoToTheTwelfth) {
   const Norms norms = Smoothed({{1e-20F, 1e20F}, {1e20F, 1e-20F}},
                                RopePairing::kHalfSplit, /*rotary_dim=*/0);
   EXPECT_THAT(norms.q, ElementsAre(4096 * 1e-20F, 1e20F / 4096));

@@ -89,7 +89,7 @@ struct WeightJob {
 // A list of jobs and the memory that they fill. A rank reads only the part of
 // each tensor that it needs (weight_reads.h).
 //
-// Threads: one until Run.
+// Threads: one at a time. Run also uses the threads of its pool.
 // Errors: those of the source and the allocator. INVALID_ARGUMENT for a tensor
 //   of an unexpected size, and for a number that is not finite or does not fit
 //   the type it is rounded to. All name the tensor.

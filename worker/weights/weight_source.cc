@@ -46,10 +46,10 @@ absl::Status CheckRange(const ReadRange& range, const MatrixSize& size,
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "the range of ", range.num_rows, " rows from row ", range.first_row,
+      "cannot read ", range.num_rows, " rows from row ", range.first_row,
       " on and ", range.num_columns, " columns from column ",
-      range.first_column, " on must lie in the tensor of ", size.rows,
-      " rows and ", size.columns, " columns and consist of whole tiles"));
+      range.first_column, " on: want whole tiles inside the tensor of ",
+      size.rows, " rows and ", size.columns, " columns"));
 }
 
 MatrixSize SizeOfRandom(const model::RandomTensor& tensor) {

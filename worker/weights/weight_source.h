@@ -100,7 +100,8 @@ class CheckpointSource final : public WeightSource {
   }
 
  private:
-  // The tiles of one range, from its last read.
+  // The hashes of the tiles in one range, computed when the range was
+  // last read.
   struct RangeTiles {
     int64_t first_row = 0;  // counted in tiles
     int64_t first_column = 0;

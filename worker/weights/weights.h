@@ -32,7 +32,8 @@ struct ShardSizes {
   plan::HeadRange kv_heads;
   int64_t first_feature = 0;  // this rank's part of the MLP's features
   int64_t num_features = 0;
-  int64_t first_expert_feature = 0;  // the same of each expert
+  // this rank's part of each expert's features
+  int64_t first_expert_feature = 0;
   int64_t num_expert_features = 0;
   plan::IdRange ids;
 
@@ -82,8 +83,8 @@ struct ExpertWeights {
 // the model does not have them. WeightJobs::Matrix says which type matrices
 // have. M is the hidden size.
 struct LayerWeights {
-  // Norms of what attention and MLP read, and of what they return. RMSNorms
-  // have DecoderSpec::norm_weight_offset added. [M]
+  // The norms of the inputs and outputs of attention and MLP. [M] The weights
+  // of RMSNorms include DecoderSpec::norm_weight_offset.
   kernels::DevicePtr<const float> input_norm;
   kernels::DevicePtr<const float> input_norm_bias;
   kernels::DevicePtr<const float> attention_output_norm;
@@ -99,8 +100,9 @@ struct LayerWeights {
   // for all heads together.
   kernels::DevicePtr<const float> q_norm;
   kernels::DevicePtr<const float> k_norm;
-  // A copy of qkv_bias in host memory; null if there is no bias. Ones if the
-  // weights have no memory, so that the ops for a bias are checked.
+  // A copy of qkv_bias in host memory; null if there is no bias.
+  // WeightsWithoutMemory fills it with ones, so that a check of the device's
+  // ops includes those for a bias.
   std::shared_ptr<const std::vector<float>> host_qkv_bias;
   kernels::PackedMatrix o;  // [attention.output_columns, M]
   // [M]; null except on rank 0, because outputs are summed over ranks.
@@ -112,7 +114,7 @@ struct LayerWeights {
   kernels::DevicePtr<const float> gate_up_bias;  // [gate_up.n]
   kernels::PackedMatrix down;                    // [features, M]
   kernels::DevicePtr<const float> down_bias;     // [M]; only on rank 0
-  // Instead of gate_up and down in a layer with experts.
+  // A layer with experts has these matrices instead of gate_up and down.
   ExpertWeights experts;
 };
 

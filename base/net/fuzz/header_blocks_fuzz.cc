@@ -1,5 +1,5 @@
-// libFuzzer target: scans any bytes as what an HTTP/2 client sends. The result
-// must not depend on the pieces in which the bytes arrive.
+// libFuzzer target: scans any bytes as if an HTTP/2 client had sent them. The
+// result must not depend on how the bytes are divided into reads.
 #include <algorithm>
 #include <cstdint>
 #include <string_view>

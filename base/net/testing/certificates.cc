@@ -55,7 +55,7 @@ void Extend(X509* certificate, X509* issuer, int kind,
   X509_EXTENSION_free(made);
 }
 
-// Makes a certificate that `authority` signs, or that signs itself if
+// Makes a certificate. It is signed by `authority`, or with its own key if
 // `authority` is empty.
 TestCertificate Make(const TestCertificate& authority,
                      const TestCertificateOptions& options) {

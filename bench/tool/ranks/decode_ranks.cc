@@ -212,7 +212,7 @@ void AddShares(BenchEngine* whole, RankEngines* ranks, BenchReport* report) {
                     "bytes of the largest rank, divided by those of TP=1");
   report->AddFigure("rank_cache_share",
                     share(cache, whole->model().kv_pool_bytes()), std::nullopt,
-                    "the same");
+                    "bytes of the largest rank, divided by those of TP=1");
 }
 
 }  // namespace
@@ -223,8 +223,8 @@ absl::StatusOr<BenchReport> RunDecodeRanks(DecodeFlags flags) {
   // closed.
   std::signal(SIGPIPE, SIG_IGN);
   if (flags.fill == "auto") flags.fill = "random";
-  // The most tokens that the run adds to a sequence, which may be in both
-  // batches of every pair (the warm-up pair included).
+  // The most tokens that the run adds to a sequence. A sequence may be in both
+  // batches of every pair, and there is one more pair to warm up.
   const int64_t decoded = 2 * flags.steps * (BenchPairs(flags.bench) + 1);
   BenchEngineOptions options = {.model = flags.model,
                                 .max_model_len = flags.context + decoded,

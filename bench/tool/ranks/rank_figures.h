@@ -26,7 +26,7 @@ absl::Status CheckSameResults(absl::Span<const uint64_t> hash_by_rank);
 struct RankTally {
   int64_t steps = 0;
   double seconds = 0;
-  worker::CollectiveTotals collectives;  // only during the counted steps
+  worker::CollectiveTotals collectives;  // of the counted steps only
 
   // Adds `more` steps; `before` and `after` are the rank's totals before and
   // after these steps.

@@ -9,8 +9,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(RankFiguresTest,
-     ThreadsAreDividedEquallyAmongRanksAndEachRankGetsAtLeastOne) {
+TEST(RankFiguresTest, EachRankGetsAnEqualNumberOfThreadsButAtLeastOne) {
   EXPECT_EQ(ThreadsOfRank(8, 2), 4);
   EXPECT_EQ(ThreadsOfRank(7, 2), 3);
   EXPECT_EQ(ThreadsOfRank(2, 2), 1);

@@ -31,7 +31,7 @@ class ThreadGroupTest : public ::testing::Test {
   void SetUp() override { std::signal(SIGPIPE, SIG_IGN); }
 };
 
-TEST_F(ThreadGroupTest, AllRanksUseTheSmallestPageCountsAndTheSameWeightsId) {
+TEST_F(ThreadGroupTest, RanksAgreeOnTheSmallestPageCountsAndOneWeightsId) {
   ThreadGroup group(3);
   std::vector<worker::RankAgreement> agreed(3);
   KVASIR_ASSERT_OK(group.OnRanks([&](int64_t rank) -> absl::Status {

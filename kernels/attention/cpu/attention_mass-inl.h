@@ -1,5 +1,5 @@
 // Adds the attention weights of rows to the mass of slots (paged_attention.h),
-// when the softmax sums of all rows are known. Weights that were not kept are
+// after the softmax sums of all rows are known. Weights that were not kept are
 // computed again from the keys. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_ATTENTION_MASS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_ATTENTION_MASS_INL_H_
@@ -124,8 +124,8 @@ class MassWorker {
     });
   }
 
-  // Calls add(index of the block in its split, slots in the block) for each
-  // block of `slots`.
+  // Divides `slots` by blocks and calls add(index, slots) for each block.
+  // `index` is the block's index in its split.
   template <typename Add>
   static void ForBlocks(VisibleRange slots, const Add& add) {
     for (int64_t s = slots.begin; s < slots.end;) {
@@ -136,8 +136,8 @@ class MassWorker {
   }
 
   // Adds the weights of `count` rows, in order, to the mass of slots of one
-  // block. row(i, factor) returns row i's weights for the block, and sets
-  // *factor to their common factor.
+  // block. row(i, factor) returns the kept weights of row i for the block, and
+  // sets *factor to the number that makes them softmax weights.
   template <typename Row>
   void AddRows(const MassUnit& unit, VisibleRange slots, int64_t count,
                const Row& row) const {

@@ -1,5 +1,5 @@
-// Codes of cached slots as bytes in vectors, and sums of products of bytes. For
-// inclusion by *_cpu.cc.
+// Unpacks codes of cached slots to bytes in vectors, and sums products of such
+// bytes. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_CODE_BYTES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_CODE_BYTES_INL_H_
 #undef KVASIR_KERNELS_CODE_BYTES_INL_H_
@@ -42,10 +42,11 @@ HWY_INLINE WordVec RightBy(V words, int bits) {
 
 // ----- Sums of products of bytes.
 
-// For every 32-bit lane, a sum of high * 128 + low, where `high` and `low` are
-// sums of four products of an unsigned and a signed byte.
+// DigitSums computes, for every 32-bit lane, high * 128 + low. Here `high` and
+// `low` are sums of products of an unsigned and a signed byte, four of them per
+// call of Add.
 #if HWY_TARGET <= HWY_AVX3_DL && HWY_ARCH_X86
-// Assembly, because Highway 1.0.3 does not enable this instruction.
+// Written in assembly, because Highway 1.0.3 does not have this instruction.
 HWY_INLINE IntVec AddQuads(IntVec sum, ByteVec a, ByteVec b) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "vm"(b.raw));
   return sum;
@@ -78,7 +79,7 @@ HWY_INLINE IntVec AddPairs(ByteVec a, ByteVec b, int16_t factor) {
                                   _mm256_set1_epi16(factor))};
 }
 #else
-// Sums of two products fit into 16 bits (code_digits.h).
+// A sum of two products fits into 16 bits (code_digits.h).
 HWY_INLINE IntVec AddPairs(ByteVec a, ByteVec b, int16_t factor) {
   const hn::RebindToSigned<Halves> d16;
   const auto a16 = hn::BitCast(d16, a);
@@ -112,8 +113,8 @@ class DigitSums {
 // ----- Codes in bytes.
 
 // How codes are stored: the kLow lowest bits of each code in one plane, and the
-// kHigh bits above them in another plane. kByLevel: each code stands for a
-// level.
+// kHigh bits above them (or none) in another plane. kByLevel: each code stands
+// for a level.
 template <int kLow, int kHigh, bool kByLevel>
 struct CodeKind {
   static constexpr int kLowBits = kLow;
@@ -121,13 +122,14 @@ struct CodeKind {
   static constexpr bool kLevels = kByLevel;
   // A byte of the low plane has the low bits of this many codes.
   static constexpr int kPerByte = 8 / kLow;
-  // Codes in a word of the low plane, and how many bits the high plane has for
-  // them.
+  // How many codes are in a word of the low plane, and how many bits these
+  // codes have in the high plane.
   static constexpr int kPerWord = 32 / kLow;
   static constexpr int kHighPerWord = kPerWord * kHigh;
 };
 
-// Calls run(kind) with the CodeKind for codes in this place.
+// Calls run(kind), where `kind` is the CodeKind of codes that are stored
+// at `place`.
 template <typename Run>
 void ForKind(const CodePlace& place, bool levels, const Run& run) {
   switch (place.bits()) {
@@ -152,9 +154,9 @@ void ForKind(const CodePlace& place, bool levels, const Run& run) {
   }
 }
 
-// In each byte of `low`, takes the code at place kIndex of the byte, and adds
-// the bits that `high` has for it in the same byte, already kLow bits further
-// up. Replaces the code by table[code] if codes have levels.
+// Takes the code at place kIndex of each byte of `low`. If the code has high
+// bits, they are in the same byte of `high`, already shifted left by kLow. If
+// codes have levels, returns table[code] instead of the code.
 template <class Kind, int kIndex>
 HWY_INLINE ByteVec TakeCodes(WordVec low, WordVec high, ByteVec table) {
   constexpr int kLow = Kind::kLowBits;
@@ -175,7 +177,8 @@ HWY_INLINE ByteVec TakeCodes(WordVec low, WordVec high, ByteVec table) {
   }
 }
 
-// The integers of levels in every block, plus `offset`.
+// Returns the table that TakeCodes needs: every 128-bit block has the integers
+// of the 16 levels, plus `offset`.
 HWY_INLINE ByteVec LevelTable(const int8_t* levels, int offset) {
   HWY_ALIGN uint8_t table[16] = {};
   for (int i = 0; levels != nullptr && i < 16; ++i) {
@@ -189,12 +192,14 @@ inline constexpr int64_t LinesOf(int64_t bytes) {
   return (bytes + AheadLines::kLineBytes - 1) / AheadLines::kLineBytes;
 }
 
-// The most rows of a register tile, and how many sums it has for each row
-// times vector. Sanitizers take too long to compile larger tiles.
+// kDotRows is the most rows of a register tile, and kDotSums the most
+// DigitSums: rows times vectors. Sanitizers take too long to compile
+// larger tiles.
 inline constexpr int kDotRows = KVASIR_TILE_ROWS < 4 ? 1 : 4;
 inline constexpr int kDotSums = KVASIR_TILE_ROWS < 4 ? 1 : 8;
 
-// Calls run(height, first row) for register tiles of 4, 2 and 1 rows.
+// Divides rows into register tiles of 4, 2 and 1 rows, and calls run(height,
+// first row) for each tile.
 template <typename Run>
 HWY_INLINE void ForTiles(int64_t rows, const Run& run) {
   int64_t row = 0;

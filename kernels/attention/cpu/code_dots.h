@@ -17,8 +17,8 @@ namespace kvasir::kernels {
 // its level.
 struct KeyDotsArgs {
   // planes[i]: the 32-bit words of plane i of the slots' codes, transposed so
-  // that the words of neighbouring slots are adjacent, [words, 64]. One more
-  // row of words than the piece has may be read.
+  // that the words of neighbouring slots are adjacent, [words, 64]. RunKeyDots
+  // may also read one row of words after those of the piece.
   const uint32_t* const* planes;
   const CodePiece* piece;  // in_chunk locates its codes
   const int8_t* levels;    // [16] integers; null: codes have no levels
@@ -26,15 +26,16 @@ struct KeyDotsArgs {
   int64_t digits_stride;
   float* c;  // [rows, 64]
   bool accumulate;
-  AheadLines* ahead;  // memory to prefetch meanwhile
+  AheadLines* ahead;  // memory to prefetch during the computation
 };
 void RunKeyDots(int64_t rows, const KeyDotsArgs& args);
 
-// Writes the digits of a row's query for one piece: its unit, the sum of its
-// integers and then, for every step, a word of four high digits and a word of
-// four low digits (DigitWords in all). A step multiplies the codes that have
-// the same place in each byte of a word of codes. q has the piece's channels.
-// The unit is multiplied by `step`, the step of the levels.
+// Writes the digits of a row's query for one piece, DigitWords words: the
+// unit, the sum of the integers, and then two words for every four codes that
+// are multiplied together (the codes at the same place in the four bytes of a
+// word). One word has their high digits, the other their low digits. q has
+// the piece's channels. The unit is multiplied by `step`, the step of the
+// part's levels.
 void CutQuery(const CodePiece& piece, const float* q, float step,
               uint32_t* digits);
 
@@ -55,7 +56,7 @@ struct ValueDotsArgs {
   const WeightDigits* digits;  // [rows]
   float* c;                    // [rows, width]
   int64_t c_stride;
-  AheadLines* ahead;  // memory to prefetch meanwhile
+  AheadLines* ahead;  // memory to prefetch during the computation
 };
 // Room for the bytes of 64 slots and 128 channels, rounded up to whole vectors
 // for each column of bytes.

@@ -1,4 +1,4 @@
-// Adds what a key bias contributes to scores. For inclusion by *_cpu.cc.
+// Adds the contribution of a key bias to scores. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_KEY_BIAS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_KEY_BIAS_INL_H_
 #undef KVASIR_KERNELS_KEY_BIAS_INL_H_
@@ -42,8 +42,8 @@ class KeyBiasScores {
 
   bool any() const { return params_.key_bias != nullptr; }
 
-  // Stores the queries' numbers, without their unit, in the panel's state. Must
-  // be called before the first block.
+  // Copies each row's numbers for the key bias from q, times their unit, to the
+  // panel's state. Must be called before the first block.
   void LoadQueries() const {
     for (int64_t r = 0; any() && r < unit_.count(); ++r) {
       const float* const from = params_.q +
@@ -55,8 +55,8 @@ class KeyBiasScores {
     }
   }
 
-  // Adds to scores [rows, 64] of the block that begins at slot `block`. Only
-  // the scores of `slots` are used later.
+  // Adds the key bias to the scores [rows, 64] of the block that begins at slot
+  // `block`. Only the scores of `slots` are used later.
   void Add(int64_t block, VisibleRange slots, float* scores) {
     if (!any()) return;
     const AttentionKeyBias& bias = *params_.key_bias;
@@ -87,8 +87,8 @@ class KeyBiasScores {
   static constexpr int64_t kMostPairs =
       kAttentionMaxHeadDim / 2 + kMostExactPairs;
 
-  // Finds the runs of `slots` and, unless the slots have the positions of one
-  // tile in order, the positions of the slots in their tiles.
+  // Finds the runs of `slots`. If the positions of slots are their numbers, the
+  // block is one tile and therefore one run. Otherwise also fills in_tile_.
   void FindRuns(int64_t kv_head, int64_t block, VisibleRange slots) {
     in_order_ = !params_.mass.stored_positions && !unit_.sequence().positions;
     if (in_order_) {
@@ -121,8 +121,8 @@ class KeyBiasScores {
         params_.unit_of_head[kv_head])[slot % params_.page_tokens];
   }
 
-  // Adds the tile pairs to the scores of a run, and sets `turns_` of the run to
-  // the cosines and sines of the exact pairs.
+  // Adds the contribution of the tile pairs to the scores of a run. Sets the
+  // run's part of `turns_` to the cosines and sines of the exact pairs.
   void AddTile(int64_t kv_head, const TileRun& run, RowRange rows,
                float* scores) {
     const AttentionKeyBias& bias = *params_.key_bias;
@@ -135,7 +135,8 @@ class KeyBiasScores {
            turns_ + e * 2 * kBlock);
     }
     if (bias.tile_pairs == 0) return;
-    // The numbers by which those of a query are multiplied.
+    // The cosines and then the sines by which the query's numbers for the tile
+    // pairs are multiplied.
     HWY_ALIGN float factors[kAttentionMaxHeadDim + kLanes];
     const auto bytes = static_cast<size_t>(bias.tile_pairs) * sizeof(float);
     std::memcpy(factors, cosines_, bytes);

@@ -5,8 +5,8 @@
 
 #include "kernels/attention/cpu/code_dots.h"
 
-// VNNI's instructions for products of bytes belong to this target, which
-// Highway makes only on request.
+// Highway compiles the target AVX3_DL only on request. It has the VNNI
+// instructions, which multiply bytes and add the products.
 #define HWY_WANT_AVX3_DL 1
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention/cpu/key_dots_cpu.cc"
@@ -64,8 +64,8 @@ void KeyDots(int64_t rows, const KeyDotsArgs& args) {
 
 // ----- Keys: a 32-bit lane has four channels of one slot.
 
-// The integers of levels are shifted by this, because the codes' bytes are
-// unsigned.
+// Added to the integers of levels to make them unsigned, because the bytes of
+// codes are unsigned operands.
 constexpr int kLevelOffset = 128;
 
 // Loads kTaken bits of each slot, from bit `bit` of the slot's words on, into
@@ -87,8 +87,8 @@ HWY_INLINE void LoadBits(const uint32_t* words, int64_t bit,
   }
 }
 
-// Moves the lowest 4 * kBits bits of each word into its four bytes, kBits bits
-// to a byte, kLow bits above the lowest bit.
+// Distributes the lowest 4 * kBits bits of each word to its four bytes. Each
+// byte gets kBits bits, shifted left by kLow.
 template <int kBits, int kLow>
 HWY_INLINE WordVec Spread(WordVec word) {
   if constexpr (kBits == 0) {
@@ -118,8 +118,8 @@ void KeyTile(const KeyDotsArgs& args, int64_t column, ByteVec table) {
   for (int r = 0; r < kRows; ++r) {
     digits[r] = args.digits + r * args.digits_stride + 2;
   }
-  // Half as many lines as the words fill; the loader of the words prefetched
-  // the other half.
+  // Prefetches half as many lines as the words fill. The loader of the words
+  // has prefetched the other half.
   constexpr int64_t kLinesPerWord =
       LinesOf(Kind::kPerWord * (kLow + kHigh) * kVecs * kVecLanes / 8 / 2);
   DigitSums sums[kRows][kVecs];

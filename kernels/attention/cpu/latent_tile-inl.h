@@ -345,9 +345,9 @@ class LaneCodes {
 
 #endif
 
-// Find returns a pointer to `count` bytes of a slot, from byte `first` on.
-// After them, 16 more bytes may be read. It points to a copy if `readable`
-// forbids that.
+// Find returns a pointer to `count` bytes of a slot, from byte `first` on,
+// which are followed by 16 more readable bytes. If there are fewer readable
+// bytes before `readable`, it points to a copy.
 class ReadableBytes {
  public:
   const uint8_t* Find(const char* slot, const char* readable, int64_t first,
@@ -385,7 +385,8 @@ inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
   }
   if (kVecLanes * place.low_bits % 8 != 0 ||
       kVecLanes * place.high_bits % 8 != 0) {
-    // Here a vector of codes is not a whole number of bytes.
+    // A vector of codes is not a whole number of bytes here, so codes are read
+    // one by one.
     for (int64_t s = slots.begin; s < slots.end; ++s) {
       for (int64_t i = 0; i < piece.width; ++i) {
         tile[s * stride + i] = static_cast<float>(ReadCode(
@@ -559,9 +560,8 @@ class BlockLoader {
         (found_.end - found_.begin) *
         (group.codes.stride_bytes + (ranges ? group.params.stride_bytes : 0)));
   }
-  // Appends to the prefetch queue the memory that will be read for `slots` of a
-  // group: codes and ranges. `part` must be a part of the cache, not of exact
-  // rows.
+  // Appends the memory of a group's codes and ranges for `slots` to the
+  // prefetch queue. `part` must be a part of the cache, not of exact rows.
   void AddAhead(const LatentPartArgs& part, const LatentGroup& group,
                 VisibleRange slots) {
     for (int64_t s = slots.begin; s < slots.end;) {
@@ -623,12 +623,12 @@ class BlockLoader {
     for (uint32_t*& plane : plane_words_) plane -= kBlock - kVecLanes;
     if (chunk.num_pieces > 0) LoadChunkRanges(part, group, chunk);
   }
-  // For each plane, the words that were loaded last.
+  // The words of each plane that LoadKeyWords loaded last.
   const uint32_t* const* key_words() const { return plane_words_; }
-  // The pairs of bfloat16 numbers that were loaded last.
+  // The pairs of bfloat16 numbers that LoadKeyWords loaded last.
   const uint32_t* key_pairs() const { return plane_words_[0]; }
 
-  // The addresses of the block's slots.
+  // Returns the addresses of the block's slots for this group.
   const BlockSlots& FindSlots(const LatentPartArgs& part,
                               const LatentGroup& group) {
     Find(part, group);
@@ -662,8 +662,9 @@ class BlockLoader {
     LoadChunkRanges(part, group, chunk);
   }
 
-  // Slots whose codes are equally spaced in memory. RunAt returns the slots
-  // from `slot` to the end of its tile in the page, but none from `end` on.
+  // Slots whose codes are equally spaced in memory. RunAt returns the
+  // slots from `slot` to the end of its tile in the page, or to `end` if
+  // that is earlier.
   struct Run {
     const char* codes;
     int64_t count;
@@ -787,7 +788,8 @@ class BlockLoader {
   const LatentChunk* loaded_ = nullptr;
   uint32_t* plane_words_[4] = {};
 };
-// LoadKeyWords stores a chunk's words in the tile.
+// LoadKeyWords stores a chunk's words in the tile, so the tile must have room
+// for them.
 static_assert(kMaxWords <= kChunkChannels);
 
 }  // namespace HWY_NAMESPACE

@@ -35,8 +35,8 @@ inline constexpr int kPairTileRows =
         ? KVASIR_TILE_ROWS
         : kPairTileSums / kPairTileVecs;
 
-// Up to this number of rows, bfloat16 values are read directly from the KV
-// cache.
+// Up to this number of rows, bfloat16 values are multiplied as they are stored
+// in the KV cache, without a copy in a tile.
 inline constexpr int64_t kPairsMostRows = 8;
 // Up to this number of rows, bfloat16 keys are loaded as pairs in 32-bit words,
 // and each register tile converts the pairs to float32 again. With AVX-512 and
@@ -45,7 +45,7 @@ inline constexpr int64_t kPairsMostRows = 8;
 inline constexpr int64_t kKeyPairsMostRows =
     kVecLanes == 16 && kPairTileRows >= 8 ? 32 : kPairsMostRows;
 
-// Whether the instruction set supports these products.
+// Whether the instruction set supports the products of this file.
 inline constexpr bool kTakesPairs = kVecLanes > 1;
 
 // Computes c += a b, where `a` has rows of queries and b has the bfloat16 keys
@@ -58,7 +58,7 @@ struct KeyPairsArgs {
   float* c;  // [rows, 64]
   int64_t c_stride;
   bool accumulate;
-  AheadLines* ahead;  // memory to prefetch meanwhile
+  AheadLines* ahead;  // memory to prefetch during the computation
 };
 void RunKeyPairs(int64_t rows, const KeyPairsArgs& args);
 
@@ -72,7 +72,7 @@ struct ValuePairsArgs {
   float* c;        // [rows, columns]
   int64_t c_stride;
   int64_t columns;    // a multiple of kPairTileColumns
-  AheadLines* ahead;  // memory to prefetch meanwhile
+  AheadLines* ahead;  // memory to prefetch during the computation
 };
 // Whether RunValuePairs supports this number of rows.
 inline bool TakesValuePairs(int64_t rows) {

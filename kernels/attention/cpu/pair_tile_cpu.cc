@@ -41,8 +41,8 @@ inline constexpr int64_t kSlots = 64;
 template <int kRows>
 void KeyPairsTile(const KeyPairsArgs& args, int64_t column) {
   constexpr int kVecs = kVecsOf<kRows>;
-  // Half as many lines as the words fill, because LoadPlanes prefetched the
-  // other half.
+  // Prefetches half as many lines as the words fill. LoadPlanes has prefetched
+  // the other half.
   constexpr int kLinesPerWord = LinesOf(4 * kVecs * kVecLanes / 2);
   Vec acc[kRows][kVecs];
   LoadSums(args.c + column, args.c_stride, args.accumulate, acc);

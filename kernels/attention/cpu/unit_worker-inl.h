@@ -469,7 +469,8 @@ class PanelWorker {
     }
   }
 
-  // Like ScoreGroup, for codes.
+  // Like ScoreGroup, for absorbed keys that are stored as codes. It multiplies
+  // the codes by the queries' digits.
   void ScoreCodes(int64_t p, const HeadSpan* begin, const HeadSpan* end,
                   float* to) {
     const LatentPartArgs& part = params_.keys[p].latents;

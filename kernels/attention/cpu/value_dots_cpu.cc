@@ -5,8 +5,8 @@
 
 #include "kernels/attention/cpu/code_dots.h"
 
-// VNNI's instructions for products of bytes belong to this target, which
-// Highway makes only on request.
+// Highway compiles the target AVX3_DL only on request. It has the VNNI
+// instructions, which multiply bytes and add the products.
 #define HWY_WANT_AVX3_DL 1
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention/cpu/value_dots_cpu.cc"
@@ -47,9 +47,9 @@ void ValueDots(int64_t rows, const ValueDotsArgs& args) {
 
 // ----- Values: a 32-bit lane has four slots of one channel.
 
-// Where the bytes of 64 slots are that have a piece's codes. A slot's bytes of
-// the low plane are divided into columns of 16 bytes, one for each block of a
-// vector.
+// The addresses of the bytes that hold a piece's codes, for 64 slots. The
+// low plane of a slot is read in columns of 16 bytes. Each column is a block
+// of a vector.
 struct SlotBytes {
   const char* low[kSlots];
   // The bytes of the high plane for column i are at high + 16 * i.
@@ -205,10 +205,10 @@ HWY_INLINE void InterleaveSlots(const ByteVec (&slots)[4],
   words[3] = UpperHalves(high01, high23);
 }
 
-// Prepares the bits of the high plane for words[v] of InterleaveSlots: moves
-// the byte with the high bits of each lane's codes into the lane, and these
-// bits to the start of their place above the low bits. `high` has bytes 0 to 3
-// and 4 to 7 of each block.
+// Prepares the bits of the high plane for words[v] of InterleaveSlots. In each
+// lane, the byte with the high bits of the lane's codes is selected, and these
+// bits are moved to their place above the low bits. `high` has bytes 0 to 3 and
+// 4 to 7 of each block.
 template <class Kind, int kVec>
 HWY_INLINE WordVec HighBits(const WordVec (&high)[2]) {
   // A byte of the high plane belongs to this many bytes of the low plane.
@@ -237,14 +237,15 @@ HWY_INLINE WordVec HighBits(const WordVec (&high)[2]) {
       AsBytes(high[kFirst / 4]), hn::LoadDup128(kBytes, kLanes4.bytes));
   const WordVec bits =
       hn::Shr(AsWords(moved), hn::LoadU(kWords, kShifts.words));
-  // A byte then has up to 8 / kShared bits; the bits above them would be moved
-  // into the next byte.
+  // Keeps only the 8 / kShared high bits of each byte. The shift would move the
+  // bits above them into the next byte.
   constexpr uint32_t kMask = 0x01010101u * ((1u << (8 / kShared)) - 1);
   return hn::ShiftLeft<Kind::kLowBits>(hn::And(bits, hn::Set(kWords, kMask)));
 }
 
-// Writes the codes as signed bytes to `numbers`: [columns of a step][4 words]
-// [places in a byte][steps] vectors. Codes of 8 bits are written minus 128.
+// Writes the codes as signed bytes to `numbers`, which has vectors [groups of
+// Shape::kWide columns][4 words][places in a byte][kSteps]. Codes of 8 bits are
+// written minus 128.
 template <class Kind, class Shape>
 void UnpackValues(const SlotBytes& found, int64_t columns, ByteVec table,
                   uint8_t* numbers, AheadLines* ahead) {
@@ -290,8 +291,8 @@ void UnpackValues(const SlotBytes& found, int64_t columns, ByteVec table,
   }
 }
 
-// Multiplies kNumbers neighbouring vectors of each step by the digits of kRows
-// rows, and writes the sums to `totals`, rows totals_stride apart.
+// Multiplies kNumbers neighbouring vectors of each of the kSteps steps by the
+// digits of kRows rows. Writes the sums to `totals`, rows totals_stride apart.
 template <class Shape, int kRows, int kNumbers>
 HWY_INLINE void MultiplyNumbers(const uint8_t* numbers,
                                 const WeightDigits* digits, int32_t* totals,

@@ -271,7 +271,8 @@ class ValueSums {
     if (value.sums_weights) SumWeights(p, span);
     auto* const digits = reinterpret_cast<WeightDigits*>(
         scratch_ + grid_.scratch().weight_digits);
-    int64_t run = -1;  // whose scales the digits have
+    // The digits include the scales of this run.
+    int64_t run = -1;
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
       if (in_slots) {

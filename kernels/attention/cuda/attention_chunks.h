@@ -9,7 +9,7 @@
 
 namespace kvasir::kernels {
 
-// The chunks of a layer, and the tables of AttentionDevice that belong to them,
+// The chunks of a layer and the tables of AttentionDevice that describe them,
 // in host memory.
 struct HostChunks {
   std::vector<LatentChunkOnDevice> chunks;
@@ -20,7 +20,7 @@ struct HostChunks {
     bool of_keys = false;
   };
   std::vector<Levels> levels;
-  // the reason why tensor cores cannot be used, if there are no units
+  // If there are no units: the reason why tensor cores cannot be used.
   std::string why_none;
 };
 
@@ -30,8 +30,8 @@ struct HostChunks {
 //   - numbers of the activations' type, in a multiple of 8 channels; or
 //   - codes of 8 or 4 bits in runs of whole pieces, with 16 levels or with
 //     float16 ranges in slots.
-// Its exact rows must have the activations' type and aligned pieces, too. In
-// the result, `head_column` points to host memory.
+// The part's exact rows must also be stored in aligned pieces and have the
+// activations' type. In the result, `head_column` points to host memory.
 HostChunks MakeChunks(const PagedAttentionArgs& params,
                       const std::vector<int32_t>& heads,
                       const std::vector<HeadUnit>& units);

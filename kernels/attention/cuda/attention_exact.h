@@ -78,8 +78,8 @@ KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact, const Item& item,
   const int32_t first = begin / kBlock;
   const int32_t last = (end - 1) / kBlock + 1;
   if (!exact.any()) return {first, last, first, last, first, last};
-  // From here on, sinks and window are counted from the start of the split. At
-  // least one row reads the slots [sinks, window) as codes.
+  // From here on, `sinks` and `window` are counted from the start of the split.
+  // The slots [sinks, window) are those that at least one row reads as codes.
   const auto in_split = [&](int64_t slot) {
     const int64_t at = slot - split;
     return at < begin ? begin : at > end ? end : static_cast<int32_t>(at);

@@ -5,11 +5,13 @@
 // first compute the cosines and sines of these tiles' angles for the item's KV
 // head. Then a warp adds the key bias to the scores of one row: for each tile,
 // one number for all slots, and two multiply-adds per slot for each exact pair.
-// The numbers u and v of an exact pair are turned to the tile's first position
-// once per row and tile. A CPU turns the pair instead, so bits differ.
+// The numbers u and v of an exact pair (paged_attention.h) are turned to the
+// tile's first position once per row and tile. A CPU turns the pair instead, so
+// bits differ.
 //
-// Cost: with S tile pairs and E exact pairs, a row and a tile take about S / 4
-// + 25 + 14 E instructions of a warp: 1.3 per slot with S = 18 and E = 4.
+// Cost: with S tile pairs and E exact pairs, a warp takes about S / 4 + 25 +
+// 14 E instructions for a row and a tile. With S = 18 and E = 4, this is 1.3
+// per slot.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -21,7 +23,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 inline constexpr int32_t kTilesOfSplit =
     static_cast<int32_t>(kAttentionSplitSlots / kKeyBiasTile);
 
-// The KV head of an item. With a key bias, each unit has one.
+// The KV head of an item. If there is a key bias, all query heads of a unit
+// belong to one KV head.
 KVASIR_DEVICE int64_t KvHeadOf(const AttentionDevice& device,
                                const Item& item) {
   return Quotient(device.heads[item.unit.first_head],
@@ -33,7 +36,7 @@ KVASIR_DEVICE int64_t KvHeadOf(const AttentionDevice& device,
 template <typename T, bool may_have = true>
 class SplitKeyBias {
  public:
-  // `angles` is shared memory of DeviceKeyBias::shared_bytes().
+  // `angles` points to shared memory of DeviceKeyBias::shared_bytes() bytes.
   KVASIR_DEVICE SplitKeyBias(const AttentionKernelArgs& args, float* angles)
       : args_(args), bias_(args.device.key_bias), angles_(angles) {}
 
@@ -59,9 +62,9 @@ class SplitKeyBias {
     }
   }
 
-  // Adds to a row's scores, which are in units of log2(e). scores[k] is the
-  // score of slot slot(k) of the split, which must ascend with k. A warp must
-  // call it.
+  // Adds the key bias to scores of one row, which are in units of log2(e).
+  // scores[k] is the score of slot slot(k) of the split, and slot(k) must
+  // ascend with k. All lanes of a warp must call it.
   template <int32_t count, typename Slot>
   KVASIR_DEVICE void AddTo(const Item& item, int32_t row, const Slot& slot,
                            float (&scores)[count]) const {
@@ -130,7 +133,8 @@ class SplitKeyBias {
 // Adds the key bias to a warp's scores of one tile, in the layout of products
 // of tensor cores: score(r, n, j) is the lane's score of its r-th row and slot
 // 8n + 2 (lane % 4) + j of the tile. numbers_of(r) points to that row's numbers
-// for the key bias; null: the row does not exist. A warp must call it.
+// for the key bias, or is null if the row does not exist. All lanes of a warp
+// must call this.
 //
 // Each lane computes the angles of one pair, and the others get them by
 // shuffles. Per tile, a lane takes about 70 + 25 S / 4 instructions and, per

@@ -61,15 +61,16 @@ struct LatentChunkOnDevice {
   int64_t page_bytes = 0;
   int32_t tile_bytes = 0;
   int32_t tile_slots = 0;
-  // Three sizes in bytes: the offset of slot 0's first piece in a tile, and the
-  // distances from slot to slot and from piece to piece.
+  // All three in bytes. codes_offset: from the start of a tile to slot 0's
+  // first piece. slot_stride: from one slot to the next. piece_stride: from one
+  // piece of a slot to the next.
   int32_t codes_offset = 0;
   int32_t slot_stride = 0;
   int32_t piece_stride = 0;
   int32_t pieces = 0;
-  // In bytes: the offset in a tile of slot 0's scale and minimum for the
-  // chunk's run (with levels, only the scale), and the distance from slot to
-  // slot.
+  // Both in bytes. params_offset: from the start of a tile to slot 0's scale
+  // and minimum for the chunk's run (with levels, only the scale).
+  // params_stride: from one slot to the next.
   int32_t params_offset = 0;
   int32_t params_stride = 0;
   // True if one address per lane suffices to copy a whole block. Tiles then
@@ -102,9 +103,8 @@ struct LatentChunkOnDevice {
   const char* exact_fresh = nullptr;
   int64_t exact_fresh_stride = 0;
 };
-// Where the chunks of a unit of heads are in AttentionDevice::chunks. `first`
-// is the index of the first one; `keys` chunks of keys are followed by `values`
-// chunks of values.
+// The chunks of a unit of heads in AttentionDevice::chunks: from index `first`
+// on, there are `keys` chunks of keys and then `values` chunks of values.
 struct UnitChunks {
   int32_t first = 0;
   int32_t keys = 0;
@@ -119,10 +119,11 @@ inline constexpr int64_t kMostCodePieces = 4;
 // The kind of all chunks of a layer, or kAny if they have different kinds. The
 // kernel for tensor cores has an instance for each of these values.
 enum class MmaKind : uint8_t { kAny, kNumbers, kCodes8, kCodes4, kLevels4 };
-// Limits of the kernel for tensor cores, in addition to the shared memory of a
-// CTA. This one is the most channels of a row's query, with padding.
+// The kernel for tensor cores has the following limits in addition to the
+// shared memory of a CTA. kMmaMostQueries: the most channels of a row's query,
+// with padding.
 inline constexpr int64_t kMmaMostQueries = 1024;
-// most runs of codes of a unit's keys
+// The most runs of codes of a unit's keys.
 inline constexpr int64_t kMmaMostRuns = 64;
 inline constexpr int64_t kMmaMostTables = 4;  // most different tables of levels
 // The most tiles per page, and the most slots per tile.
@@ -161,8 +162,8 @@ struct AttentionDevice {
   int64_t num_units = 0;
   int32_t most_heads = 0;  // query heads of the largest unit
   int64_t tile_rows = 0;   // rows of an item of `attention`
-  // tokens of an item of `attention`: the most that fit into tile_rows even for
-  // the unit with the most heads
+  // Tokens of an item of `attention`. The unit with the most heads still has at
+  // most tile_rows rows for them.
   int64_t tile_tokens = 0;
   // the most output channels that any head has, summed over all value parts
   int64_t out_width = 0;
@@ -180,7 +181,7 @@ struct AttentionDevice {
   // plain kernel runs.
   const LatentChunkOnDevice* chunks = nullptr;
   const UnitChunks* unit_chunks = nullptr;  // [num_units]
-  // distance between rows of staged queries, in 16-bit numbers
+  // Distance between rows of staged queries, in 16-bit numbers.
   int64_t query_stride = 0;
   const float* levels[kMmaMostTables] = {};  // [kMaxNormLevels] each
   bool levels_of_keys[kMmaMostTables] = {};
@@ -192,8 +193,8 @@ struct AttentionDevice {
   int64_t most_key_runs = 0;  // the most runs of codes that a unit's keys have
   bool has_codes = false;     // whether some chunk has codes
   bool has_exact = false;     // whether keys or values have exact slots
-  // How many partial results the scratch has room for. Each is the result of
-  // one token over one split, for all heads.
+  // How many partial results the scratch has room for. A partial result is the
+  // output of one token over one split, for all heads.
   int64_t most_partials = 0;
   int64_t cta_shared_bytes = 0;  // Device::cta_shared_bytes
   // How many rows an item of the kernel for prompts has. 0: the decoding kernel
@@ -215,7 +216,7 @@ inline constexpr int64_t kMmaWarps = 4;
 inline constexpr int64_t kMmaScoreBytes = 2064;
 inline constexpr int64_t kMmaTableBytes = 1024;
 inline constexpr int64_t kMmaParamBytes = 256;  // a word per slot of a block
-// for the index of the CTA's next item, with padding
+// Holds the index of the CTA's next item, with padding.
 inline constexpr int64_t kMmaNextBytes = 16;
 KVASIR_HOST_DEVICE inline constexpr int64_t MmaStages(MmaKind kind) {
   return kind == MmaKind::kNumbers || kind == MmaKind::kCodes8 ? 5 : 4;
@@ -256,22 +257,22 @@ KVASIR_HOST_DEVICE inline int64_t PlainSharedBytes(
 }
 
 // A sequence's entry in the scratch of a launch: its items and partial results.
-// A sequence has an item for each tile of tokens and each unit. If its context
+// A sequence has one item for each tile of tokens and each unit. If its context
 // is split, it has one item for each tile, unit and group of splits.
 struct SequenceItems {
   int32_t first_item = 0;
   int32_t first_split = 0;
-  // splits with slots that at least one of its rows sees
+  // Number of splits with slots that at least one row of the sequence sees.
   int32_t num_splits = 0;
-  // index of its first row among the rows of all split sequences
+  // Index of the sequence's first row among the rows of all split sequences.
   int32_t first_merge = 0;
-  // index of its first partial result; below 0: the context is not split
+  // Index of the sequence's first partial result; below 0: not split.
   int32_t first_partial = 0;
   int32_t item_splits = 0;  // splits per item, if the context is split
   int32_t tiles = 0;
-  // index of its first item among those of the kernel for prompts
+  // Index of the sequence's first item in the kernel for prompts.
   int32_t first_prompt = 0;
-  // only used in the last entry: index of the next item to be taken by a CTA
+  // Only in the last entry: index of the next item that a CTA takes.
   uint32_t next_item = 0;
   uint32_t next_prompt = 0;  // next item of the kernel for prompts
 };

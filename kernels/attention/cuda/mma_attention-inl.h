@@ -117,7 +117,7 @@ class MmaAttention : MmaRing<kind, exact> {
       first = false;
       merged_ = item.partial < 0;
     }
-    if (first) simt::SyncCta();  // otherwise FindPlaces had this barrier
+    if (first) simt::SyncCta();  // if it is false, FindPlaces had this barrier
     if (item.partial < 0) Finish();
   }
 
@@ -470,7 +470,7 @@ class MmaAttention : MmaRing<kind, exact> {
       const auto begin = static_cast<int32_t>(visible.begin - split_);
       const auto end = static_cast<int32_t>(visible.end - split_);
       const bool all = begin == 0 && end == kSplit;
-      // The lane's scores, then weights, for pairs of neighbouring slots.
+      // The lane's scores of pairs of neighbouring slots, later their weights.
       float weight[kSplit / 32];
       float max = begin < end ? kLeastMax : kNoSlot;
       KVASIR_UNROLL
@@ -519,10 +519,10 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // Stores a pair of weights as float16 for products with codes, as T for
-  // products with uncoded numbers and exact rows, or as both. Weights of exact
-  // rows are negative in T, and 0 in float16. Whether codes have weights of
-  // their own:
+  // StoreWeights stores a pair of weights as float16 for codes, as T for
+  // uncoded numbers and exact rows, or as both. Weights of exact rows are
+  // negative in T and 0 in float16. kCodesHaveOwn: codes have weights apart
+  // from the others.
   static constexpr bool kCodesHaveOwn =
       DTypeOf<T>::kValue != DType::kF16 || exact;
   static KVASIR_DEVICE void StoreWeights(uint32_t* word, float first,
@@ -560,7 +560,7 @@ class MmaAttention : MmaRing<kind, exact> {
   }
 
   // Loads the weights of slots [32k, 32k + 32) of a block for the rows of tile
-  // n, as second operands of two products.
+  // n. They are the second operands of two products of 16 slots.
   template <bool of_codes>
   KVASIR_DEVICE void Weights(int32_t block, int32_t k, int32_t n,
                              uint32_t (&b)[4]) const {

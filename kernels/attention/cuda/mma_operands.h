@@ -32,7 +32,7 @@ KVASIR_DEVICE void Product(float (&d)[4], const uint32_t (&a)[4],
 KVASIR_DEVICE bool HasFourBits(ChunkKind kind) {
   return kind == ChunkKind::kCodes4 || kind == ChunkKind::kLevels4;
 }
-// The index, within a chunk's staged queries, at which channel i is stored.
+// The index at which channel i is stored in a chunk's staged queries.
 KVASIR_DEVICE int32_t StagedAt(ChunkKind kind, int32_t i) {
   if (kind == ChunkKind::kNumbers || kind == ChunkKind::kCodes8) return i;
   const int32_t in_word = i % 8;
@@ -103,7 +103,7 @@ template <typename T, uint32_t i>
 KVASIR_DEVICE uint32_t Codes8(uint32_t word) {
   if constexpr (DTypeOf<T>::kValue == DType::kBf16) {
     // In float32, replacing the last byte of 2^23 by a code gives exactly 2^23
-    // + code.
+    // plus the code.
     constexpr uint32_t kBase = 0x4b000000u;
     const auto number = [](uint32_t bits) {
       return simt::BitsAs<float>(bits) - 8388608.0f;

@@ -7,8 +7,8 @@
 // for all 64 slots. It has pieces of 16 bytes as [piece][slot] and, for codes,
 // one word per slot with its range. For values, it has only the one or two
 // pieces that the warp multiplies. In a long context, nearly every block is a
-// whole tile whose slots are all seen; it is copied with only one address per
-// lane.
+// whole tile whose slots are all seen. Such a block is copied with only one
+// address per lane.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -190,8 +190,8 @@ class MmaRing {
     load_block_ = ValueBlocks().begin;
   }
 
-  // Look fills this in for the chunk that is loaded next. It is used to copy
-  // whole blocks of the chunk.
+  // How the lane copies whole blocks of the chunk that is loaded next. Set
+  // by Look.
   struct Loading {
     const char* codes;  // the lane's address in tile 0 of page 0
     int32_t params;  // offset from `codes` to the ranges that the lane copies

@@ -54,8 +54,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kMergeThreads = 128;
-// DivideKernel counts the contexts of at least 2, 4, 8, ... splits. This is the
-// number of these counts.
+// The number of groups of contexts that DivideKernel considers: those of at
+// least 2, 4, 8, ... splits.
 constexpr int kLeastSplits = 20;
 // The most splits of an item. The item stages its queries once for all of them.
 constexpr int32_t kMostItemSplits = 8;
@@ -100,7 +100,7 @@ KVASIR_DEVICE int32_t PromptItems(const AttentionKernelArgs& args,
 }
 
 // How many partial results (each for all heads) a sequence needs if its context
-// is split; 0 for a prompt. A count above most_partials, which does not fit, is
+// is split; 0 for a prompt. A number above most_partials does not fit and is
 // returned as most_partials + 1.
 KVASIR_DEVICE int32_t PartialsOf(const AttentionDevice& device,
                                  const AttentionSequence& sequence,
@@ -146,7 +146,8 @@ DivideKernel(AttentionKernelArgs args) {
   const int32_t item_splits = many < 1                 ? 1
                               : many < kMostItemSplits ? many
                                                        : kMostItemSplits;
-  // partial results requested so far, in the group that is split only in part
+  // Sum of the partial results that contexts with fewer than least_splits
+  // splits have requested so far. Only some of these contexts may be split.
   int32_t asked = 0;
   SequenceItems total;
   for (int32_t first = 0; first < args.num_sequences; first += warp) {

@@ -170,7 +170,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     const int32_t room = kTilePieces / (2 * products);
     KVASIR_NO_UNROLL
     for (int32_t p = 0; p < chunk.pieces; p += room) {
-      // wait until no thread uses the tile's previous content any more
+      // Waits until no thread uses the tile's previous content any more.
       if (p > 0) simt::SyncCta();
       const int32_t left = chunk.pieces - p;
       const int32_t count = left < room ? left : room;
@@ -494,8 +494,9 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     }
   }
   // Like AddSome, for blocks with slots that only some rows read. For the other
-  // rows such a slot has weight 0, but 0 times an infinite or NaN number is not
-  // 0. So these numbers are added separately, only for the rows that read them.
+  // rows such a slot has weight 0, but the product of 0 and an infinite or NaN
+  // number is NaN. So these numbers are added separately, only for the rows
+  // that read them.
   template <int32_t at>
   KVASIR_DEVICE void AddCarefully(const char* from, int32_t pieces,
                                   const Weights& weights) {

@@ -84,8 +84,9 @@ KVASIR_DEVICE void MakeKeyNumbers(const LatentChunkOnDevice& chunk,
       StorePiece(to, 2 * p + 1, slot, numbers);
       continue;
     }
+    // A piece of 4-bit codes makes two products, each of two pieces of numbers.
     KVASIR_UNROLL
-    for (int32_t half = 0; half < 4; ++half) {  // halves of two products
+    for (int32_t half = 0; half < 4; ++half) {
       KVASIR_UNROLL
       for (int32_t c = 0; c < 4; ++c) {
         const uint32_t word = words.word[c] >> (4 * half);

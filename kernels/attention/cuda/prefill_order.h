@@ -10,8 +10,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 KVASIR_DEVICE int32_t PromptTokens(const AttentionKernelArgs& args) {
   return args.prompt_rows / args.device.most_heads;
 }
-// Like FindItem, for items of the kernel for prompts. They cover all slots and
-// have no partial results.
+// Like FindItem, for items of the kernel for prompts. These items cover all
+// slots and have no partial results.
 KVASIR_DEVICE Item FindPromptItem(const AttentionKernelArgs& args,
                                   int32_t index) {
   const int32_t s = FindSequence<&SequenceItems::first_prompt>(args, index);

@@ -46,9 +46,9 @@ void Cover(const CodePiece& piece, ChunkBytes* bytes) {
              piece.width * place.high_bits, bytes);
 }
 
-// Each plane has its own range of bytes, which is read in pieces of
-// kPieceBytes. Uses one common range for all planes instead if that takes no
-// more pieces.
+// Decides whether the planes of a chunk are read as one common range of bytes.
+// Ranges are read in pieces of kPieceBytes. The common range is used if it has
+// no more pieces than the planes' own ranges.
 void ReadTogether(ChunkBytes* bytes) {
   constexpr int64_t kPieceBytes = 32;
   constexpr int64_t kMostBytes = kChunkChannels;
@@ -71,8 +71,8 @@ void ReadTogether(ChunkBytes* bytes) {
   bytes->together = true;
 }
 
-// Words that are enough for the digits of a row's query for any group. The runs
-// themselves may not be known yet (Fits).
+// Returns a number of words that suffices for a row's digits in any group. Does
+// not read the runs, because Fits may be called before they are known.
 int64_t MostDigitWords(const LatentPartArgs& part) {
   int64_t most = 0;
   for (int64_t g = 0; g < part.num_groups; ++g) {

@@ -13,8 +13,8 @@
 namespace kvasir::kernels {
 
 // The tables that are the same for all launches of a layer and are computed
-// once: parts, chunks of channels, slices of heads, sets of slices, and the
-// layout of scratch. `Bind` sets the arguments that change with every step.
+// once: parts, chunks of channels, slices of query heads, and the layout of
+// scratch. `Bind` sets the arguments that change with every step.
 //
 // Exact rows are handled as additional parts. Key part num_stored_keys() + p
 // has the exact rows of key part p, and value part num_stored_values() + p has
@@ -60,20 +60,21 @@ class AttentionGrid {
     // length of a row's query: the width of the widest group, or the head
     // dimension if keys are rebuilt
     int64_t width = 0;
-    // How many 32-bit words the panel's state has for a row's query: numbers,
-    // or digits if codes are multiplied (multiplies_codes).
+    // Size of a row's query in the panel's state, in 32-bit words. The query is
+    // stored as float32 numbers, or as digits if multiplies_codes.
     int64_t held_width = 0;
-    // True: the state has the whole query. False: it has one chunk at a time.
+    // True: the state has the whole query. False: it has one chunk of the query
+    // at a time.
     bool holds = true;
-    // True: keys are absorbed and stored as codes.
+    // True if keys are absorbed and stored as codes. Then codes are multiplied
+    // by the digits of queries (code_digits.h).
     bool multiplies_codes = false;
     const int8_t* levels = nullptr;  // integers of levels, if codes have levels
     float level_step = 1.0f;
-    // how many sums of a row's query are needed for the minima of codes: one
-    // for each run, or a single one if ranges are static
+    // The number of sums of a row's query that are multiplied by minima of
+    // codes: one for each run, or a single one if ranges are static.
     int64_t num_sums = 0;
-    // how many sums of a row of `up` are needed for these minima if keys are
-    // rebuilt
+    // If keys are rebuilt: the number of such sums of a row of `up`.
     int64_t lift_runs = 0;
     int64_t tile_offset = 0;  // offset from scratch.keys, in floats
     int64_t q_offset = 0;     // offset from PanelState::q
@@ -104,7 +105,8 @@ class AttentionGrid {
   };
   // The memory that holds the exact rows of a part.
   struct ExactPart {
-    // the part; exact() finds this entry by its address
+    // The part of the rows in side pages. exact() finds this entry by the
+    // part's address.
     const LatentPartArgs* ring = nullptr;
     const LatentPartArgs* fresh = nullptr;
     const ExactSlots* slots = nullptr;
@@ -142,7 +144,7 @@ class AttentionGrid {
   // How attention mass is added. Empty if the layer adds no mass.
   const MassPlan& mass() const { return mass_; }
   float* mass_memory() const { return mass_memory_; }
-  // The maxima of the softmax of a row, one for each query head [Hq].
+  // For row `row` of q: the softmax maximum of each query head [Hq].
   float* MassMaximaOf(int64_t row) const {
     return mass_memory_ + mass_.maxima + row * params_.num_heads;
   }
@@ -163,14 +165,14 @@ class AttentionGrid {
   // How many sums of rows of `up` the scratch holds for a whole unit. Other
   // sums are computed again for each run and stored after the held sums.
   int64_t held_lift_sums() const { return held_lift_sums_; }
-  // How many numbers for the key bias a row has; 0 if there is no key bias.
+  // How many numbers of a row of q are for the key bias; 0 if there is none.
   int64_t key_bias_columns() const {
     const AttentionKeyBias* const bias = params_.key_bias;
     return bias == nullptr
                ? 0
                : KeyBiasColumns(bias->tile_pairs, bias->exact_pairs);
   }
-  // The KV head's part of KeyBiasTurns.
+  // The tables of one KV head in KeyBiasTurns.
   const float* key_bias_turns(int64_t kv_head) const {
     return key_bias_turns_.data() +
            kv_head * params_.key_bias->exact_pairs * 2 * kKeyBiasTile;
@@ -262,19 +264,20 @@ class AttentionGrid {
   std::vector<ExactPart> exact_;
   const int64_t heads_per_kv_;
   const int threads_;
-  int64_t num_groups_ = 0;  // groups of all parts described so far
+  int64_t num_groups_ = 0;  // number of groups in the parts described so far
   bool rebuilds_ = false;
   bool lifts_ = false;
   bool codes_ = false;
   // True if some key part is absorbed and has codes whose ranges are stored in
   // the slots. Such codes are multiplied before their scale is applied.
   bool scores_codes_ = false;
-  bool sums_codes_ = false;  // some value part is absorbed and has codes
+  // True if some value part is absorbed and has codes.
+  bool sums_codes_ = false;
   // True: every part has its own tile, so a rebuilt or lifted block can be used
   // for several panels.
   bool own_tiles_ = true;
-  int64_t key_tiles_ = 0;    // floats of rebuilt keys
-  int64_t value_tiles_ = 0;  // floats of lifted values
+  int64_t key_tiles_ = 0;    // floats of the tiles of rebuilt keys
+  int64_t value_tiles_ = 0;  // floats of the tiles of lifted values
   int64_t max_rows_ = 0;     // most rows of a panel
   int64_t max_panels_ = 1;   // most panels of a unit
   int64_t out_width_ = 0;
@@ -287,16 +290,17 @@ class AttentionGrid {
   std::vector<ValuePart> values_;
   std::vector<int64_t> heads_;  // query heads, slice by slice
   std::vector<HeadSlice> slices_;
-  // slices_ begins with the slices of clusters. Next are the slices of single
-  // KV heads if keys are rebuilt or values lifted, or otherwise the slices of
-  // sets.
+  // A cluster is a set of KV heads that share a group or rotation angles
+  // (FindClusters). slices_ begins with the slices of clusters. Next are the
+  // slices of single KV heads if keys are rebuilt or values lifted, or
+  // otherwise the slices of sets of clusters.
   size_t num_cluster_slices_ = 0;
   size_t num_head_slices_ = 0;  // slices of single KV heads, or of sets
   int64_t num_clusters_ = 0;
   int64_t widest_cluster_ = 0;  // most query heads of a cluster
-  // One way to divide the clusters into sets of neighbours, of nearly equal
-  // size. If groups are numbered in the order of heads, the latents of a set
-  // are adjacent in a page.
+  // One way to divide the clusters into sets of nearly equal size. A set has
+  // neighbouring clusters. If groups are numbered in the order of heads, the
+  // latents of a set are adjacent in a page.
   struct ClusterSets {
     int64_t size;  // the most clusters of a set
     size_t first_slice;
@@ -310,7 +314,8 @@ class AttentionGrid {
   std::vector<size_t> chunk_begin_;
   std::vector<CodePiece> pieces_;
   std::vector<float> key_bias_turns_;
-  // The levels of key parts, then of value parts. Addresses do not change.
+  // The levels of key parts, then of value parts. Their addresses do not
+  // change, because KeyPart and ValuePart point to them.
   std::vector<LevelIntegers> levels_;
   MassPlan mass_;  // its slices are at the end of slices_
   float* mass_memory_ = nullptr;
@@ -345,9 +350,11 @@ inline VisibleRange UnitSlots(const PagedAttentionArgs& params,
   return {first.begin, last.end};
 }
 
-// Whether threads take splits of contexts instead of whole units. This needs
-// fewer units than threads, a single panel and at least one visible slot in
-// each unit, and a unit that sees more slots than a split has.
+// Whether threads take splits of contexts instead of whole units. This
+// requires that:
+// - there are fewer units than threads,
+// - each unit has a single panel and sees at least one slot, and
+// - some unit sees more slots than a split has.
 bool TakesSplits(const AttentionGrid& grid,
                  const AttentionGrid::Sequences& sequences);
 

@@ -29,8 +29,8 @@ struct MassUnit {
   int64_t tile_queries = 0;  // most queries that are scored together
 };
 
-// Where a thread's memory holds the weights of up to kMassTileRows rows over a
-// split. Offsets in floats.
+// The layout of a thread's tile, which holds the weights of up to kMassTileRows
+// rows over a split. Members are offsets in floats.
 struct MassTile {
   int64_t weights = 0;  // [rows, 512]
   // [rows, blocks of a split]: a row's weights for a block times this factor
@@ -62,9 +62,9 @@ struct MassPlan {
   bool any() const { return !units.empty(); }
 };
 
-// The size of the record that is kept for each block of a sequence of one row.
-// The record has the weights [Hq, 64] and then the maxima [Hq] that they are
-// relative to.
+// The size in floats of the record that is kept for each block of a sequence of
+// one row. The record has the weights [Hq, 64], followed by the maxima [Hq]
+// that were subtracted from the scores before Exp.
 inline int64_t KeptBlockFloats(int64_t num_heads) {
   return (num_heads * (kAttentionBlockSlots + 1) + 15) / 16 * 16;
 }
@@ -87,9 +87,9 @@ inline bool KeepsWeights(const AttentionSequence& sequence) {
          sequence.first_counted_row == 0;
 }
 
-// A piece of work that adds mass to the slots of one split of a sequence. If
-// the sequence's weights are kept, it is for all units of eviction, otherwise
-// for one unit.
+// An item of work: adds mass to the slots of one split of a sequence. It does
+// so for all units of eviction if the sequence's weights are kept, and
+// otherwise for one unit.
 struct MassItem {
   const AttentionSequence* sequence = nullptr;
   int64_t first_unit = 0;  // index in MassPlan::units

@@ -25,8 +25,8 @@ double WorkOnTiles(const AttentionGrid& grid, const AttentionSequence& sequence,
   double of_slot = 0;
   for (int64_t s = 0; s < cut.num_slices; ++s) {
     const int64_t* heads = grid.heads() + cut.slices[s].first_head;
-    // the KV head counted last; each KV head is counted once, because its query
-    // heads are adjacent
+    // The KV head whose work was added last. The query heads of a KV head are
+    // adjacent, so each KV head is counted once.
     int64_t last = -1;
     for (int64_t i = 0; i < cut.slices[s].num_heads; ++i) {
       const int64_t kv_head = heads[i] / grid.heads_per_kv();

@@ -153,7 +153,7 @@ TEST(AttentionGridTest,
 }
 
 TEST(AttentionTilesTest,
-     ADecodedTokenReadsItsContextOnceAndAPrefillChunkSeveralTimes) {
+     APrefillChunkReadsASlotMoreThanOnceButFarLessThanOncePerToken) {
   LatentCache cache(Spec({.dims = 64, .num_pairs = 32}, {0, 0, 0, 0}), {1}, 4);
   const PagedAttentionArgs params = cache.Params();
   const AttentionGrid grid(params);

@@ -23,17 +23,17 @@ inline constexpr int64_t kMostChunkDigits =
 // most this many 32-bit words. Wider queries are read again for each block,
 // chunk by chunk.
 inline constexpr int64_t kHeldQueryWidth = 512;
-// At most this many sums of rows of `up` are kept in scratch for a whole unit.
-// Other sums are computed again when they are needed.
+// Scratch keeps at most this many sums of rows of `up` (KeyRebuild) for a whole
+// unit. Other sums are computed again when they are needed.
 inline constexpr int64_t kHeldLiftSums = 8192;
-// The most rows of a panel.
+// The largest number of rows in a panel.
 inline constexpr int64_t kAttentionMaxRows = 128;
-// The most rows of all panels of a unit.
+// The largest number of rows in all panels of a unit together.
 inline constexpr int64_t kMostUnitRows = 2048;
-// Each part has its own tile only if that leaves room in scratch for panels of
-// this many rows. Smaller panels would use only a small part of each register
-// tile. Otherwise the parts share one tile, whose content cannot be kept for a
-// second panel.
+// Each part has its own tile of rebuilt keys or lifted values only if scratch
+// then still has room for panels of this many rows. Smaller panels would use
+// only a small part of each register tile. Without own tiles, the parts share
+// one tile, whose content cannot be kept for a second panel.
 inline constexpr int64_t kLeastPanelRows = 8;
 // Rows are divided into more units if otherwise threads would be idle for more
 // than 1 / kIdleShare of the time.
@@ -46,8 +46,8 @@ inline constexpr int64_t kRowsWithAngles = 4;
 // a slot are computed only once for these heads. Angles cost as much as
 // rebuilding half a key.
 inline constexpr int64_t kHeadsPerAngles = 4;
-// KV heads with adjacent latents are put into one unit only if it has at most 1
-// / kUnitsPerThread of a thread's share of the work.
+// KV heads with adjacent latents are put into one unit only if this unit has at
+// most 1 / kUnitsPerThread of a thread's share of the work.
 inline constexpr int64_t kUnitsPerThread = 4;
 // The most rows of a panel if nothing is rebuilt or lifted. More rows would
 // only occupy more of the CPU cache.
@@ -66,8 +66,8 @@ struct CodePiece {
   CodePlace in_chunk;
   bool starts_run = false;
   bool ends_run = false;
-  // where the piece's digits begin in the digits of a row's query for the
-  // group, in words
+  // Offset of the piece's digits in the digits of a row's query for the group,
+  // in words.
   int64_t digits = 0;
 };
 
@@ -89,12 +89,13 @@ struct ChunkBytes {
   bool together = false;
 };
 
-// A chunk: neighbouring channels that are stored in a slot.
+// A chunk: up to kChunkChannels neighbouring channels of a latent, which a
+// thread decodes together.
 struct LatentChunk {
   int64_t begin = 0;  // first channel
   int64_t width = 0;
   int64_t first_piece = 0;
-  int64_t num_pieces = 0;  // 0: the channels are numbers
+  int64_t num_pieces = 0;  // 0: channels are not coded
   ChunkBytes bytes;
 };
 
@@ -129,7 +130,7 @@ struct AttentionScratch {
   int64_t keys;    // [parts][d, 64]: rebuilt keys
   int64_t values;  // [parts][64, padded d]: lifted values
   // [d, 64] or [64, padded d]: products of `up` and a run of codes before the
-  // run's scale is applied; or rows of `up` times static scales
+  // run's scale is applied. With static ranges: rows of `up` times the scales.
   int64_t lift_raw;
   int64_t cosines;      // [pairs, 64]
   int64_t sines;        // [pairs, 64]
@@ -149,8 +150,8 @@ struct AttentionScratch {
   int64_t floats;  // total number of floats
 };
 
-// The layout of a panel's state, which is kept from block to block: offsets in
-// floats from the start of the state.
+// The layout of a panel's state, which is kept from block to block. Members are
+// offsets in floats from the start of the state.
 struct PanelState {
   int64_t q;           // [parts][rows, KeyPart::held_width]
   int64_t out;         // [rows, out_width]: weighted sums of the current split

@@ -1,4 +1,5 @@
-// The angles of exact pairs of a key bias within a tile. C++17.
+// Tables of the angles by which exact pairs of a key bias turn within a
+// tile. C++17.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,9 @@
 
 namespace kvasir::kernels {
 
-// The cosines [64] and sines [64] by which each exact pair of each KV head
-// turns from the start of a tile to each of its positions: [Hkv, exact_pairs,
-// 2, 64].
+// Returns [Hkv, exact_pairs, 2, 64]. For each exact pair of each KV head, these
+// are the cosines [64] and sines [64] of the angles by which it turns from the
+// start of a tile to each of the tile's 64 positions.
 inline std::vector<float> KeyBiasTurns(const AttentionKeyBias& bias,
                                        int64_t num_kv_heads) {
   const int64_t pairs = bias.tile_pairs + bias.exact_pairs;

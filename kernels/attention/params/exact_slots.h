@@ -1,5 +1,5 @@
-// Exact rows: the keys or values of a sequence's first slots (sinks) and most
-// recent slots (window) as plain numbers, which attention reads in place of
+// Exact rows: unquantized keys or values of a sequence's first slots (sinks)
+// and of its most recent slots (window). Attention reads them in place of
 // codes. C++17.
 #pragma once
 
@@ -31,7 +31,7 @@ struct ExactSegment {
 };
 
 // Tells which slots are read as exact rows, for the keys or for the values. A
-// query at slot p reads a visible slot s as plain numbers if s < sinks or s > p
+// query at slot p reads the exact row of a visible slot s if s < sinks or s > p
 // - window. It reads all other visible slots by decoding their codes.
 struct ExactSlots {
   int64_t sinks = 0;   // 0: no sinks
@@ -82,16 +82,16 @@ struct ExactSlots {
   }
 };
 
-// Views of the exact rows of a part: uncoded numbers, in groups as wide as the
-// groups of the part itself. A launch reads the rows of its new tokens from
-// `fresh`. They are not in the ring yet, because the ring still has rows that
-// the first new tokens see.
+// Views of the exact rows of a part: unquantized numbers, in groups as wide as
+// the groups of the part itself. A launch reads the rows of its new tokens from
+// `fresh`. They are not in the ring yet, because the ring still has older rows
+// that the first new tokens see.
 template <template <typename> class Ptr>
 struct ExactRowsIn {
-  // the side pages, viewed as pages of one slot, because a row may begin at any
-  // offset
+  // The side pages as pages of one slot, because a row may begin at any offset.
   LatentPartIn<Ptr> ring;
-  LatentPartIn<Ptr> fresh;  // a single page, whose slot r belongs to row r of q
+  // A single page. Its slot r belongs to row r of q.
+  LatentPartIn<Ptr> fresh;
 };
 using ExactRows = ExactRowsIn<DevicePtr>;
 using ExactRowsArgs = ExactRowsIn<LaunchPtr>;

@@ -38,9 +38,10 @@ struct AttentionSequence {
   // Pages that the sequence has in addition to the pages of its tokens. They
   // hold the exact rows of its sinks and of its windows (ExactSlots).
   DevicePtr<const int32_t> side_pages;
-  // Number of evicted slots. A slot after the sinks, now number s, was number s
-  // + evicted when it was written, and this determines where its exact row is.
-  // Evicted and remaining slots together are at most kAttentionMostSlots.
+  // Number of evicted slots. A slot after the sinks that now has number s
+  // had number s + evicted when it was written. This original number
+  // determines where its exact row is. Evicted and remaining slots together
+  // are at most kAttentionMostSlots.
   int64_t evicted = 0;
   // Rows before this one add no attention mass. num_rows: no row adds mass.
   int64_t first_counted_row = 0;
@@ -59,17 +60,17 @@ template <template <typename> class Ptr>
 struct KeyRebuildIn {
   int64_t dims = 0;  // d
   // One float32 matrix [d, R'] per KV head, where R' is the width of the head's
-  // group. Null: the latent itself is the key before rotation (or the pairs of
-  // it that are stored), and every group has d numbers. Codes are decoded as
-  // fma(code, scale, minimum).
+  // group. If null, the stored numbers are the key before rotation (or those of
+  // its pairs that are stored), and every group has d numbers. Codes are
+  // decoded as fma(code, scale, minimum).
   const Ptr<const float>* up = nullptr;  // [Hkv]
   Ptr<const float> bias = nullptr;       // [Hkv, d], or null
-  // Numbers pair_dims[2f] and pair_dims[2f + 1] are rotated by steps[f] *
-  // position turns. If num_pairs is 0, keys are not rotated.
+  // Key numbers pair_dims[2f] and pair_dims[2f + 1] are rotated by steps[f] *
+  // position, in units of 2^-64 turns. If num_pairs is 0, keys are not rotated.
   const int32_t* pair_dims = nullptr;  // [2 * num_pairs]
   const uint64_t* steps = nullptr;     // as RopeStep returns them
-  // Distance in `steps` between the steps of neighbouring KV heads, if each
-  // head stores its own choice of pairs. 0: all heads share one list of steps.
+  // If each head stores its own choice of pairs: the distance in `steps` from
+  // one KV head's list to the next. 0: all heads share one list.
   int64_t head_steps_stride = 0;
   int64_t num_pairs = 0;
   float attention_factor = 1.0f;
@@ -127,14 +128,14 @@ int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
                               : part.latents.groups[group].width;
 }
 
-// Describes what a key bias adds to scores, if the cache has keys without it
+// Describes what a key bias adds to scores, if keys are stored without it
 // (kernels/latents/key_bias.h). The tables are in host memory. Every KV head
 // has its own group in the first key part.
 struct AttentionKeyBias {
   int64_t tile_pairs = 0;   // S
   int64_t exact_pairs = 0;  // E
-  // [Hkv, S + E]: RoPE's steps of the tile pairs of each head, then those of
-  // its exact pairs
+  // [Hkv, S + E]: the rotation steps (RopeStep) of each head's tile pairs,
+  // followed by those of its exact pairs
   const uint64_t* steps = nullptr;
   // [Hq]: the column in a row of q at which KeyBiasColumns numbers of a query
   // head begin
@@ -145,10 +146,10 @@ struct AttentionKeyBias {
 // Settings for layers that evict slots by attention mass: the softmax weight
 // that all queries together gave to a slot.
 struct AttentionMass {
-  // Selects the position by which keys that are stored without rotation are
-  // rotated, and to which a key bias belongs. True: the position that the slot
-  // metadata has for the head's unit of eviction. False: the position that
-  // AttentionSequence gives for the slot.
+  // Where the position of a slot comes from. By this position, keys that
+  // are stored without rotation are rotated, and a key bias is added.
+  // True: from the slot metadata of the head's unit of eviction. False:
+  // from AttentionSequence.
   bool stored_positions = false;
   // The most rows of a launch that may add mass. 0: no row adds mass.
   int64_t most_rows = 0;
@@ -183,26 +184,26 @@ struct AttentionMass {
 //   codes with static ranges: one dot over all runs with q'_c = q_c * scale_c
 //     in place of q_c, plus the FMA chain of q_c * minimum_c. The code of a
 //     channel of 0 bits is 0.
-//   rebuilt: each of the d key numbers is computed in float32 with a row of
-//   `up`
-//     in place of q (or is the latent's number itself), plus bias. A row of
-//     `up` is multiplied by codes or levels in one FMA chain per run, to which
-//     ranges are applied as above. The key is rotated exactly as by the op
-//     `rope`, where c and s are the cosine and sine: (a, b) -> (fma(a, c, -(b
-//     s)), fma(b, c, a s)). The score is then one FMA chain of the key and q.
+//   rebuilt: each of the d key numbers is computed in float32 from a row of
+//     `up` in place of q (or is the latent's number itself), plus bias. A row
+//     of `up` is multiplied by codes or levels in one FMA chain per run, to
+//     which ranges are applied as above. The key is rotated exactly as by the
+//     op `rope`, where c and s are the cosine and sine:
+//       (a, b) -> (fma(a, c, -(b s)), fma(b, c, a s)).
+//     The score is then one FMA chain of the key and q.
 // Parts are added in order, then the key bias, for slots of every kind. Let n
-// be the slot's position, in the tile that begins at n0 and has the centre a;
-// (c_x, s_x) are the cosine and sine of x times a pair's step, and u and v the
-// query's numbers:
-//   tile pairs: one number t is added. t is the sum of u c_a over the pairs,
-//   then
-//     of v s_a: FMA chains in 16 lanes, number i in lane i % 16, then TreeSum.
+// be the slot's position, in the tile that begins at n0 and has the centre a.
+// Let (c_x, s_x) be the cosine and sine of x times a pair's step, and u and v
+// the query's numbers:
+//   tile pairs: one number t is added. It is the sum of u c_a over all pairs
+//     plus the sum of v s_a over all pairs. Both are added in one pass, by FMA
+//     chains in 16 lanes, number i in lane i % 16, then TreeSum.
 //   exact pairs, in order: with i = n - n0, c = fma(c_n0, c_i, -(s_n0 s_i)) and
 //     s = fma(s_n0, c_i, c_n0 s_i), the score becomes fma(u, c, score), then
 //     fma(v, s, score).
-// Slots are taken in blocks of 64 at fixed positions,
-// with one online-softmax step per block. After every kAttentionSplitSlots
-// slots (a split), the partial result is merged into the total, in order.
+// Slots are taken in blocks of 64 at fixed positions, with one online-softmax
+// step per block. After every kAttentionSplitSlots slots (a split), the partial
+// result is merged into the total, in order.
 //
 // The values of a block:
 //   uncoded numbers: each channel has one FMA chain of weight * v over the
@@ -228,9 +229,9 @@ struct AttentionMass {
 // exact rows.
 //
 // Lifted values: each of the d numbers is computed by the rules for rebuilt
-// keys with a column of `up` in place of a row; for an exact row, by the rule
-// for uncoded numbers. The results are then added like uncoded values, whatever
-// the codec.
+// keys with a column of `up` in place of a row. For an exact row, the rule for
+// uncoded numbers applies. The results are then added like uncoded values,
+// whatever the codec.
 //
 // So a row's bits depend only on its query and on the contents of its visible
 // slots, not on chunks, batch, page size or threads. Slots that no row of a
@@ -247,11 +248,12 @@ struct AttentionMass {
 // all rows are known, so it does not depend on how a prompt is chunked.
 //
 // The size of the workspace does not depend on the lengths of contexts. It is
-// at most kAttentionScratchBytes per thread and, if keys are rebuilt or values
-// lifted, kRowStateBytes more per thread for the queries and sums of its rows.
-// Rebuilt and decoded numbers are written only there. With mass, it also has
-// most_weights floats, a tile of weights per thread (kMassTileRows rows of a
-// split), and two floats for each query head of most_rows rows.
+// at most kAttentionScratchBytes per thread. If keys are rebuilt or values
+// lifted, each thread also has kRowStateBytes for the queries and sums of its
+// rows. Rebuilt and decoded numbers are written only to the workspace. With
+// attention mass, it also has most_weights floats, a tile of weights per thread
+// (kMassTileRows rows of a split), and two floats for each query head of
+// most_rows rows.
 //
 // The tables in these parameters (parts, groups, columns) are in host memory.
 // For a GPU, Prepare copies them to the device (cuda/device_attention.h). For a
@@ -285,16 +287,16 @@ struct PagedAttentionParamsIn {
   ExactSlots key_exact;
   ExactSlots value_exact;
   DType dtype = DType::kF32;     // type of q and out
-  SlotMetadataIn<Ptr> metadata;  // the layer's, if it evicts slots
-  // [Hkv]: unit of eviction, if there is metadata
+  SlotMetadataIn<Ptr> metadata;  // of the layer, if it evicts slots
+  // [Hkv]: each KV head's unit of eviction, if there is metadata
   const int32_t* unit_of_head = nullptr;
   AttentionMass mass;
-  // null: the cache has whole keys. Otherwise the caller keeps this and its
-  // tables.
+  // Null: keys are stored with their key bias, or have none. Otherwise this
+  // object and its tables belong to the caller.
   const AttentionKeyBias* key_bias = nullptr;
-  // Only for a GPU: how many partial results its workspace has room for. Each
-  // is the result of one token over one split, for all heads. Sequences whose
-  // partial results do not fit are not split.
+  // Only for a GPU: how many partial results its workspace has room for. A
+  // partial result is the output of one token over one split, for all heads.
+  // Sequences whose partial results do not fit are not split.
   int64_t most_partials = 4096;
   // Only for a GPU. True: the decoding kernel also computes prompts, so that
   // their rows have the same bits as single rows. False: the fastest kernel
@@ -319,7 +321,7 @@ inline constexpr int64_t kAttentionMaxWidth = 8192;
 inline constexpr int64_t kAttentionMaxHeadDim = 256;
 // The most runs of codes in a latent.
 inline constexpr int64_t kAttentionMaxRuns = 256;
-// The most bytes of scratch of one thread.
+// The most bytes of scratch of one thread, without kRowStateBytes.
 inline constexpr int64_t kAttentionScratchBytes = 256 << 10;
 // If keys are rebuilt or values lifted, a thread uses up to this many more
 // bytes to keep the queries and sums of its rows from block to block. Each
@@ -357,9 +359,9 @@ struct AttentionRows {
 struct AttentionStep {
   // number of slots that a row may read, summed over all rows
   int64_t work = 0;
-  // threads take splits of contexts instead of whole units
+  // True if threads take splits of contexts instead of whole units.
   bool takes_splits = false;
-  // at least one sequence has more than kDeviceSplitRows rows
+  // True if at least one sequence has more than kDeviceSplitRows rows.
   bool has_prompts = false;
   // the number of rows that q and out must have
   int64_t rows = 0;

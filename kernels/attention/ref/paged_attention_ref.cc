@@ -273,7 +273,7 @@ struct ValueSum {
   const AttentionValuePartArgs* part;
   const LatentGroup* group;
   int64_t kv_head;
-  // True for a part that has static ranges and also exact rows.
+  // True if the part has static ranges and exact rows.
   bool sums_weights = false;
   std::vector<float> out = {};  // [R'], or [d] if values are lifted
   // sums of minima [runs] if ranges are in slots; the sum of weights if
@@ -337,7 +337,7 @@ void ValueSum::AddCodes(const float* weights,
     std::vector<float> scaled(latents.size());
     DigitRange range;
     for (size_t i = 0; i < latents.size(); ++i) {
-      if (latents[i].group->num_runs == 0) continue;  // an exact row
+      if (latents[i].group->num_runs == 0) continue;  // read as an exact row
       const float weight = weights[first + static_cast<int64_t>(i)];
       scaled[i] = in_slots ? weight * RangeOf(latents[i], r).scale : weight;
       range.Add(scaled[i]);
@@ -474,8 +474,9 @@ class Row {
   float* const out_;
   const VisibleRange slots_;
 
-  // The weight of each visible slot, relative to the running maximum at that
-  // slot. max_ and sum_ are the maximum and sum of the whole softmax.
+  // The weight of each visible slot, relative to the maximum of the split up to
+  // the end of the slot's block. max_ and sum_ are the maximum and sum of the
+  // whole softmax.
   struct Weight {
     float weight;
     float block_max;

@@ -22,8 +22,7 @@ namespace kvasir::kernels::cuda {
 
 struct FakeLaunch {
   KernelLaunch launch;
-  // a copy of the kernel's parameters from the time at which the launch was
-  // enqueued
+  // A copy of the kernel's parameters, made when the launch was enqueued.
   std::vector<char> args;
 };
 

@@ -28,8 +28,9 @@ absl::Status SetOne(absl::string_view setting, EmulatedDeviceOptions* options) {
     options->activations = DType::kBf16;
   } else if (!absl::ConsumePrefix(&setting, "seed=") ||
              !absl::SimpleAtoi(setting, &options->emulator.seed)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "setting \"", setting, "\": want f32, f16, bf16 or seed=N"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the setting \"", setting,
+                     "\" is invalid; want f32, f16, bf16 or seed=N"));
   }
   return absl::OkStatus();
 }

@@ -45,7 +45,7 @@ TEST(EmulatedModuleTest, AnUnknownSettingIsNamedInTheError) {
   for (const std::string settings : {"f64", "seed=", "seed=x", "f32,f8"}) {
     EXPECT_THAT(Load(settings),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         AllOf(HasSubstr("kvasir-emulated.so: setting \""),
+                         AllOf(HasSubstr("kvasir-emulated.so: the setting \""),
                                HasSubstr("want f32, f16, bf16 or seed=N"))))
         << settings;
   }

@@ -96,7 +96,7 @@ class EmulatedTest {
   std::unique_ptr<Stream> stream_;
 };
 
-// Rounds `numbers` to `dtype` and back.
+// Returns `numbers`, rounded to `dtype`.
 inline std::vector<float> Rounded(std::vector<float> numbers, DType dtype) {
   VisitDType(dtype, [&](auto type) {
     for (float& number : numbers) {
@@ -106,8 +106,7 @@ inline std::vector<float> Rounded(std::vector<float> numbers, DType dtype) {
   return numbers;
 }
 
-// The L2 norm of got - want, divided by the L2 norm of want. 0 if both are
-// equal.
+// Returns the L2 norm of got - want, divided by the L2 norm of want.
 inline double RelativeNorm(const std::vector<float>& want,
                            const std::vector<float>& got) {
   if (want.size() != got.size()) return INFINITY;
@@ -121,10 +120,10 @@ inline double RelativeNorm(const std::vector<float>& want,
   return error == 0.0 ? 0.0 : std::sqrt(error / norm);
 }
 
-// The largest error of any row of `columns` numbers. A row's error is the
-// larger of two: the RelativeNorm of the row, and the largest error of one of
-// its numbers relative to the number's size plus the root mean square of the
-// row.
+// Returns the largest error of any row of `columns` numbers. A row's error is
+// the larger of two: its RelativeNorm, and the largest error of one of its
+// numbers. The latter is relative to the sum of the number's size and the row's
+// root mean square.
 inline double WorstError(const std::vector<float>& want,
                          const std::vector<float>& got, int64_t columns) {
   if (want.size() != got.size()) return INFINITY;

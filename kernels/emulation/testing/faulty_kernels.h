@@ -22,8 +22,8 @@ enum class Planted : uint32_t {
   kFenceBeforeTheWrite,  // the fence precedes the write that it should order
   kDivergentBarrier,     // threads reach one barrier by two different calls
   kEndedThread,          // a thread ends before a barrier of all threads
-  // Half of the lanes of two warps arrive at a barrier of 32 threads. But
-  // barriers count whole warps.
+  // Half of the lanes of each of two warps arrive at a barrier of 32 threads.
+  // This is a fault, because barriers count whole warps.
   kHalfWarps,
   kTwiceAtABarrier,  // a warp arrives twice, the other not at all
   kDivergentShuffle,
@@ -46,7 +46,7 @@ enum class Planted : uint32_t {
   kOwnPartials,
   kManyLooks,
   kLoadOnceBesideStored,
-  kStrided,  // without a fault, but costly
+  kStrided,  // accesses every fourth word, which is costly
 };
 
 struct FaultyArgs {

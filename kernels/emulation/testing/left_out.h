@@ -13,8 +13,8 @@
 namespace kvasir::kernels::emulation {
 
 enum class Verdict {
-  kRight,    // right numbers, no report of ThreadSanitizer
-  kWrong,    // wrong numbers
+  kRight,    // the result is right, and ThreadSanitizer reported nothing
+  kWrong,    // the result is wrong
   kRace,     // ThreadSanitizer reported a race
   kStopped,  // the emulator or UBSan ended the process
   kEndless   // it used more processor time than allowed
@@ -32,7 +32,7 @@ Verdict Judge(absl::FunctionRef<bool()> is_right, int most_seconds = 60);
 
 struct Mutant {
   SyncSite site;
-  // The first verdict, over the seeds, that is not kRight.
+  // The first verdict that is not kRight, in the order of the seeds.
   Verdict verdict = Verdict::kRight;
 };
 

@@ -30,7 +30,7 @@ base::ThreadPool* HostThreads() {
 
 void SkipWithoutEmulator() {
   constexpr char kWhy[] =
-      "not for a GPU: asks for what the emulated device alone knows";
+      "skipped on a GPU: needs the emulator's sites, counters or reports";
   [&] { GTEST_SKIP() << kWhy; }();
   throw ::testing::AssertionException(::testing::TestPartResult(
       ::testing::TestPartResult::kSkip, __FILE__, __LINE__, kWhy));

@@ -75,7 +75,7 @@ class GgufBuilder {
     data_ += data;
     return *this;
   }
-  // Only the entry in the list of tensors.
+  // Adds only the entry in the list of tensors, without data.
   GgufBuilder& TensorAt(std::string_view name,
                         const std::vector<uint64_t>& dims, uint32_t type,
                         uint64_t offset) {

@@ -24,7 +24,7 @@ const std::vector<std::shared_ptr<const Tokenizer>>& Tokenizers() {
       auto tokenizer =
           Tokenizer::Load(std::string(KVASIR_TOKENIZERS "/") + name);
       KVASIR_CHECK(tokenizer.ok());
-      (void)(*tokenizer)->Encode("a b");  // fills tables of the process
+      (void)(*tokenizer)->Encode("a b");  // fills tables that tokenizers share
       all->push_back(*std::move(tokenizer));
     }
     return all;

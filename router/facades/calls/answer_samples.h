@@ -1,5 +1,5 @@
-// Code that the answers of all protocols share: the samples of an answer, their
-// text, and the tokens that may end them.
+// Code for the answers of all protocols: the order of the samples' responses,
+// the samples' text, and the tokens that may end a sample.
 #pragma once
 
 #include <algorithm>
@@ -16,16 +16,15 @@
 
 namespace kvasir::router {
 
-// The samples of an answer in which each response belongs to one sample. This
-// class decides which sample gives the next response. `Sample` must have `bool
-// ended() const` and `bool has_output() const`.
+// The samples of an answer. Each response belongs to one sample, and this class
+// decides which sample comes next. `Sample` must have `bool ended() const` and
+// `bool has_output() const`.
 // Threads: only one thread at a time may use it.
 template <typename Sample>
 class AnswerSamples {
  public:
-  // If `streaming`, a sample has a response whenever it has new output.
-  // Otherwise each sample has a single response, which comes after all samples
-  // have ended.
+  // If `streaming`, a sample has a response as soon as it has new output.
+  // Otherwise each sample has a single response, after all samples have ended.
   AnswerSamples(uint32_t n, bool streaming)
       : streaming_(streaming),
         samples_(std::max<uint32_t>(1, n)),
@@ -49,7 +48,7 @@ class AnswerSamples {
     }
     return false;
   }
-  // Returns the index of the next sample that has a response; the samples take
+  // Returns the index of the sample that gives the next response. Samples take
   // turns. Precondition: HasResponse().
   uint32_t Next() {
     do {
@@ -76,9 +75,9 @@ class AnswerSamples {
   uint32_t last_ = 0;
 };
 
-// Returns a text stream for a sample whose text continues that of `prompt_ids`.
-// `Request` must have the members stop_strings, skip_special_tokens and
-// sampling.
+// Returns a text stream for a sample, whose text continues the text of the
+// prompt. `Request` must have the members stop_strings, skip_special_tokens
+// and sampling.
 template <typename Request>
 std::unique_ptr<TextStream> NewTextStream(const TextCodec& codec,
                                           std::span<const int32_t> prompt_ids,
@@ -93,7 +92,7 @@ std::unique_ptr<TextStream> NewTextStream(const TextCodec& codec,
       std::move(options));
 }
 
-// The tokens that may end a sample: the request's stop ids and, unless
+// The set of tokens that may end a sample: the request's stop ids and, unless
 // ignore_eos is set, the model's end-of-sequence ids.
 class EndingIds {
  public:

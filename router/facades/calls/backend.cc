@@ -99,14 +99,15 @@ std::string TokenizerTurn(const FacadeBackend& backend, const Caller& caller,
 
 absl::Status TokenizerIsFull(const FacadeLimits& limits) {
   return absl::ResourceExhaustedError(
-      absl::StrCat("the tokenizer's queue of ", limits.max_tokenizer_queue,
-                   " requests has no place left for this client"));
+      absl::StrCat("the tokenizer's queue holds ", limits.max_tokenizer_queue,
+                   " requests and has no free place for this client: try again "
+                   "later"));
 }
 
 uint32_t MostTokens(uint32_t wanted, uint64_t prompt_tokens,
                     uint32_t max_model_len) {
   if (max_model_len == 0) return wanted;
-  // No output fits. The router will refuse a prompt of this length.
+  // The router will refuse this prompt, because it leaves no room for output.
   if (prompt_tokens >= max_model_len) return 0;
   return static_cast<uint32_t>(
       std::min<uint64_t>(wanted, max_model_len - prompt_tokens));
@@ -124,12 +125,12 @@ absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
   if (most > fits && asked) {
     return absl::InvalidArgumentError(absl::StrCat(
         field, ": want at most ", fits, ", have ", most,
-        ": one response holds no more tokens with ", sampling->logprobs(),
+        ": one response cannot hold more tokens with ", sampling->logprobs(),
         " log probabilities each; ask for fewer or stream the answer"));
   }
   if (!asked) {
-    // Set at least 1, even if the prompt leaves no room: the router then
-    // refuses the request.
+    // If the prompt leaves no room for output, set 1. The router then refuses
+    // the request.
     sampling->set_max_tokens(static_cast<uint32_t>(
         std::max<uint64_t>(1, std::min<uint64_t>(most, fits))));
   }

@@ -1,5 +1,5 @@
-// The state that all calls of a facade share, the limits of each call, and
-// functions that calls of several protocols use.
+// The state that all calls of a facade share, limits for calls, and functions
+// that several facades use.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,17 @@
 namespace kvasir::router {
 
 struct FacadeLimits {
-  // The largest number of samples of a request. It is checked before any memory
-  // is allocated for samples.
+  // The largest number of samples of one request. It is checked before memory
+  // is allocated for the samples.
   uint32_t max_n = 128;
-  // The operator's default of max_tokens, for requests that do not set it. It
-  // limits the size of their answers.
+  // The operator's default of max_tokens, for requests that do not set it.
   uint32_t default_max_tokens = 256;
-  // The limit, in bytes, of streamed output that waits because the client does
-  // not read. The stream is reset if more waits, or if more than
-  // max_response_bytes of one answer wait.
+  // The limit, in bytes, of output that waits because the client does not read.
+  // A stream is reset if more waits in total, or if more than
+  // max_response_bytes wait for one request.
   size_t max_waiting_bytes_per_stream = 16 << 20;
-  // The largest size of a response. gRPC clients refuse messages of more than 4
-  // MiB by default; 64 KiB of these are left for the message's other fields.
+  // The most output in a response. By default, gRPC clients refuse messages of
+  // more than 4 MiB, of which 64 KiB are kept for the message's other fields.
   size_t max_response_bytes = (4 << 20) - (64 << 10);
   // How many requests of one client stream may run at the same time.
   size_t max_requests_per_stream = 1024;
@@ -44,13 +43,13 @@ struct FacadeLimits {
   int num_stream_threads = 2;
 };
 
-// The text codecs, by served model name (including aliases). Models that are
-// not in this map accept only token ids.
+// The text codec of each model, by served name (including aliases). Models that
+// are not in this map accept only token ids.
 using Codecs = std::map<std::string, std::shared_ptr<const TextCodec>>;
 
 // State that all calls of a facade share.
-// Threads: any thread may use it: each member is either constant or may be used
-// by several threads at once.
+// Threads: any thread may use it, because its members are constant or
+// protect themselves.
 struct FacadeBackend {
   // Returns null for a model that accepts only token ids.
   std::shared_ptr<const TextCodec> CodecOf(const std::string& model) const;
@@ -73,30 +72,28 @@ struct FacadeBackend {
 };
 
 // Identifies the caller that made a call. If callers need no credentials, the
-// caller belongs to the tenant that it names; INVALID_ARGUMENT if that is not a
-// valid name. Otherwise does the same as Callers::Identify: returns its errors
-// and sets `*refused`.
+// caller belongs to the tenant that it names, and an invalid name gives
+// INVALID_ARGUMENT. Otherwise calls Callers::Identify: returns its errors and
+// sets `*refused`.
 absl::StatusOr<Caller> IdentifyCaller(const FacadeBackend& backend,
                                       const CallIdentity& call,
                                       Caller* refused);
 
-// The caller of a message and its share of memory. Both are determined when the
-// message arrives, so that messages which wait for their turn are counted as
-// well.
+// A message's caller and its share of the router's memory. Both are determined
+// when the message arrives, so that waiting messages count as well.
 struct ArrivedMessage {
-  // This is also set for a refused caller, as far as the caller is known.
+  // For a refused caller, this contains what is known of the caller.
   Caller caller;
-  // The share of memory for the message and for its text or ids, which are
-  // copied from the message; null if memory is not limited. An error if the
-  // message is refused.
+  // Memory for the message and for a copy of its text or ids. Null if memory is
+  // not limited. An error if the message is refused.
   absl::StatusOr<std::shared_ptr<ByteShare>> bytes;
 };
 ArrivedMessage Arrive(const FacadeBackend& backend, const CallIdentity& call,
                       size_t message_bytes);
 
-// Takes a place in the tenant's quota for a request; null if the tenant has no
-// quota. Returns RESOURCE_EXHAUSTED if the quota is used up. Call it before any
-// other work is done for the request.
+// Takes a place in the tenant's quota for a request. Returns null if the tenant
+// has no quota, and RESOURCE_EXHAUSTED if the quota is used up. Call it before
+// any other work for the request.
 absl::StatusOr<std::shared_ptr<RequestPlace>> EnterQuota(
     const FacadeBackend& backend, const Caller& caller);
 
@@ -111,8 +108,9 @@ absl::Status CountSamples(const FacadeBackend& backend, RequestPlace* place,
 absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,
                              const FacadeLimits& limits);
 
-// Returns UNIMPLEMENTED: `field` needs a tokenizer, and there is none for the
-// model. `instead` says how to send the request without a tokenizer.
+// Returns the error (UNIMPLEMENTED) for a field that needs a tokenizer if
+// the model has none. `instead` tells the client how to send the request
+// without it.
 absl::Status NeedsTokenizer(const std::string& field,
                             const std::string& instead);
 
@@ -123,13 +121,14 @@ absl::StatusOr<proto::TokenBytes> EncodePrompt(const TextCodec& codec,
                                                const std::string& text,
                                                uint32_t max_model_len);
 
-// Returns the name of the caller's turn at the tokenizer
-// (TaskRunner::PostInTurn). It is the tenant if callers are identified.
-// Otherwise clients may name any tenant, so it is the client's host.
+// Returns the caller's `turn` for the tokenizer (TaskRunner::PostInTurn). If
+// callers are identified, it is the tenant. Otherwise it is the client's host,
+// because clients could name any tenant.
 std::string TokenizerTurn(const FacadeBackend& backend, const Caller& caller,
                           const std::string& peer);
 
-// Returns RESOURCE_EXHAUSTED: the tokenizer's queue is full.
+// Returns the error (RESOURCE_EXHAUSTED) for a request that finds no place in
+// the tokenizer's queue.
 absl::Status TokenizerIsFull(const FacadeLimits& limits);
 
 // Returns how many of the `wanted` output tokens fit after the prompt, if
@@ -138,11 +137,11 @@ absl::Status TokenizerIsFull(const FacadeLimits& limits);
 uint32_t MostTokens(uint32_t wanted, uint64_t prompt_tokens,
                     uint32_t max_model_len);
 
-// If the client has not set max_tokens, sets it to the rest of the context, or
-// to the operator's default if max_model_len is unknown, but at most to `fits`,
-// the number of tokens that a single response can hold. Returns
-// INVALID_ARGUMENT if the client asks for more. `field` is the protocol's name
-// of max_tokens.
+// `fits` is the number of tokens that a single response can hold. If the client
+// has set a larger max_tokens, returns INVALID_ARGUMENT. If the client has set
+// none, sets it to the rest of the context (or to the operator's default if
+// max_model_len is unknown), but at most to `fits`. `field` is the protocol's
+// name of max_tokens.
 absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
                           uint32_t max_model_len, uint64_t fits,
                           const FacadeLimits& limits,

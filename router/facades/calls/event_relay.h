@@ -1,5 +1,5 @@
-// The sink that a call gives the router for one request. It posts each event to
-// the call's strand and returns, so that the router's threads do no work for
+// The sink that a call gives the router for one request. It only posts each
+// event to the call's strand. So the router's threads do no other work for
 // the call.
 #pragma once
 
@@ -18,8 +18,8 @@ namespace kvasir::router {
 template <typename Call>
 class EventRelay final : public RequestSink {
  public:
-  // `place` is the request's place in the tenant's quota (null: the tenant has
-  // no quota). When the request ends, this sink leaves the place.
+  // `place` is the request's place in the tenant's quota, or null if the tenant
+  // has no quota. This sink frees the place when the request ends.
   EventRelay(std::shared_ptr<Call> call, uint64_t number,
              std::shared_ptr<RequestPlace> place)
       : call_(std::move(call)), number_(number), place_(std::move(place)) {}

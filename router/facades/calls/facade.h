@@ -1,5 +1,5 @@
-// The interface between a wire protocol and the rest of the server. A new
-// protocol implements it and adds one line to facades/facades.cc.
+// The interface between the code of a wire protocol and the rest of the server.
+// To add a protocol, implement it and add a line to facades/facades.cc.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -27,7 +27,7 @@ struct FacadeOptions {
   std::shared_ptr<const Callers> callers;
   // Counts the open calls of all facades.
   std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
-  // The requests of all facades that an abort can find.
+  // The running requests of all facades, by id, for calls that abort them.
   std::shared_ptr<RunningIds> running_ids = std::make_shared<RunningIds>();
   // The limit of memory for requests; null: no limit.
   std::shared_ptr<ByteBudget> budget;
@@ -35,12 +35,11 @@ struct FacadeOptions {
   std::string server_version;
   // The folder with the tokenizer's files; empty: there is no tokenizer.
   std::string tokenizer_folder;
-  // Makes the tokenizer's files, as names and contents, if they are not in the
-  // folder. Null: they are there.
+  // Returns the tokenizer's files (name and content) if they are not in the
+  // folder. Null: they are in the folder.
   std::function<absl::StatusOr<std::map<std::string, std::string>>()>
       make_tokenizer_files;
-  // True: every client that may call this server may fetch the tokenizer's
-  // files.
+  // True: every client of this server may download the tokenizer's files.
   bool share_tokenizer = false;
 };
 
@@ -57,24 +56,24 @@ class Facade {
   // "inference.GRPCInferenceService".
   virtual std::vector<std::string> names() const = 0;
 
-  // Call this if a client has called one of the services with bytes that cannot
+  // Call this if the bytes that a client has sent to one of the services cannot
   // be parsed as the call's message. It identifies the caller, and logs and
   // counts a refused request. Returns an error if the caller itself is refused,
   // and OK if only the bytes are wrong.
   virtual absl::Status RefuseGarbage(
       const grpc::ServerContextBase& context) const = 0;
 
-  // Call this when the server begins to drain and still serves calls. Each open
-  // stream then ends with UNAVAILABLE as soon as none of its requests runs,
-  // even if its client keeps it open.
+  // Call this when a drain begins. From then on, each stream that is open now
+  // ends with UNAVAILABLE as soon as none of its requests runs, even if the
+  // client keeps it open. New calls are still served.
   virtual void BeginDrain() {}
-  // From now on, streams that clients have opened after BeginDrain end in the
-  // same way as those that were open before.
+  // From now on, streams that clients opened after BeginDrain end in the
+  // same way.
   virtual void EndStreams() {}
 };
 
-// The threads of one facade: for its tokenizer, and for the responses of its
-// streams.
+// The threads of one facade. Some tokenize, and some build the responses
+// of streams.
 // Owns: these threads.
 class FacadeThreads {
  public:
@@ -85,8 +84,8 @@ class FacadeThreads {
   const std::shared_ptr<TaskRunner>& streams() const {
     return streams_.runner();
   }
-  // Sets the members of `backend`. `facade` is the protocol's name in the
-  // access log and in metrics.
+  // Fills in `backend`. `facade` is the protocol's name in the access log and
+  // in metrics.
   void Fill(const FacadeOptions& options, const std::string& facade,
             RequestRouter* router, FacadeBackend* backend) const {
     backend->facade = facade;

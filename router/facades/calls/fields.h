@@ -19,8 +19,8 @@ namespace kvasir::router {
 
 inline constexpr uint32_t kMaxTokenId = std::numeric_limits<int32_t>::max();
 
-// Returns UNIMPLEMENTED: Kvasir does not implement `what`, and ignoring it
-// would change the result.
+// Returns the error (UNIMPLEMENTED) for a request that asks for `what`. Kvasir
+// does not implement it, and ignoring it would change the result.
 absl::Status FieldNotBuilt(const std::string& what);
 
 template <typename T>
@@ -42,8 +42,8 @@ inline float OrNeutral(float value, float neutral) {
   return value == 0.0f ? neutral : value;
 }
 
-// Converts top_k from the wire. Clients send the largest uint32 for "all
-// tokens", for which this returns 0.
+// Converts a client's top_k. The largest uint32 means "all tokens", which is
+// 0 here.
 inline int32_t TopKOf(uint32_t wire) {
   return wire > kMaxTokenId ? 0 : static_cast<int32_t>(wire);
 }

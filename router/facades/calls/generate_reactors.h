@@ -1,9 +1,10 @@
-// gRPC reactors for calls that consist of one request: one reactor for a stream
-// of responses, one for a single response. Both delete themselves in OnDone,
-// which gRPC calls after End has been called and every reaction has returned.
-// Threads: gRPC's threads call the reactions (On... methods), and the call's
-// strand calls the methods of CallWriter. These two groups of methods share
-// only gRPC's state.
+// gRPC reactors for calls that consist of one request: one reactor for a
+// stream of responses, one for a single response. Both delete themselves in
+// OnDone, which gRPC calls after End has been called and all other On...
+// methods have returned.
+// Threads: gRPC's threads call the On... methods, and the call's strand calls
+// the methods of CallWriter. These two groups of methods share only gRPC's
+// own state.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -76,8 +77,8 @@ class GenerateStreamReactor final
   grpc::CallbackServerContext* const context_;
   const ClientCall open_;
   const std::shared_ptr<SingleCall<Answer>> call_;
-  // gRPC reads this between StartWrite and OnWriteDone, so it must not change
-  // then.
+  // Must not change between StartWrite and OnWriteDone, because gRPC reads
+  // it then.
   typename Answer::Response response_;
 };
 

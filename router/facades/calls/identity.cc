@@ -7,8 +7,8 @@ std::string CacheSaltOf(const std::string& tenant,
                         const std::string& client_salt) {
   const std::string own = tenant.empty() ? "" : absl::StrCat("tenant/", tenant);
   if (client_salt.empty()) return own;
-  // Put the salt's length before the salt. Otherwise a client could choose a
-  // salt so that the result equals another tenant's.
+  // The salt's length stands before the salt. Otherwise a client could choose a
+  // salt that gives another tenant's result.
   return absl::StrCat("salt/", client_salt.size(), ":", client_salt, own);
 }
 

@@ -12,8 +12,8 @@ namespace kvasir::router {
 
 struct CallIdentity {
   std::string peer;
-  // The credentials are checked again with each request, because the caller may
-  // lose its access while a stream is open.
+  // These are checked again with each request, because the caller may lose its
+  // access while a stream is open.
   Credentials credentials;
   // The header x-tenant-id as the client sent it.
   std::string tenant;
@@ -21,15 +21,15 @@ struct CallIdentity {
   absl::Time deadline = absl::InfiniteFuture();
 };
 
-// Returns the cache salt of a request: requests share cached prefixes if their
-// salts are equal. Different tenants and different values of `client_salt` give
-// different salts. `tenant` is empty for callers without a tenant and for all
-// tenants that share prefixes on purpose.
+// Returns the cache salt of a request. Requests share cached prefixes only if
+// their salts are equal. Different tenants and different values of
+// `client_salt` give different salts. `tenant` is empty for callers without a
+// tenant, and for tenants that share prefixes with each other.
 std::string CacheSaltOf(const std::string& tenant,
                         const std::string& client_salt = "");
 
-// Returns a request with only the fields that the access log needs. It can be
-// used for refused requests as well. `caller` is empty if it is unknown.
+// Returns a request with only the fields that the access log needs, also for
+// refused requests. `caller` is empty if it is unknown.
 CanonicalRequest DescribeRequest(const CallIdentity& call, const Caller& caller,
                                  const std::string& facade,
                                  const std::string& model,

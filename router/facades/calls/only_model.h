@@ -9,13 +9,13 @@
 
 namespace kvasir::router {
 
-// Returns the served model, under the first of its names. UNAVAILABLE if no
+// Returns the served model with the first of its names. UNAVAILABLE if no
 // worker has been reached yet; FAILED_PRECONDITION if the served names belong
 // to models with different weights.
 absl::StatusOr<ModelStatus> OnlyModel(const RequestRouter& router);
 
 // Returns `count`, but at most the largest int32. A sum over many replicas may
-// be larger, and the protocol's fields are of type int32.
+// exceed it, and the protocol's fields have this type.
 int32_t ToInt32(uint64_t count);
 
 }  // namespace kvasir::router

@@ -10,7 +10,7 @@
 namespace kvasir::router {
 namespace {
 
-// The most ids in one call of Abort; gateways send far fewer.
+// One call of Abort may have this many ids; gateways send far fewer.
 constexpr int kMaxAbortedIds = 1024;
 
 }  // namespace
@@ -68,7 +68,7 @@ absl::Status AbortRequests(
         absl::StrCat("request_ids: want at most ", kMaxAbortedIds,
                      " ids, have ", request_ids.size()));
   }
-  // Use a set, so that repeated ids are looked up once.
+  // Each id is looked up only once, even if the client has repeated it.
   const absl::flat_hash_set<absl::string_view> ids(request_ids.begin(),
                                                    request_ids.end());
   for (const absl::string_view id : ids) {

@@ -1,4 +1,5 @@
-// Answers to calls that start no request: immediate answers, errors and aborts.
+// Functions for calls that start no request: immediate answers, errors
+// and aborts.
 #pragma once
 
 #include <google/protobuf/repeated_field.h>
@@ -24,7 +25,7 @@ absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
                            const FacadeBackend& backend);
 
 // Ends the call with the status that `answer` returns. If the caller is
-// refused, ends it with that error instead and does not call `answer`.
+// refused, does not call `answer` and ends the call with the refusal.
 grpc::ServerUnaryReactor* Answer(
     grpc::CallbackServerContext* context, const FacadeBackend& backend,
     absl::FunctionRef<absl::Status(const Caller&)> answer);

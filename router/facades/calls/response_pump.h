@@ -1,6 +1,6 @@
-// Writes a call's responses one at a time. While the transport writes a
-// response, later output collects in the source and goes into the next
-// response. Uses no gRPC and no threads.
+// Writes a call's responses one at a time. While one is being written, new
+// output waits in the source, which then puts all of it into the next response.
+// Uses no gRPC and no threads.
 #pragma once
 
 #include <optional>
@@ -12,8 +12,9 @@
 
 namespace kvasir::router {
 
-// The transport's side of a call, which gRPC reactors implement. Every method
-// starts an operation and returns at once. No method is called after End.
+// Sends a call's responses to the client; gRPC reactors implement it.
+// Every method starts an operation and returns at once. No method is
+// called after End.
 template <typename Response>
 class CallWriter {
  public:
@@ -21,7 +22,7 @@ class CallWriter {
   // Writes a response. When it is written, the transport calls the pump's
   // OnWritten. Write is not called again before that.
   virtual void Write(Response response) = 0;
-  // Makes an outstanding write fail.
+  // Makes a write fail that has been started and not finished.
   virtual void Reset() = 0;
   // Ends the call. Called exactly once, when no write is outstanding.
   virtual void End(const absl::Status& status) = 0;
@@ -38,9 +39,9 @@ class ResponseSource {
   // Called when the call ends early. An implementation must cancel the running
   // requests of the call and drop waiting output.
   virtual void GiveUp(CancelReason reason) = 0;
-  // An implementation must post a task that calls the pump's OnPumpTurn after
-  // the handling of all events that have already arrived. So the output of
-  // these events is written together.
+  // An implementation must post a task that calls the pump's OnPumpTurn. It
+  // must run after the tasks of all events that have already arrived, so that
+  // their output is written together.
   virtual void PostPumpTurn() = 0;
 };
 
@@ -54,8 +55,8 @@ class ResponsePump {
       : source_(source), writer_(writer) {}
 
   bool ended() const { return ended_; }
-  // True if the call has ended, or will end as soon as no write is outstanding.
-  // In this state nothing new may be started.
+  // True if the call has ended, or will end as soon as the current write has
+  // finished. Nothing new may be started then.
   bool ending() const { return ended_ || end_status_.has_value(); }
 
   void Pump() {
@@ -88,8 +89,8 @@ class ResponsePump {
     Pump();
   }
 
-  // Ends the call as soon as no write is outstanding. If it is called more than
-  // once, the first status counts.
+  // Ends the call as soon as the current write, if any, has finished. If it is
+  // called more than once, the first status counts.
   void EndCall(const absl::Status& status, CancelReason reason) {
     if (ended_) return;
     if (!end_status_) end_status_ = status;

@@ -24,9 +24,9 @@ class StoppableCall {
   virtual void OnStop(uint64_t number) = 0;
 };
 
-// A table of the running requests, by scope (which contains the tenant's name)
-// and by the id that the client chose. Ids need not be unique: Find returns all
-// requests of the scope that have exactly this id.
+// A table of the running requests. The key is a scope, which contains the
+// tenant's name, and the id that the client chose. Ids need not be unique: Find
+// returns all requests of the scope with this id.
 // Threads: its methods may be called from any thread.
 class RunningIds {
  public:

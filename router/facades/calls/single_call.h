@@ -1,6 +1,6 @@
-// A call that is one request and is answered by a stream of responses or by a
-// single one. Each protocol provides its own function to prepare the request
-// and its own class to build the answer.
+// A call that consists of one request. Its answer is one response or a stream
+// of responses. Each protocol provides a function that prepares the request and
+// a class that builds the answer.
 #pragma once
 
 #include <cstdint>
@@ -45,14 +45,14 @@ struct PreparedCall {
   // The client's own cache salt. Requests of one tenant share cached prefixes
   // only if their salts are equal.
   std::string cache_salt;
-  // True: the client receives nothing before the answer is complete.
+  // True: the client gets the whole answer in one response.
   bool folded = false;
   std::unique_ptr<Answer> answer;
 };
 
-// One call. If an error occurs, it becomes the call's status. Nothing is
-// written before the request's first tokens. So a client whose request is
-// refused has received nothing else and may try another server.
+// One call. An error becomes the call's status. Nothing is written before the
+// request's first tokens. So a client whose request is refused has received no
+// response and may try another server.
 //
 // Threads: Begin and the On... methods may be called from any thread; they only
 // post tasks to the strand. All other methods run on the strand.
@@ -96,12 +96,12 @@ class SingleCall final
   };
 
   // Begins the call. Call this once, before any other method. `read` reads the
-  // call's message. It runs on the strand before the call can end; until then
-  // gRPC keeps the message.
+  // call's message, which gRPC keeps until the call ends. It runs on the
+  // strand, before the call can end.
   void Begin(absl::AnyInvocable<Asked()> read) {
     Post([read = std::move(read)](SingleCall& call) mutable {
-      // A request that exceeds a quota or the memory limit is refused before
-      // its message is read.
+      // Check quota and memory limit first, so that a request over a limit is
+      // refused before its message is read.
       if (const absl::Status status = call.Enter(); !status.ok()) {
         return call.Refuse(status);
       }
@@ -144,8 +144,8 @@ class SingleCall final
                             EnterQuota(*parts_.backend, arrived_.caller));
     return absl::OkStatus();
   }
-  // Call this when the request no longer runs: it leaves its place in the
-  // tenant's quota.
+  // Call this when the request no longer runs. It frees the request's place in
+  // the tenant's quota.
   void LeavePlace() {
     if (place_ != nullptr) place_->Leave();
   }
@@ -167,9 +167,9 @@ class SingleCall final
                                        this->weak_from_this(), number_);
       listed_ = true;
     }
-    // The task keeps the request's place in the quota until it has run or is
-    // dropped. Even if the call is cancelled, the tokenizer still has this work
-    // to do.
+    // The task keeps the request's place in the quota until it has run
+    // or is dropped, because it costs the tokenizer work even if the
+    // call is cancelled.
     auto prepare = [self = this->shared_from_this(), place = place_,
                     prepare = *std::move(ready)]() mutable {
       auto prepared = prepare();
@@ -213,8 +213,8 @@ class SingleCall final
         std::move(request), std::make_shared<EventRelay<SingleCall>>(
                                 this->shared_from_this(), number_, place_));
     if (!handle.ok()) {
-      // Leave the place now. The relay also holds the place, and the router may
-      // keep the relay a little longer.
+      // Free the place now. Otherwise the relay would keep it until the router
+      // drops the relay, a little later.
       LeavePlace();
       return pump_.EndCall(handle.status(), CancelReason::kClient);
     }
@@ -224,8 +224,7 @@ class SingleCall final
   void HandleTokens(uint64_t, const kvasir::v1::GenerateEvent::Tokens& tokens) {
     if (pump_.ending()) return;
     answer_->OnTokens(tokens);
-    // The answer needs no more tokens, because stop strings have ended all
-    // samples.
+    // Stop strings have ended all samples, so the answer needs no more tokens.
     if (answer_->finished()) {
       CancelEngine(CancelReason::kStopString);
       LeavePlace();
@@ -236,7 +235,7 @@ class SingleCall final
     if (pump_.ending()) return;
     ++num_engine_finishes_;
     answer_->OnFinish(finish);
-    // Leave the place now, because the client may send its next request as soon
+    // Free the place now, because the client may send its next request as soon
     // as it has received the end of this one.
     if (answer_->finished()) LeavePlace();
     Changed();
@@ -268,8 +267,8 @@ class SingleCall final
   }
   void Changed() {
     pump_.PumpSoon();
-    // All waiting output goes into one response, so it must not exceed the
-    // largest size of a response.
+    // All waiting output goes into one response, so the limit of a response
+    // applies too.
     const size_t waiting = CountWaiting();
     pump_.CheckWaiting(waiting, parts_.backend->limits.max_response_bytes);
     pump_.CheckWaiting(waiting,
@@ -304,12 +303,11 @@ class SingleCall final
   void GiveUp(CancelReason reason) override {
     Unlist();
     CancelEngine(reason);
-    // The place in the quota is not free yet. The relay holds it until the
-    // engine ends the request, or the tokenizer's task holds it until the task
-    // has run.
+    // This does not free the place in the quota. The relay holds it until the
+    // engine ends the request, or the tokenizer's task until it has run.
     place_.reset();
-    // Breaks a cycle of references, which would last until the request ends:
-    // request, relay, this call, handle, request.
+    // Break a cycle of references (request, relay, this call, handle, request),
+    // which would last until the request ends.
     handle_.reset();
   }
   void PostPumpTurn() override {

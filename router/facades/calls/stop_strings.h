@@ -11,8 +11,8 @@
 
 namespace kvasir::router {
 
-// The largest number of stop strings in a request, because each token's text is
-// searched for each of them.
+// The most stop strings in a request. It is limited because each token's text
+// is searched for every one of them.
 inline constexpr size_t kMaxStopStrings = 64;
 inline constexpr size_t kMaxStopStringBytes = 1 << 10;
 
@@ -22,8 +22,8 @@ absl::Status CheckStopStrings(const std::string& name,
                               const std::vector<std::string>& strings);
 
 // Adds a stop id for each stop string that is a special token. If
-// skip_special_tokens is set, also removes the string, which would never match:
-// the output text has no special tokens. Removes empty strings.
+// skip_special_tokens is set, also removes such a string, because the output
+// text has no special tokens and it would never match. Removes empty strings.
 absl::Status StopAtSpecialTokens(const TextCodec& codec,
                                  bool skip_special_tokens,
                                  std::vector<std::string>* stop_strings,

@@ -20,8 +20,7 @@ class KserveStatistics {
   struct Outcome {
     bool ok = false;
     absl::Duration total;
-    // The time from the arrival of the request until it is submitted to the
-    // router.
+    // The time from the arrival of the request to its submission to the router.
     absl::Duration input;
     // Times that the engine has reported; zero if it has reported none.
     absl::Duration queue;
@@ -62,8 +61,8 @@ class KserveStreams {
 };
 
 // State that all calls of the KServe facade share.
-// Threads: any thread may use it: each member is either constant or may be used
-// by several threads at once.
+// Threads: any thread may use it, because its members are constant or
+// protect themselves.
 struct KserveBackend : FacadeBackend {
   KserveStatistics statistics;
   KserveStreams streams;

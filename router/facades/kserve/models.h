@@ -9,11 +9,10 @@ namespace kvasir::router {
 
 inference::ModelMetadataResponse KserveMetadataOf(const ModelStatus& model);
 
-// Returns a model's Triton configuration. It has no batching (max_batch_size 0)
-// and decoupled responses. All inputs are optional, because the schema of a
-// request determines which it needs. Its one instance group has an entry in
-// `gpus` for each replica, because clients compute the number of replicas from
-// `gpus`.
+// Returns a model's Triton configuration. max_batch_size is 0 (no batching),
+// and responses are decoupled. All inputs are optional, because each schema
+// needs other inputs. The only instance group has an entry in `gpus` for each
+// replica, because clients count the replicas there.
 inference::ModelConfig KserveConfigOf(const ModelStatus& model);
 
 inference::RepositoryIndexResponse::ModelIndex KserveIndexOf(

@@ -11,8 +11,8 @@
 namespace kvasir::router {
 namespace {
 
-// An estimate of the bytes that one token's log probability takes as JSON, with
-// the token's id and text.
+// An estimate of the bytes of one token's log probability in JSON, with the
+// token's id and text.
 constexpr uint64_t kLogprobJsonBytes = 80;
 
 absl::Status BanWords(const TextCodec& codec, KserveRequest* request) {

@@ -1,5 +1,5 @@
-// Turns a parsed request into the router's form: tokenizes its text, and turns
-// its bad words into logit biases.
+// Converts a parsed request for the router: tokenizes its text, and replaces
+// its bad words by logit biases.
 #pragma once
 
 #include <cstdint>
@@ -28,18 +28,18 @@ struct PreparedRequest {
   std::unique_ptr<KserveAnswer> answer;
 };
 
-// Prepares a request. Call it on a thread of the tokenizer, because it
-// tokenizes, which may take long. `codec` may be null if the prompt is token
-// ids. Returns INVALID_ARGUMENT if the prompt has no tokens or the tokenizer
-// refuses it, NEVER_FITS if it is too long for the model, and UNIMPLEMENTED if
-// a bad word has several tokens.
+// Prepares a request. Call it on a thread of the tokenizer, because tokenizing
+// may take long. `codec` may be null if the prompt is given as token ids.
+// Returns INVALID_ARGUMENT if the prompt has no tokens or the tokenizer refuses
+// it, NEVER_FITS if it is too long for the model, and UNIMPLEMENTED if a bad
+// word has several tokens.
 absl::StatusOr<PreparedRequest> PrepareRequest(
     KserveRequest request, std::shared_ptr<const TextCodec> codec,
     const kvasir::v1::WorkerInfo& info, bool in_stream);
 
-// Returns how many tokens each sample may get: the requested number or else the
-// default, but at most as many as fit after the prompt. A text counts as one
-// token here, because it is not yet tokenized.
+// Returns an upper limit of the output tokens of each sample: the requested
+// number or the default, but at most what fits after the prompt. A text is not
+// tokenized yet, so it counts as one token.
 uint32_t MostTokens(const KserveRequest& request, uint32_t default_max_tokens,
                     uint32_t max_model_len);
 

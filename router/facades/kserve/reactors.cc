@@ -29,8 +29,8 @@ KserveStreamReactor::KserveStreamReactor(std::shared_ptr<KserveBackend> backend,
       stream_(std::make_shared<KserveStream>(
           backend_, CallOf(*context, /*unary=*/false),
           Strand::Create(std::move(runner)), this)) {
-  // If the caller is refused now, the call ends before any request is read.
-  // Otherwise the caller is checked again with each request.
+  // Check the caller before any request is read. It is checked again with
+  // each request.
   if (backend_->callers != nullptr) {
     const auto caller = AskCaller(*context, *backend_);
     if (!caller.ok()) {
@@ -48,8 +48,8 @@ void KserveStreamReactor::OnReadDone(bool ok) {
         std::move(request_)));
     return;
   }
-  // Nothing more can be read, because the call was reset or the client has
-  // half-closed it.
+  // The client has reset the call or half-closed it, so it sends no
+  // more requests.
   if (context_->IsCancelled()) {
     stream_->OnCancelled();
   } else {

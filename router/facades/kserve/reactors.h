@@ -12,10 +12,10 @@
 namespace kvasir::router {
 
 // The reactor of a ModelStreamInfer call. Deletes itself in OnDone, which gRPC
-// calls after End has been called and every reaction has returned. Threads:
-// gRPC's threads call the reactions (On... methods), and the stream's strand
-// calls the methods of KserveStreamSink. These two groups of methods share only
-// gRPC's state.
+// calls after End has been called and all other On... methods have returned.
+// Threads: gRPC's threads call the On... methods, and the stream's strand calls
+// the methods of KserveStreamSink. These two groups of methods share only
+// gRPC's own state.
 class KserveStreamReactor final
     : public grpc::ServerBidiReactor<inference::ModelInferRequest,
                                      inference::ModelStreamInferResponse>,
@@ -40,16 +40,16 @@ class KserveStreamReactor final
   const std::shared_ptr<KserveBackend> backend_;
   const ClientCall call_;
   const std::shared_ptr<KserveStream> stream_;
-  // gRPC fills this between StartRead and OnReadDone, so it must not be used
-  // then.
+  // Must not be used between StartRead and OnReadDone, because gRPC fills
+  // it then.
   inference::ModelInferRequest request_;
-  // gRPC reads this between StartWrite and OnWriteDone, so it must not change
-  // then.
+  // Must not change between StartWrite and OnWriteDone, because gRPC reads
+  // it then.
   inference::ModelStreamInferResponse response_;
 };
 
-// The reactor of a ModelInfer call, which KserveStream serves as a stream of
-// one request and one response. It also deletes itself in OnDone.
+// The reactor of a ModelInfer call. KserveStream serves such a call as a stream
+// of one request and one response. The reactor deletes itself in OnDone.
 class KserveUnaryReactor final : public grpc::ServerUnaryReactor,
                                  public KserveStreamSink {
  public:

@@ -22,12 +22,13 @@ constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxTimeoutUs =
     int64_t{std::numeric_limits<uint32_t>::max()} * 1000;
 
-// Boolean tensors of TensorRT-LLM for features that are not implemented. They
-// must be false.
+// Boolean tensors of TensorRT-LLM that ask for unsupported features. They must
+// be false or absent.
 constexpr const char* kRefusedFlags[] = {
     "return_context_logits", "return_generation_logits", "return_perf_metrics"};
 
-// The names of parameters that differ between TensorRT-LLM's two schemas.
+// The names of those parameters that TensorRT-LLM's two schemas
+// name differently.
 struct TrtNames {
   const char* max_tokens;
   const char* top_k;
@@ -74,8 +75,7 @@ absl::StatusOr<bool> BoolOr(KserveTensors* tensors, const std::string& name,
   return value.value_or(fallback);
 }
 
-// A boolean tensor that requests an output; if it is absent, the output is not
-// requested.
+// A boolean input tensor and the output that it requests if it is true.
 struct OutputFlag {
   const char* name;
   bool KserveOutputs::*output;
@@ -127,8 +127,7 @@ absl::StatusOr<KserveSchema> ChooseSchema(KserveTensors* tensors) {
 }
 
 // The tensors `stream` and `streaming` mean the same. Some clients send the
-// parameter `Streaming` instead, which counts only if neither tensor is
-// present.
+// parameter `Streaming` instead. It counts only if neither tensor is present.
 absl::StatusOr<bool> ParseStreaming(const inference::ModelInferRequest& request,
                                     KserveTensors* tensors) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> stream,
@@ -184,7 +183,7 @@ absl::Status ParseParameters(const inference::ModelInferRequest& request,
       KVASIR_ASSIGN_OR_RETURN(const int64_t priority,
                               IntParam(name, value, kMaxInt32));
       // In Triton, priority 1 is the highest and 0 means the default. Here both
-      // become 0, the highest priority of a request in the router. So a request
+      // become 0, the router's default, and higher values follow. So a request
       // can lower its own priority, but cannot overtake requests that set none.
       out->priority = priority == 0 ? 0 : static_cast<int32_t>(priority - 1);
     } else if (name == "timeout") {
@@ -202,9 +201,9 @@ absl::Status ParseParameters(const inference::ModelInferRequest& request,
   return absl::OkStatus();
 }
 
-// Refuses parameters that are not common to all schemas. Not called for vLLM
-// requests without the tensor sampling_parameters, whose other parameters are
-// sampling parameters.
+// Refuses parameters other than those that all schemas have. (A vLLM request
+// without the tensor sampling_parameters may have more: its sampling
+// parameters. It does not come here.)
 absl::Status RefuseOtherParameters(
     const inference::ModelInferRequest& request) {
   for (const auto& [name, value] : request.parameters()) {
@@ -267,9 +266,9 @@ absl::StatusOr<std::vector<const KserveOutputSpec*>> ListedOutputs(
 }
 
 // A client that lists outputs receives exactly these, whatever its tensors
-// request. A listed output that the schema does not have is refused. Exception:
-// benchmark clients list all outputs of the model's metadata. That is not a
-// choice, so then the tensors decide.
+// request. A listed output that the schema does not have is refused. As an
+// exception, a list of all outputs in the model's metadata is ignored, because
+// benchmark clients always send it.
 absl::Status ChooseOutputs(const inference::ModelInferRequest& request,
                            KserveRequest* out) {
   if (request.outputs().empty()) return absl::OkStatus();
@@ -422,7 +421,7 @@ absl::Status ParseCounts(const TrtNames& names, KserveTensors* tensors,
   return tensors->Bool("early_stopping").status();
 }
 
-// Reads `end_id`: -1 means that no token ends the output; any other value
+// Reads `end_id`. -1 means that no token ends the output. Any other value
 // replaces the model's own end tokens.
 absl::Status ParseEndId(KserveTensors* tensors, KserveRequest* out) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> end_id,
@@ -498,9 +497,8 @@ absl::Status ParseTrtText(const inference::ModelInferRequest& request,
 }
 
 // Reads a list of words that are given as token ids. Row 0 has the ids of all
-// words, one word after the other. Row 1 has, for each word, the index in row 0
-// at which the word ends, and is padded with -1. Every word must be a single
-// token.
+// words, one word after the other. Row 1 has the index in row 0 at which each
+// word ends, and is padded with -1. Every word must be a single token.
 absl::StatusOr<std::vector<int32_t>> ParseSingleTokenWords(
     KserveTensors* tensors, const std::string& name) {
   KVASIR_ASSIGN_OR_RETURN(const auto rows, tensors->TwoRows(name));

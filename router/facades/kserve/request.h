@@ -1,6 +1,6 @@
-// Parses a ModelInferRequest, in any of the schemas that clients use. The
-// result has the engine's parameters and says which outputs the answer must
-// have. Uses no gRPC and no tokenizer.
+// Parses a ModelInferRequest in any of the schemas that clients use. The result
+// has the engine's parameters and the list of wanted outputs. Uses no gRPC and
+// no tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ struct KserveOutputs {
   bool num_output_tokens = false;
 };
 
-// If the tensor with this name is true, the schema is kStop.
+// If the request's tensor with this name is true, its schema is kStop.
 inline constexpr char kKserveStopTensor[] = "stop";
 
 struct KserveRequest {
@@ -80,8 +80,7 @@ struct KserveRequest {
   std::vector<std::string> stop_strings;
   bool include_stop_string = false;
   // Words that must not be in the output. They are tokenized later. If a word
-  // is one token, the logit of this token gets kBannedTokenBias; a longer word
-  // is refused.
+  // is one token, its logit gets kBannedTokenBias. A longer word is refused.
   std::vector<std::string> bad_words;
   // True: the tensor end_id replaces the model's own end tokens.
   bool replaces_eos = false;
@@ -94,23 +93,24 @@ struct KserveRequest {
   // True: the text output begins with the prompt. False whenever `streaming` is
   // true.
   bool prepend_prompt = false;
-  // True: the last response has no outputs if no data is left for it.
+  // True: if no output is left for the last response of a stream, it has no
+  // output tensors.
   bool wants_empty_final = false;
   KserveOutputs outputs;
 };
 
-// The bias that is added to the logit of a banned token. Its size exceeds any
-// difference between real logits. It is finite, so that calculations with it do
-// not produce NaN.
+// The bias that is added to the logit of a banned token. It is far larger than
+// any difference between real logits, but finite, so that calculations with it
+// do not give NaN.
 inline constexpr float kBannedTokenBias = -1e9f;
 
-// The largest number of bad words in a request: the number of logit biases that
-// workers accept.
+// The most bad words in a request. Each becomes a logit bias, and workers
+// accept only this many.
 inline constexpr size_t kMaxBadWords = 1024;
 
-// `unary` says that the call is ModelInfer, which has a single response. Then
-// the result's `streaming` is false, whatever the tensors say. If they ask for
-// streaming, `prepend_prompt` is false, as in a stream.
+// `unary` is true for ModelInfer, which has a single response. Then the
+// result's `streaming` is false. But if the tensors ask for streaming,
+// `prepend_prompt` is false, as it would be in a stream.
 // Errors: INVALID_ARGUMENT names the tensor or parameter, the allowed values
 // and the given one. UNIMPLEMENTED names a feature that is not implemented and
 // would change the result. Values that leave such a feature off (beam_width 1,

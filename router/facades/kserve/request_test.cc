@@ -50,16 +50,15 @@ InferRequestBuilder TrtTokens() {
   return builder;
 }
 
-// Regression test: a request with sixty thousand tensors blocked all clients,
-// because each name was compared with all earlier ones.
-TEST(KserveRequestTest,
-     TooManyTensorsOutputsOrParametersAreRefusedBeforeAnyIsChecked) {
+// Regression test: a request with sixty thousand tensors once blocked all
+// clients, because each name was compared with all earlier ones.
+TEST(KserveRequestTest, MoreThan64TensorsOutputsOrParametersAreRefused) {
   InferRequestBuilder inputs;
   InferRequestBuilder outputs;
   InferRequestBuilder parameters;
   for (int i = 0; i <= kMaxKserveNames; ++i) {
     // All tensors have the same name and no data. If a tensor were checked
-    // before the number of tensors, there would be another error.
+    // before the number of tensors, the error would be another one.
     inputs.Raw("same", "NONE", {-1}, "");
     outputs.Output(absl::StrCat(i));
     parameters.Parameter(absl::StrCat(i));
@@ -176,7 +175,7 @@ TEST(KserveRequestTest, TheErrorForAWrongTensorNamesTheWantedAndTheGivenValue) {
 
 TEST(KserveRequestTest,
      AShapeLargerThanTheBytesOfItsTensorIsRefusedWithoutAllocation) {
-  // The shape claims gigabytes of data, but there is none.
+  // The shape promises gigabytes of data, but there are no bytes.
   const InferRequestBuilder empty =
       InferRequestBuilder()
           .Raw("input_ids", "BYTES", {1 << 30}, "")
@@ -267,7 +266,8 @@ TEST(KserveRequestTest, TheErrorForAWrongSamplingParameterNamesItAndItsValue) {
               StatusIs(kInvalid, HasSubstr("at most")));
 }
 
-// Regression test: a callback of the JSON parser took seconds for such a text.
+// Regression test: for such a text, a callback of the JSON parser once
+// took seconds.
 TEST(KserveRequestTest, JsonWithTooManyMembersIsRefusedBeforeItIsParsed) {
   std::string members = "{";
   std::string items = "{\"stop\": [";
@@ -387,8 +387,7 @@ TEST(KserveRequestTest, TheErrorForAParameterOfTheWrongTypeNamesIt) {
   EXPECT_THAT(Parse(large), StatusIs(kInvalid, HasSubstr("2147483647")));
 }
 
-TEST(KserveRequestTest,
-     ErrorsDoNotReportTheLimitsOfIntegerTypesAsAllowedValues) {
+TEST(KserveRequestTest, ErrorsDoNotNameTheLargestValueOfAnIntegerType) {
   EXPECT_THAT(ParseJson(R"({"n": 0})"),
               StatusIs(kInvalid, AllOf(HasSubstr("'n': want an integer of at "
                                                  "least 1, have 0"),
@@ -439,7 +438,7 @@ TEST(KserveRequestTest, TheParameterForAnEmptyFinalResponseMustBeABool) {
 }
 
 TEST(KserveRequestTest,
-     TheOutputBeginsWithThePromptUnlessItIsStreamedOrExcludesIt) {
+     TheOutputBeginsWithThePromptOnlyIfItIsWantedAndNotStreamed) {
   const auto parse = [](std::optional<bool> stream, std::optional<bool> exclude,
                         bool unary = false) {
     InferRequestBuilder builder;
@@ -454,8 +453,8 @@ TEST(KserveRequestTest,
   EXPECT_FALSE(parse(true, {})->prepend_prompt);
   EXPECT_THAT(parse(true, false),
               StatusIs(kInvalid, HasSubstr("exclude_input_in_output")));
-  // If a unary call asks for streaming, it is not streamed, and its text does
-  // not begin with the prompt.
+  // A unary call that asks for streaming gets one response, whose text does not
+  // begin with the prompt.
   EXPECT_FALSE(parse(true, {}, /*unary=*/true)->streaming);
   EXPECT_FALSE(parse(true, {}, /*unary=*/true)->prepend_prompt);
 }
@@ -519,7 +518,7 @@ TEST(KserveRequestTest, TheTensorEndIdReplacesTheModelsOwnEndTokens) {
   EXPECT_THAT(none.sampling.stop_token_ids(), IsEmpty());
 }
 
-TEST(KserveRequestTest, StopAndBadWordsGivenAsTokenIdsMustHaveOneTokenEach) {
+TEST(KserveRequestTest, AStopOrBadWordGivenAsTokenIdsMustBeOneToken) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest request,
       Parse(TrtTokens()
@@ -604,7 +603,7 @@ TEST(KserveRequestTest, OnlyTheOutputsThatTheRequestListsAreReturned) {
   EXPECT_TRUE(trt.outputs.cum_log_probs);
   EXPECT_FALSE(trt.outputs.output_log_probs);
   EXPECT_FALSE(trt.outputs.text_output);
-  // No tensor requests these outputs; they are only listed.
+  // These outputs are listed, but no boolean tensor requests them.
   KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest vllm,
                               Parse(InferRequestBuilder()
                                         .Text("text_input", "hi")
@@ -628,7 +627,7 @@ TEST(KserveRequestTest, TheErrorForAnUnknownOutputNamesIt) {
                          "of input tensors")));
 }
 
-// Triton's benchmark client perf_analyzer lists all outputs, without a choice.
+// Triton's benchmark client perf_analyzer always lists all outputs.
 TEST(KserveRequestTest, ListingAllOutputsDoesNotTurnOnTheOptionalOnes) {
   InferRequestBuilder builder = TrtText();
   for (const KserveOutputSpec& spec : KserveOutputSpecs()) {
@@ -641,9 +640,8 @@ TEST(KserveRequestTest, ListingAllOutputsDoesNotTurnOnTheOptionalOnes) {
   EXPECT_FALSE(request.sampling.has_logprobs());
 }
 
-// The parser must accept any bytes or refuse them with one of its error codes.
-TEST(KserveRequestTest,
-     RandomlyDamagedRequestsAreParsedOrRefusedWithoutACrash) {
+// The parser must accept any bytes, or return one of its two error codes.
+TEST(KserveRequestTest, RandomlyDamagedRequestsAreParsedOrRefused) {
   std::mt19937 random(11);
   const auto below = [&random](size_t limit) {
     return std::uniform_int_distribution<size_t>(0, limit - 1)(random);

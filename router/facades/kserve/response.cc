@@ -14,8 +14,9 @@ namespace {
 using inference::ModelInferResponse;
 using Shape = std::vector<int64_t>;
 
-// Adds an output to raw_output_contents and returns its bytes, to be filled in.
-// The typed contents are not used, because clients read only BYTES from them.
+// Adds an output and returns its bytes in raw_output_contents, which the caller
+// fills in. The typed contents are not used, because clients can read only
+// BYTES from them.
 std::string* AddOutput(const char* name, const char* datatype,
                        const Shape& shape, ModelInferResponse* response) {
   auto* output = response->add_outputs();
@@ -156,11 +157,11 @@ void KserveAnswer::EndSample(const std::string& reason, Sample* sample) {
   if (sample->maybe_last_id) {
     const int32_t id = *std::exchange(sample->maybe_last_id, std::nullopt);
     // If the reason is "stop", this token ended the sample. Otherwise the
-    // sample has its maximum length, and this token did not end it because the
+    // sample has its maximum length. This token could not end it, because the
     // output was shorter than min_tokens.
     const bool ended = reason == "stop";
-    // A token that ended the sample counts as output in vLLM's schema, as in
-    // vLLM. In TensorRT-LLM's schemas it does not count, as in TensorRT-LLM.
+    // As in vLLM, a token that ended the sample counts as output in vLLM's
+    // schema. As in TensorRT-LLM, it does not count in TensorRT-LLM's schemas.
     if (!ended || !IsTrt()) {
       AddToken(id, &sample->maybe_last_logprob,
                /*in_text=*/!ended || request_.include_stop_string, sample);
@@ -222,7 +223,7 @@ ModelInferResponse KserveAnswer::NewResponse(bool is_final) const {
   response.set_model_version(kKserveModelVersion);
   response.set_id(request_.id);
   if (context_.in_stream) {
-    // Set the parameter also if it is false, because clients require it.
+    // Clients require this parameter, so set it even if it is false.
     (*response.mutable_parameters())[kFinalResponseParameter].set_bool_param(
         is_final);
   }
@@ -230,16 +231,16 @@ ModelInferResponse KserveAnswer::NewResponse(bool is_final) const {
 }
 
 ModelInferResponse KserveAnswer::Take() {
-  // At the end, a sample needs a response even if its only new outputs are log
-  // probabilities or counts.
+  // After the end, a sample needs a response even if only log probabilities or
+  // counts are left.
   const bool at_end = finished();
   const auto has_data = [this, at_end](const Sample& sample) {
     return at_end ? HasNewOutputs(sample) : HasNewData(sample);
   };
   const auto with_data =
       std::count_if(samples_.begin(), samples_.end(), has_data);
-  // `alone`: each response has one sample. This is so in a TensorRT-LLM stream;
-  // in all other answers each response has all samples.
+  // In a TensorRT-LLM stream, each response has one sample (`alone`). In all
+  // other answers, each response has all samples.
   const bool alone = IsTrt() && request_.streaming;
   const bool is_final = at_end && !(alone && with_data > 1);
   complete_ = is_final;
@@ -293,8 +294,8 @@ void KserveAnswer::AddVllmOutputs(ModelInferResponse* response) const {
   std::vector<float> cumulative;
   std::vector<uint32_t> counts;
   for (const Sample& sample : samples_) {
-    // Triton's vLLM backend, which defined this schema, sends "None" while a
-    // sample runs.
+    // While a sample runs, Triton's vLLM backend, which defined this schema,
+    // sends "None".
     reasons.push_back(sample.finish_reason.empty() ? "None"
                                                    : sample.finish_reason);
     logprobs.push_back(request_.sampling.has_logprobs()

@@ -20,21 +20,20 @@ namespace kvasir::router {
 
 inline constexpr char kFinalResponseParameter[] = "triton_final_response";
 
-// Data that an answer needs in addition to its request.
+// The data that an answer needs in addition to its request.
 struct KserveAnswerContext {
   // May be null only in the schema kTrtTokens.
   std::shared_ptr<const TextCodec> codec;
   proto::TokenBytes prompt;
   std::vector<int32_t> eos_ids;
-  // True for ModelStreamInfer, in which every response says whether it is the
-  // last.
+  // True for ModelStreamInfer. Then every response says whether it is the last.
   bool in_stream = true;
 };
 
-// The answer to one request. New output collects until a response is taken, so
-// a slow reader gets fewer and larger responses. A sample also ends when its
-// text contains a stop string. A token that ended a sample is left out of the
-// sample's text and ids.
+// The answer to one request. New output waits until Take puts it into a
+// response, so a slow reader gets fewer and larger responses. A sample also
+// ends when its text contains a stop string. A token that ended a sample is not
+// part of its text and ids.
 //
 // Threads: only one thread at a time may use it.
 class KserveAnswer {
@@ -46,11 +45,11 @@ class KserveAnswer {
   // Ends every running sample with reason "abort".
   void Stop();
 
-  // True if every sample has ended. The engine's further work for the request
-  // is then not needed.
+  // True if every sample has ended. Then the engine need not work on the
+  // request any more.
   bool finished() const;
   // True if there is a response to send. An answer that is not streamed has
-  // none before its end.
+  // none before all samples have ended.
   bool HasResponse() const;
   // Returns the next response. Precondition: HasResponse().
   inference::ModelInferResponse Take();
@@ -67,13 +66,12 @@ class KserveAnswer {
     // Empty while the sample runs.
     std::string finish_reason;
     // The sample's newest token, if it may have ended the sample. The next
-    // event shows whether it has. Then the token is added to the output or
-    // dropped.
+    // event shows whether it did. If not, the token is added to the output.
     std::optional<int32_t> maybe_last_id;
     kvasir::v1::TokenLogprob maybe_last_logprob;
     double cumulative_logprob = 0;
-    // The fields below collect the output since the last response. new_text
-    // never contains the prompt: if the prompt is wanted, Take adds it.
+    // The fields below hold the output since the last response. new_text never
+    // contains the prompt. If the prompt is wanted, Take adds it.
     std::string new_text;
     std::vector<int32_t> new_ids;
     std::vector<float> new_logprobs;
@@ -88,8 +86,8 @@ class KserveAnswer {
                   Sample* sample);
   void EndSample(const std::string& reason, Sample* sample);
   bool HasNewData(const Sample& sample) const;
-  // Returns true if the sample has any new output: data, log probabilities or
-  // counts. While the request runs, only new data causes a response.
+  // Returns true if the sample has any new output, including log probabilities
+  // and counts. (While the request runs, these do not cause a response.)
   bool HasNewOutputs(const Sample& sample) const;
   inference::ModelInferResponse NewResponse(bool is_final) const;
   void AddVllmOutputs(inference::ModelInferResponse* response) const;

@@ -136,8 +136,7 @@ TEST_F(KserveResponseTest,
   EXPECT_TRUE(with_data.complete());
 }
 
-TEST_F(KserveResponseTest,
-       TheLastResponseHasCountsThatWaitEvenIfAnEmptyFinalResponseIsRequested) {
+TEST_F(KserveResponseTest, CountsThatStillWaitAreSentInTheLastResponse) {
   KserveAnswer answer =
       Answer(Vllm(true)
                  .Text("sampling_parameters", R"({"logprobs": 0})")
@@ -159,8 +158,7 @@ TEST_F(KserveResponseTest,
   EXPECT_THAT(StringOutput(last, "logprobs"), ElementsAre(HasSubstr("256")));
 }
 
-TEST_F(KserveResponseTest,
-       LogprobsOfTheStopStringsTokensAreSentBeforeTheFinalFlag) {
+TEST_F(KserveResponseTest, LogprobsOfAStopStringsTokensAreSentToTheClient) {
   KserveAnswer answer = Answer(Trt(true)
                                    .Int("num_return_sequences", 2)
                                    .Text("stop_words", "END")
@@ -192,7 +190,7 @@ TEST_F(KserveResponseTest, AllSamplesOfARequestShareOneCopyOfThePrompt) {
     for (const uint32_t sample : {0u, 1u}) {
       answer->OnFinish(Finish(kvasir::v1::FINISH_LENGTH, sample));
     }
-    EXPECT_EQ(answer->waiting_bytes(), 0u) << "what is the samples' own";
+    EXPECT_EQ(answer->waiting_bytes(), 0u) << "the prompt does not count";
   }
   EXPECT_THAT(StringOutput(text.Take(), "text_output"),
               ElementsAre("Q:", "Q:"));
@@ -222,7 +220,7 @@ TEST_F(KserveResponseTest, UnaryResponsesHaveNoFinalFlag) {
   EXPECT_EQ(FinalFlag(answer.Take()), std::nullopt);
 }
 
-TEST_F(KserveResponseTest, OptionalVllmOutputsAreSentOnlyOnRequest) {
+TEST_F(KserveResponseTest, OptionalVllmOutputsAreSentOnlyIfRequested) {
   KserveAnswer answer =
       Answer(Vllm(true)
                  .Text("sampling_parameters", R"({"logprobs": 1})")
@@ -288,8 +286,8 @@ TEST_F(KserveResponseTest, TheTextOfTheStopTokenThatEndsASampleIsNotSent) {
                                    .Bool("return_num_output_tokens", true));
   answer.OnTokens(Text("a."));
   EXPECT_THAT(StringOutput(answer.Take(), "text_output"), ElementsAre("a"));
-  // Another token follows. So the held-back token did not end the sample, and
-  // it is part of the text.
+  // Another token follows, so the held-back token did not end the sample. It is
+  // part of the text.
   answer.OnTokens(Text("b."));
   EXPECT_THAT(StringOutput(answer.Take(), "text_output"), ElementsAre(".b"));
   answer.OnFinish(Finish(kvasir::v1::FINISH_STOP));
@@ -315,7 +313,7 @@ TEST_F(KserveResponseTest, ResponsesInTheVllmSchemaHaveOneElementPerSample) {
   EXPECT_EQ(FinalFlag(answer.Take()), true);
 }
 
-TEST_F(KserveResponseTest, TensorRtLlmStreamsEachSampleSeparately) {
+TEST_F(KserveResponseTest, EachResponseInATensorRtLlmStreamHasOneSample) {
   KserveAnswer answer = Answer(Trt(true).Int("num_return_sequences", 2));
   answer.OnTokens(Text("a", 0));
   answer.OnTokens(Text("b", 1));
@@ -339,7 +337,7 @@ TEST_F(KserveResponseTest, TheTextIsTheFirstOutputTensorOfAResponse) {
   EXPECT_EQ(response.raw_output_contents_size(), response.outputs_size());
 }
 
-TEST_F(KserveResponseTest, StreamedTokenIdsHaveBatchShapesAndNoEndToken) {
+TEST_F(KserveResponseTest, StreamedTokenIdsDoNotIncludeTheEndToken) {
   KserveAnswer answer = Answer(Tokens(true).Bool("return_log_probs", true));
   answer.OnTokens(Ids({5, 6}));
   const auto first = answer.Take();

@@ -27,22 +27,21 @@ constexpr int kMaxShownBytes = 60;
 // 2^53. A double cannot hold all larger integers exactly.
 constexpr double kMaxExactInteger = 9007199254740992.0;
 
-// Limits of JSON texts. No valid object nests deeper than 8 levels, and deeper
-// JSON must not reach a library that copies or prints it recursively. Each
-// value takes about a hundred bytes of memory.
+// Limits of JSON texts. No valid object has more than 8 levels, and the JSON
+// library copies and prints values recursively. The number of values is limited
+// because each takes about a hundred bytes of memory.
 constexpr model::JsonLimits kJsonLimits = {.max_depth = 8, .max_values = 16384};
 
-// Parses a JSON text. Returns a discarded value for text that is not JSON, and
-// an error for JSON that exceeds kJsonLimits. The limits are not checked in a
-// callback of Json::parse, because that would take quadratic time.
+// Parses a JSON text. Returns an error for JSON that exceeds kJsonLimits, and a
+// value with is_discarded() for text that is not JSON. The limits are not
+// checked in a callback of Json::parse, because that would take quadratic time.
 absl::StatusOr<Json> ParseJsonText(const std::string& text,
                                    const std::string& where) {
   KVASIR_RETURN_IF_ERROR(model::CheckJsonShape(text, where, kJsonLimits));
   return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
-// Returns a parameter's value for use in an error text. It never contains a
-// prompt.
+// Returns a parameter's value for an error text, cut to kMaxShownBytes.
 std::string Shown(const Json& value) {
   std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
   if (text.size() > kMaxShownBytes) {
@@ -72,14 +71,15 @@ absl::StatusOr<double> AsNumber(const std::string& name, const Json& value) {
              !absl::SimpleAtod(value.get_ref<const std::string&>(), &number)) {
     return ValueError(name, "a number", value);
   }
-  // The condition is written in this form to refuse NaN as well.
+  // This form of the condition also refuses NaN.
   if (!(std::abs(number) <= std::numeric_limits<float>::max())) {
     return ValueError(name, "a finite number", value);
   }
   return number;
 }
 
-// Errors do not name `high`, which is only the largest value of the type.
+// Reads an integer in [low, high]. `high` is only the largest value of the
+// type, so errors do not name it.
 absl::StatusOr<int64_t> AsInt(const std::string& name, const Json& value,
                               int64_t low, int64_t high) {
   constexpr char kSmaller[] = "a smaller integer";
@@ -129,13 +129,14 @@ absl::StatusOr<bool> AsBool(const std::string& name, const Json& value) {
   return ValueError(name, "true or false", value);
 }
 
-// Parses a string that contains a JSON array or object.
+// Returns the JSON array or object in a string, if there is one; otherwise
+// `value` itself.
 Json Unquoted(const Json& value) {
   if (!value.is_string()) return value;
   const std::string& text = value.get_ref<const std::string&>();
   if (text.empty() || (text[0] != '[' && text[0] != '{')) return value;
-  // A text that exceeds kJsonLimits stays a string, which its parameter
-  // refuses.
+  // A text that exceeds kJsonLimits stays a string. Its parameter then
+  // refuses it.
   const absl::StatusOr<Json> inner = ParseJsonText(text, "");
   return !inner.ok() || inner->is_discarded() ? value : *inner;
 }
@@ -309,8 +310,8 @@ const std::map<std::string, Setter>& Setters() {
   return setters;
 }
 
-// A known parameter that is not implemented. Only its neutral value, which has
-// no effect, is accepted.
+// A parameter of vLLM that is not implemented. It is accepted only with the
+// value that has no effect.
 struct NeutralFlag {
   const char* name;
   bool neutral;

@@ -1,6 +1,5 @@
-// Reads vLLM's sampling parameters in the two forms that Triton's clients use:
-// a JSON object, and parameters of the request. A value may be a number or a
-// string.
+// Reads vLLM's sampling parameters. Triton's clients send them as a JSON object
+// or as parameters of the request. Numbers may also be given as strings.
 #pragma once
 
 #include <string>
@@ -24,8 +23,8 @@ inline constexpr size_t kMaxSamplingJsonBytes = 256 << 10;
 absl::Status ApplySamplingJson(const std::string& json_text,
                                KserveRequest* request);
 
-// Does the same as ApplySamplingJson with the request's own parameters, except
-// those that every schema has (IsRequestParameter).
+// Does the same with the request's own parameters. Skips those that every
+// schema has (IsRequestParameter).
 absl::Status ApplySamplingParameters(
     const google::protobuf::Map<std::string, inference::InferParameter>&
         parameters,

@@ -55,7 +55,7 @@ grpc::ServerUnaryReactor* KserveService::ServerReady(
   });
 }
 
-// If the model is unknown, answers "not ready" instead of an error, because
+// For an unknown model, the answer is "not ready" and not an error, because
 // clients poll this call until the model is there.
 grpc::ServerUnaryReactor* KserveService::ModelReady(
     grpc::CallbackServerContext* context,

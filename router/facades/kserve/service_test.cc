@@ -224,8 +224,8 @@ TEST_F(KserveServiceTest, TenantsDoNotShareTheirPrefixCache) {
 
 TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
   grpc::ClientContext early, late;
-  // Set deadlines, because without them the reads would never return if the
-  // drain failed to end the streams.
+  // Set deadlines, so that the reads return even if the drain does not end
+  // the streams.
   early.set_deadline(std::chrono::system_clock::now() +
                      std::chrono::seconds(20));
   late.set_deadline(std::chrono::system_clock::now() +
@@ -233,7 +233,7 @@ TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
   auto idle = stub_->ModelStreamInfer(&early);
   ASSERT_TRUE(idle->Write(Vllm("a").Build()));
   router_.WaitFor(0)->Complete("x");
-  // The text and the end of the answer may come in one message or in two.
+  // Text and end of the answer may arrive in one message or in two.
   inference::ModelStreamInferResponse response;
   do {
     ASSERT_TRUE(idle->Read(&response));
@@ -243,8 +243,8 @@ TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
   const grpc::Status ended = idle->Finish();
   EXPECT_EQ(ended.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(ended.error_message(), HasSubstr("draining"));
-  // The client opens another stream on the old connection. It is served,
-  // because the client may not have seen the GOAWAY yet.
+  // Open another stream on the old connection. The server must still serve it,
+  // because a client may not have seen the GOAWAY yet.
   grpc::ClientContext meanwhile;
   auto next = stub_->ModelStreamInfer(&meanwhile);
   ASSERT_TRUE(next->Write(Vllm("b").Build()));
@@ -311,13 +311,13 @@ TEST_F(KserveServiceTest, AServerShutdownCancelsRunningRequests) {
   server_->Shutdown(absl::Now());
   EXPECT_FALSE(stream->Finish().ok());
   WaitUntilCancelled(*request);
-  // The engine sends its events after the call has ended.
+  // These events of the engine come after the end of the call.
   request->Emit("late");
   request->Done(absl::CancelledError(""));
 }
 
-// Runs many clients that behave in different ways at the same time. No request
-// may be left afterwards.
+// Many clients run at the same time and cancel their streams in
+// different states.
 TEST_F(KserveServiceTest, StreamsCancelledInAnyStateLeaveNoRequests) {
   std::atomic<bool> stop{false};
   std::thread engine([this, &stop] {

@@ -22,8 +22,7 @@ ModelStreamInferResponse Wrap(inference::ModelInferResponse response) {
 // (base/net/grpc_status.h).
 constexpr size_t kMaxErrorTextBytes = 1024;
 
-// Returns whether the message is a stop request. It reads no tensor except
-// `stop`.
+// Returns whether the message is a stop request. Reads only the tensor `stop`.
 bool SaysStop(const inference::ModelInferRequest& message) {
   for (int i = 0; i < message.inputs_size(); ++i) {
     const auto& input = message.inputs(i);
@@ -118,11 +117,10 @@ void KserveStream::CountRefused(const inference::ModelInferRequest& message,
                                 const absl::Status& status, absl::Time start) {
   backend_->router->LogRefused(
       Describe(caller, message.model_name(), message.id()), status);
-  // A refused caller or an exceeded quota (a refusal with a reason) is not a
-  // failure of the model.
+  // A refused caller or an exceeded quota (a refusal with a reason) does not
+  // count as a failure of the model.
   if (!RefusalReasonOf(status).empty()) return;
-  // The statistics have an entry for each model. Do not add one for an unknown
-  // name.
+  // Do not add an entry for an unknown model name to the statistics.
   if (!backend_->router->Model(message.model_name()).ok()) return;
   Request refused;
   refused.model = message.model_name();
@@ -137,9 +135,8 @@ CanonicalRequest KserveStream::Describe(const Caller& caller,
 }
 
 // A stop request may end requests of the same tenant and IP address. The
-// address by itself is not enough, because clients of several tenants may use
-// one proxy. The port is left out, because a client that reconnects has another
-// port.
+// address by itself does not suffice, because several tenants may use one
+// proxy. The port is left out, because it changes when a client reconnects.
 std::string KserveStream::StopScope(const Caller& caller) const {
   return absl::StrCat(caller.tenant, " ",
                       call_.peer.substr(0, call_.peer.rfind(':')));
@@ -148,9 +145,9 @@ std::string KserveStream::StopScope(const Caller& caller) const {
 absl::Status KserveStream::Begin(const inference::ModelInferRequest& message,
                                  const ArrivedMessage& arrived) {
   KVASIR_RETURN_IF_ERROR(arrived.bytes.status());
-  // The request's place in the tenant's quota. If the request is refused below,
-  // it leaves the place. A stop request needs no place, so a caller that has
-  // used up its quota can still stop one of its requests.
+  // The request's place in the tenant's quota, which is freed if the request is
+  // refused below. A stop request needs no place, so a caller that has used up
+  // its quota can still stop its requests.
   std::shared_ptr<RequestPlace> place;
   if (!SaysStop(message)) {
     KVASIR_ASSIGN_OR_RETURN(place, Enter(arrived.caller));
@@ -230,8 +227,8 @@ absl::Status KserveStream::BeginGeneration(
     backend_->running_ids->Add(StopScope(entry.caller), request.id,
                                weak_from_this(), number);
   }
-  // The tokenizer's task keeps the request's bytes and its place in the quota
-  // until it has run, even if the request has been cancelled.
+  // Even if the request is cancelled, the tokenizer's task keeps the request's
+  // bytes and its place in the quota until it has run.
   auto prepare = [self = shared_from_this(), number, codec,
                   bytes = *arrived.bytes, place = entry.place,
                   request = std::move(request), info,
@@ -266,8 +263,8 @@ void KserveStream::HandlePrepared(uint64_t number,
   }
   const absl::Status status = Submit(number, *std::move(prepared));
   if (status.ok()) return;
-  // Leave the place now. The relay also holds the place, and the router may
-  // keep the relay a little longer.
+  // Free the place now. Otherwise the relay would keep it until the router
+  // drops the relay, a little later.
   LeavePlace(it->second);
   Fail(number, status);
 }
@@ -289,8 +286,8 @@ absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
     request.bytes->Grow(request.prompt.bytes().size());
   }
   request.queue_timeout = prepared.queue_timeout;
-  // Measure the time before Submit, because the engine may begin before Submit
-  // returns.
+  // Take the time before Submit, because the engine may begin before
+  // Submit returns.
   entry.input = backend_->clock->Now() - entry.start;
   KVASIR_ASSIGN_OR_RETURN(
       entry.handle,
@@ -305,8 +302,7 @@ void KserveStream::HandleTokens(
   const auto it = requests_.find(number);
   if (it == requests_.end()) return;
   it->second.answer->OnTokens(tokens);
-  // The answer needs no more tokens, because stop strings have ended all
-  // samples.
+  // Stop strings have ended all samples, so the answer needs no more tokens.
   if (it->second.answer->finished()) {
     it->second.handle->Cancel(CancelReason::kStopString);
     LeavePlace(it->second);
@@ -323,8 +319,8 @@ void KserveStream::HandleFinish(
       absl::Microseconds(finish.prefill_us() + finish.decode_us());
   ++it->second.num_engine_finishes;
   it->second.answer->OnFinish(finish);
-  // Leave the place now, because the client may send its next request as soon
-  // as it has received the end of this one.
+  // Free the place now, because the client may send its next request as soon as
+  // it has received the end of this one.
   if (it->second.answer->finished()) LeavePlace(it->second);
   Changed(it);
 }
@@ -332,7 +328,7 @@ void KserveStream::HandleFinish(
 void KserveStream::HandleDone(uint64_t number, const absl::Status& status) {
   const auto it = requests_.find(number);
   if (it == requests_.end()) return;
-  // If the answer is finished, its responses only wait to be written.
+  // If the answer is finished, its last responses only wait to be written.
   if (it->second.answer->finished()) return;
   Fail(number,
        !status.ok()
@@ -445,8 +441,8 @@ void KserveStream::Changed(Requests::iterator it) {
     ready_.erase(it->first);
   }
   pump_.PumpSoon();
-  // All waiting output of a streamed answer goes into one response, so it must
-  // not exceed the largest size of a response.
+  // All waiting output of a streamed answer goes into one response, so the
+  // limit of a response applies too.
   pump_.CheckWaiting(waiting, backend_->limits.max_response_bytes);
   CheckWaitingBytes();
 }
@@ -507,8 +503,8 @@ std::optional<ModelStreamInferResponse> KserveStream::NextResponse() {
   if (!entry.answer->HasResponse()) ready_.erase(last_served_);
   if (entry.answer->complete()) {
     Record(entry, true);
-    // All samples have ended. So if the engine still works on the request, a
-    // stop string was the cause.
+    // If the engine still works on the request now, stop strings have ended
+    // its samples.
     Remove(it, CancelReason::kStopString);
   }
   return response;

@@ -1,6 +1,6 @@
-// The logic of one call of ModelStreamInfer: which requests run, what is
-// written, and how the call ends. A call of ModelInfer is handled as a stream
-// of one request. Uses no gRPC.
+// The logic of one call of ModelStreamInfer: it decides which requests run,
+// what is written and how the call ends. A call of ModelInfer is handled as a
+// stream of one request. Uses no gRPC.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@
 
 namespace kvasir::router {
 
-// The transport's side of a call: a CallWriter that can also read.
+// The interface to the transport of a call: a CallWriter that can also read.
 class KserveStreamSink
     : public CallWriter<inference::ModelStreamInferResponse> {
  public:
@@ -41,24 +41,24 @@ struct KserveCall : CallIdentity {
   // True for ModelInfer: the request gets a single response, and an error ends
   // the call.
   bool unary = false;
-  // True: the client wants an error as the call's status (it has sent the
-  // header triton_grpc_error).
+  // True: the client has sent the header triton_grpc_error, so an error of a
+  // request ends the call and becomes its status.
   bool errors_end_call = false;
 };
 
 // One call. Its requests run concurrently and are identified by their ids. A
-// request with the id of a running request is refused (ALREADY_EXISTS), except
-// for empty ids. A `stop` request ends the running request with the same id,
-// which then gets its last response. The stop request itself is answered by a
+// request with the id of a running request is refused (ALREADY_EXISTS), unless
+// the id is empty. A `stop` request ends the running request with the same id,
+// which then gets its last response. The answer to the stop request itself is a
 // response without outputs.
 //
-// After a half-close, running requests are answered, and then the call ends
-// with OK. If the call is reset or its deadline passes, its requests are
-// cancelled.
+// After the client's half-close, running requests are answered, and then the
+// call ends with OK. If the call is reset or its deadline passes, its requests
+// are cancelled.
 //
 // If too many bytes of streamed answers wait for the client, the requests are
-// cancelled and the call is reset. Answers that are a single response do not
-// count, because they wait for their end and not for the client.
+// cancelled and the call is reset. Answers that consist of one response do not
+// count, because they do not wait for the client.
 //
 // Threads: the On... methods may be called from any thread; they only post
 // tasks to the strand. All other methods run on the strand.
@@ -78,8 +78,8 @@ class KserveStream final
   // Call this if the caller is refused. It ends the call with `status` and
   // reads nothing.
   void OnRefused(const absl::Status& status);
-  // Call this when the server drains. No new request begins from then on, and
-  // the call ends with UNAVAILABLE as soon as no request runs.
+  // Call this when the server drains. The call then refuses new requests, and
+  // ends with UNAVAILABLE as soon as no request runs.
   void OnDrain();
   // Ends a request of this call because of a stop request in another call.
   void OnStop(uint64_t number) override;
@@ -99,11 +99,11 @@ class KserveStream final
     uint32_t num_engine_finishes = 0;
     size_t waiting_bytes = 0;
     std::shared_ptr<ByteShare> bytes;
-    // The request's place in its tenant's quota; null if it has none. The
-    // tokenizer's task holds it until the task has run. After that the relay
-    // holds it, and leaves the place when the engine ends the request.
+    // The request's place in its tenant's quota; null if the tenant has no
+    // quota. The tokenizer's task also holds it until the task has run, and
+    // then the relay until the engine ends the request.
     std::shared_ptr<RequestPlace> place;
-    // The time from the request's arrival until it was submitted.
+    // The time from the request's arrival to its submission to the router.
     absl::Duration input;
     absl::Duration queue;
     absl::Duration compute;
@@ -149,16 +149,16 @@ class KserveStream final
   void Fail(uint64_t number, const absl::Status& status);
   void AnswerError(const std::string& model, const std::string& id,
                    const absl::Status& status);
-  // Call this after an answer has changed. Updates the counts of waiting
-  // output, and makes the pump write.
+  // Call this after an answer has changed. Counts the waiting output again, and
+  // makes the pump write.
   void Changed(Requests::iterator it);
   // Removes a request, and cancels it if the engine still works on it.
   void Remove(Requests::iterator it, CancelReason reason);
-  // Leaves the request's place in the tenant's quota, because the request no
-  // longer runs.
+  // Frees the request's place in the tenant's quota. Call it when the request
+  // no longer runs.
   static void LeavePlace(const Request& entry);
   void Record(const Request& request, bool ok);
-  // Updates the count of bytes that wait because the client reads slowly.
+  // Counts the bytes of the request's streamed output that wait for the client.
   void CountWaiting(Request* entry);
   // Ends the call if too many bytes wait because the client does not read them.
   void CheckWaitingBytes();

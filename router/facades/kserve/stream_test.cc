@@ -28,8 +28,8 @@ class FakeSink final
   int reads = 0;
 };
 
-// Test fixture for a call, on one thread. The test decides when posted tasks
-// run and when writes complete.
+// Test fixture for one call, without other threads. The test decides when
+// posted tasks run and when writes finish.
 class KserveStreamTest : public ::testing::Test {
  protected:
   void Start(KserveCall call = {}) {
@@ -53,12 +53,12 @@ class KserveStreamTest : public ::testing::Test {
     }
     EXPECT_TRUE(sink_.end.has_value());
   }
-  // Runs all tasks that can run before a write completes.
+  // Runs tasks until none is left. Writes do not finish meanwhile.
   void Run() {
     while (strand_->RunOne() || tokenizer_->RunOne()) {
     }
   }
-  // Runs tasks and completes writes until none is left.
+  // Runs tasks and finishes writes until none is left.
   void RunWrites() {
     Run();
     while (sink_.writing) {
@@ -175,8 +175,8 @@ TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotOverflow) {
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
-// Regression test: six hundred concurrent prompts of a megabyte each used a
-// gigabyte of memory.
+// Regression test: six hundred concurrent prompts of a megabyte each once used
+// a gigabyte of memory.
 TEST_F(KserveStreamTest, AllRequestsTakeTheirBytesFromOneBudget) {
   backend_->budget = std::make_shared<ByteBudget>(3000);
   Start();
@@ -184,7 +184,7 @@ TEST_F(KserveStreamTest, AllRequestsTakeTheirBytesFromOneBudget) {
   const size_t bytes = 2 * large.Build().ByteSizeLong();
   stream_->OnRead(
       std::make_shared<inference::ModelInferRequest>(large.Build()));
-  // The bytes are counted before the message is read.
+  // The message is counted before it is read.
   EXPECT_EQ(backend_->budget->used_bytes(), bytes);
   Run();
   // Each byte of the prompt is a token, and each token takes 4 bytes.
@@ -204,8 +204,7 @@ TEST_F(KserveStreamTest, AllRequestsTakeTheirBytesFromOneBudget) {
   EXPECT_EQ(backend_->budget->used_bytes(), bytes + 4 * 1000);
 }
 
-TEST_F(KserveStreamTest,
-       ADrainEndsAnIdleStreamAtOnceAndABusyStreamAfterItsRequests) {
+TEST_F(KserveStreamTest, ADrainEndsAStreamAsSoonAsItHasNoRequests) {
   Start();
   Send(Vllm("a"));
   stream_->OnDrain();
@@ -264,13 +263,12 @@ TEST_F(KserveStreamTest, AHalfCloseWithoutRequestsEndsAtOnce) {
   EXPECT_EQ(sink_.end, absl::OkStatus());
 }
 
-TEST_F(KserveStreamTest,
-       RequestsOfAStreamRunConcurrentlyAndTheirResponsesTakeTurns) {
+TEST_F(KserveStreamTest, TheResponsesOfAStreamsRequestsTakeTurns) {
   Start();
   Send(Vllm("a"));
   Send(Vllm("b"));
   Engine(0)->Emit("1");
-  Run();  // the transport has the response and the write is outstanding
+  Run();  // the write of the first response has started and not finished
   Engine(0)->Emit("2");
   Engine(0)->Emit("3");
   Engine(1)->Emit("4");
@@ -289,7 +287,7 @@ TEST_F(KserveStreamTest, AResetOfTheStreamCancelsAllItsRequests) {
   ASSERT_TRUE(sink_.writing);
   stream_->OnCancelled();
   Run();
-  EXPECT_FALSE(sink_.end.has_value());  // the write is still outstanding
+  EXPECT_FALSE(sink_.end.has_value());  // the write has not finished yet
   EXPECT_TRUE(Engine(0)->cancelled());
   EXPECT_TRUE(Engine(1)->cancelled());
   EXPECT_EQ(Engine(1)->reason(), CancelReason::kClient);
@@ -356,7 +354,7 @@ TEST_F(KserveStreamTest,
   EXPECT_EQ(router_.num_requests(), 3u);
 }
 
-TEST_F(KserveStreamTest, AStopRequestEndsTheRequestAndItsOutputSoFarIsSent) {
+TEST_F(KserveStreamTest, AStoppedRequestStillSendsItsLastOutput) {
   Start();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -395,8 +393,8 @@ TEST_F(KserveStreamTest,
   EXPECT_THAT(Written(), ElementsAre("a:$", "a:$"));
 }
 
-// The server closes old connections, so the client's next call may come from
-// another port.
+// A client's next call may come from another port, because the server closes
+// old connections.
 TEST_F(KserveStreamTest,
        AStopRequestEndsARequestOfAnotherCallFromTheSameClientAddress) {
   KserveCall call;
@@ -436,7 +434,7 @@ TEST_F(KserveStreamTest, AStopRequestOfAnotherTenantDoesNotEndTheRequest) {
       std::make_shared<inference::ModelInferRequest>(StopRequest("a").Build()));
   other->OnHalfClose();
   Run();
-  EXPECT_EQ(other_sink.writes.size(), 1u) << "answered all the same";
+  EXPECT_EQ(other_sink.writes.size(), 1u) << "the stop request is answered";
   EXPECT_FALSE(Engine(0)->cancelled());
   other_sink.writing = false;
   other->OnWritten(true);
@@ -686,7 +684,7 @@ TEST_F(KserveStreamTest, ARefusedUnaryCallIsLoggedWithoutItsBadTenant) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(KserveStreamTest, AModelWithoutATokenizerAcceptsTokenIdsButNoText) {
+TEST_F(KserveStreamTest, AModelWithoutATokenizerAcceptsOnlyTokenIds) {
   Start();
   backend_->codecs.clear();
   Send(Vllm("a"));
@@ -733,8 +731,7 @@ TEST_F(KserveStreamTest, TheStatisticsCountRequestsThatHaveEnded) {
   EXPECT_EQ(statistics.inference_stats().fail().count(), 1u);
 }
 
-TEST(KserveStatisticsTest,
-     TheThreeComputePhasesHaveEqualCountsAndTheirTimesAddUp) {
+TEST(KserveStatisticsTest, TheTimesOfTheThreeComputePhasesAddUpToTheTotal) {
   KserveStatistics statistics;
   KserveStatistics::Outcome outcome;
   outcome.ok = true;
@@ -743,8 +740,8 @@ TEST(KserveStatisticsTest,
   outcome.queue = absl::Milliseconds(20);
   outcome.compute = absl::Milliseconds(60);
   statistics.Record("m", outcome);
-  // The engine's clock may run at another speed, so the times may add up to
-  // more than the total.
+  // The engine's clock may run at another speed, so the sum of the times may
+  // exceed the total.
   outcome.compute = absl::Milliseconds(110);
   statistics.Record("m", outcome);
   const inference::InferStatistics stats =
@@ -789,13 +786,15 @@ TEST_F(KserveQuotaTest,
   Send(StopRequest("a"));
   RunWrites();
   EXPECT_TRUE(Engine(0)->cancelled());
-  EXPECT_EQ(Running(), 2) << "until the engine has ended it";
+  EXPECT_EQ(Running(), 2)
+      << "a stopped request counts until the engine has ended it";
   Engine(0)->Done(absl::CancelledError("stopped"));
   EXPECT_EQ(Running(), 1);
   Engine(1)->Emit("x");
   Engine(1)->Finish();
   Run();
-  EXPECT_EQ(Running(), 0) << "before its client receives the last of it";
+  EXPECT_EQ(Running(), 0)
+      << "the place is free before the client receives the last response";
   Engine(1)->Done();
   RunWrites();
   EXPECT_EQ(Running(), 0);
@@ -857,7 +856,7 @@ TEST_F(KserveQuotaTest,
   Send(StopRequest("a"));
   Send(Vllm("b"));
   RunWrites();
-  EXPECT_EQ(Running(), 2) << "it costs the tokenizer its turn still";
+  EXPECT_EQ(Running(), 2) << "its task still waits for the tokenizer";
   Send(Vllm("c"));
   RunWrites();
   EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED: tenant 'red' runs "
@@ -911,8 +910,8 @@ TEST_F(KserveQuotaTest, ARequestOverTheQuotaIsRefusedBeforeItsTensorsAreRead) {
   Send(senseless.Bool("text_input", true));
   RunWrites();
   EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
-  // A message whose tensor `stop` is false is not a stop request, so the quota
-  // refuses it.
+  // A message whose tensor `stop` is false is not a stop request, so the
+  // quota applies.
   Send(InferRequestBuilder("tiny", "d")
            .Bool("text_input", true)
            .Bool("stop", false));
@@ -980,7 +979,7 @@ TEST_F(KserveQuotaTest,
   EXPECT_THAT(LastError(), StartsWith("UNAUTHENTICATED: metadata "
                                       "'authorization'"));
   EXPECT_EQ(router_.num_requests(), 1u);
-  EXPECT_FALSE(Engine(0)->cancelled()) << "what runs goes on";
+  EXPECT_FALSE(Engine(0)->cancelled()) << "running requests continue";
 }
 
 TEST_F(KserveQuotaTest, ATenantThatSharesItsPrefixCacheGetsNoCacheSalt) {

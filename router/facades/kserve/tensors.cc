@@ -14,8 +14,8 @@ namespace {
 
 using Input = inference::ModelInferRequest::InferInputTensor;
 
-// The largest number of elements of a tensor. It is far larger than any prompt,
-// and so small that the number of bytes cannot overflow.
+// The largest number of elements of a tensor: far more than any prompt has, but
+// so few that their number of bytes cannot overflow.
 constexpr int64_t kMaxElements = int64_t{1} << 30;
 constexpr size_t kBytesLengthPrefix = 4;
 
@@ -105,8 +105,8 @@ absl::Status CheckSize(const Input& input, const std::string* raw,
     return absl::OkStatus();
   }
   const size_t count = static_cast<size_t>(num_elements);
-  // Every string begins with a 4-byte length. So this check refuses a shape
-  // with more strings than the bytes can hold.
+  // Every string begins with a 4-byte length, so the bytes can hold only so
+  // many strings.
   if (*element_bytes == 0 && raw->size() < count * kBytesLengthPrefix) {
     return TensorError(input, absl::StrCat("shape ", ShapeText(input),
                                            " BYTES: want at least ",
@@ -138,7 +138,7 @@ void AppendRaw(const std::string& raw, int64_t count,
   }
 }
 
-// Values of UINT64 above the range of int64 become negative. They are not
+// UINT64 values that do not fit into int64 become negative. They are not
 // refused, because seeds use all 64 bits.
 void RawInts(const std::string& type, const std::string& raw, int64_t count,
              std::vector<int64_t>* out) {
@@ -203,7 +203,7 @@ absl::StatusOr<KserveTensors> KserveTensors::Create(
     const Input& input = request.inputs(i);
     if (!tensors.index_by_name_.emplace(input.name(), static_cast<size_t>(i))
              .second) {
-      return TensorError(input, "given twice");
+      return TensorError(input, "given twice; send it once");
     }
     KVASIR_RETURN_IF_ERROR(CheckParameters(input));
     if (raw && input.has_contents()) {
@@ -258,8 +258,8 @@ absl::StatusOr<std::vector<int64_t>> KserveTensors::DecodeInts(
     return WrongType(input, "INT32 (or another integer type)");
   }
   std::vector<int64_t> values;
-  // This cannot allocate more than the request's own size, because the shape
-  // has been checked against the bytes.
+  // This allocates at most a few times the request's size, because the number
+  // of elements was checked against the bytes.
   values.reserve(static_cast<size_t>(tensor.num_elements));
   if (tensor.raw != nullptr) {
     RawInts(type, *tensor.raw, tensor.num_elements, &values);
@@ -329,8 +329,8 @@ absl::StatusOr<std::vector<std::string>> KserveTensors::DecodeStrings(
     values.push_back(raw.substr(at, length));
     at += length;
   }
-  // Accept more strings than the shape says, because some clients send several
-  // strings with the shape [1, 1]. Fewer strings are an error.
+  // More strings than in the shape are accepted, because some clients send
+  // several strings with the shape [1, 1].
   if (static_cast<int64_t>(values.size()) < tensor.num_elements) {
     return TensorError(input, absl::StrCat("shape ", ShapeText(input),
                                            ": want ", tensor.num_elements,

@@ -16,13 +16,13 @@
 namespace kvasir::router {
 
 // The most inputs, outputs or parameters of a request; all schemas together
-// have fewer. This is checked before names are compared with each other, which
-// takes quadratic time.
+// have fewer. The limit is checked before names are compared with each other,
+// because that takes quadratic time.
 inline constexpr int kMaxKserveNames = 64;
 
-// Reads tensors by name, and remembers which it has read, so that all others
-// can be refused as unknown. A single value may have the shape [], [1] or [1,
-// 1], because clients differ in this. A vector may have a leading batch
+// Reads tensors by name. It remembers which ones have been read, so that the
+// others can be refused as unknown. A single value may have the shape [], [1]
+// or [1, 1], because clients differ here. A vector may have a leading batch
 // dimension of 1. The request must outlive this object.
 // Threads: only one thread at a time may use it.
 // Errors: INVALID_ARGUMENT names the tensor, what is allowed and what was
@@ -45,8 +45,7 @@ class KserveTensors {
   // Returns all values in order; an empty list if the tensor is absent.
   absl::StatusOr<std::vector<std::string>> Strings(const std::string& name);
   // Returns the first `count` elements (or all, if there are fewer) as token
-  // ids, which must be 0 or more. They are copied once from the request's
-  // bytes.
+  // ids, which must be 0 or more. Copies them only once.
   absl::StatusOr<proto::TokenBytes> TokenIds(const std::string& name,
                                              int64_t count);
   // Returns 0 if the tensor is absent.

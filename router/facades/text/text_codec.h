@@ -1,5 +1,5 @@
-// The interface that facades use to convert between text and token ids. Tests
-// of facades implement it without a tokenizer file.
+// The interface by which facades convert between text and token ids. Tests of
+// facades have an implementation without a tokenizer file.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@ namespace kvasir::router {
 class Detokenizer {
  public:
   virtual ~Detokenizer() = default;
-  // Adds `id`. Returns the new text that later ids cannot change; it may be
-  // empty.
+  // Adds `id`. Returns the new text, which later ids cannot change. It may
+  // be empty.
   virtual std::string Push(int32_t id) = 0;
   // Returns the text that is still held back. Push must not be called after
   // this.
@@ -39,8 +39,8 @@ class TextCodec {
   // more than `max_ids`.
   virtual absl::StatusOr<std::vector<int32_t>> EncodePrompt(
       const std::string& text, size_t max_ids) const = 0;
-  // Returns the ids of a word, without any that a tokenizer adds to prompts. A
-  // special token in the word becomes its own id.
+  // Returns the ids of a word, without those that the tokenizer adds to
+  // prompts. The text of a special token becomes the id of this token.
   virtual absl::StatusOr<std::vector<int32_t>> EncodeWord(
       const std::string& text) const = 0;
   // Returns a detokenizer for output that continues `prompt`. The codec must

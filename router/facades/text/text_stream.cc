@@ -68,8 +68,8 @@ std::string TextStream::Absorb(const std::string& text) {
 }
 
 size_t TextStream::HoldBackBytes() const {
-  // The text to hold back is shorter than the longest stop string, because a
-  // complete stop string would already have matched.
+  // Hold back less than the longest stop string, because a complete stop string
+  // would already have matched.
   const size_t most = std::min(held_.size(), longest_stop_bytes_ - 1);
   const std::string_view held(held_);
   for (size_t length = most; length > 0; --length) {

@@ -23,9 +23,9 @@ struct TextStreamOptions {
 };
 
 // The text of one sample. Text is returned as soon as it cannot be the
-// beginning of a stop string. The stop string whose last byte comes first ends
-// the text; if two end at the same byte, the longer one counts. So the result
-// does not depend on how the tokens are divided into calls of Push.
+// beginning of a stop string. The stop string that is complete first ends the
+// text. If two end at the same byte, the longer one counts. So the result does
+// not depend on how the tokens are divided into calls of Push.
 //
 // Threads: only one thread at a time may use it.
 class TextStream {
@@ -36,16 +36,16 @@ class TextStream {
   struct Piece {
     // The new text that cannot be part of a stop string.
     std::string text;
-    // How many of the pushed ids belong to the sample. If an id completed a
-    // stop string, the ids after it do not.
+    // How many of the pushed ids belong to the sample. Ids after the one that
+    // completed a stop string do not.
     size_t num_used = 0;
   };
   // Adds tokens. Returns an empty piece if a stop string has already ended the
   // text.
   Piece Push(std::span<const int32_t> ids);
   // Call this if the sample has ended without a stop string. Returns the text
-  // that was held back. A stop string may still match here, in the text that
-  // the detokenizer held back.
+  // that was held back. The detokenizer may return its last text here, so a
+  // stop string can still match.
   std::string Finish();
 
   bool stopped() const { return stopped_; }

@@ -23,8 +23,8 @@ std::ostream& operator<<(std::ostream& out, const Result& result) {
              << (result.stopped ? ", stopped" : "");
 }
 
-// Pushes `text`, whose bytes are tokens. Each call of Push gets the next of the
-// given numbers of tokens; the last number is repeated.
+// Pushes `text`, in which each byte is a token. The i-th call of Push gets
+// sizes[i] tokens; the last size is repeated.
 Result Decode(const std::string& text, const TextStreamOptions& options,
               const std::vector<size_t>& sizes) {
   TextStream stream(std::make_unique<ByteDetokenizer>(), options);
@@ -78,7 +78,7 @@ TEST(TextStreamTest, AStopStringSplitAcrossTwoPushesEndsTheText) {
   EXPECT_EQ(stream.Finish(), "");
 }
 
-TEST(TextStreamTest, TheFirstStopStringToCompleteMatchesAndOnATieTheLongest) {
+TEST(TextStreamTest, TheLongestOfTheStopStringsThatAreCompleteFirstMatches) {
   EXPECT_EQ(Decode("xabcd", Stops({"abcd", "bc"}), {5}),
             (Result{"xa", 4, true}));
   EXPECT_EQ(Decode("xabc", Stops({"bc", "abc"}), {4}), (Result{"x", 4, true}));
@@ -107,8 +107,8 @@ TEST(TextStreamTest, AStopStringInTheDetokenizersLastTextMatches) {
             (Result{"a", 2, true}));
 }
 
-// A simple reference implementation. It searches the whole text for the first
-// position at which a stop string ends.
+// A simple reference implementation, which searches the whole text for the
+// first position at which a stop string ends.
 Result Reference(const std::string& text, const std::vector<std::string>& stops,
                  bool include) {
   for (size_t end = 1; end <= text.size(); ++end) {
@@ -126,7 +126,7 @@ Result Reference(const std::string& text, const std::vector<std::string>& stops,
   return {text, text.size(), false};
 }
 
-TEST(TextStreamTest, TheResultDoesNotDependOnHowTokensAreSplitIntoPushes) {
+TEST(TextStreamTest, TheResultDoesNotDependOnHowTokensAreDividedIntoPushes) {
   std::mt19937 random(7);
   const auto pick = [&random](int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(random);

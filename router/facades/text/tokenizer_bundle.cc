@@ -38,7 +38,7 @@ bool BelongsToTokenizer(std::string_view name) {
          name.ends_with(".jinja") || name.ends_with(".tiktoken");
 }
 
-// Returns the paths of the tokenizer's files in sorted order. A link to a file
+// Returns the sorted paths of the tokenizer's files. A symbolic link to a file
 // counts as a file.
 absl::StatusOr<std::vector<fs::path>> TokenizerFiles(
     const std::string& folder) {

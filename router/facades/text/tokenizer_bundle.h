@@ -1,5 +1,5 @@
-// Packs the files of a checkpoint's tokenizer into a zip archive, which
-// gateways that tokenize themselves download.
+// Packs the files of a checkpoint's tokenizer into a zip archive. Gateways that
+// tokenize prompts themselves download it.
 #pragma once
 
 #include <functional>
@@ -20,24 +20,23 @@ struct TokenizerArchive {
   std::string sha256;
 };
 
-// The limits of an archive. Known gateways refuse archives with more files or
-// more bytes.
+// The limits of an archive. Known gateways refuse archives that exceed them.
 inline constexpr size_t kMaxBundleFiles = 50;
 inline constexpr size_t kMaxBundleBytes = 200'000'000;
 
-// Returns an archive of those files in a folder that a tokenizer needs: the
-// tokenizer files, the chat templates and the two configuration files. The same
-// files always give the same archive. NOT_FOUND if the folder has no such
-// files; FAILED_PRECONDITION if they exceed the limits.
+// Returns an archive of the files in `folder` that a tokenizer needs: tokenizer
+// files, chat templates and the two configuration files. The same files always
+// give the same archive. NOT_FOUND if the folder has no such files;
+// FAILED_PRECONDITION if they exceed the limits.
 absl::StatusOr<TokenizerArchive> ArchiveTokenizer(const std::string& folder);
 
 // The contents of files by their names.
 using NamedFiles = std::map<std::string, std::string>;
 absl::StatusOr<TokenizerArchive> ArchiveFiles(const NamedFiles& files);
 
-// An archive that is created when it is first requested, and then kept.
-// Threads: Get may be called from any thread. But it may read and compress
-// files, so do not call it on a thread for which other work waits.
+// An archive that is created when it is first requested and then kept.
+// Threads: Get may be called from any thread. It may read and compress files,
+// so do not call it on a thread that has other work to do.
 class TokenizerBundle {
  public:
   using MakeFiles = std::function<absl::StatusOr<NamedFiles>()>;

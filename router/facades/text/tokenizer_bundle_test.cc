@@ -89,8 +89,7 @@ TEST_F(TokenizerBundleTest, ATokenizerWithMoreFilesThanClientsAcceptIsRefused) {
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("at most 50")));
 }
 
-TEST_F(TokenizerBundleTest,
-       TheArchiveIsCreatedOnlyOnceAndAfterAFailureItIsTriedAgain) {
+TEST_F(TokenizerBundleTest, OnlyACreatedArchiveIsKept) {
   TokenizerBundle bundle(folder_.path());
   EXPECT_FALSE(bundle.Get().ok());
   folder_.Write("tokenizer.json", "{}");
@@ -99,7 +98,7 @@ TEST_F(TokenizerBundleTest,
   EXPECT_EQ(*first, *bundle.Get());
 }
 
-TEST_F(TokenizerBundleTest, FilesThatAreMadeReplaceThoseOfTheFolder) {
+TEST_F(TokenizerBundleTest, GeneratedFilesReplaceThoseOfTheFolder) {
   int calls = 0;
   TokenizerBundle bundle(
       folder_.File("model.gguf"), [&calls]() -> absl::StatusOr<NamedFiles> {

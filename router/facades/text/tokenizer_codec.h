@@ -11,8 +11,9 @@
 
 namespace kvasir::router {
 
-// Turns the text of a control token in a prompt into the token's id. Clients
-// apply chat templates themselves, and templates contain control tokens.
+// In a prompt, the text of a control token becomes the token's id. Clients need
+// this, because they apply chat templates themselves, and templates contain
+// control tokens.
 //
 // Threads: its methods may be called from any thread.
 class TokenizerCodec final : public TextCodec {

@@ -25,8 +25,8 @@ std::shared_ptr<const model::Tokenizer> Load(const std::string& name) {
 
 class TokenizerCodecTest : public ::testing::TestWithParam<const char*> {};
 
-// The prompt's text followed by the streamed text must equal the text that the
-// tokenizer decodes from all tokens together.
+// The prompt's text plus the streamed text must equal the text of all tokens
+// decoded together.
 TEST_P(TokenizerCodecTest, TheStreamedTextContinuesTheDecodedPromptExactly) {
   const auto tokenizer = Load(GetParam());
   const TokenizerCodec codec(tokenizer);

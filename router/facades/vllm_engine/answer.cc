@@ -12,8 +12,8 @@ using vllm::grpc::engine::GenerateComplete;
 using vllm::grpc::engine::GenerateStreamChunk;
 using vllm::grpc::engine::InputLogProbs;
 
-// Upper bounds of bytes in a message: an id below 2^31 (a varint), a float, and
-// the tags and length of a message around it.
+// The most bytes that these take in a message: a token id (a varint below
+// 2^31), a float, and the tags and length of an inner message.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 8;
@@ -89,8 +89,8 @@ void VllmEngineAnswer::OnFinish(
     if (sample.ended()) return;
   }
   sample.finish_reason = FinishReasonText(finish.reason());
-  // Report the matched token only if it is one of the client's stop ids, and
-  // not if it is the model's own end token.
+  // Report the matched token only if it is one of the client's stop ids, not if
+  // it is the model's own end token.
   if (finish.has_matched_token_id() &&
       IsStopId(request_.sampling, finish.matched_token_id())) {
     sample.matched_id = finish.matched_token_id();
@@ -132,7 +132,8 @@ void VllmEngineAnswer::TakeChunk(uint32_t index, GenerateStreamChunk* chunk) {
   Sample& sample = samples_[index];
   chunk->set_index(index);
   chunk->set_prompt_tokens(static_cast<uint32_t>(prompt_.size_tokens()));
-  // This field has the number of tokens in this chunk, not in the whole sample.
+  // Here completion_tokens is the number of tokens in this chunk, not in the
+  // whole sample.
   chunk->set_completion_tokens(static_cast<uint32_t>(sample.new_ids.size()));
   chunk->mutable_token_ids()->Add(sample.new_ids.begin(), sample.new_ids.end());
   if (request_.sampling.has_logprobs()) {

@@ -19,13 +19,13 @@
 namespace kvasir::router {
 
 // The answer to one request. Every token is sent, including the one that ended
-// its sample: clients count this token and remove it from the text themselves.
-// If a stop string ends a sample, the token that completes the string is the
-// last one. A streamed answer has chunks, each with the new output of one
-// sample. After its last chunk comes the sample's `complete`, which has counts
-// and the finish reason but no tokens. An answer that is not streamed has,
-// after all samples have ended, one `complete` for each sample with its whole
-// output.
+// its sample, because clients count this token and remove it from the text
+// themselves. If a stop string ends a sample, the token that completes the
+// string is the last one. A streamed answer has chunks, each with the new
+// output of one sample. After its last chunk comes the sample's `complete`,
+// which has counts and the finish reason but no tokens. An answer that is not
+// streamed has one `complete` for each sample, with its whole output. They come
+// after all samples have ended.
 //
 // Threads: only one thread at a time may use it.
 class VllmEngineAnswer {
@@ -43,11 +43,11 @@ class VllmEngineAnswer {
 
   bool finished() const { return samples_.ended(); }
   bool HasResponse() const { return samples_.HasResponse(); }
-  // Returns the next response; the samples take turns. Precondition:
-  // HasResponse().
+  // Returns the next response. The samples take turns.
+  // Precondition: HasResponse().
   Response Take();
   bool complete() const { return samples_.complete(); }
-  // Returns how many bytes of output wait to be taken. It is always 0 if the
+  // Returns how many bytes of output Take could return now; always 0 if the
   // answer is not streamed.
   size_t waiting_bytes() const;
 
@@ -64,7 +64,7 @@ class VllmEngineAnswer {
     std::string matched_string;
     uint32_t num_tokens = 0;
     uint32_t cached_tokens = 0;
-    // The output that has come since the sample's last response.
+    // The output since the sample's last response.
     std::vector<int32_t> new_ids;
     vllm::grpc::engine::OutputLogProbs new_logprobs;
   };
@@ -82,17 +82,17 @@ class VllmEngineAnswer {
   const proto::TokenBytes prompt_;
   const std::shared_ptr<const TextCodec> codec_;
   AnswerSamples<Sample> samples_;
-  // The log probabilities of the prompt, which are sent with the first response
-  // of sample 0.
+  // The log probabilities of the prompt. The first response of sample 0
+  // contains them.
   std::vector<float> prompt_logprobs_;
   bool owes_prompt_logprobs_ = false;
 };
 
-// Returns the largest size that a token can have in a response, with its id and
+// Returns the most bytes that a token can take in a response, with its id and
 // log probabilities.
 uint64_t VllmEngineBytesPerToken(const kvasir::v1::SamplingParams& sampling);
-// Returns the largest size that the prompt's log probabilities can have in a
-// response.
+// Returns the most bytes that the prompt's log probabilities can take in
+// a response.
 uint64_t VllmEnginePromptBytes(const kvasir::v1::SamplingParams& sampling,
                                uint64_t prompt_tokens);
 

@@ -12,15 +12,14 @@
 namespace kvasir::router {
 
 // State that all calls of the VllmEngine facade share.
-// Threads: any thread may use it: each member is either constant or may be used
-// by several threads at once.
+// Threads: any thread may use it, because its members are constant or
+// protect themselves.
 struct VllmEngineBackend : FacadeBackend {
   bool serves_tokenizer() const { return bundle != nullptr && share_tokenizer; }
 
   // The tokenizer's files; null if there is no tokenizer.
   std::shared_ptr<TokenizerBundle> bundle;
-  // True: every client that may call this server may fetch the tokenizer's
-  // files.
+  // True: every client of this server may download the tokenizer's files.
   bool share_tokenizer = false;
   absl::Time start;
   // The time of the last Generate call; 0 if there has been none.

@@ -41,7 +41,7 @@ class VllmEngineCallTest : public SingleCallTest<VllmEngineAnswer> {
     }
     return message;
   }
-  // Returns the tokens that the chunks of one sample contain, in order.
+  // Returns the tokens in the chunks of one sample, in order, as text.
   std::string Streamed(uint32_t index = 0) const {
     std::string text;
     for (const GenerateResponse& response : writer_.writes) {
@@ -71,7 +71,7 @@ TEST_F(VllmEngineCallTest,
   EXPECT_EQ(Streamed(), "abc");
   const auto& first = writer_.writes[0].chunk();
   EXPECT_EQ(first.prompt_tokens(), 2);
-  EXPECT_EQ(first.completion_tokens(), 2) << "of this chunk alone";
+  EXPECT_EQ(first.completion_tokens(), 2) << "of this chunk only";
   ASSERT_EQ(Completes().size(), 1);
   EXPECT_EQ(Completes()[0].finish_reason(), "length");
   EXPECT_EQ(Completes()[0].completion_tokens(), 3) << "of the whole sample";
@@ -234,8 +234,7 @@ TEST_F(VllmEngineCallTest, IfMaxTokensIsNotSetTheAnswerMayFillTheContext) {
   EXPECT_EQ(Engine().request().sampling.max_tokens(), 98);
 }
 
-TEST_F(VllmEngineCallTest,
-       MaxTokensDefaultsToWhatOneResponseHoldsAndALargerValueIsRefused) {
+TEST_F(VllmEngineCallTest, MaxTokensIsLimitedToWhatOneResponseHolds) {
   router_.SetMaxModelLen(1000);
   backend_->limits.max_response_bytes = 14 * 20;
   GenerateRequest message = Message(false);
@@ -251,7 +250,7 @@ TEST_F(VllmEngineCallTest,
                                      HasSubstr("max_tokens: want at most 20")));
 }
 
-TEST_F(VllmEngineCallTest, AnAbortEndsEverySampleAndCancelsTheEnginesRequest) {
+TEST_F(VllmEngineCallTest, AnAbortEndsTheCallAndCancelsTheEnginesRequest) {
   Send(Message(true));
   Engine().Emit("a");
   RunWrites();
@@ -270,8 +269,7 @@ TEST_F(VllmEngineCallTest, AnAbortEndsEverySampleAndCancelsTheEnginesRequest) {
   EXPECT_THAT(backend_->running_ids->Find("", "r1"), IsEmpty());
 }
 
-TEST_F(VllmEngineCallTest,
-       AResetOfTheCallCancelsTheEnginesRequestAndForgetsItsId) {
+TEST_F(VllmEngineCallTest, AResetOfTheCallCancelsTheEnginesRequest) {
   Send(Message(true));
   call_->OnCancelled();
   Run();
@@ -329,8 +327,7 @@ TEST_F(VllmEngineCallTest,
   backend_->budget = std::make_shared<ByteBudget>(300);
   GenerateRequest message = Message(true, std::string(400, 'x'));
   message.mutable_sampling_params()->set_n(1 << 30);
-  // The error shows that the message is not parsed: this field would be refused
-  // with another error.
+  // The parser would refuse this field with another error.
   message.mutable_sampling_params()->add_stop("");
   Send(message);
   RunWrites();
@@ -340,7 +337,7 @@ TEST_F(VllmEngineCallTest,
   EXPECT_EQ(backend_->budget->used_bytes(), 0u);
 }
 
-TEST_F(VllmEngineCallTest, TheCallOfASlowReaderIsResetAndFreesItsBytes) {
+TEST_F(VllmEngineCallTest, TheCallOfASlowReaderIsReset) {
   backend_->limits.max_waiting_bytes_per_stream = 20;
   Send(Message(true));
   Engine().Emit("a");
@@ -353,8 +350,7 @@ TEST_F(VllmEngineCallTest, TheCallOfASlowReaderIsResetAndFreesItsBytes) {
   EXPECT_EQ(Engine().reason(), CancelReason::kSlowReader);
 }
 
-TEST_F(VllmEngineCallTest,
-       EachTenantHasItsOwnPrefixCacheAndAnInvalidTenantNameIsRefused) {
+TEST_F(VllmEngineCallTest, EachTenantHasItsOwnPrefixCache) {
   identity_.tenant = "acme";
   Send(Message(true));
   EXPECT_EQ(Engine().request().tenant, "acme");
@@ -455,7 +451,7 @@ TEST_F(VllmEngineQuotaTest,
   call_->OnCancelled();
   RunWrites();
   EXPECT_TRUE(Engine().cancelled());
-  EXPECT_EQ(Running(), 1) << "the engine works on it still";
+  EXPECT_EQ(Running(), 1) << "the engine still works on it";
   Engine().Done(absl::CancelledError("cancelled"));
   EXPECT_EQ(Running(), 0);
 }
@@ -474,7 +470,7 @@ TEST_F(VllmEngineQuotaTest,
     }
     Run();
     ASSERT_TRUE(writer_.end.has_value());
-    EXPECT_EQ(Running(), 1) << "it costs the tokenizer its turn still";
+    EXPECT_EQ(Running(), 1) << "its task still waits for the tokenizer";
     tokenizer_->paused = false;
     Run();
     EXPECT_EQ(Running(), 0);

@@ -32,13 +32,14 @@ absl::StatusOr<vllm::grpc::engine::GetModelInfoResponse> VllmModelInfoOf(
         "no worker of model '", model.name, "' has been reached yet"));
   }
   vllm::grpc::engine::GetModelInfoResponse response;
-  // False would mean a model that produces embeddings instead of text.
+  // For gateways, false would mean a model that produces embeddings instead
+  // of text.
   response.set_is_generation(true);
   response.set_served_model_name(model.name);
-  // Give a path that exists on no machine and is not the name of a model on a
-  // hub. A gateway first tries to load this path, and calls GetTokenizer only
-  // if that fails. Without a path it would use the tokenizer that its own flags
-  // name.
+  // This path must not exist on any machine and must not be the name of a model
+  // on a hub. A gateway first tries to load it, and calls GetTokenizer only if
+  // that fails. Without a path, the gateway would use the tokenizer that its
+  // own flags name.
   if (serves_tokenizer) {
     response.set_tokenizer_path(absl::StrCat("/nonexistent/", model.name));
   }
@@ -46,7 +47,7 @@ absl::StatusOr<vllm::grpc::engine::GetModelInfoResponse> VllmModelInfoOf(
   response.set_max_context_length(model.info->max_model_len());
   response.set_vocab_size(model.info->vocab_size());
   *response.mutable_eos_token_ids() = model.info->eos_token_ids();
-  // The largest prompt leaves room for one output token.
+  // The longest prompt must leave room for one output token.
   response.set_max_req_input_len(
       ToInt32(std::max(1U, model.info->max_model_len()) - 1));
   return response;

@@ -1,5 +1,5 @@
-// Builds descriptions of the model that the facade serves. The facade serves
-// only one model, because the protocol's requests do not name a model.
+// Builds descriptions of the served model. There is only one, because this
+// protocol's requests do not name a model.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -12,16 +12,16 @@ namespace kvasir::router {
 vllm::grpc::engine::HealthCheckResponse VllmHealthOf(
     const RequestRouter& router);
 
-// Returns UNAVAILABLE if no worker has been reached yet. It does not guess,
-// because gateways keep the first answer. `serves_tokenizer` says whether
-// clients can fetch the tokenizer with GetTokenizer.
+// Returns UNAVAILABLE if no worker has been reached yet. It never guesses,
+// because gateways keep the first answer. If `serves_tokenizer`, clients can
+// download the tokenizer with GetTokenizer.
 absl::StatusOr<vllm::grpc::engine::GetModelInfoResponse> VllmModelInfoOf(
     const ModelStatus& model, bool serves_tokenizer);
 
 vllm::grpc::engine::GetServerInfoResponse VllmServerInfoOf(
     const ModelStatus& model);
 
-// Returns the load of all replicas together: clients see them as a single
+// Returns the total load of all replicas, which clients see as a single
 // data-parallel rank.
 vllm::grpc::engine::SchedulerLoad VllmLoadOf(const ModelStatus& model);
 

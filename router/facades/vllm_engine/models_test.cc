@@ -72,15 +72,15 @@ TEST(VllmEngineModelsTest, DescriptionsAreUnavailableBeforeAWorkerIsReached) {
   EXPECT_EQ(health.message(), "0 of 1 replicas ready");
 }
 
-// If the path were set, a gateway would try to load it and ignore its own
-// flags.
+// If a path were reported, a gateway would try to load it and ignore its
+// own flags.
 TEST(VllmEngineModelsTest, WithoutAServedTokenizerNoTokenizerPathIsReported) {
   EXPECT_EQ(VllmModelInfoOf(Served("a", "w"), false)->tokenizer_path(), "");
   EXPECT_EQ(VllmModelInfoOf(Served("a", "w"), true)->tokenizer_path(),
             "/nonexistent/a");
 }
 
-TEST(VllmEngineModelsTest, TheLoadOfAModelIsReportedAsThatOfOneVllmRank) {
+TEST(VllmEngineModelsTest, TheLoadOfAllReplicasIsReportedAsThatOfOneVllmRank) {
   ModelStatus model = Served("a", "w");
   model.load = {.running = 3,
                 .waiting = 2,
@@ -93,7 +93,7 @@ TEST(VllmEngineModelsTest, TheLoadOfAModelIsReportedAsThatOfOneVllmRank) {
   EXPECT_EQ(load.num_total_reqs(), 5);
   EXPECT_EQ(load.utilization(), 0.75);
   EXPECT_EQ(load.max_running_requests(), 4);
-  EXPECT_EQ(load.max_total_num_tokens(), 2147483647) << "the most it holds";
+  EXPECT_EQ(load.max_total_num_tokens(), 2147483647) << "the largest int32";
   EXPECT_GT(load.token_usage(), 0.0);
   EXPECT_EQ(VllmServerInfoOf(model).active_requests(), 5);
   EXPECT_EQ(VllmServerInfoOf(model).block_size(), 64);

@@ -20,8 +20,8 @@ absl::StatusOr<proto::TokenBytes> PromptOf(const VllmEngineRequest& request,
   return EncodePrompt(*codec, *request.text, max_model_len);
 }
 
-// Sets max_tokens if the client has not set it. Returns INVALID_ARGUMENT if a
-// response cannot hold the answer.
+// Sets max_tokens if the client has not set it. Returns INVALID_ARGUMENT if one
+// response cannot hold the answer or the prompt's log probabilities.
 absl::Status FitAnswer(uint64_t prompt_tokens, uint32_t max_model_len,
                        const FacadeLimits& limits, VllmEngineRequest* request) {
   kvasir::v1::SamplingParams& sampling = request->sampling;

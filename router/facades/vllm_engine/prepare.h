@@ -1,4 +1,4 @@
-// Turns a parsed request of the VllmEngine protocol into the router's form.
+// Converts a parsed request of the VllmEngine protocol for the router.
 #pragma once
 
 #include <memory>
@@ -13,11 +13,10 @@
 
 namespace kvasir::router {
 
-// Prepares a request. Call it on a thread of the tokenizer, because it
-// tokenizes text, which may take long. `info` describes the model; it is empty
-// if no worker has been reached. `codec` is null for a model that accepts only
-// token ids; then a text prompt and stop strings are refused with
-// UNIMPLEMENTED.
+// Prepares a request. Call it on a thread of the tokenizer, because tokenizing
+// may take long. `info` describes the model and is empty if no worker has been
+// reached. `codec` is null for a model that accepts only token ids. Then text
+// prompts and stop strings are refused with UNIMPLEMENTED.
 absl::StatusOr<PreparedCall<VllmEngineAnswer>> PrepareVllmEngineCall(
     VllmEngineRequest request, const kvasir::v1::WorkerInfo& info,
     std::shared_ptr<const TextCodec> codec, const FacadeLimits& limits);

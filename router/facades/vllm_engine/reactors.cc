@@ -16,8 +16,8 @@ namespace {
 using Call = SingleCall<VllmEngineAnswer>;
 using vllm::grpc::engine::GenerateRequest;
 
-// The size of a chunk of the archive. It is small, because for each client that
-// does not read, a chunk stays in memory.
+// The size of a chunk of the archive. It is small, because each client that
+// does not read keeps one chunk in memory.
 constexpr size_t kChunkBytes = 256 << 10;
 
 absl::StatusOr<Call::Prepare> ReadRequest(
@@ -40,7 +40,7 @@ Call::Asked Read(const std::shared_ptr<VllmEngineBackend>& backend,
   Call::Asked asked{.model = model.ok() ? model->name : "",
                     .n = message.sampling_params().n(),
                     .prepare = ReadRequest(backend, message, model)};
-  // Keep only a valid id: the id of a refused request is logged as well.
+  // Do not keep an invalid id, because the ids of refused requests are logged.
   if (CheckVllmRequestId(message.request_id()).ok()) {
     asked.id = message.request_id();
   }
@@ -64,8 +64,8 @@ VllmGenerateReactor* NewVllmGenerateReactor(
 }
 
 // The tokenizer's threads create the archive, because gRPC has only a few
-// threads. The task may use the reactor, which exists until Finish has been
-// called.
+// threads. The task may use this reactor, because gRPC keeps it until Finish
+// has been called.
 VllmTokenizerReactor::VllmTokenizerReactor(
     const std::shared_ptr<VllmEngineBackend>& backend)
     : open_(backend->calls) {
@@ -90,8 +90,8 @@ void VllmTokenizerReactor::WriteNext() {
 
 void VllmTokenizerReactor::OnWriteDone(bool ok) {
   if (!ok || num_written_bytes_ == archive_->zip.size()) {
-    // Either all chunks have been written or the client is gone. In the second
-    // case, nobody sees the status.
+    // Either all chunks have been written, or the client is gone and does not
+    // see the status.
     Finish(grpc::Status::OK);
     return;
   }

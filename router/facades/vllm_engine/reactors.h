@@ -16,15 +16,15 @@ namespace kvasir::router {
 
 using VllmGenerateReactor = GenerateStreamReactor<VllmEngineAnswer>;
 
-// Creates the reactor of a Generate call. `request` must exist until its
-// OnDone.
+// Creates the reactor of a Generate call. `request` must exist until the
+// reactor's OnDone.
 VllmGenerateReactor* NewVllmGenerateReactor(
     std::shared_ptr<VllmEngineBackend> backend,
     std::shared_ptr<TaskRunner> runner, grpc::CallbackServerContext* context,
     const vllm::grpc::engine::GenerateRequest* request);
 
-// The reactor of a GetTokenizer call: sends the archive in chunks. Deletes
-// itself in OnDone.
+// The reactor of a GetTokenizer call. It sends the archive in chunks, and
+// deletes itself in OnDone.
 class VllmTokenizerReactor final
     : public grpc::ServerWriteReactor<smg::grpc::common::GetTokenizerChunk> {
  public:

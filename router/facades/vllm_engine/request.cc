@@ -60,7 +60,7 @@ absl::Status ParseInput(const GenerateRequest& message,
                         VllmEngineRequest* out) {
   switch (message.input_case()) {
     case GenerateRequest::kTokenized: {
-      // Ignore original_text: the client has already tokenized it, and the ids
+      // Ignore original_text, because the client has tokenized it and the ids
       // are the prompt.
       KVASIR_RETURN_IF_ERROR(RefuseUnknownFields(message.tokenized()));
       KVASIR_ASSIGN_OR_RETURN(
@@ -103,8 +103,8 @@ absl::Status ParseNumbers(const WireSampling& wire,
   return absl::OkStatus();
 }
 
-// Returns how many log probabilities the client wants for each token (`want`);
-// nullopt if the field is absent.
+// Returns the value `want` of a field for log probabilities, or nullopt if the
+// field is absent (`has` is false).
 absl::StatusOr<std::optional<uint32_t>> Logprobs(const std::string& name,
                                                  bool has, int32_t want) {
   if (!has) return std::nullopt;
@@ -149,7 +149,7 @@ absl::Status ParseSampling(const WireSampling& wire, VllmEngineRequest* out) {
   sampling->set_min_tokens(wire.min_tokens());
   sampling->set_ignore_eos(wire.ignore_eos());
   sampling->set_n(wire.n() == 0 ? 1 : wire.n());
-  // A negative seed is valid: its 64 bits are used as an unsigned number.
+  // A negative seed is valid. Its 64 bits are used as an unsigned number.
   if (wire.has_seed()) {
     out->seed = static_cast<uint64_t>(int64_t{wire.seed()});
   }
@@ -164,7 +164,7 @@ absl::Status ParseSampling(const WireSampling& wire, VllmEngineRequest* out) {
   for (const std::string& stop : wire.stop()) {
     if (stop.empty()) {
       return absl::InvalidArgumentError(
-          "sampling_params.stop: one of the strings is empty");
+          "sampling_params.stop: one of the strings is empty: remove it");
     }
     out->stop_strings.push_back(stop);
   }

@@ -1,5 +1,5 @@
-// Parses a GenerateRequest. The result has the engine's parameters and says
-// which form the answer must have. Uses no gRPC and no tokenizer.
+// Parses a GenerateRequest. The result has the engine's parameters and the form
+// of the answer. Uses no gRPC and no tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,14 @@ struct VllmEngineRequest {
   proto::TokenBytes token_ids;
   std::optional<std::string> text;
 
-  // If max_tokens is 0, the request wants as many tokens as fit.
+  // If max_tokens is 0, the client wants as many tokens as fit.
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
   std::vector<std::string> stop_strings;
-  // True: special tokens are left out of the text that is searched for stop
-  // strings.
+  // True: stop strings are searched in a text without special tokens.
   bool skip_special_tokens = false;
-  // True: the answer has chunks with new output, and for each sample a
-  // `complete` without tokens. False: it has only a `complete` with the whole
+  // True: the answer has chunks with new output, and at the end of each sample
+  // a `complete` without tokens. False: it has only a `complete` with the whole
   // output for each sample.
   bool streaming = false;
 };
@@ -35,8 +34,8 @@ struct VllmEngineRequest {
 // A zero in a field without presence means that the field is not set.
 // Errors: INVALID_ARGUMENT names the field, the allowed values and the given
 // one. UNIMPLEMENTED names a feature that is not implemented and would change
-// the result. A field of a later version of the protocol is also UNIMPLEMENTED;
-// the error names the number of the field.
+// the result. A field of a later version of the protocol gives UNIMPLEMENTED
+// with the field's number.
 absl::StatusOr<VllmEngineRequest> ParseVllmEngineRequest(
     const vllm::grpc::engine::GenerateRequest& message);
 

@@ -45,8 +45,7 @@ TEST(VllmEngineRequestTest, AZeroFieldMeansThatTheFieldIsNotSet) {
   EXPECT_EQ(request.sampling.max_tokens(), 0);
 }
 
-TEST(VllmEngineRequestTest,
-     TemperatureZeroMeansGreedyAndAnUnsetTemperatureMeansOne) {
+TEST(VllmEngineRequestTest, AnUnsetTemperatureMeansOneAndNotZero) {
   GenerateRequest message = Tokens();
   EXPECT_EQ(Parsed(message).sampling.temperature(), 1.0f);
   message.mutable_sampling_params()->set_temperature(0.0f);
@@ -134,8 +133,7 @@ struct Refused {
   const char* text;
 };
 
-TEST(VllmEngineRequestTest,
-     TheErrorForAWrongFieldOrOneThatIsNotImplementedNamesIt) {
+TEST(VllmEngineRequestTest, TheErrorForARefusedFieldNamesTheField) {
   constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   const Refused cases[] = {
@@ -228,7 +226,7 @@ TEST(VllmEngineRequestTest,
 }
 
 TEST(VllmEngineRequestTest,
-     FieldsThatAreNotImplementedAreAcceptedWithValuesThatChangeNothing) {
+     UnsupportedFieldsAreAcceptedWithValuesThatHaveNoEffect) {
   GenerateRequest message = Tokens();
   message.set_data_parallel_rank(0);
   message.set_kv_transfer_params_json("");

@@ -1,6 +1,6 @@
-// The facade that serves vllm.grpc.engine.VllmEngine, with token ids as input
-// and output, for the gateway smg and others that use this protocol. Reactors
-// only convert messages and post tasks; SingleCall contains the logic.
+// The facade that serves vllm.grpc.engine.VllmEngine, the protocol of the
+// gateway smg and others, with token ids as input and output. Reactors only
+// convert messages and post tasks; SingleCall contains the logic.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -62,8 +62,7 @@ class VllmEngineService final
       grpc::CallbackServerContext* context,
       const smg::grpc::common::GetTokenizerRequest* request) override;
 
-  // These unary RPCs are not implemented, and neither is the stream
-  // SubscribeKvEvents below.
+  // These RPCs, and the stream SubscribeKvEvents below, are not implemented.
   KVASIR_RPC_NOT_BUILT(vllm::grpc::engine::VllmEngine, Embed,
                        vllm::grpc::engine::EmbedRequest,
                        vllm::grpc::engine::EmbedResponse)

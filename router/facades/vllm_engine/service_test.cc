@@ -23,8 +23,7 @@ namespace common = smg::grpc::common;
 class VllmEngineServiceTest : public FacadeServerTest {
  protected:
   void Start(bool shares_tokenizer = true) {
-    // Use random text, which does not compress, so that the archive has more
-    // than one chunk.
+    // Random text does not compress, so the archive gets more than one chunk.
     std::string noise;
     while (noise.size() < (3 << 20)) {
       noise += base::Sha256Hex(std::to_string(noise.size()));
@@ -74,8 +73,7 @@ TEST_F(VllmEngineServiceTest, AGenerateCallStreamsItsTokensAndEndsOk) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-TEST_F(VllmEngineServiceTest,
-       AnAbortEndsARequestOfTheCallersTenantAndMayBeRepeated) {
+TEST_F(VllmEngineServiceTest, AnAbortEndsOnlyRequestsOfTheCallersTenant) {
   Start();
   grpc::ClientContext context;
   const auto reader = stub_->Generate(&context, Message("r1"));
@@ -100,7 +98,7 @@ TEST_F(VllmEngineServiceTest,
   request->Done(absl::CancelledError("cancelled"));
 }
 
-// The number of ids is limited because each id causes a lookup, and a task for
+// The number of ids is limited, because each id costs a lookup and a task for
 // each request with this id.
 TEST_F(VllmEngineServiceTest, AnAbortOfTooManyIdsIsRefused) {
   Start();
@@ -140,7 +138,7 @@ TEST_F(VllmEngineServiceTest,
             grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 
-TEST_F(VllmEngineServiceTest, TheServiceDescribesItsModelItsServerAndItsLoad) {
+TEST_F(VllmEngineServiceTest, TheServiceReportsItsModelHealthAndLoad) {
   Start();
   engine::GetModelInfoResponse model;
   grpc::ClientContext c1;

@@ -8,13 +8,13 @@ namespace {
 
 using vllm::FinishInfo;
 
-// Upper bounds of bytes in a message: an id below 2^31 (a varint), a float, and
-// the tag and length of a message.
+// The most bytes that these take in a message: a token id (a varint below
+// 2^31), a float, and the tag and length of an inner message.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 4;
-// An estimate of the bytes that a token's text takes. Most tokens have about
-// four letters, and longer ones are rare.
+// An estimate of the bytes of a token's text. Most tokens have about four
+// letters, and longer ones are rare.
 constexpr uint64_t kTextBytes = 8;
 
 FinishInfo::FinishReason ReasonOf(kvasir::v1::FinishReason reason) {
@@ -53,7 +53,7 @@ void VllmInferenceAnswer::OnTokens(
   Sample& sample = samples_[tokens.index()];
   for (int i = 0; i < tokens.token_ids_size(); ++i) {
     // Another token follows, so the token that was held back did not end the
-    // sample. Its text is output.
+    // sample. Output its text.
     if (sample.maybe_last_id) {
       PushText(*std::exchange(sample.maybe_last_id, std::nullopt), &sample);
     }
@@ -76,13 +76,13 @@ void VllmInferenceAnswer::OnTokens(
 }
 
 // Adds a token's log probability, rank and candidates. The rank is 0 if the
-// token is not among the most likely tokens that the engine has reported.
+// engine has not reported the token among the most likely ones.
 void VllmInferenceAnswer::AddLogprob(int32_t id,
                                      const kvasir::v1::TokenLogprob& logprob,
                                      vllm::SequenceOutput* fresh) const {
   fresh->add_logprobs(logprob.logprob());
-  // Add an entry for each token, even if it is empty: some clients end the call
-  // if the three lists differ in length.
+  // Add an entry even if it is empty, because some clients end the call if the
+  // three lists differ in length.
   auto* const candidates = fresh->add_candidate_tokens();
   uint32_t rank = 0;
   for (int i = 0; i < logprob.top_size(); ++i) {
@@ -128,7 +128,7 @@ void VllmInferenceAnswer::OnFinish(
   if (sample.maybe_last_id) {
     const int32_t id = *std::exchange(sample.maybe_last_id, std::nullopt);
     // If the output was shorter than min_new_tokens, this token did not end the
-    // sample, and its text is output like any other.
+    // sample. Its text is then output like any other.
     const bool ended = finish.reason() == kvasir::v1::FINISH_STOP;
     if (!ended || request_.include_stop_string) PushText(id, &sample);
     if (sample.finish) return;

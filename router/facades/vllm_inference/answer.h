@@ -19,13 +19,13 @@
 namespace kvasir::router {
 
 // The answer to one request. Every token counts, including the one that ended
-// its sample. The text of that token is left out, and the text ends before a
-// stop string, unless the client wants to keep them. Clients check the counts:
-// each requested list of a response must have num_tokens entries, and
-// num_output_tokens of the finish must be the sum of all num_tokens. In a
-// streamed answer, each response has new output of one sample, and the last
-// response of a sample has its finish. An answer that is not streamed is a
-// single response, which comes after the sample has ended.
+// its sample. But the text does not contain that token or a stop string, unless
+// the client wants to keep them. Clients check the counts: each requested list
+// of a response must have num_tokens entries, and num_output_tokens of the
+// finish must be the sum of all num_tokens. In a streamed answer, each response
+// has new output of one sample, and the last response of a sample has its
+// finish. An answer that is not streamed is a single response after the end of
+// the sample.
 //
 // Threads: only one thread at a time may use it.
 class VllmInferenceAnswer {
@@ -44,11 +44,11 @@ class VllmInferenceAnswer {
 
   bool finished() const { return samples_.ended(); }
   bool HasResponse() const { return samples_.HasResponse(); }
-  // Returns the next response; the samples take turns. Precondition:
-  // HasResponse().
+  // Returns the next response. The samples take turns.
+  // Precondition: HasResponse().
   Response Take();
   bool complete() const { return samples_.complete(); }
-  // Returns how many bytes of output wait to be taken. It is always 0 if the
+  // Returns how many bytes of output Take could return now; always 0 if the
   // answer is not streamed.
   size_t waiting_bytes() const;
 
@@ -60,12 +60,12 @@ class VllmInferenceAnswer {
     // The sample's text; null if there is no codec.
     std::unique_ptr<TextStream> text;
     // The sample's newest token, if it may have ended the sample. Its text is
-    // held back until the next event shows whether it has.
+    // held back until the next event shows whether it did.
     std::optional<int32_t> maybe_last_id;
     uint32_t num_tokens = 0;
     // Absent while the sample runs.
     std::optional<vllm::FinishInfo> finish;
-    // The output that has come since the sample's last response.
+    // The output since the sample's last response.
     vllm::SequenceOutput fresh;
   };
 
@@ -84,10 +84,10 @@ class VllmInferenceAnswer {
   bool owes_prompt_info_ = true;
 };
 
-// Returns the size, in bytes, that one token may have in a response. The size
-// of its text is an estimate.
+// Returns how many bytes one token may take in a response. For its text, this
+// is an estimate.
 uint64_t VllmInferenceBytesPerToken(const VllmInferenceRequest& request);
-// Returns the largest size that the prompt's ids can have in a response.
+// Returns the most bytes that the prompt's ids can take in a response.
 uint64_t VllmInferencePromptBytes(const VllmInferenceRequest& request,
                                   uint64_t prompt_tokens);
 

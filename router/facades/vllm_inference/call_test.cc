@@ -52,8 +52,8 @@ class VllmInferenceCallTest : public SingleCallTest<VllmInferenceAnswer> {
     }
     return text;
   }
-  // Checks the counts in the responses. Clients check them too, and abort if
-  // they are wrong.
+  // Checks the counts in the responses as clients do, which abort if a count
+  // is wrong.
   void ExpectCountsToHold(const GenerateRequest& message) const {
     std::map<uint32_t, uint32_t> tokens;
     std::map<uint32_t, uint32_t> reported;
@@ -81,7 +81,7 @@ class VllmInferenceCallTest : public SingleCallTest<VllmInferenceAnswer> {
   }
 };
 
-TEST_F(VllmInferenceCallTest, StreamsTheTextTheTokenIdsAndTheirCounts) {
+TEST_F(VllmInferenceCallTest, StreamsTextTokenIdsAndCounts) {
   GenerateRequest message = Message();
   message.mutable_response()->set_output_token_ids(true);
   message.mutable_response()->set_prompt_token_ids(true);
@@ -101,7 +101,7 @@ TEST_F(VllmInferenceCallTest, StreamsTheTextTheTokenIdsAndTheirCounts) {
   KVASIR_EXPECT_OK(*writer_.end);
 }
 
-// vllm-router requests only ids, because it detokenizes them itself.
+// vllm-router requests only ids and converts them to text itself.
 TEST_F(VllmInferenceCallTest, ARequestForTokenIdsOnlyNeedsNoTokenizer) {
   backend_->codecs.clear();
   GenerateRequest message = Message();
@@ -168,8 +168,7 @@ TEST_F(VllmInferenceCallTest, TokensOfSeveralSamplesAreStreamedInTurn) {
   ExpectCountsToHold(message);
 }
 
-TEST_F(VllmInferenceCallTest,
-       AStopStringEndsTheTextAndTheTokensAndCancelsTheEnginesRequest) {
+TEST_F(VllmInferenceCallTest, AStopStringEndsTheTextAndTheTokens) {
   for (const bool include : {false, true}) {
     GenerateRequest message = Message();
     message.mutable_stopping()->add_stop_strings("bc");
@@ -190,8 +189,8 @@ TEST_F(VllmInferenceCallTest,
   }
 }
 
-// If an end token did not end the sample, it becomes text, and this text may
-// complete a stop string.
+// If the sample continues after a stop token, the token becomes text, which may
+// even complete a stop string.
 TEST_F(VllmInferenceCallTest,
        TheTextOfAStopTokenIsSentOnlyIfTheSampleContinuesAfterIt) {
   GenerateRequest message = Message();
@@ -210,13 +209,13 @@ TEST_F(VllmInferenceCallTest,
   Engine().Finish(kvasir::v1::FINISH_STOP);
   Engine().Done();
   RunWrites();
-  EXPECT_EQ(Text(), "zab") << "the end's own text is left out";
+  EXPECT_EQ(Text(), "zab")
+      << "the text of the stop token that ends the sample is left out";
   EXPECT_EQ(LastFinish().num_output_tokens(), 4);
   ExpectCountsToHold(message);
 }
 
-TEST_F(VllmInferenceCallTest,
-       TheFinishMessageNamesTheStopTokenOrReportsTheModelsEndToken) {
+TEST_F(VllmInferenceCallTest, TheFinishMessageHasTheTokenThatEndedTheSample) {
   GenerateRequest message = Message();
   message.mutable_stopping()->add_stop_token_ids('z');
   message.mutable_sampling()->set_num_sequences(2);
@@ -262,7 +261,8 @@ TEST_F(VllmInferenceCallTest,
   EXPECT_THAT(out.logprobs(), ElementsAre(-1.0f, -7.0f));
   EXPECT_THAT(out.ranks(), ElementsAre(2, 0)) << "0: not among the likeliest";
   ASSERT_EQ(out.candidate_tokens_size(), 2);
-  ASSERT_EQ(out.candidate_tokens(0).tokens_size(), 1) << "others than it";
+  ASSERT_EQ(out.candidate_tokens(0).tokens_size(), 1)
+      << "the sampled token itself is not a candidate";
   EXPECT_EQ(out.candidate_tokens(0).tokens(0).id(), 6);
   EXPECT_EQ(out.candidate_tokens(0).tokens(0).rank(), 1);
   EXPECT_EQ(out.candidate_tokens(1).tokens_size(), 2);
@@ -311,14 +311,13 @@ TEST_F(VllmInferenceCallTest,
   const CanonicalRequest& request = Engine().request();
   EXPECT_EQ(request.cache_salt, CacheSaltOf("t", "pepper"));
   EXPECT_EQ(request.priority, 4);
-  // A client must not be able to use another tenant's cache by choosing a salt
-  // that contains the tenant's name.
+  // A client must not get another tenant's salt by choosing its own.
   EXPECT_NE(CacheSaltOf("", "tenant/t"), CacheSaltOf("t"));
   EXPECT_NE(CacheSaltOf("t", "a"), CacheSaltOf("", "atenant/t"));
 }
 
-// Regression test: with a negative priority, any caller could overtake all
-// others.
+// Regression test: with a negative priority, any caller could once overtake
+// all others.
 TEST_F(VllmInferenceCallTest, APriorityBelowTheTenantsLeastPriorityIsRefused) {
   GenerateRequest message = Message();
   message.set_priority(-1);

@@ -14,7 +14,7 @@ absl::StatusOr<vllm::ServerInfo> ControlServerInfoOf(
   info.set_engine_version(server_version);
   // Clients accept only this value.
   info.set_api_version("vllm");
-  // Clients see all replicas together as a single rank.
+  // Clients see all replicas as a single rank.
   vllm::ParallelismInfo* parallelism = info.mutable_parallelism();
   parallelism->set_tensor_parallel_size(1);
   parallelism->set_pipeline_parallel_size(1);

@@ -11,12 +11,12 @@
 
 namespace kvasir::router {
 
-// Returns UNAVAILABLE if no worker has been reached yet. It does not guess,
+// Returns UNAVAILABLE if no worker has been reached yet. It never guesses,
 // because gateways keep the first answer.
 absl::StatusOr<vllm::ServerInfo> ControlServerInfoOf(
     const ModelStatus& model, const std::string& server_version);
 
-// `names` has an entry for each name of the model. `has_tokenizer` says whether
+// `names` has an entry for each served name of the model. If `has_tokenizer`,
 // prompts may be text.
 vllm::ModelInfo ControlModelInfoOf(const ModelStatus& model,
                                    const std::vector<ModelStatus>& names,

@@ -105,8 +105,8 @@ absl::Status ParseSampling(const vllm::GenerateRequest& message,
         Field{"decoding.repetition_penalty", decoding.repetition_penalty()}}) {
     KVASIR_RETURN_IF_ERROR(CheckFiniteField(name, value));
   }
-  // If the temperature is not set, it is 0, which means greedy. In vLLM's other
-  // protocols the default is 1.
+  // The default temperature of this protocol is 0, which means greedy. In
+  // vLLM's other protocols it is 1.
   out->sampling.set_temperature(message.temperature());
   out->sampling.set_top_k(TopKOf(sampling.top_k()));
   out->sampling.set_top_p(OrNeutral(sampling.top_p(), 1.0f));
@@ -130,7 +130,7 @@ absl::Status ParseSampling(const vllm::GenerateRequest& message,
                       "(GenerateStream returns several)",
                       out->sampling.n());
   }
-  // A negative seed is valid: its bits are used as those of an unsigned number.
+  // A negative seed is valid. Its 64 bits are used as an unsigned number.
   if (sampling.has_seed()) out->seed = static_cast<uint64_t>(sampling.seed());
   return RefuseConstraints(decoding);
 }
@@ -146,7 +146,7 @@ absl::Status ParseStopping(const vllm::StoppingCriteria& stopping,
   for (const std::string& stop : stopping.stop_strings()) {
     if (stop.empty()) {
       return absl::InvalidArgumentError(
-          "stopping.stop_strings: one of the strings is empty");
+          "stopping.stop_strings: one of the strings is empty: remove it");
     }
     out->stop_strings.push_back(stop);
   }
@@ -192,9 +192,9 @@ absl::Status ParseResponse(const vllm::ResponseOptions& response,
       !response.has_skip_special_tokens() || response.skip_special_tokens();
   KVASIR_RETURN_IF_ERROR(ParseCandidates(response, out));
   if (out->wants_logprobs) {
-    // Ask the engine for the most likely token even if the client wants no
-    // candidates. Without it, the answer could not say whether the sampled
-    // token has rank 1.
+    // Ask the engine for at least the most likely token, even if the client
+    // wants no candidates. Otherwise the answer could not say whether the
+    // sampled token has rank 1.
     out->sampling.set_logprobs(std::max<uint32_t>(1, out->num_candidates));
   }
   return absl::OkStatus();

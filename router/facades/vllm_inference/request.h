@@ -1,5 +1,5 @@
-// Parses a vllm.GenerateRequest. The result has the engine's parameters and
-// says which form the answer must have. Uses no gRPC and no tokenizer.
+// Parses a vllm.GenerateRequest. The result has the engine's parameters and the
+// form of the answer. Uses no gRPC and no tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct VllmInferenceRequest {
   proto::TokenBytes token_ids;
   std::optional<std::string> text;
 
-  // If max_tokens is 0, the request wants as many tokens as fit.
+  // If max_tokens is 0, the client wants as many tokens as fit.
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
   int32_t priority = 0;
@@ -35,8 +35,8 @@ struct VllmInferenceRequest {
   bool wants_ids = false;
   bool wants_logprobs = false;
   // How many of the most likely tokens the client receives with each sampled
-  // token. The engine may be asked for more, because the rank of a sampled
-  // token is its place among the tokens that the engine reports.
+  // token. The engine is asked for at least one, because a sampled token's rank
+  // is its place among the tokens that the engine reports.
   uint32_t num_candidates = 0;
   bool wants_prompt_ids = false;
 };
@@ -46,8 +46,8 @@ inline constexpr size_t kMaxCacheSaltBytes = 256;
 // A zero in a field without presence means that the field is not set.
 // Errors: INVALID_ARGUMENT names the field, the allowed values and the given
 // one. UNIMPLEMENTED names a feature that is not implemented and would change
-// the result. A field of a later version of the protocol is also UNIMPLEMENTED;
-// the error names the number of the field.
+// the result. A field of a later version of the protocol gives UNIMPLEMENTED
+// with the field's number.
 absl::StatusOr<VllmInferenceRequest> ParseVllmInferenceRequest(
     const vllm::GenerateRequest& message, bool streaming);
 

@@ -87,7 +87,8 @@ TEST(VllmInferenceRequestTest, ImplementedFieldsOfTheRequestAreParsed) {
   EXPECT_EQ(request.sampling.temperature(), 0.5f);
   EXPECT_EQ(request.priority, -3);
   EXPECT_EQ(request.sampling.n(), 2);
-  EXPECT_EQ(request.sampling.top_k(), 0) << "the largest number is all";
+  EXPECT_EQ(request.sampling.top_k(), 0)
+      << "the largest uint32 means all tokens";
   EXPECT_EQ(request.sampling.top_p(), 0.5f);
   EXPECT_EQ(request.sampling.min_p(), 0.25f);
   EXPECT_EQ(request.seed, ~uint64_t{0});
@@ -159,7 +160,7 @@ TEST(VllmInferenceRequestTest, TheErrorForAFieldThatIsNotImplementedNamesIt) {
   }
 }
 
-// In any part of the message, a field of a later version of the protocol may
+// A field of a later version of the protocol, in any part of the message, may
 // ask for something that changes the result.
 TEST(VllmInferenceRequestTest,
      TheErrorForAnUnknownFieldHasItsNumberAndTheNameOfItsMessage) {

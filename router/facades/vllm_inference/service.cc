@@ -40,7 +40,7 @@ Call::Asked Read(const Backend& backend, const vllm::GenerateRequest& message,
   Call::Asked asked{.model = model.ok() ? model->name : message.model(),
                     .n = message.sampling().num_sequences(),
                     .prepare = ReadRequest(backend, message, streaming, model)};
-  // Keep only a valid id: the id of a refused request is logged as well.
+  // Do not keep an invalid id, because the ids of refused requests are logged.
   if (CheckVllmRequestId(message.request_id()).ok()) {
     asked.id = message.request_id();
   }

@@ -1,7 +1,7 @@
-// The facade that serves vllm.Inference and vllm.Control, with text or token
-// ids as input and output. It is for vllm-router and others that call vLLM's
-// own gRPC servers. Reactors only convert messages and post tasks; SingleCall
-// contains the logic.
+// The facade that serves vllm.Inference and vllm.Control, the protocol of
+// vLLM's own gRPC server, for vllm-router and other clients. Input and output
+// are text or token ids. Reactors only convert messages and post tasks;
+// SingleCall contains the logic.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -39,7 +39,7 @@ class VllmControlService final : public vllm::Control::CallbackService {
   ::grpc::ServerUnaryReactor* Abort(::grpc::CallbackServerContext* context,
                                     const vllm::AbortRequest* request,
                                     vllm::AbortResponse* response) override;
-  // Answers with an empty list, because Kvasir has no KV events.
+  // Answers with an empty list, because Kvasir sends no KV events.
   ::grpc::ServerUnaryReactor* GetKvEventSources(
       ::grpc::CallbackServerContext* context,
       const vllm::GetKvEventSourcesRequest* request,

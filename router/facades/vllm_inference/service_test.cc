@@ -104,7 +104,7 @@ TEST_F(VllmInferenceServiceTest, AResetOfTheCallCancelsTheRequest) {
   request->Done(absl::CancelledError("cancelled"));
 }
 
-TEST_F(VllmInferenceServiceTest, AnAbortEndsARequestAndMayBeRepeated) {
+TEST_F(VllmInferenceServiceTest, ARepeatedAbortOfARequestSucceeds) {
   grpc::ClientContext context;
   const auto reader = stub_->GenerateStream(&context, Message("r1"));
   const auto request = router_.WaitFor(0);
@@ -151,8 +151,8 @@ TEST_F(VllmInferenceServiceTest, TheServiceDescribesItsServerAndItsModel) {
   EXPECT_EQ(sources.ByteSizeLong(), 0);
 }
 
-// Without our own handling, gRPC 1.51 would answer UNIMPLEMENTED without a
-// text, as if the RPC did not exist.
+// By itself, gRPC 1.51 would answer UNIMPLEMENTED without a text, as if the RPC
+// did not exist.
 TEST_F(VllmInferenceServiceTest,
        TheErrorForAMessageThatCannotBeParsedNamesTheMethod) {
   for (const std::string method :
@@ -164,8 +164,8 @@ TEST_F(VllmInferenceServiceTest,
               "the request is not a valid protobuf message for " + method);
   }
   EXPECT_EQ(router_.num_requests(), 0);
-  // Gateways call an unknown RPC to find out what kind of server this is, and
-  // rely on this code.
+  // Gateways call unknown RPCs to find out what kind of server this is, so the
+  // code must stay UNIMPLEMENTED.
   EXPECT_EQ(
       RawCall("/vllm.Inference/Other", std::string(9, '\xff')).error_code(),
       grpc::StatusCode::UNIMPLEMENTED);

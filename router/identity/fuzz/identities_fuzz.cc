@@ -24,8 +24,8 @@ void Parse(std::string_view text) {
     const kvasir::v1::Tenant& tenant = read->tenant(idx);
     KVASIR_CHECK(!tenant.name().empty() && CheckTenantName(tenant.name()).ok());
     KVASIR_CHECK(read->Named(tenant.name()) == idx);
-    // Every token and every certificate name in a valid file must lead to its
-    // tenant.
+    // In a valid file, every token and every certificate name must identify
+    // its tenant.
     for (const auto& token : tenant.tokens()) {
       Credentials credentials{.encrypted = true,
                               .token = Credentials::Token::kGiven};

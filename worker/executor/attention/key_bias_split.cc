@@ -14,7 +14,8 @@ constexpr double kMostTileTurn = 0.1;  // in radians
 constexpr size_t kExactPairs = 4;
 static_assert(kExactPairs <= kernels::kMostExactPairs);
 
-// How far a pair turns in half a tile, in radians.
+// Returns how far a pair turns in half a tile, in radians. `step` is its angle
+// per position, in units of 2^-64 turns.
 double TurnInTile(uint64_t step) {
   constexpr double kTwoPi = 6.283185307179586;
   // A step above half a turn is a turn in the other direction.
@@ -23,7 +24,7 @@ double TurnInTile(uint64_t step) {
          static_cast<double>(kernels::kKeyBiasTile / 2);
 }
 
-// The bias of each pair of one head.
+// Returns the bias of each pair of one head.
 std::vector<KeyBiasPair> PairsOf(const float* bias, const KeyTurns& turns) {
   const auto num_pairs = static_cast<int32_t>(turns.steps.size());
   std::vector<KeyBiasPair> pairs;
@@ -43,8 +44,8 @@ bool IsZero(const KeyBiasPair& pair) {
   return pair.bias_first == 0.0f && pair.bias_second == 0.0f;
 }
 
-// The length of what the pair would add to cached keys if it were not an exact
-// pair.
+// Returns the length of the vector that the pair's bias would leave in cached
+// keys if the pair were not an exact pair.
 double Residue(const KeyBiasPair& pair) {
   const double turn = TurnInTile(pair.step);
   return std::hypot(static_cast<double>(pair.bias_first),
@@ -52,7 +53,7 @@ double Residue(const KeyBiasPair& pair) {
          (turn <= kMostTileTurn ? turn : 1.0);
 }
 
-// The indices of the pairs with the largest residues, ascending.
+// Returns the indices of the pairs with the largest residues, ascending.
 std::vector<size_t> ExactOf(const std::vector<KeyBiasPair>& pairs) {
   std::vector<std::pair<double, size_t>> order;
   for (size_t p = 0; p < pairs.size(); ++p) {
@@ -76,8 +77,8 @@ KeyBiasSplit SplitKeyBias(absl::Span<const float> bias, int64_t head_dim,
   split.cached.assign(bias.size(), 0.0f);
   std::vector<std::vector<KeyBiasPair>> heads;
   std::vector<std::vector<size_t>> exact;
-  // The pairs that are tile pairs of some head. Heads share the list, because
-  // they share its angles.
+  // For each pair, whether it is a tile pair of any head. All heads then store
+  // it as a tile pair, because all heads use the same angles.
   std::vector<bool> in_tile(turns.steps.size(), false);
   for (size_t at = 0; at < bias.size(); at += static_cast<size_t>(head_dim)) {
     const std::vector<KeyBiasPair>& pairs =

@@ -11,10 +11,10 @@
 
 namespace kvasir::worker {
 
-// How RoPE rotates the first numbers of each head.
+// How RoPE rotates the first 2 * steps.size() numbers of each head, in pairs.
 struct KeyTurns {
-  // The angle of each pair per position, as kernels::RopeStep returns it; empty
-  // if keys do not rotate.
+  // How much each pair's angle grows per position, as kernels::RopeStep returns
+  // it. Empty if keys do not rotate.
   absl::Span<const uint64_t> steps;
   kernels::RopePairing pairing = kernels::RopePairing::kHalfSplit;
   float attention_factor = 1.0f;
@@ -24,17 +24,18 @@ struct KeyBiasSplit {
   int64_t tile_pairs = 0;
   int64_t exact_pairs = 0;
   std::vector<kernels::KeyBiasPair> pairs;  // [Hkv, tile_pairs + exact_pairs]
-  std::vector<float> cached;                // [Hkv, D]: what keys keep
+  std::vector<float> cached;  // [Hkv, D]: the part of the bias in cached keys
 };
 
-// `bias` is [Hkv, head_dim].
+// Decides for each number of `bias` [Hkv, head_dim] where it goes:
 // - Numbers that RoPE does not rotate are left out. They add the same to the
-//   scores of all slots, which the softmax cancels.
-// - Pairs that turn by at most 0.1 rad from the centre of a tile to its ends
-// are
-//   left out as tile pairs. The cache then has only what they have turned.
-// - The four pairs of each head that would add the longest vectors to cached
-//   keys even so are left out as exact pairs.
+//   scores of all slots, and the softmax cancels that.
+// - The four exact pairs of each head are left out. These are the pairs that
+//   would otherwise leave the longest vectors in cached keys.
+// - Other pairs that turn by at most 0.1 rad between the centre of a tile and
+//   its ends are tile pairs. Cached keys have only the difference between the
+//   bias as turned to the key's position and as turned to the tile's centre.
+// - All other pairs stay in cached keys.
 KeyBiasSplit SplitKeyBias(absl::Span<const float> bias, int64_t head_dim,
                           const KeyTurns& turns);
 

@@ -14,8 +14,8 @@ using ::testing::Each;
 
 constexpr int64_t kDim = 64;
 
-// The steps of 32 pairs with base 10000. Pairs from 21 on turn by at most 0.1
-// rad in half a tile.
+// Returns the angles by which 32 RoPE pairs with base 10000 turn per position.
+// Pairs from 21 on turn by at most 0.1 rad in half a tile.
 std::vector<uint64_t> Steps() {
   std::vector<uint64_t> steps;
   for (int p = 0; p < 32; ++p) {
@@ -24,7 +24,8 @@ std::vector<uint64_t> Steps() {
   return steps;
 }
 
-// A head with this bias in the first number of each of these pairs.
+// Returns the bias of a head: in each given pair, the first number has the
+// given bias. All others are 0.
 std::vector<float> Head(std::vector<std::pair<int, float>> of_pair) {
   std::vector<float> bias(kDim);
   for (const auto& [pair, number] : of_pair) {
@@ -39,7 +40,8 @@ KeyBiasSplit Split(const std::vector<float>& bias, const KeyTurns& turns) {
 
 TEST(KeyBiasSplitTest, TheFourPairsThatWouldAddMostToCachedKeysAreExact) {
   const std::vector<uint64_t> steps = Steps();
-  // The slowest pair adds 500 * 0.0043 to cached keys.
+  // If it were not exact, the slowest pair would add 500 * 0.0043 to
+  // cached keys.
   const KeyBiasSplit split =
       Split(Head({{0, 1}, {5, 7}, {9, -3}, {12, 2.1f}, {31, 500}, {25, 4}}),
             {.steps = steps});
@@ -55,7 +57,7 @@ TEST(KeyBiasSplitTest, TheFourPairsThatWouldAddMostToCachedKeysAreExact) {
   EXPECT_EQ(split.cached, Head({{0, 1}}));
 }
 
-TEST(KeyBiasSplitTest, HeadsShareTheListOfTilePairs) {
+TEST(KeyBiasSplitTest, ATilePairOfOneHeadIsATilePairOfAllHeads) {
   const std::vector<uint64_t> steps = Steps();
   std::vector<float> bias = Head({{24, 1}, {25, 1}, {26, 1}, {27, 1}, {28, 1}});
   const std::vector<float> other = Head({{28, 9}});
@@ -63,8 +65,8 @@ TEST(KeyBiasSplitTest, HeadsShareTheListOfTilePairs) {
   const std::vector<float> none = Head({});
   bias.insert(bias.end(), none.begin(), none.end());
   const KeyBiasSplit split = Split(bias, {.steps = steps});
-  // The first head leaves its slowest pair to the tile, the second has a single
-  // exact pair, and the third has no bias.
+  // Four of the first head's pairs are exact, and the slowest is a tile pair.
+  // The second head has a single exact pair, and the third has no bias.
   EXPECT_EQ(split.tile_pairs, 1);
   EXPECT_EQ(split.exact_pairs, 4);
   ASSERT_EQ(split.pairs.size(), 15u);
@@ -81,7 +83,7 @@ TEST(KeyBiasSplitTest, HeadsShareTheListOfTilePairs) {
   EXPECT_THAT(split.cached, Each(0.0f));
 }
 
-TEST(KeyBiasSplitTest, NumbersThatDoNotRotateLeaveTheirBiasOutForFree) {
+TEST(KeyBiasSplitTest, TheBiasOfNumbersThatDoNotRotateIsNotCached) {
   const std::vector<float> bias(kDim, 3.0f);
   KeyBiasSplit split = Split(bias, {});
   EXPECT_TRUE(split.pairs.empty());
@@ -115,7 +117,7 @@ TEST(KeyBiasSplitTest, NumbersOfALargeBiasDoNotOverflowFloat16) {
   EXPECT_EQ(ScaleToUnits(&pairs), 1.0f);
 }
 
-TEST(KeyBiasSplitTest, APairThatTurnsBackwardsIsSlowToo) {
+TEST(KeyBiasSplitTest, TheBiasOfAPairThatTurnsBackwardsIsNotCached) {
   const std::vector<uint64_t> steps = {kernels::RopeStep(-0.001)};
   std::vector<float> bias = Head({});
   bias[0] = 1.0f;

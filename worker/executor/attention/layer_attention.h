@@ -55,8 +55,8 @@ struct AttentionInput {
   absl::Span<const kernels::AttentionStep> steps;
 };
 
-// Memory for exact (uncompressed) keys and values of the step's own tokens. All
-// layers use the same memory, one after the other.
+// Memory for the exact (uncompressed) keys and values of the tokens that the
+// step runs. All layers use the same memory, one after the other.
 struct FreshRows {
   kernels::DevicePtr<char> memory;
   int64_t max_tokens = 0;
@@ -66,7 +66,7 @@ struct FreshRows {
 // Threads: one at a time.
 class LayerAttention {
  public:
-  // All pointers outlive the LayerAttention unless noted.
+  // All pointers must outlive the LayerAttention unless noted.
   struct Parts {
     kernels::Device* device = nullptr;
     const model::DecoderSpec* spec = nullptr;
@@ -293,11 +293,11 @@ class LayerAttention {
   Parts parts_;
   kernels::Activations activations_;  // the device's type of activations
   kernels::RopePairing pairing_;      // the model's pairing
-  // Tables for the RoPE op, needed only while `turns_` are prepared: which
-  // angle rotates each number of a head.
+  // Tables for the RoPE op: the index of the angle that rotates each pair of a
+  // head. Needed only while `turns_` are prepared.
   std::vector<std::vector<int32_t>> pair_tables_;
-  // Views point into these vectors. The views stay valid when this object
-  // moves, because a moved vector keeps its memory.
+  // Parameters of ops point into these vectors. The pointers stay valid when
+  // this object moves, because a moved vector keeps its memory.
   std::vector<Rotate> turns_;
   std::vector<Key> keys_;
   Value value_;
@@ -308,16 +308,16 @@ class LayerAttention {
   std::optional<kernels::PreparedKvAppend> keep_keys_;
   std::optional<kernels::PreparedKvAppend> keep_values_;
   std::optional<kernels::PreparedEviction> eviction_;
-  // Tables of this class's own, as opposed to those of ops.
+  // Owns the memory of the two biases below.
   kernels::DeviceTables tables_;
-  // The bias of the fused projection, without what the cache leaves out of
-  // keys.
+  // The bias of the fused projection, except the part of the key bias that
+  // cached keys leave out.
   kernels::DevicePtr<const float> qkv_bias_;
   // The whole key bias [Hkv, D], if it is added to rebuilt keys; else null.
   kernels::DevicePtr<const float> rebuilt_key_bias_;
   std::unique_ptr<ScoredKeyBias> key_bias_;  // null: scores need no key bias
-  // The columns of a token's row: those of the program, and a query's numbers
-  // for the key bias.
+  // The number of columns of a token's row: first those of the program, then
+  // those that the key bias needs for each query (kernels::KeyBiasColumns).
   int64_t row_columns_ = 0;
   bool rolling_ = false;  // keys rotate by slot number, not by text position
   std::unique_ptr<Launch> launch_;

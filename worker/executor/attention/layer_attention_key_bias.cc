@@ -61,7 +61,8 @@ absl::Status LayerAttention::LeaveKeyBiasToScores(absl::Span<const float> bias,
     key_bias_->query_column.push_back(row_columns_);
     row_columns_ += columns;
   }
-  // GPU kernels copy rows in pieces of 16 bytes.
+  // GPU kernels copy rows in pieces of 16 bytes. A multiple of 16 columns
+  // suffices for every type of activations.
   row_columns_ = (row_columns_ + 15) / 16 * 16;
   for (const kernels::KeyBiasPair& pair : split.pairs) {
     key_bias_->steps.push_back(pair.step);

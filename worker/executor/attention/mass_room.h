@@ -10,18 +10,18 @@
 
 namespace kvasir::worker {
 
-// Memory for the attention mass (sums of attention weights) of slots, in layers
-// that evict by scores.
+// The size of the memory for attention weights, in layers that evict by scores.
 struct MassRoom {
   int64_t most_rows = 0;     // the most rows in one step
-  int64_t most_weights = 0;  // floats of one step, see kernels::AttentionMass
+  int64_t most_weights = 0;  // floats that one step may keep
 };
 
 struct MassRoomLimits {
   int64_t max_batched_tokens = 0;
   int64_t max_num_seqs = 0;
   int64_t most_slots = 0;  // the most slots of one sequence
-  // Slots of the largest page group that evicts, and bytes of all page groups.
+  // The slots of the largest page group that evicts, and the bytes of all page
+  // groups together.
   int64_t pool_slots = 0;
   int64_t pool_bytes = 0;
   int64_t num_heads = 0;  // query heads of this rank
@@ -34,9 +34,9 @@ struct MassRoomLimits {
 // 1/32 of the pool, whichever is more.
 MassRoom RoomForMass(const MassRoomLimits& limits);
 
-// Completes `steps`, in which the caller has set the first three fields, for a
-// pool of `pages`. Lowers most_slots if the pool has fewer slots. `layout` was
-// made for `plan`.
+// Returns `steps`, in which the caller has set the first three fields, with the
+// other fields set for a pool of `pages`. Lowers most_slots if the pool has
+// fewer slots. `layout` was made for `plan`.
 MassRoomLimits LimitsInPool(MassRoomLimits steps,
                             const plan::ResolvedPlan& plan,
                             const cache::PageLayout& layout,

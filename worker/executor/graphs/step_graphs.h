@@ -12,21 +12,22 @@
 
 namespace kvasir::worker {
 
-// Remembers the last kMost different keys of steps, with the captured work if
-// there is any. A new key replaces the least recently used one.
+// Remembers the sizes (keys) of the latest steps, at most kMost different ones,
+// and the captured work of each if there is any. A new key replaces the least
+// recently used one.
 //
 // Owns: the captured work.
 // Threads: one at a time, and not while captured work is being enqueued.
 class StepGraphs {
  public:
-  // A limit, because captured steps take some KiB of host and GPU memory for
-  // each launch. Batches change slowly, so fewer than 64 different sizes of
+  // Limited, because captured steps take some KiB of host and GPU memory for
+  // each launch. 64 suffice: batches change slowly, so only a few sizes of
   // steps alternate.
   static constexpr size_t kMost = 64;
 
   struct Step {
-    // The exact sizes of the step, which its launches receive as arguments.
-    // Only `histories` and `top` are the padded sizes of the bucket.
+    // The sizes that the step's launches receive as arguments: exact sizes,
+    // except that `histories` and `top` are padded as in StepBucket.
     StepSizes key;
     bool seen = false;  // whether a step with this key has run before
     std::unique_ptr<kernels::CapturedWork> work;  // null: not captured

@@ -48,8 +48,8 @@ std::vector<kernels::CodeRun> CodeRuns(const plan::ResolvedPart& part,
   return runs;
 }
 
-// Adds the part's view of exact rows: the same latent groups, stored as plain
-// numbers.
+// Adds the part's view of exact rows: the same latent groups, stored
+// uncompressed (as bfloat16).
 void AddExactView(const cache::PartLayout& layout, int64_t row_bytes,
                   KvArenas::Part* part) {
   for (size_t g = 0; g < part->groups.size(); ++g) {

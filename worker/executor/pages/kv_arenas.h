@@ -1,5 +1,6 @@
-// The memory of the cache's pages: one arena for each layer. The host pool, for
-// images of preempted sequences, has another arena for each layer.
+// The memory of the cache's pages: one block of memory (arena) for each layer.
+// The host pool, which keeps the pages of preempted sequences, has another
+// arena for each layer.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,7 @@ class KvArenas {
     bool of_keys = false;
     kernels::LatentPart latents;
     std::vector<kernels::LatentGroup> groups;
-    std::vector<std::vector<kernels::CodeRun>> runs;  // by latent group
+    std::vector<std::vector<kernels::CodeRun>> runs;  // of each group
     // The layout of an exact (uncompressed) row, if the part keeps exact rows.
     // Offsets are relative to `exact.arena`.
     kernels::LatentPart exact;
@@ -73,9 +74,10 @@ class KvArenas {
     std::vector<Part> value;
     int64_t key_ring = -1;  // index in rings(); below 0: none
     int64_t value_ring = -1;
-    // without units if the layer evicts nothing
+    // Has no eviction units if the layer evicts nothing.
     kernels::SlotMetadata metadata;
-    std::vector<int32_t> unit_of_head;  // [Hkv] of this rank
+    // For each KV head of this rank, its eviction unit.
+    std::vector<int32_t> unit_of_head;
   };
 
   // `plan` is the plan that the layout was made for. `pages` and `host_pages`
@@ -136,8 +138,8 @@ class KvArenas {
       int64_t num_slots) const;
 
   // A step's page copies, in batches. Within a batch no copy reads or writes a
-  // page that another copy writes, so one launch can do a batch. Each batch is
-  // padded to a power of two with pairs that copy nothing, so that few
+  // page that another copy writes, so one launch can execute a batch. Each
+  // batch is padded to a power of two with pairs that copy nothing, so that few
   // different sizes occur.
   enum class CopyKind : uint8_t { kWithin, kToHost, kFromHost };
   struct CopyBatch {
@@ -191,7 +193,7 @@ class KvArenas {
   std::vector<Layer> layers_;
   std::vector<Ring> rings_;
   kernels::DeviceBuffer memory_;
-  std::vector<int64_t> arena_offsets_;  // by layer, in bytes of `memory_`
+  std::vector<int64_t> arena_offsets_;  // by layer, in `memory_`
   cache::PageCounts host_pages_;        // by page group; 0: no host pool
   std::vector<kernels::DeviceBuffer> host_buffers_;  // by layer
 };

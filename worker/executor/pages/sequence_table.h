@@ -77,9 +77,9 @@ class SequenceTable {
   absl::Status Evict(const kvasir::v1::SlotEviction& eviction);
 
   // Applies the step's changes to the sequence's block tables. Checks that the
-  // step's tokens have slots, that their windows have only live slots, and that
-  // they continue the tokens in the cache. The result is valid until the next
-  // call.
+  // step's tokens continue those in the cache, that the block tables have slots
+  // for them, and that the slots of their sliding windows still exist. The
+  // result is valid until the next call.
   absl::StatusOr<Sequence*> Apply(const kvasir::v1::SequenceStep& step);
 
   // Index, in the page group's arenas, of slot number `slot` of a sequence:
@@ -114,7 +114,7 @@ class SequenceTable {
 
   SequenceTableLimits limits_;
   const KvArenas* arenas_ = nullptr;
-  int64_t max_pages_ = 0;  // the most pages of one sequence
+  int64_t max_pages_ = 0;  // the most pages that a sequence may have
   std::vector<int32_t> free_rows_;
   absl::flat_hash_map<uint64_t, Sequence> sequences_;
   // The pages that this step writes, as (page group, page).
@@ -129,7 +129,7 @@ class SequenceTable {
   };
   std::vector<SidePages> side_pages_;  // by page group; empty: no side pages
   uint64_t step_ = 0;
-  // By row: the last step that ran its sequence.
+  // By row: the last step that ran the row's sequence.
   std::vector<uint64_t> last_step_;
 };
 

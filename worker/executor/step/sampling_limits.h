@@ -4,7 +4,8 @@
 
 namespace kvasir::worker {
 
-// A repetition penalty outside this range would turn ordinary logits infinite.
+// Repetition penalties far outside this range would turn ordinary logits into
+// infinite numbers.
 inline constexpr float kMinRepetitionPenalty = 0.01f;
 inline constexpr float kMaxRepetitionPenalty = 100.0f;
 

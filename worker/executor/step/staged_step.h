@@ -33,8 +33,8 @@ struct StagedStep {
   uint64_t step_id = 0;
   StepSizes sizes;
   StepBucket bucket;
-  const StepBatch* batch = nullptr;          // of this step
-  const SlotEvictions* evictions = nullptr;  // of this step
+  const StepBatch* batch = nullptr;          // the step's host arrays
+  const SlotEvictions* evictions = nullptr;  // the step's evictions
   int64_t blob_peaks = 0;                    // StepBlob::peaks
 
   kernels::DevicePtr<const kernels::PagePair> copies;  // for bucket.copies
@@ -52,7 +52,7 @@ struct StagedStep {
   kernels::DevicePtr<const int32_t> target_ids;               // [targets]
   kernels::DevicePtr<const kernels::TokenHistory> histories;  // [histories]
   kernels::DevicePtr<const int32_t> zeros;                    // [T]
-  // The numbers 0, 1, ... T - 1; set only if logits are tapped. [T]
+  // The numbers 0, 1, ... T - 1. Set only if there is a logits tap. [T]
   kernels::DevicePtr<const int32_t> all_rows;
 
   ResultLayout layout;

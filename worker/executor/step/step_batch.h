@@ -54,7 +54,7 @@ class StepBatch {
   };
   // Token ids to count for a sequence's penalties.
   struct History {
-    int64_t first_id = 0;  // in history_ids()
+    int64_t first_id = 0;  // index in history_ids()
     int64_t num_ids = 0;
     kernels::DevicePtr<int32_t> counts;  // [V]
     bool clear = false;                  // forget earlier counts first
@@ -72,8 +72,8 @@ class StepBatch {
       const kvasir::v1::SequenceStep& step, SequenceTable::Sequence* sequence,
       kernels::SampleRow* row)>;
 
-  // `num_heads` is this rank's number of query heads. The arenas outlive the
-  // batch.
+  // `num_heads` is this rank's number of query heads. The arenas must outlive
+  // the batch.
   StepBatch(StepLimits limits, const KvArenas& arenas, int64_t num_heads)
       : limits_(limits),
         arenas_(arenas),
@@ -86,8 +86,9 @@ class StepBatch {
   // tokens.
   absl::Status Build(const kvasir::v1::StepPlan& plan, SequenceTable* table,
                      PrepareSample prepare);
-  // Calls kernels::PlaceWeights for the page groups that evict. Call it after
-  // Build.
+  // Decides for which sequences attention keeps its weights
+  // (kernels::PlaceWeights), in the page groups that evict. Call it
+  // after Build.
   void PlaceWeights(int64_t most_weights, int64_t page_tokens);
   // Called by PrepareSample. Does nothing if `ids` is empty and `clear` is
   // false.
@@ -110,9 +111,9 @@ class StepBatch {
   bool has_prompts() const { return !rows_.empty() && rows_.front().prompt; }
   // The number of runs of consecutive output rows.
   int64_t output_runs() const { return output_runs_; }
-  // For each of KvArenas::rings(): where the token's exact row is stored, in
-  // bytes from the start of the ring's arena. Below 0: the row is not stored,
-  // because no later step reads it. [T] each.
+  // For each of KvArenas::rings(): where each token's exact (uncompressed) row
+  // is stored, in bytes from the start of the ring's arena. Below 0: the row is
+  // not stored, because no later step reads it. [T] each.
   const std::vector<std::vector<int64_t>>& ring_slots() const {
     return ring_slots_;
   }

@@ -22,7 +22,7 @@ struct StepLimits {
   int64_t max_sequences = 0;
   int64_t vocab_size = 0;
   int64_t max_logprobs = 0;
-  int64_t num_experts = 0;  // of the model; 0: it has no experts
+  int64_t num_experts = 0;  // 0 if the model has no experts
 };
 
 struct StepSizes {
@@ -77,7 +77,7 @@ struct ResultLayout {
   ResultLayout() = default;
   explicit ResultLayout(const StepSizes& padded);
 
-  int64_t clamped_codes = 0;  // one int64, summed over all steps
+  int64_t clamped_codes = 0;  // int64, the total of all steps
   // The offsets of the arrays below depend on the step's sizes.
   int64_t token_ids = sizeof(int64_t);  // [samples] int32
   int64_t logprobs = 0;                 // [samples] float32

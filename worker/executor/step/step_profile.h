@@ -25,7 +25,7 @@ enum class StepPart : uint8_t {
   kOutput,    // the output projection of attention
   kMlp,
   kNorms,
-  kSum,  // sums over tensor-parallel ranks
+  kSum,  // sums and gathers over tensor-parallel ranks
   kHead,
   kSampling,
 };

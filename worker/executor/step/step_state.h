@@ -67,7 +67,7 @@ class StepState {
   kernels::DevicePtr<std::byte> results() const {
     return memory_.as<std::byte>() + results_offset_bytes_;
   }
-  // Decoder::Parts::expert_load; the results follow.
+  // Decoder::Parts::expert_load. The results follow directly in memory.
   kernels::DevicePtr<int64_t> expert_load() const {
     return (memory_.as<std::byte>() + load_offset_bytes_).as<int64_t>();
   }

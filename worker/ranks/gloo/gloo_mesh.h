@@ -159,8 +159,8 @@ class GlooMesh {
   // watcher finds within kVerdictTimeout or, if it finds none, an error with
   // `text`.
   absl::Status Verdict(int64_t peer, const std::string& text);
-  // Both return the error that ended the group. If the group has not ended,
-  // Fail first ends it with `failure`.
+  // Fail and failure() return the error that ended the group. If the group has
+  // not ended, Fail first ends it with `failure`.
   absl::Status Fail(const absl::Status& failure);
   absl::Status failure();
   void WakeAll();

@@ -96,7 +96,7 @@ class FollowerState {
   std::vector<std::string> addresses_;
   bool started_ = false;
   kvasir::v1::RankStart start_;
-  kvasir::v1::RankReady ready_;  // without its tiles
+  kvasir::v1::RankReady ready_;  // as sent, without the weight tiles
   // Plans that were received but not yet returned by TakeStep.
   std::deque<kvasir::v1::StepPlan> plans_;
   uint64_t last_step_ = 0;  // id of the last step that was received

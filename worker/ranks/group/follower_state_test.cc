@@ -319,7 +319,7 @@ TEST(FollowerStateTest, AFollowerReportsAFailedStepToTheLeader) {
               StatusIs(absl::StatusCode::kInternal, "broken"));
 }
 
-TEST(FollowerStateTest, CallsThatItsRankMakesInTheWrongOrderAreRefused) {
+TEST(FollowerStateTest, CallsInTheWrongOrderAreRefused) {
   Follower follower = Follower::In(Phase::kLoading);
   EXPECT_THAT(follower.state().OnStepDone(1, 5),
               StatusIs(absl::StatusCode::kFailedPrecondition, ::testing::_));

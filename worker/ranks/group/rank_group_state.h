@@ -121,8 +121,8 @@ class RankGroupState {
   // Handles a message of a follower. Parts of the message are moved out of it.
   void OnMessage(LinkId link, kvasir::v1::FollowerMessage* message,
                  absl::Time now);
-  // The largest message that the link may send now. Pass a longer message to
-  // OnGarbage without parsing it.
+  // The most bytes that a message from this link may have now. Pass a longer
+  // message to OnGarbage without parsing it.
   int64_t MaxMessageBytes(LinkId link) const;
   // A follower sent bytes that do not parse as a message, or more bytes than
   // MaxMessageBytes allows.
@@ -189,7 +189,7 @@ class RankGroupState {
     absl::Time last_message;
   };
   struct Member {
-    LinkId link = 0;  // 0 if it has not joined
+    LinkId link = 0;  // 0 if the rank has not joined
     kvasir::v1::RankHello hello;
     std::string name;
     std::optional<kvasir::v1::RankReady> ready;

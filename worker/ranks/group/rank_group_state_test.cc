@@ -744,7 +744,8 @@ struct BrokenRule {
 
 class BrokenRuleTest : public ::testing::TestWithParam<BrokenRule> {};
 
-TEST_P(BrokenRuleTest, AProtocolViolationEndsTheGroupAndAllRanksGetTheReason) {
+TEST_P(BrokenRuleTest,
+       AFailureOrProtocolViolationEndsTheGroupAndAllRanksGetTheReason) {
   Group group = Group::Of(3, GetParam().phase);
   GetParam().act(&group);
   EXPECT_EQ(group.state().phase(), Phase::kEnded);

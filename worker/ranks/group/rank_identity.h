@@ -1,5 +1,6 @@
-// Compares the identities that the ranks of a group report, and formats names
-// and texts of other processes for error texts and the log.
+// Compares the identities that the ranks of a group report. Makes names and
+// error messages that other processes sent printable and shortens them, so that
+// they can be logged.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +56,7 @@ std::string PeerName(absl::string_view name);
 // A status text from another process is cut to this many bytes.
 inline constexpr size_t kMaxPeerTextBytes = 1024;
 
-// Makes a text that another process sent printable and shortens it.
+// Does the same with an error message or another text, which may be longer.
 std::string PeerText(absl::string_view text);
 
 // Returns a status that another process sent, with `prefix` before its text. A

@@ -104,8 +104,9 @@ class NcclCommunicator {
 
   // The function that thread `watcher_` runs.
   void KeepWatching();
-  // Both look for a failure and return it: an asynchronous error of the
-  // library, or a call whose stream makes no progress.
+  // LookAtLibrary and LookAtMarks look for a failure and return it:
+  // an asynchronous error of the library, or a call whose stream
+  // makes no progress.
   absl::Status LookAtLibrary();
   absl::Status LookAtMarks();
   void AbortLibrary();

@@ -1,5 +1,5 @@
-// A libFuzzer target that parses any bytes as a ModelInferRequest, and as the
-// JSON of its sampling parameters.
+// A libFuzzer target that parses any bytes as a ModelInferRequest, and also as
+// the JSON text of the tensor sampling_parameters.
 #include <cstdint>
 #include <string>
 #include <string_view>
