@@ -270,7 +270,7 @@ def table(rows) -> str:
 
 def machine_of(options) -> dict:
     """As Kvasir tells it; its threads are those that the cgroup allows."""
-    done = subprocess.run([options.kvasir, "bench", "rope", "--quick", "--json"],
+    done = subprocess.run([options.kvasir, "bench", "scheduler", "--quick", "--json"],
                           stdout=subprocess.PIPE, text=True, check=True)
     machine = json.loads(done.stdout)["machine"]
     return {name: machine[name]

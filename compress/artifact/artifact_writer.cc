@@ -130,6 +130,10 @@ int64_t HeaderRoom(const model::Checkpoint& base,
         bytes += entry * (kTensorsPerPart + CountGroups(part));
       }
     }
+    // A joint part has a tensor for keys and one for values of each group.
+    for (const kvasir::v1::Part& part : layer.joint()) {
+      bytes += entry * (kTensorsPerPart + 2 * CountGroups(part));
+    }
   }
   return bytes;
 }

@@ -179,6 +179,39 @@ TEST_F(ArtifactWriterTest,
   EXPECT_FALSE(fs::exists(options_.out / "kv_plan.prediction.json"));
 }
 
+TEST_F(ArtifactWriterTest, TheHeaderHasRoomForAllTensorsOfJointParts) {
+  for (kvasir::v1::LayerPlan& layer : *plan_.mutable_layers()) {
+    layer.clear_key();
+    layer.clear_value();
+    kvasir::v1::Part* part = layer.add_joint();
+    for (uint32_t head = 0; head < 2; ++head) {
+      auto* group = part->mutable_low_rank()->add_groups();
+      group->add_heads(head);
+      group->set_rank(4);
+    }
+    part->set_stored(kvasir::v1::PRE_ROPE);
+    part->mutable_codec()->set_dtype(kvasir::v1::BF16);
+    part->add_uses()->mutable_reconstruct();
+    part->mutable_uses(0)->set_serves(kvasir::v1::SERVES_KEY);
+    part->add_uses()->mutable_reconstruct();
+    part->mutable_uses(1)->set_serves(kvasir::v1::SERVES_VALUE);
+  }
+  const auto source = [&](int64_t layer) -> absl::StatusOr<TensorMap> {
+    KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, Source(layer));
+    tensors.erase("self_attn.k_proj.weight");
+    tensors.erase("self_attn.v_proj.weight");
+    tensors["self_attn.kv_proj.down.weight"] = at::ones({8, 24});
+    for (const char* group : {"0", "1"}) {
+      for (const char* side : {"up_key.", "up_value."}) {
+        tensors[absl::StrCat("self_attn.kv_proj.", side, group, ".weight")] =
+            at::ones({6, 4});
+      }
+    }
+    return tensors;
+  };
+  KVASIR_EXPECT_OK(WriteArtifact(*base_, plan_, options_, source, GoOn));
+}
+
 TEST_F(ArtifactWriterTest, ThePredictionIsWrittenBesideThePlan) {
   options_.prediction = "{\"kl\": 0.5}\n";
   KVASIR_ASSERT_OK(Write());

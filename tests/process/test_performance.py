@@ -7,6 +7,7 @@ import pathlib
 import struct
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -273,6 +274,11 @@ def test_a_setting_that_llama_cpp_does_not_know_is_an_error():
     assert params.n_ctx == 7
     with pytest.raises(RuntimeError, match="Params has no field use_mmap"):
         versus.assign(params, use_mmap=False)
+
+
+def test_the_comparison_with_llama_cpp_describes_the_machine_with_a_benchmark_that_exists():
+    machine = versus.machine_of(types.SimpleNamespace(kvasir=BINARY))
+    assert machine["threads"] > 0 and machine["cpu"]
 
 
 @pytest.mark.parametrize("script", ["vs_llama_cpp.sh", "performance.sh"])
