@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tritonclient import grpc as grpcclient
 
-from kvasir_process import ROOT, KvasirProcess
+from kvasir_process import ROOT, KvasirProcess, run
 from test_kserve import trt_tokens
 
 GOLDEN = ROOT / "tests/golden/models"
@@ -30,7 +30,7 @@ MODELS = {
     "qwen3_moe": "qwen3moe-mixed",
 }
 PLANS = ["dense-bf16", "dense-8bit", "rotated-4bit", "a file"]
-MAX_TOKENS = 6
+MAX_TOKENS = 24
 
 
 def test_the_table_has_every_family():
@@ -61,56 +61,86 @@ def plan_of_file(config):
     return {"schema_version": 1, "layers": [layer(i) for i in range(config["num_hidden_layers"])]}
 
 
-def complete(client, model, prompt):
-    """The ids and log probabilities of a greedy completion."""
-    inputs = trt_tokens(prompt, MAX_TOKENS, streaming=False, return_log_probs=(True, "BOOL"),
-                        runtime_top_k=(1, "INT32"))
+def complete(client, model, prompt, max_tokens=MAX_TOKENS):
+    """The ids and log probabilities of a greedy completion of `max_tokens` tokens."""
+    inputs = trt_tokens(prompt, max_tokens, streaming=False, return_log_probs=(True, "BOOL"),
+                        runtime_top_k=(1, "INT32"), end_id=(-1, "INT32"))
     result = client.infer(model, inputs)
     # The schema puts the prompt in front.
     return (result.as_numpy("output_ids").flatten().tolist()[len(prompt):],
             result.as_numpy("output_log_probs").flatten().tolist())
 
 
-def answers(folder, flags, prompts):
+def answers(folder, flags, prompts, max_tokens=MAX_TOKENS):
+    """The answers one after another, the answers at once, and the counts of what happened."""
     with KvasirProcess("serve", "--threads", 2, "--plan-check", "off", *flags, model=folder) as server:
-        ask = functools.partial(complete, model=server.ready["model"])
+        ask = functools.partial(complete, model=server.ready["model"], max_tokens=max_tokens)
         with grpcclient.InferenceServerClient(server.grpc) as client, \
                 ThreadPoolExecutor(len(prompts)) as pool:
-            # The prompts run one after another, and then at once, when the cache has their prefixes.
+            # In the second round, prefixes are in the cache.
             alone = [ask(client, prompt=prompt) for prompt in prompts]
             together = list(pool.map(lambda prompt: ask(client, prompt=prompt), prompts))
-        return alone, together, server.metric("kvasir_prefix_cache_hit_tokens_total")
+        return (alone, together, server.metric("kvasir_prefix_cache_hit_tokens_total"),
+                server.metric("kvasir_num_preemptions_total"))
+
+
+def least_pool(folder, flags):
+    """The bytes of the smallest KV cache that is accepted."""
+    done = run("serve", "--plan-check", "off", *flags, "--kv-cache-bytes", 1, "--model", folder,
+               "--grpc-port", 0, "--metrics-port", 0, "--admin-port", 0, "--health-port", 0, check=False)
+    return int(re.search(r"raise --kv-cache-bytes to at least (\d+) bytes", done.stderr)[1])
 
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("family", MODELS)
-def test_a_client_gets_the_same_tokens_whatever_the_batch_the_chunks_and_the_prefixes(
+def test_a_client_gets_the_same_tokens_whatever_the_batch_the_chunks_the_prefixes_and_the_preemptions(
         family, plan, tmp_path):
     folder = GOLDEN / MODELS[family]
     config = json.loads((folder / "config.json").read_text())
     expected = json.loads((folder / "expected.json").read_text())
-    flags = ["--kv-plan", plan, "--page-tokens", 16]
+    flags = ["--kv-plan", plan, "--page-tokens", 16, "--max-model-len", 64]
     if plan == "a file":
         (tmp_path / "plan.json").write_text(json.dumps(plan_of_file(config)))
         flags[1] = tmp_path / "plan.json"
     prompt = expected["input_ids"]
-    prompts = [prompt[:length] for length in (40, 17, 1)] + [prompt[3:41]]
-    alone, together, hits = answers(folder, flags, prompts)
-    # A random model may end at once, but not after most prompts.
-    assert sum(len(ids) for ids, _ in alone) > MAX_TOKENS
+    prompts = [prompt[:length] for length in (40, 17, 1)] + [prompt[begin:begin + 10] for begin in range(3, 6)]
+    alone, together, hits, _ = answers(folder, flags, prompts)
+    assert all(len(ids) == MAX_TOKENS for ids, _ in alone)
     assert all(np.isfinite(log_probs).all() for _, log_probs in alone)
     assert together == alone
     assert hits > 0
-    small = ["--max-batched-tokens", 7, "--max-num-seqs", 4, "--no-prefix-caching", "--deterministic"]
-    assert answers(folder, [*flags, *small], prompts)[:2] == (alone, alone)
+    # Chunks of 7 tokens, and a pool that is too small for all sequences.
+    small = [*flags, "--max-batched-tokens", 7, "--max-num-seqs", 6, "--no-prefix-caching", "--deterministic"]
+    least = least_pool(folder, small)
+    preempted = False
+    # Which pool preempts depends on the pages of a sequence.
+    for times in (1.5, 1.75, 1.25):
+        *both, _, preemptions = answers(folder, [*small, "--kv-cache-bytes", int(times * least)], prompts)
+        assert both == [alone, alone]
+        preempted = preempted or preemptions > 0
+        if preempted:
+            break
+    assert preempted
     if plan != "dense-bf16":
         return
     # The recorded logits are those of transformers, of the whole sequence.
     logits = np.fromfile(folder / "expected.f32", np.float32).reshape(expected["logits_shape"])
     for (ids, _), own in zip(alone, prompts):
-        if ids and own == prompt[:len(own)]:
+        if own == prompt[:len(own)]:
             row = np.sort(logits[len(own) - 1])
             assert row[-1] - row[-2] < 0.05 or ids[0] == logits[len(own) - 1].argmax()
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_client_gets_the_greedy_tokens_of_transformers(family):
+    folder = GOLDEN / MODELS[family]
+    expected = json.loads((folder / "expected.json").read_text())
+    if "greedy" not in expected:
+        pytest.skip("the recorded output of this checkpoint has only logits, which the test above compares")
+    with KvasirProcess("serve", "--kv-plan", "dense-bf16", "--plan-check", "off", model=folder) as server, \
+            grpcclient.InferenceServerClient(server.grpc) as client:
+        ids, _ = complete(client, server.ready["model"], expected["input_ids"][:9], len(expected["greedy"]))
+    assert ids == expected["greedy"]
 
 
 # Why these checkpoints are refused for two ranks.
@@ -131,8 +161,9 @@ def test_two_ranks_give_the_tokens_of_one_rank(family):
         with pytest.raises(RuntimeError, match=UNDIVIDED[family]):
             answers(folder, flags, prompts)
         return
-    two = answers(folder, flags, prompts)[0]
-    one = answers(folder, flags[:2], prompts)[0]
+    # Few tokens, because a rounding error grows when it changes a code of the cache.
+    two = answers(folder, flags, prompts, max_tokens=6)[0]
+    one = answers(folder, flags[:2], prompts, max_tokens=6)[0]
     assert [ids for ids, _ in two] == [ids for ids, _ in one]
     for (_, mine), (_, other) in zip(two, one):
         assert mine == pytest.approx(other, abs=2e-3)
