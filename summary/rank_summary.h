@@ -64,8 +64,8 @@ struct RankSummary {
   int64_t replicated_weight_bytes() const;
 };
 
-// Returns INVALID_ARGUMENT if the model, or a latent that several KV heads
-// share, cannot be divided among this number of ranks. The text names the
+// Returns INVALID_ARGUMENT if the model, or the channels of a basis in the
+// plan, cannot be divided among this number of ranks. The text names the
 // possible numbers.
 absl::StatusOr<RankPlans> ResolveForRanks(const kvasir::v1::KvPlan& plan,
                                           const model::DecoderSpec& spec,

@@ -38,7 +38,7 @@ Evaluation SomeEvaluation(const std::string& method) {
   return evaluation;
 }
 
-// A page's JSON data, from its script element, and the rest of the page.
+// A page in two parts: the JSON data in its script element, and the rest.
 struct Page {
   nlohmann::json data;
   std::string frame;
