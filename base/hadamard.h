@@ -28,8 +28,8 @@
 
 namespace kvasir::base {
 
-// Returns the orders of the diagonal blocks, first block first. n >= 1 is their
-// sum.
+// Returns the orders of the diagonal blocks, first block first. n >= 1 is
+// their sum.
 std::vector<int64_t> HadamardBlocks(int64_t n);
 
 // The matrix K (see above) of a diagonal block: [order, order] signs.

@@ -9,8 +9,8 @@
 namespace kvasir::base {
 namespace {
 
-// Test fixture: a temporary root folder for the files that the limits are read
-// from.
+// Test fixture: a temporary root folder for the files that the limits are
+// read from.
 class MachineTest : public ::testing::Test {
  protected:
   MachineTest() {

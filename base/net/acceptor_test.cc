@@ -54,8 +54,8 @@ class Kept {
   size_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// A client whose constructor connects and whose destructor closes the
-// connection.
+// A client whose constructor connects and whose destructor closes
+// the connection.
 class Caller {
  public:
   explicit Caller(const Acceptor& acceptor) : Caller(acceptor.port(), "") {}

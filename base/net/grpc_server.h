@@ -1,5 +1,5 @@
-// A gRPC listener with every limit set, used for worker, router and admin
-// ports.
+// A gRPC listener with every limit set, used for worker, router and
+// admin ports.
 #pragma once
 
 #include <grpcpp/generic/async_generic_service.h>

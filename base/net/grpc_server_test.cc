@@ -244,8 +244,8 @@ TEST(GrpcServerTest, AConnectionAboveTheAgeLimitEndsAfterItsRunningCall) {
   stub.UnaryCall(&context, "/kvasir.test.Held/Call", {}, &out, &in,
                  [&](const grpc::Status& status) { done.set_value(status); });
   grpc::ServerUnaryReactor* const reactor = service.running.get_future().get();
-  // When the GOAWAY of the old connection arrives, the channel is no longer
-  // ready.
+  // When the GOAWAY of the old connection arrives, the channel is no
+  // longer ready.
   const auto end = absl::Now() + absl::Seconds(20);
   while (channel->GetState(false) == GRPC_CHANNEL_READY && absl::Now() < end) {
     absl::SleepFor(absl::Milliseconds(1));

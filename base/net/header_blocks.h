@@ -22,15 +22,15 @@ inline constexpr uint32_t kMaxHeaderBlockBytes = 64 << 10;
 // Connections whose descriptor number is this large or larger are not scanned.
 inline constexpr size_t kMaxDescriptors = 1 << 20;
 
-// Parses the frames that the client of one connection sends, beginning with the
-// preface of HTTP/2 (RFC 9113, 3.4 and 4.1). gRPC itself refuses other
-// protocols.
+// Parses the frames that the client of one connection sends, beginning
+// with the preface of HTTP/2 (RFC 9113, 3.4 and 4.1). gRPC itself refuses
+// other protocols.
 // Threads: one at a time.
 class HeaderBlockScanner {
  public:
-  // Scans the next bytes of the client. Returns false once a frame has made a
-  // header block, including its frame headers, longer than
-  // kMaxHeaderBlockBytes.
+  // Scans the next bytes of the client. Returns false once a frame
+  // has made a header block, including its frame headers, longer
+  // than kMaxHeaderBlockBytes.
   bool Scan(absl::string_view bytes);
 
  private:

@@ -1,5 +1,5 @@
-// The address where a server listens, and checks that say why it cannot listen
-// there.
+// The address where a server listens, and checks that say why it cannot
+// listen there.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@ struct ListenAddress {
   // If not empty, the server listens on a Unix socket at this path, and host
   // and port are ignored.
   std::string unix_path;
-  // The socket file's mode (permissions). 0: the mode that the process's umask
-  // gives.
+  // The socket file's mode (permissions). 0: the mode that the process's
+  // umask gives.
   unsigned unix_mode = 0;
   // An IPv4 or IPv6 address, or a name.
   std::string host = "127.0.0.1";

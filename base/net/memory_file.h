@@ -29,11 +29,11 @@ class MemoryFile {
   // Valid only in this process.
   const std::string& path() const { return path_; }
 
-  // Replaces the content. A reader that opens the path from now on reads all of
-  // the new text; a reader that already has it open continues with the old
+  // Replaces the content. A reader that opens the path from now on reads all
+  // of the new text; a reader that already has it open continues with the old
   // text. Each new modification time is at least a second later, because some
-  // readers compare only whole seconds. On an error (UNAVAILABLE), nothing has
-  // changed.
+  // readers compare only whole seconds. On an error (UNAVAILABLE), nothing
+  // has changed.
   absl::Status Replace(const std::string& text);
 
   struct Change {

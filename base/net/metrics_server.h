@@ -40,8 +40,8 @@ const std::vector<double>& FineBuckets();
 // 65th connection closes the oldest one, so that clients which keep
 // connections open cannot block a scrape.
 //
-// Owns: its listener, its connections and its thread, which collects from the
-// sources.
+// Owns: its listener, its connections and its thread, which collects from
+// the sources.
 // Threads: any.
 class MetricsServer {
  public:

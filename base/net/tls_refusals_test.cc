@@ -20,8 +20,8 @@ std::string Failed(const std::string& what) {
          what + ".";
 }
 
-// The log lines are copied from gRPC 1.51; test_tls.py provokes them by real
-// handshakes.
+// The log lines are copied from gRPC 1.51; test_tls.py provokes them by
+// real handshakes.
 TEST(TlsRefusalsTest, LogLinesOfGrpcAboutFailedHandshakesAreClassifiedByCause) {
   EXPECT_EQ(TlsRefusalOf(Failed("peer did not return a certificate")),
             TlsRefusal::kNoCertificate);

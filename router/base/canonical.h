@@ -27,12 +27,12 @@ using proto::NeutralSampling;
 using proto::TokenBytes;
 
 struct CanonicalRequest {
-  // The model's name as the client gave it. An empty name is refused with
-  // NOT_FOUND.
+  // The model's name as the client gave it. An empty name is refused
+  // with NOT_FOUND.
   std::string model;
-  // The id that the client gave the request, for the access log. It need not be
-  // unique. Workers and traces use another id, which the router makes
-  // (handle->id()).
+  // The id that the client gave the request, for the access log. It need
+  // not be unique. Workers and traces use another id, which the router
+  // makes (handle->id()).
   std::string client_request_id;
   std::string tenant;
   // Identifies the caller within its tenant in the access log: a token's label
@@ -65,9 +65,9 @@ struct CanonicalRequest {
   bool folded = false;
   // The W3C trace context that the client sent; empty if it sent none.
   std::string traceparent;
-  // The request's share of the router's memory. The facade takes the share when
-  // the request arrives, and the share grows with the received tokens. May be
-  // null.
+  // The request's share of the router's memory. The facade takes the share
+  // when the request arrives, and the share grows with the received tokens.
+  // May be null.
   std::shared_ptr<ByteShare> bytes;
   // The facade's name for the access log: "kserve", "vllm", ...
   std::string facade;
@@ -100,8 +100,8 @@ class RequestSink {
 
   // A worker has put the request into its queue. Called at most once.
   virtual void OnAccepted(uint32_t prompt_tokens) = 0;
-  // New tokens of the sample tokens.index(). They come in order and are never
-  // repeated.
+  // New tokens of the sample tokens.index(). They come in order and are
+  // never repeated.
   virtual void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) = 0;
   // A sample has ended. Before OnDone is called with OK, OnFinish is called
   // once for each sample.
@@ -114,8 +114,8 @@ class RequestSink {
 };
 
 enum class CancelReason {
-  // The client has disconnected, has reset its call, or has asked to stop the
-  // request.
+  // The client has disconnected, has reset its call, or has asked to stop
+  // the request.
   kClient,
   // The facade needs no more tokens, because a stop string matched. The request
   // is logged and counted as finished with reason "stop", and not as cancelled.

@@ -68,8 +68,8 @@ struct ListenFlags {
   // The address of the admin port; may be "unix:/path". The default is
   // loopback, because calls to this port can end the program.
   std::string admin_host = "127.0.0.1";
-  // TLS for the port of clients or routers. The admin port uses the same
-  // certificate.
+  // TLS for the port of clients or routers. The admin port uses the
+  // same certificate.
   ListenTlsFlags tls;
   // A file of certificate authorities. If it is set, operators must show a
   // certificate that one of them has signed.

@@ -16,8 +16,8 @@ namespace kvasir::cli {
 
 class EvictionTrace {
  public:
-  // The trace of one eviction unit (KV heads of a layer that evict the same
-  // tokens).
+  // The trace of one eviction unit (KV heads of a layer that evict the
+  // same tokens).
   struct Unit {
     std::vector<int64_t> heads;
     // For each token, the number of tokens that the model had seen when the

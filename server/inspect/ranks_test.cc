@@ -118,8 +118,8 @@ TEST(InspectRanksTest, IfRanksNeedUnequalBytesTheReportNamesTheLayers) {
   EXPECT_THAT(ranks.replicas, IsEmpty());
   ASSERT_EQ(ranks.uneven.size(), 1u);
   EXPECT_EQ(ranks.uneven[0].last_layer, 1);
-  // 2 layers * (32 bytes for the keys of two heads + 16 bytes for a group of
-  // values).
+  // 2 layers * (32 bytes for the keys of two heads + 16 bytes for a group
+  // of values).
   EXPECT_EQ(ranks.uneven[0].least_bytes, 2 * (32 + 16));
   EXPECT_EQ(ranks.uneven[0].most_bytes, 2 * (32 + 32));
   EXPECT_EQ(ranks.most_kv_bytes_per_token(), 2 * (32 + 32));

@@ -95,8 +95,8 @@ TEST(InspectReportTest, ReportsTheFlopsPerSlotForEveryKindOfCompressedSpace) {
        // Keys: 6 + 5 channels are multiplied to 2 heads of 8 dimensions each,
        // and 4 heads of 8 dimensions are rotated.
        {dense, 2 * 11 * 2 * 8 + 3 * 32},
-       // Values: 4 query heads read 6 channels each, and 4 read 5 channels
-       // each.
+       // Values: 4 query heads read 6 channels each, and 4 read 5
+       // channels each.
        {int64_t{2} * (4 * 6 + 4 * 5), 0}},
       {"values are never rebuilt",
        SourceWith(kFullKey, LowRankPart("reconstruct", "NO_ROPE")),

@@ -62,8 +62,8 @@ class LocalRanks {
   // to end.
   void StopReporting() ABSL_LOCKS_EXCLUDED(reporting_mutex_, mutex_);
 
-  // Waits at most `timeout` for all children to end. Returns true if all have
-  // ended.
+  // Waits at most `timeout` for all children to end. Returns true if all
+  // have ended.
   bool WaitEnded(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   // The error of the last child that failed before End; OK if there was none.
   absl::Status failure() const ABSL_LOCKS_EXCLUDED(mutex_);

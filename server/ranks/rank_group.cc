@@ -15,8 +15,8 @@
 namespace kvasir::cli {
 namespace {
 
-// The time limit for the ranks to connect with each other, after all have
-// joined.
+// The time limit for the ranks to connect with each other, after all
+// have joined.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
 // The time limit of a collective call if there is no watchdog (--watchdog 0).
 constexpr absl::Duration kLongestCall = absl::Hours(24);

@@ -1,5 +1,5 @@
-// Metrics of a worker's device memory, which are read at every scrape
-// (docs/metrics.md).
+// Metrics of a worker's device memory, which are read at every
+// scrape (docs/metrics.md).
 #pragma once
 
 #include <vector>

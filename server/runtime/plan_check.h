@@ -1,5 +1,5 @@
-// Loads a model for serving, after its plan has been compared with a dense
-// cache.
+// Loads a model for serving, after its plan has been compared with a
+// dense cache.
 #pragma once
 
 #include <cstdint>

@@ -41,8 +41,8 @@ class RankMetrics final : public prometheus::Collectable {
   const worker::Collective* collective_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Collects the metrics of another source and adds the label `rank` to each
-// series.
+// Collects the metrics of another source and adds the label `rank` to
+// each series.
 class OfRank final : public prometheus::Collectable {
  public:
   OfRank(int64_t rank, std::shared_ptr<prometheus::Collectable> source)

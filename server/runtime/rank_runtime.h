@@ -29,8 +29,8 @@ struct RankRuntimeOptions {
   RankGroupSettings group;
   JoinInfo join;
   LocalRanks* children = nullptr;  // for FollowerGroup
-  // Called from one of the runtime's threads when the leader has drained the
-  // group.
+  // Called from one of the runtime's threads when the leader has drained
+  // the group.
   std::function<void()> on_drained;
 };
 

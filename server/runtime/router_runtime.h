@@ -108,8 +108,8 @@ class RouterRuntime final : public Node {
   const std::shared_ptr<router::ClientCalls> calls_ =
       std::make_shared<router::ClientCalls>();
   const std::shared_ptr<NameCheck> name_check_;
-  // The order of the members matters: they are destroyed from the last to the
-  // first.
+  // The order of the members matters: they are destroyed from the last to
+  // the first.
   std::unique_ptr<router::RouterMetrics> metrics_;
   std::unique_ptr<router::AccessLogSink> log_;
   std::unique_ptr<router::TimerThread> timers_;

@@ -71,8 +71,8 @@ class WorkerRuntime final : public Node {
   const LoadedModel& model() const { return *model_; }
   NodeReport Report() const override;
   std::string model_name() const override { return model_->source().name; }
-  // The worker's metrics, including those of the device and, in a group, of the
-  // rank.
+  // The worker's metrics, including those of the device and, in a group, of
+  // the rank.
   MetricsSources Metrics() const override;
   DrainOutcome Drain(absl::Duration deadline) override;
 

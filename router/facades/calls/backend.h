@@ -103,8 +103,8 @@ absl::StatusOr<std::shared_ptr<RequestPlace>> EnterQuota(
 absl::Status CountSamples(const FacadeBackend& backend, RequestPlace* place,
                           uint32_t n);
 
-// Returns INVALID_ARGUMENT if n exceeds what the model's workers or this router
-// allow.
+// Returns INVALID_ARGUMENT if n exceeds what the model's workers or this
+// router allow.
 absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,
                              const FacadeLimits& limits);
 

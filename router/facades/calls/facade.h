@@ -52,8 +52,8 @@ class Facade {
 
   // The gRPC services of the protocol. Register them with one server only.
   virtual std::vector<grpc::Service*> services() = 0;
-  // The full names of the services, for grpc.health.v1, for example
-  // "inference.GRPCInferenceService".
+  // The full names of the services, for grpc.health.v1, for
+  // example "inference.GRPCInferenceService".
   virtual std::vector<std::string> names() const = 0;
 
   // Call this if the bytes that a client has sent to one of the services cannot

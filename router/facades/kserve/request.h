@@ -29,8 +29,8 @@ enum class KserveSchema {
   // The schema of Triton's vLLM backend: text, with the sampling parameters as
   // a JSON string.
   kVllmText,
-  // The schema of TensorRT-LLM's ensemble: text, with a tensor for each
-  // parameter.
+  // The schema of TensorRT-LLM's ensemble: text, with a tensor for
+  // each parameter.
   kTrtText,
   // The schema of TensorRT-LLM's engine: token ids as input and output.
   kTrtTokens,
@@ -90,8 +90,8 @@ struct KserveRequest {
   // True: many responses, each with new output. False: one response with the
   // whole output.
   bool streaming = false;
-  // True: the text output begins with the prompt. False whenever `streaming` is
-  // true.
+  // True: the text output begins with the prompt. False whenever `streaming`
+  // is true.
   bool prepend_prompt = false;
   // True: if no output is left for the last response of a stream, it has no
   // output tensors.

@@ -163,8 +163,8 @@ TEST_F(KserveStreamTest,
 TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotOverflow) {
   Start();
   // The response would take 1677721600 tokens * 128 samples * 80 bytes * 2^31
-  // candidates. This is a multiple of 2^64, so in 64 bits it would overflow to
-  // 0.
+  // candidates. This is a multiple of 2^64, so in 64 bits it would overflow
+  // to 0.
   Send(InferRequestBuilder("tiny", "a")
            .Text("text_input", "hi")
            .Bool("return_logprobs", true)
@@ -273,8 +273,8 @@ TEST_F(KserveStreamTest, TheResponsesOfAStreamsRequestsTakeTurns) {
   Engine(0)->Emit("3");
   Engine(1)->Emit("4");
   RunWrites();
-  // The two tokens of request `a` that came during the write are in one
-  // response.
+  // The two tokens of request `a` that came during the write are in
+  // one response.
   EXPECT_THAT(Written(), ElementsAre("a:1", "b:4", "a:23"));
 }
 
@@ -754,8 +754,8 @@ TEST(KserveStatisticsTest, TheTimesOfTheThreeComputePhasesAddUpToTheTotal) {
   EXPECT_EQ(stats.compute_output().ns(), 15'000'000u);
 }
 
-// Test fixture: callers belong to a tenant whose quota is two concurrent
-// requests.
+// Test fixture: callers belong to a tenant whose quota is two
+// concurrent requests.
 class KserveQuotaTest : public KserveStreamTest {
  protected:
   void StartRed() {
@@ -904,8 +904,8 @@ TEST_F(KserveQuotaTest, ARequestOverTheQuotaIsRefusedBeforeItsTensorsAreRead) {
   StartRed();
   Send(Vllm("a"));
   Send(Vllm("b"));
-  // The tensors of this request are invalid. The error shows that they are not
-  // read.
+  // The tensors of this request are invalid. The error shows that they are
+  // not read.
   InferRequestBuilder senseless("tiny", "c");
   Send(senseless.Bool("text_input", true));
   RunWrites();

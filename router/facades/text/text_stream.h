@@ -40,8 +40,8 @@ class TextStream {
     // completed a stop string do not.
     size_t num_used = 0;
   };
-  // Adds tokens. Returns an empty piece if a stop string has already ended the
-  // text.
+  // Adds tokens. Returns an empty piece if a stop string has already ended
+  // the text.
   Piece Push(std::span<const int32_t> ids);
   // Call this if the sample has ended without a stop string. Returns the text
   // that was held back. The detokenizer may return its last text here, so a

@@ -366,8 +366,8 @@ TEST_F(VllmEngineCallTest, EachTenantHasItsOwnPrefixCache) {
                                      HasSubstr("x-tenant-id")));
 }
 
-// Test fixture: callers belong to a tenant whose quota is one concurrent
-// request.
+// Test fixture: callers belong to a tenant whose quota is one
+// concurrent request.
 class VllmEngineQuotaTest : public VllmEngineCallTest {
  protected:
   VllmEngineQuotaTest() {
