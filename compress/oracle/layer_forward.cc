@@ -177,8 +177,8 @@ absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
   return coded->values;
 }
 
-// Returns whether all latents of the part can be coded in one call. If so, their
-// widths are equal, ranges are not static, and no observer wants their codes.
+// Returns whether all latents of the part can be coded in one call: if widths
+// are equal, ranges are not static, and no observer wants each latent's codes.
 bool CodesAlike(const Call& call, const ProgramPart& part) {
   const LatentCodec& first = part.latents[0].codec;
   if (first.channel_static) return false;
