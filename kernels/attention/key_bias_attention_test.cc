@@ -24,6 +24,11 @@ LatentSpec Pairs(const char* name, int64_t tile, int64_t exact) {
   spec.bias_exact_pairs = exact;
   return spec;
 }
+LatentSpec InUnits(const char* name, float unit) {
+  LatentSpec spec = Pairs(name, 11, 4);
+  spec.bias_unit = unit;
+  return spec;
+}
 LatentSpec At(const char* name, int64_t (*position_of)(int64_t),
               LatentSpec spec) {
   spec.name = name;
@@ -71,6 +76,7 @@ std::vector<LatentSpec> BiasedSpecs() {
           Pairs("no_exact_pairs", 7, 0),
           Pairs("one_pair_each", 1, 1),
           Pairs("most_pairs", 128, 8),
+          InUnits("in_units", 4.0f),
           At("compacted", Compacted, Biased("", exact)),
           At("sparse", Sparse, Biased("", many)),
           Evicting("evicting", Biased("", exact)),

@@ -434,11 +434,14 @@ std::vector<LatentSpec> BiasedSpecs() {
   many_pairs.bias_exact_pairs = 8;
   LatentSpec no_exact = kFour;
   no_exact.bias_exact_pairs = 0;
+  LatentSpec in_units = kFour;
+  in_units.bias_unit = 4.0f;
   std::vector<LatentSpec> specs = {
       kFour,     exact,
       window,    many,
       few_pairs, many_pairs,
-      no_exact,  OfHeads(8, 2, Numbers({64}), Numbers({64}))};
+      no_exact,  OfHeads(8, 2, Numbers({64}), Numbers({64})),
+      in_units};
   for (LatentSpec& spec : specs) spec.key_bias = true;
   return specs;
 }

@@ -1,6 +1,7 @@
 #include "kernels/latents/key_bias.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -43,6 +44,11 @@ absl::Status Check(const KeyBiasParams& shape, const KeyBiasTables& tables) {
     return absl::InvalidArgumentError(
         absl::StrCat(kKernels.op, ": exact_pairs must be from 0 to ",
                      kMostExactPairs, ", is ", shape.exact_pairs));
+  }
+  int exponent = 0;
+  if (!(shape.unit > 0.0f) || std::frexp(shape.unit, &exponent) != 0.5f) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kKernels.op, ": unit must be a power of two, is ", shape.unit));
   }
   const int64_t pairs =
       shape.num_kv_heads * (shape.tile_pairs + shape.exact_pairs);

@@ -45,7 +45,7 @@ KVASIR_HOST_DEVICE inline int64_t KeyBiasColumns(int64_t tile_pairs,
 }
 
 // A pair of a KV head's numbers and its bias. The bias includes RoPE's
-// attention factor.
+// attention factor and is in units of KeyBiasParamsIn::unit.
 struct alignas(8) KeyBiasPair {
   int32_t first = 0;  // the numbers' indices in a head
   int32_t second = 0;
@@ -57,7 +57,8 @@ struct alignas(8) KeyBiasPair {
 // For each token, at position n in the tile with centre a:
 //   for each KV head and tile pair (k0, k1) of its key, let c and s be the
 //   cosine and sine of step * n minus those of step * a:
-//     k0 = k0 + fma(b0, c, -(b1 s)), k1 = k1 + fma(b1, c, b0 s)
+//     k0 = fma(unit, fma(b0, c, -(b1 s)), k0)
+//     k1 = fma(unit, fma(b1, c, b0 s), k1)
 //   for each query head and pair of its KV head:
 //     u = fma(q0, b0, q1 b1), v = fma(q1, b0, -(q0 b1))
 // On entry, keys and queries are rotated, and the projection of keys has added
@@ -80,6 +81,9 @@ struct KeyBiasParamsIn {
   int64_t exact_pairs = 0;  // E
   // [Hkv, S + E]: the tile pairs of each head, then its exact pairs
   Ptr<const KeyBiasPair> pairs = nullptr;
+  // A power of two. Rows of float16 need one that is so large that u and v do
+  // not overflow.
+  float unit = 1.0f;
   DType dtype = DType::kF32;  // type of activations
 
   template <typename Visit>

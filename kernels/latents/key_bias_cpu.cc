@@ -19,8 +19,8 @@ namespace {
 // The pairs of a head may be anywhere in it, so this code uses no SIMD vectors.
 // It is compiled for each instruction set only for its fused multiply-add.
 
-void AddToKey(const KeyBiasPair* pairs, int64_t num_pairs, int64_t position,
-              float* key) {
+void AddToKey(const KeyBiasPair* pairs, int64_t num_pairs, float unit,
+              int64_t position, float* key) {
   const auto here = static_cast<uint64_t>(position);
   const auto centre = static_cast<uint64_t>(KeyBiasCentre(position));
   for (int64_t i = 0; i < num_pairs; ++i) {
@@ -30,9 +30,11 @@ void AddToKey(const KeyBiasPair* pairs, int64_t num_pairs, int64_t position,
     const float c = at.cosine - of_tile.cosine;
     const float s = at.sine - of_tile.sine;
     key[pair.first] =
-        key[pair.first] + std::fma(pair.bias_first, c, -(pair.bias_second * s));
+        std::fma(unit, std::fma(pair.bias_first, c, -(pair.bias_second * s)),
+                 key[pair.first]);
     key[pair.second] =
-        key[pair.second] + std::fma(pair.bias_second, c, pair.bias_first * s);
+        std::fma(unit, std::fma(pair.bias_second, c, pair.bias_first * s),
+                 key[pair.second]);
   }
 }
 
@@ -71,7 +73,7 @@ void RunRows(const KeyBiasArgs& params, int64_t begin, int64_t end) {
         MakeNumbers(params, of_head, row + params.query_column[h],
                     row + params.out_column[h]);
       }
-      AddToKey(of_head, params.tile_pairs, params.positions[t],
+      AddToKey(of_head, params.tile_pairs, params.unit, params.positions[t],
                row + params.key_column[j]);
     }
   }

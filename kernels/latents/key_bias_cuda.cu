@@ -71,10 +71,13 @@ KVASIR_DEVICE void AddToKey(const KeyBiasArgs& args, const KeyBiasPair* pairs,
     const float s = at.sine - of_tile.sine;
     const float k0 = simt::ToFloat(simt::LoadGlobal(key + pair.first));
     const float k1 = simt::ToFloat(simt::LoadGlobal(key + pair.second));
-    Store(key + pair.first,
-          k0 + simt::Fma(pair.bias_first, c, -(pair.bias_second * s)));
+    Store(
+        key + pair.first,
+        simt::Fma(args.unit,
+                  simt::Fma(pair.bias_first, c, -(pair.bias_second * s)), k0));
     Store(key + pair.second,
-          k1 + simt::Fma(pair.bias_second, c, pair.bias_first * s));
+          simt::Fma(args.unit,
+                    simt::Fma(pair.bias_second, c, pair.bias_first * s), k1));
   }
 }
 

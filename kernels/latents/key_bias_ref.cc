@@ -8,7 +8,8 @@
 namespace kvasir::kernels {
 namespace {
 
-void AddToKey(const KeyBiasPair& pair, int64_t position, float* key) {
+void AddToKey(const KeyBiasPair& pair, float unit, int64_t position,
+              float* key) {
   const UnitVector here =
       UnitVectorAt(pair.step * static_cast<uint64_t>(position));
   const UnitVector centre =
@@ -16,9 +17,11 @@ void AddToKey(const KeyBiasPair& pair, int64_t position, float* key) {
   const float c = here.cosine - centre.cosine;
   const float s = here.sine - centre.sine;
   key[pair.first] =
-      key[pair.first] + std::fma(pair.bias_first, c, -(pair.bias_second * s));
+      std::fma(unit, std::fma(pair.bias_first, c, -(pair.bias_second * s)),
+               key[pair.first]);
   key[pair.second] =
-      key[pair.second] + std::fma(pair.bias_second, c, pair.bias_first * s);
+      std::fma(unit, std::fma(pair.bias_second, c, pair.bias_first * s),
+               key[pair.second]);
 }
 
 }  // namespace
@@ -49,7 +52,7 @@ void KeyBiasReference(const KeyBiasArgs& params, CpuStream&) {
     }
     for (int64_t j = 0; j < params.num_kv_heads; ++j) {
       for (int64_t i = 0; i < params.tile_pairs; ++i) {
-        AddToKey(params.pairs[j * pairs + i], params.positions[t],
+        AddToKey(params.pairs[j * pairs + i], params.unit, params.positions[t],
                  row + params.key_column[j]);
       }
     }

@@ -170,6 +170,37 @@ TEST(KeyBiasTest, TheKeyBiasMatchesItsDefinitionOnAllBackEnds) {
   }
 }
 
+TEST(KeyBiasTest, AKeyDoesNotDependOnTheUnitAndTheQuerysNumbersAreInUnits) {
+  for (const float unit : {0.25f, 1024.0f}) {
+    const Layer layer(Shape(), {5, 100, 131072});
+    Layer one = layer;
+    TestStream reference(1, CpuBackend::kReference);
+    KVASIR_EXPECT_OK(RunOp(reference, &one));
+    for (const int64_t begin : layer.out_column) {
+      for (size_t t = 0; t < layer.positions.size(); ++t) {
+        float* const numbers =
+            one.rows.data() +
+            static_cast<int64_t>(t) * layer.params.row_stride + begin;
+        const int64_t count =
+            KeyBiasColumns(layer.params.tile_pairs, layer.params.exact_pairs);
+        for (int64_t i = 0; i < count; ++i) numbers[i] /= unit;
+      }
+    }
+    for (const CpuBackend backend :
+         {CpuBackend::kReference, CpuBackend::kSimd}) {
+      Layer own = layer;
+      own.params.unit = unit;
+      for (KeyBiasPair& pair : own.pairs) {
+        pair.bias_first /= unit;
+        pair.bias_second /= unit;
+      }
+      TestStream test(1, backend);
+      KVASIR_EXPECT_OK(RunOp(test, &own));
+      EXPECT_TRUE(SameBits(one.rows, own.rows));
+    }
+  }
+}
+
 TEST(KeyBiasTest, ManyTokensOnManyThreadsGiveTheSameBits) {
   std::vector<int64_t> positions;
   for (int64_t t = 0; t < 150; ++t) positions.push_back(3 * t);
@@ -211,6 +242,10 @@ TEST(KeyBiasTest, TheErrorNamesTheInvalidField) {
           "tile_pairs: want at least 0, have -1");
   refuses([](Layer* l) { l->params.exact_pairs = 9; },
           "exact_pairs must be from 0 to 8, is 9");
+  refuses([](Layer* l) { l->params.unit = 3.0f; },
+          "unit must be a power of two, is 3");
+  refuses([](Layer* l) { l->params.unit = std::nanf(""); },
+          "unit must be a power of two, is nan");
   refuses([](Layer* l) { l->pairs.pop_back(); },
           "pairs: want at least 24, have 23");
   refuses([](Layer* l) { l->pairs[1].second = -4; },

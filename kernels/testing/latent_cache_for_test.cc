@@ -686,15 +686,22 @@ std::vector<double> LatentCache::ExpectedMass(const LatentAsk& ask,
   return mass;
 }
 
-std::vector<double> LatentCache::Expected(const LatentAsk& ask) const {
+std::vector<double> LatentCache::Expected(const LatentAsk& ask,
+                                          double* score_deviation) const {
   std::vector<double> out(static_cast<size_t>(ask.count * out_stride_),
                           static_cast<double>(kPoison));
+  std::vector<double> deviations(
+      static_cast<size_t>(ask.count * spec_.num_heads) + 1);
   ForRanges(ask.count * spec_.num_heads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t r = i / spec_.num_heads;
-      AddExpected(ask, r, i % spec_.num_heads, out.data() + r * out_stride_);
+      deviations[static_cast<size_t>(i)] = AddExpected(
+          ask, r, i % spec_.num_heads, out.data() + r * out_stride_);
     }
   });
+  if (score_deviation != nullptr) {
+    *score_deviation = *std::max_element(deviations.begin(), deviations.end());
+  }
   return out;
 }
 
@@ -857,7 +864,7 @@ void LatentCache::MakeKeyBias() {
     }
   }
   key_bias_ = {spec_.bias_tile_pairs, spec_.bias_exact_pairs,
-               bias_steps_.data(), bias_columns_.data()};
+               bias_steps_.data(), bias_columns_.data(), spec_.bias_unit};
 }
 
 double LatentCache::KeyBiasOf(const float* q, int64_t head,
@@ -881,7 +888,7 @@ double LatentCache::KeyBiasOf(const float* q, int64_t head,
         static_cast<double>(numbers[u]) * static_cast<double>(std::cos(angle)) +
         static_cast<double>(numbers[v]) * static_cast<double>(std::sin(angle));
   }
-  return sum;
+  return sum * static_cast<double>(spec_.bias_unit);
 }
 
 std::vector<double> LatentCache::KeyOf(size_t p, size_t rebuild_index,
@@ -967,6 +974,7 @@ LatentCache::Weights LatentCache::WeightsOf(const LatentAsk& ask, int64_t row,
   }
   const float* q = QueryOf(ask.sequence, own);
   std::vector<double> weights;
+  double largest_variance = 0.0;
   for (size_t i = 0; i < slots.size(); ++i) {
     const int64_t s = slots[i];
     const int64_t position = spec_.stored_positions ? s + 1000 * unit
@@ -974,6 +982,7 @@ LatentCache::Weights LatentCache::WeightsOf(const LatentAsk& ask, int64_t row,
                                  ? static_cast<int64_t>(i)
                                  : s;
     double score = 0.0;
+    double variance = 0.0;
     size_t rebuild = 0;
     for (size_t p = 0; p < spec_.keys.size(); ++p) {
       const std::vector<double> key =
@@ -981,10 +990,20 @@ LatentCache::Weights LatentCache::WeightsOf(const LatentAsk& ask, int64_t row,
                 spec_.first_position + position);
       if (parts_[p].spec.rebuild.dims > 0) ++rebuild;
       const float* from = q + parts_[p].columns[static_cast<size_t>(head)];
+      double largest = 0.0;
+      double squares = 0.0;
       for (size_t c = 0; c < key.size(); ++c) {
         score += static_cast<double>(from[c]) * key[c];
+        largest = std::max(largest, std::abs(static_cast<double>(from[c])));
+        squares += key[c] * key[c];
+      }
+      // A digit's error is spread evenly over one unit.
+      const double step = largest / kMostQueryDigits;
+      if (!parts_[p].spec.bits.empty() && parts_[p].spec.rebuild.dims == 0) {
+        variance += step * step / 12.0 * squares;
       }
     }
+    largest_variance = std::max(largest_variance, variance);
     score += KeyBiasOf(q, head, spec_.first_position + position);
     score *= static_cast<double>(kScale);
     const auto cap = static_cast<double>(spec_.score_cap);
@@ -995,11 +1014,12 @@ LatentCache::Weights LatentCache::WeightsOf(const LatentAsk& ask, int64_t row,
   double sum = 0.0;
   for (double& weight : weights) sum += weight = std::exp(weight - max);
   for (double& weight : weights) weight /= sum;
-  return {std::move(slots), std::move(weights)};
+  return {std::move(slots), std::move(weights),
+          static_cast<double>(kScale) * std::sqrt(largest_variance)};
 }
 
-void LatentCache::AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
-                              double* out) const {
+double LatentCache::AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
+                                double* out) const {
   const int64_t kv_head = head / (spec_.num_heads / spec_.num_kv_heads);
   const int64_t own = ask.start + row;
   const Weights weights = WeightsOf(ask, row, head);
@@ -1020,6 +1040,7 @@ void LatentCache::AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
       }
     }
   }
+  return weights.score_deviation;
 }
 
 double WorstError(const PagedAttentionArgs& params,

@@ -90,6 +90,7 @@ struct LatentSpec {
   bool key_bias = false;
   int64_t bias_tile_pairs = 11;
   int64_t bias_exact_pairs = 4;
+  float bias_unit = 1.0f;
   // columns at the end of a query row that belong to no head
   int64_t query_gap = 3;
   // The number of tokens at the end of a sequence that have queries; 0: all.
@@ -273,7 +274,11 @@ class LatentCache {
 
   // Returns the output of a request by definition, computed in float64 from the
   // contents of the cache. Columns that belong to no head are NaN.
-  std::vector<double> Expected(const LatentAsk& ask) const;
+  // If `score_deviation` is not null, it is set to the largest standard
+  // deviation of a score's error when queries that are multiplied by codes are
+  // written as digits (code_digits.h).
+  std::vector<double> Expected(const LatentAsk& ask,
+                               double* score_deviation = nullptr) const;
 
  private:
   static constexpr float kScale = 0.3f;
@@ -290,6 +295,7 @@ class LatentCache {
   struct Weights {
     std::vector<int64_t> slots;  // slots that the row sees
     std::vector<double> shares;
+    double score_deviation;  // see Expected
   };
   Weights WeightsOf(const LatentAsk& ask, int64_t row, int64_t head) const;
   int64_t Pages(int64_t tokens) const;
@@ -330,8 +336,9 @@ class LatentCache {
   static std::vector<double> ValueOf(const TestLift* lift, int64_t kv_head,
                                      const std::vector<double>& latent);
 
-  void AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
-                   double* out) const;
+  // Returns the row's score_deviation.
+  double AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
+                     double* out) const;
 
   void MakeKeyBias();
   // Returns what the key bias adds to the product of a query row and a key.

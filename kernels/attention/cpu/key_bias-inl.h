@@ -42,15 +42,16 @@ class KeyBiasScores {
 
   bool any() const { return params_.key_bias != nullptr; }
 
-  // Copies each row's numbers for the key bias from q to the panel's state.
-  // Must be called before the first block.
+  // Copies each row's numbers for the key bias from q, times their unit, to the
+  // panel's state. Must be called before the first block.
   void LoadQueries() const {
-    const auto bytes = static_cast<size_t>(columns_) * sizeof(float);
     for (int64_t r = 0; any() && r < unit_.count(); ++r) {
-      std::memcpy(numbers_ + r * columns_,
-                  params_.q + unit_.TokenRow(r) * params_.q_row_stride +
-                      params_.key_bias->query_column[unit_.HeadOf(r)],
-                  bytes);
+      const float* const from = params_.q +
+                                unit_.TokenRow(r) * params_.q_row_stride +
+                                params_.key_bias->query_column[unit_.HeadOf(r)];
+      for (int64_t i = 0; i < columns_; ++i) {
+        numbers_[r * columns_ + i] = params_.key_bias->unit * from[i];
+      }
     }
   }
 

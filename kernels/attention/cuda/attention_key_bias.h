@@ -119,7 +119,7 @@ class SplitKeyBias {
       KVASIR_UNROLL
       for (int32_t k = 0; k < kEach; ++k) {
         float& score = scores[tile * kEach + k];
-        score = simt::Fma(added[k], factor, score);
+        score = simt::Fma(added[k], factor * bias_.unit, score);
       }
     }
   }
@@ -189,13 +189,16 @@ KVASIR_DEVICE void AddKeyBiasToTile(const DeviceKeyBias& bias, int64_t kv_head,
   for (int32_t r = 0; r < rows; ++r) {
     sums[r] += simt::ShuffleXor(sums[r], 1);
     sums[r] += simt::ShuffleXor(sums[r], 2);
+    sums[r] *= bias.unit;
     KVASIR_UNROLL
     for (int32_t n = 0; n < int32_t{kKeyBiasTile} / 8; ++n) {
       score(r, n, 0) += sums[r];
       score(r, n, 1) += sums[r];
     }
   }
-  const UnitVector own = at(bias.tile_pairs + lane, position);
+  UnitVector own = at(bias.tile_pairs + lane, position);
+  own.cosine *= bias.unit;
+  own.sine *= bias.unit;
   KVASIR_NO_UNROLL
   for (int32_t e = 0; e < bias.exact_pairs; ++e) {
     const UnitVector first = from_lane(own, e);

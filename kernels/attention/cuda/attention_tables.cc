@@ -360,6 +360,7 @@ absl::Status AddKeyBias(const PagedAttentionArgs& params, DeviceTables* tables,
   const AttentionKeyBias& from = *params.key_bias;
   bias->tile_pairs = static_cast<int32_t>(from.tile_pairs);
   bias->exact_pairs = static_cast<int32_t>(from.exact_pairs);
+  bias->unit = from.unit;
   bias->tile_columns =
       static_cast<int32_t>(KeyBiasTileColumns(from.tile_pairs));
   const int64_t pairs = from.tile_pairs + from.exact_pairs;

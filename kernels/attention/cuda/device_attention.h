@@ -136,6 +136,7 @@ struct DeviceKeyBias {
   int32_t tile_columns = 0;         // KeyBiasTileColumns
   const uint64_t* steps = nullptr;  // [Hkv, pairs]; null: there is no key bias
   const int64_t* column = nullptr;  // [Hq], in q
+  float unit = 1.0f;                // of a query's numbers
   // [Hkv, exact_pairs][2][kKeyBiasTile]: the cosines and sines by which a pair
   // turns from the start of a tile to each of its positions
   const float* turns = nullptr;

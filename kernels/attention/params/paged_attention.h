@@ -140,6 +140,7 @@ struct AttentionKeyBias {
   // [Hq]: the column in a row of q at which KeyBiasColumns numbers of a query
   // head begin
   const int64_t* query_column = nullptr;
+  float unit = 1.0f;  // of those numbers: KeyBiasParamsIn::unit
 };
 
 // Settings for layers that evict slots by attention mass: the softmax weight

@@ -531,7 +531,7 @@ float Row::AddKeyBias(int64_t slot, float score) const {
     const UnitVector at =
         UnitVectorAt(steps[cosine ? i : i - bias.tile_pairs] * centre);
     float& lane = lanes[i % kLanes];
-    lane = std::fma(q[i], cosine ? at.cosine : at.sine, lane);
+    lane = std::fma(bias.unit * q[i], cosine ? at.cosine : at.sine, lane);
   }
   score = score + TreeSum(lanes);
   const auto in_tile = static_cast<uint64_t>(position % kKeyBiasTile);
@@ -542,11 +542,11 @@ float Row::AddKeyBias(int64_t slot, float score) const {
         UnitVectorAt(step * (static_cast<uint64_t>(position) - in_tile));
     const UnitVector turn = UnitVectorAt(step * in_tile);
     score = std::fma(
-        numbers[0],
+        bias.unit * numbers[0],
         std::fma(first.cosine, turn.cosine, -(first.sine * turn.sine)), score);
     score = std::fma(
-        numbers[1], std::fma(first.sine, turn.cosine, first.cosine * turn.sine),
-        score);
+        bias.unit * numbers[1],
+        std::fma(first.sine, turn.cosine, first.cosine * turn.sine), score);
   }
   return score;
 }

@@ -122,4 +122,19 @@ KeyBiasSplit SplitKeyBias(absl::Span<const float> bias, int64_t head_dim,
   return split;
 }
 
+float ScaleToUnits(std::vector<KeyBiasPair>* pairs) {
+  float longest = 0.0f;
+  for (const KeyBiasPair& pair : *pairs) {
+    longest = std::max(longest, std::hypot(pair.bias_first, pair.bias_second));
+  }
+  int exponent = 0;
+  std::frexp(longest, &exponent);  // longest < 2^exponent
+  const float unit = std::ldexp(1.0f, exponent);
+  for (KeyBiasPair& pair : *pairs) {
+    pair.bias_first /= unit;
+    pair.bias_second /= unit;
+  }
+  return unit;
+}
+
 }  // namespace kvasir::worker

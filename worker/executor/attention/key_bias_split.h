@@ -39,4 +39,9 @@ struct KeyBiasSplit {
 KeyBiasSplit SplitKeyBias(absl::Span<const float> bias, int64_t head_dim,
                           const KeyTurns& turns);
 
+// Divides the biases by a unit and returns the unit, a power of two
+// (KeyBiasParamsIn::unit). No bias is then longer than 1, so the numbers that
+// key_bias computes of a query are not longer than the query.
+float ScaleToUnits(std::vector<kernels::KeyBiasPair>* pairs);
+
 }  // namespace kvasir::worker

@@ -102,6 +102,21 @@ TEST(KeyBiasSplitTest, TheBiasOfNumbersThatDoNotRotateIsNotCached) {
   EXPECT_EQ(split.pairs[1].bias_second, 6.0f);
 }
 
+TEST(KeyBiasSplitTest, NumbersOfALargeBiasDoNotOverflowFloat16) {
+  // In float16, 300 * 800 would be infinite.
+  std::vector<kernels::KeyBiasPair> pairs(2);
+  pairs[0].bias_first = -800.0f;
+  pairs[0].bias_second = 3.0f;
+  pairs[1].bias_second = 0.5f;
+  const float unit = ScaleToUnits(&pairs);
+  EXPECT_EQ(unit, 1024.0f);
+  EXPECT_EQ(pairs[0].bias_first, -800.0f / 1024);
+  EXPECT_EQ(pairs[0].bias_second, 3.0f / 1024);
+  EXPECT_EQ(pairs[1].bias_second, 0.5f / 1024);
+  pairs.assign(1, {});
+  EXPECT_EQ(ScaleToUnits(&pairs), 1.0f);
+}
+
 TEST(KeyBiasSplitTest, TheBiasOfAPairThatTurnsBackwardsIsNotCached) {
   const std::vector<uint64_t> steps = {kernels::RopeStep(-0.001)};
   std::vector<float> bias = Head({});

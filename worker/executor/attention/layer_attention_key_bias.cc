@@ -67,8 +67,13 @@ absl::Status LayerAttention::LeaveKeyBiasToScores(absl::Span<const float> bias,
   for (const kernels::KeyBiasPair& pair : split.pairs) {
     key_bias_->steps.push_back(pair.step);
   }
+  float unit = 1.0f;
+  if (activations_.dtype == kernels::DType::kF16) {
+    unit = ScaleToUnits(&split.pairs);
+  }
   key_bias_->read = {split.tile_pairs, split.exact_pairs,
-                     key_bias_->steps.data(), key_bias_->query_column.data()};
+                     key_bias_->steps.data(), key_bias_->query_column.data(),
+                     unit};
   std::vector<int64_t> key_column;
   for (const int32_t group : key.group_of_head) {
     key_column.push_back(key.latent_column +
@@ -80,6 +85,7 @@ absl::Status LayerAttention::LeaveKeyBiasToScores(absl::Span<const float> bias,
   shape.num_kv_heads = program().heads.kv.count;
   shape.tile_pairs = split.tile_pairs;
   shape.exact_pairs = split.exact_pairs;
+  shape.unit = unit;
   shape.dtype = activations_.dtype;
   KVASIR_ASSIGN_OR_RETURN(
       key_bias_->op, kernels::Prepare(*parts_.device, shape,
