@@ -23,7 +23,8 @@ int NumFolders(const base::TempFolder& parent) {
   return count;
 }
 
-// A server that got SIGKILL used to leave its folder of sockets for ever.
+// Regression test: a server that got SIGKILL once left its folder of sockets
+// for ever.
 TEST(PrivateFolderTest,
      CreatingAPrivateFolderRemovesThoseOfProcessesThatHaveEnded) {
   const base::TempFolder parent;

@@ -42,7 +42,7 @@ inline constexpr uint64_t kConstantWorkOfMessage = 5'000'000;
 // bytes that any code allocates. In libraries that are not compiled for
 // fuzzing, only allocations count. So the comparisons and calls inside protobuf
 // do not count, nor do the bytes that memchr, memcmp and strlen read.
-// Threads: one.
+// Threads: use from one thread only.
 void ParseAtLinearCost(const uint8_t* data, size_t size, uint64_t work_per_byte,
                        absl::FunctionRef<void(std::string_view)> parse,
                        uint64_t constant_work = kConstantWork);

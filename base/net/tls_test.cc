@@ -360,8 +360,8 @@ TEST_F(TlsTest, ExportsWhenTheCertificateOfEachFileExpires) {
   EXPECT_EQ(Numbers().at("kvasir_tls_files_refused admin"), 1);
 }
 
-// Regression test: an expired authority was once reported until a restart left
-// it out.
+// Regression test: an expired authority was once only reported, and stayed in
+// use until a restart.
 TEST_F(TlsTest, AnAuthorityThatExpiresWhileInUseIsNoLongerTrusted) {
   const std::string old = MakeAuthorityWith({.common_name = "old",
                                              .valid_until = absl::Minutes(20)})

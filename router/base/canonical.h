@@ -85,15 +85,16 @@ inline uint32_t LargestN(const kvasir::v1::WorkerInfo& info, uint32_t ours) {
 // shared_ptr, because either the router or the facade may drop it first. The
 // router drops it after OnDone has returned.
 //
-// Threads: the router calls the sink of a request from one thread at a time.
-// An implementation must not block or tokenize, because a few threads serve
-// all requests. Calls may begin before Submit has returned. But Submit and
-// Cancel themselves never call the sink, so it may hold its own lock around
-// them. The sink may call Cancel. Backpressure: a client that reads slowly
-// does not slow down its worker, because its request would hold cache pages
-// for longer. Its tokens wait in the facade's queue. If this queue exceeds
-// the facade's limit of bytes, the facade resets the client's stream and
-// calls Cancel(kSlowReader).
+// Threads: the router calls the sink of a request from one thread at a time. An
+// implementation must not block or tokenize, because a few threads serve all
+// requests. Calls may begin before Submit has returned. But Submit and Cancel
+// themselves never call the sink, so it may hold its own lock around them. The
+// sink may call Cancel.
+//
+// Backpressure: a client that reads slowly does not slow down its worker,
+// because its request would hold cache pages for longer. Its tokens wait in the
+// facade's queue. If this queue exceeds the facade's limit of bytes, the facade
+// resets the client's stream and calls Cancel(kSlowReader).
 class RequestSink {
  public:
   virtual ~RequestSink() = default;

@@ -67,8 +67,8 @@ absl::StatusOr<TextTokens> EncodeText(const PerplexityFlags& flags) {
 }
 
 // The number of parts of the text whose losses are reported separately. If
-// several passes are streamed, each pass is a part. One streamed pass and
-// overlapping windows have ten parts.
+// several passes are streamed, each pass is a part. With one streamed pass, or
+// with overlapping windows, the text has ten parts.
 int64_t PartsOf(const PerplexityFlags& flags) {
   if (flags.stride > 0) return 10;
   if (!flags.stream) return 1;

@@ -49,7 +49,7 @@ struct ReportSide {
 struct ReportLength {
   int64_t tokens = 0;
   CacheBytes<int64_t> cache;
-  // bytes of uncompressed keys and values in the model's own number type
+  // bytes of uncompressed keys and values in the model's own data type
   int64_t dense_bytes = 0;
   int64_t dense_bf16_bytes = 0;
   // bytes without eviction; 0: the plan does not evict

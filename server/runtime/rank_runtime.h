@@ -28,7 +28,7 @@ struct RankRuntimeOptions {
   EngineFlags engine;
   RankGroupSettings group;
   JoinInfo join;
-  LocalRanks* children = nullptr;  // for FollowerGroup
+  LocalRanks* children = nullptr;  // passed to FollowerGroup
   // Called from one of the runtime's threads when the leader has drained
   // the group.
   std::function<void()> on_drained;
