@@ -17,7 +17,9 @@ inline constexpr double kAssumedPrefillTokensPerSecond = 1000;
 enum class Preemption { kRecompute, kCopy };
 
 struct PreemptionCosts {
-  int64_t image_bytes = 0;  // bytes to copy out, and later back in
+  // The size of the sequence's pages, which are copied to the host pool and later
+  // back.
+  int64_t image_bytes = 0;
   // Tokens to prefill again if the pages are dropped. Includes tokens whose
   // slots were evicted; excludes those that the prefix cache probably still
   // has.

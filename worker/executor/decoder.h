@@ -119,8 +119,8 @@ class Decoder {
                       kernels::DevicePtr<float> logits,
                       kernels::Workspace& workspace) const;
 
-  // The attention kernels that a GPU uses, each with the number of its layers.
-  // Empty on a CPU.
+  // The attention kernels that a GPU uses, each with the number of layers that
+  // use it. Empty on a CPU.
   struct LayersKernels {
     kernels::AttentionKernels kernels;
     int64_t layers = 0;
@@ -153,8 +153,8 @@ class Decoder {
   // Applies `norm` after setting the model's width, kind of norm and epsilon.
   absl::Status Norm(kernels::Stream& stream, kernels::NormParams norm,
                     kernels::Workspace& workspace) const;
-  // Adds the residual to norm.x if norm has one. Sets `input` to what
-  // attention or the MLP reads: norm.out or, in models that do not normalize
+  // Adds norm.residual, if it is set, to norm.x. Sets `input` to the input of
+  // attention or the MLP: norm.out or, in models that do not normalize
   // inputs, norm.x.
   absl::Status Input(kernels::Stream& stream, kernels::NormParams norm,
                      kernels::DevicePtr<const float>* input,

@@ -102,7 +102,8 @@ class SlotEvictions {
 
   const int64_t most_slots_;
   std::vector<Group> groups_;  // by page group
-  // the most kept slots that the lists of a batch may have together
+  // the most slots in a batch's lists of kept slots, over all sequences and
+  // eviction units
   int64_t kept_capacity_ = 0;
 
   std::vector<EvictionBatch> batches_;

@@ -50,7 +50,7 @@ class Stager {
     const StepState* state = nullptr;
     StepLimits limits;
     int64_t max_model_len = 0;
-    int64_t most_slots = 0;   // of a sequence that evicts
+    int64_t most_slots = 0;   // the most slots of a sequence that evicts
     int64_t logits_rows = 0;  // StepOutput::logits_rows
     bool lifts_prompts = false;
     bool taps_logits = false;

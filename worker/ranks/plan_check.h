@@ -37,7 +37,7 @@ struct PlanCheck {
   // Identifies weights, plan, text and arithmetic. Empty if nothing was
   // compared, or in a group of several ranks.
   std::string key;
-  // Whether the plan is a dense cache itself. It is not compared then.
+  // Whether the plan is a dense cache itself. If so, it is not compared.
   bool is_dense = false;
   // Why the plan was not compared; empty if it was, or if it is dense.
   std::string skipped;
@@ -66,8 +66,8 @@ inline constexpr int64_t kMaxPlanCheckBytes = int64_t{256} << 20;
 // kvasir-compress makes such plans, and has measured them.
 inline constexpr char kPlanHasOwnWeights[] = "the plan has weights of its own";
 
-// Whether the plan stores whole keys and values without compression. Evictions
-// do not matter.
+// Whether the plan stores full-rank keys and values without quantization.
+// Evictions do not matter.
 bool IsDensePlan(const kvasir::v1::KvPlan& plan,
                  const plan::AttentionShape& shape);
 
@@ -102,8 +102,8 @@ class PlanComparison {
   //
   // Memory: the executor of one sequence, and the logits of the dense cache.
   // Errors: those of ModelExecutor::Create, of steps and of the collective; the
-  // weights are lost then. A cache that gives numbers that are not finite is no
-  // error, but a result.
+  // weights are lost then. If a cache gives predictions that are not finite,
+  // that is a result, not an error.
   absl::StatusOr<PlanCheck> Compare(
       const std::shared_ptr<const ServedPlan>& plan,
       const std::string& cache_id, ModelWeights* weights);

@@ -117,9 +117,9 @@ struct PoolMemory {
 };
 
 // Checks that the pools fit into memory beside the weights and the kept
-// attention weights. If they do not, returns RESOURCE_EXHAUSTED with the
-// numbers and the flag to change. Without this check the system would kill the
-// process when it touches all memory of the pools at the start.
+// attention weights. If they do not, returns RESOURCE_EXHAUSTED with the sizes
+// and the flag to change. Without this check the system would kill the process
+// when it touches all memory of the pools at the start.
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory);
 
 // Returns the cache::CacheId of a model with these weights.
@@ -169,8 +169,8 @@ class Rank {
   // The bytes of weights that were read (ModelWeights::read_bytes).
   int64_t read_bytes() const { return read_bytes_; }
   const std::shared_ptr<const ServedPlan>& served_plan() const { return plan_; }
-  // The results of RankOptions::plan_check, of the served plan last. Empty if
-  // no plan was compared.
+  // The results of RankOptions::plan_check. The last one is that of the served
+  // plan. Empty if no plan was compared.
   const std::vector<PlanCheck>& plan_checks() const { return plan_checks_; }
 
  private:
@@ -209,7 +209,7 @@ class Rank {
       absl::Span<const std::shared_ptr<const ServedPlan>> plans,
       const std::string& weight_tiles, const RankOptions& options,
       Collective* collective, ModelWeights* weights);
-  // Calls options.agree with what this rank offers, and adopts the result.
+  // Calls options.agree with this rank's offer, and adopts the result.
   // FAILED_PRECONDITION if this rank lacks room for the agreed pages or has
   // another cache_id.
   absl::Status Agree(std::string weight_tiles, const RankOptions& options);

@@ -21,7 +21,7 @@
 
 namespace kvasir::worker {
 
-// The rows of a tensor [rows, columns] to load, and their destinations.
+// Which rows of a tensor [rows, columns] to load, and where they go.
 struct TensorRows {
   std::string tensor;
   int64_t columns = 1;
@@ -95,14 +95,14 @@ struct WeightJob {
 //   the type it is rounded to. All name the tensor.
 class WeightJobs {
  public:
-  // Only counts memory: nothing is allocated, all device pointers are null, and
+  // An object that only counts memory: nothing is allocated, all device pointers are null, and
   // the jobs must not be run.
   WeightJobs(WeightSource* source, const MatrixFormat& format,
              plan::TpShard shard = {})
       : source_(source), format_(format), shard_(shard) {}
-  // For loading. All pointers outlive this object. `buffers` receives the
-  // allocated memory, under the tag "weights". Matrices get the device's
-  // format.
+  // An object that loads. All pointers must outlive it. `buffers` receives
+  // the allocated memory, under the tag "weights". Matrices get the
+  // device's format.
   WeightJobs(WeightSource* source, kernels::Device* device,
              std::vector<kernels::DeviceBuffer>* buffers,
              plan::TpShard shard = {})
@@ -122,7 +122,7 @@ class WeightJobs {
   // each other in memory: matrix i begins i * out->bytes() bytes after `out`.
   absl::Status Matrices(std::vector<std::vector<TensorRows>> matrices,
                         int64_t k, kernels::PackedMatrix* out);
-  // Adds a job for an array of `size` numbers. Numbers that no row fills are
+  // Adds a job for an array of `size` floats. Elements that no row fills are
   // zero. `finish` is called with the whole array once it is filled.
   absl::Status Floats(std::vector<TensorRows> parts, int64_t size,
                       kernels::DevicePtr<const float>* out,

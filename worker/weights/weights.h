@@ -23,8 +23,8 @@ namespace kvasir::worker {
 
 // The part of the model that one rank holds. The matrices q, k, v, gate and up
 // are split by output column, o and down by input row, and head and embedding
-// by token id. Every rank holds a part of each expert, and the whole
-// router. Attention is split by heads, as its program says. Every rank
+// by token id. Every rank holds a part of each expert, and the whole matrix of
+// the router. Attention is split by heads, as its program says. Every rank
 // holds all weights of the norms.
 struct ShardSizes {
   int64_t first_q_head = 0;

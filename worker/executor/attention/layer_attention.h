@@ -46,8 +46,8 @@ struct AttentionInput {
   absl::Span<const SequenceRows> rows;
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
   AttentionBatch group;                         // for the layer's page group
-  // Where the exact (uncompressed) key and value of each token are stored, if
-  // the layer keeps them. [T]
+  // Where the exact (uncompressed) key and value of each token are stored
+  // (StepBatch::ring_slots), if the layer keeps them. [T]
   kernels::DevicePtr<const int64_t> key_ring_slots;
   kernels::DevicePtr<const int64_t> value_ring_slots;
   kernels::DevicePtr<float> not_finite;  // KvAppendParams::not_finite
@@ -188,7 +188,7 @@ class LayerAttention {
     std::optional<kernels::PreparedLift> lift;
     std::vector<int64_t> lifted_column;  // [Hq]
   };
-  // Activations of a step's tokens, one row of `stride` numbers per token.
+  // Activations of a step's tokens: one row per token, every `stride` floats.
   struct Rows {
     kernels::DevicePtr<float> row;  // [T, row_columns] activations
     int64_t stride = 0;

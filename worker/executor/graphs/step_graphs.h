@@ -1,4 +1,4 @@
-// Captured steps, which can be enqueued again as a whole.
+// Keeps captured steps, each of which can be enqueued again as one graph.
 #pragma once
 
 #include <cstddef>

@@ -123,7 +123,7 @@ class SequenceTable {
   // another sequence. Needed because plans send a sequence's side pages only
   // once.
   struct SidePages {
-    // by page: the row of the sequence that owns it; below 0: no owner
+    // by page: the row of the sequence that owns it; negative: no owner
     std::vector<int32_t> owner;
     std::vector<bool> lost;  // by row: whether another sequence took a page
   };

@@ -48,8 +48,8 @@ struct EvictionBatch {
 
 // Everything that determines a step's list of launches. Steps of one bucket
 // have the same layout of blob, results and workspace. They differ in the
-// uploaded numbers, and in which rows are not padding. Each launch receives the
-// range of these rows, and a CPU computes only this range.
+// uploaded data, and in which rows are padding. Each launch receives the range
+// of rows that are not padding, and a CPU computes only this range.
 struct StepBucket {
   StepSizes padded;
   // Page copies, launched for each layer of their page group. The launch

@@ -146,7 +146,7 @@ class GlooMesh {
   template <typename Body>
   absl::Status Try(int64_t peer, const Body& body);
   // Calls wait(timeout in milliseconds), which calls one of Gloo's wait
-  // functions. `peer` is the rank for which it waits; below 0: any rank.
+  // functions. `peer` is the rank for which it waits; negative: any rank.
   template <typename Wait>
   absl::Status WaitFor(int64_t peer, const Wait& wait);
   absl::Status CheckHeader(const Place& place, const GlooCall& call,

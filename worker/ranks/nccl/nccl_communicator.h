@@ -95,8 +95,8 @@ class NcclCommunicator {
   // Returns the communicator's asynchronous error, or kInProgress while the
   // library still works in the background.
   nccl::Result AsyncError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Records a mark on the stream after call `name`. By this mark the watcher
-  // sees when the stream has passed the call.
+  // Records a mark on the stream after call `name`. The mark shows the watcher
+  // when the stream has passed the call.
   absl::Status Mark(const char* name, kernels::LaunchStream& stream);
   absl::Status StandsStill(const char* call) const;
   // Like Fail, but calls options_.on_failure first.
@@ -104,9 +104,9 @@ class NcclCommunicator {
 
   // The function that thread `watcher_` runs.
   void KeepWatching();
-  // LookAtLibrary and LookAtMarks look for a failure and return it:
-  // an asynchronous error of the library, or a call whose stream
-  // makes no progress.
+  // Both return the failure that they find, if any. LookAtLibrary looks for an
+  // asynchronous error of the library, LookAtMarks for a call whose stream makes
+  // no progress.
   absl::Status LookAtLibrary();
   absl::Status LookAtMarks();
   void AbortLibrary();
