@@ -31,7 +31,7 @@ class MachineTest : public ::testing::Test {
   const TempFolder root_;
 };
 
-TEST_F(MachineTest, WithoutCgroupsTheLimitsAreThoseOfTheWholeMachine) {
+TEST_F(MachineTest, WithoutCgroupsTheProcessMayUseTheWholeMachine) {
   const MachineLimits limits = Read(6);
   EXPECT_EQ(limits.cpus, 6);
   EXPECT_EQ(limits.memory_bytes, int64_t{16000000} * 1024);

@@ -50,7 +50,7 @@ struct RankSummary {
   int64_t ranks_per_kv_head = 1;
   std::vector<plan::Replica> replicas;
   std::vector<UnevenLayers> uneven;
-  // The bytes of weights of the whole model; empty: not counted.
+  // The bytes of weights of the whole model; empty if they were not counted.
   std::optional<int64_t> whole_weight_bytes;
 
   // Returns the KV bytes per token on the rank with the most bytes. All ranks

@@ -26,7 +26,7 @@ int NumFolders(const base::TempFolder& parent) {
 // Regression test: a server that got SIGKILL once left its folder of sockets
 // for ever.
 TEST(PrivateFolderTest,
-     CreatingAPrivateFolderRemovesThoseOfProcessesThatHaveEnded) {
+     CreatingAPrivateFolderRemovesTheFoldersOfEndedProcesses) {
   const base::TempFolder parent;
   const auto living = MakePrivateFolder(parent.path());
   KVASIR_ASSERT_OK(living);

@@ -1,5 +1,6 @@
 // Lets fuzz targets find parsers whose work is not linear in the length of
-// their input. Work is counted, not timed, so that a slow machine cannot fail.
+// their input. Work is counted, not timed, so that the result does not depend
+// on the speed of the machine.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,8 @@ inline constexpr std::string_view kSeparator = "\n--\n";
 // this length.
 inline constexpr size_t kMaxRepeatedBytes = 256 << 10;
 
-// The work, in the units below, that a parser may do for a text of any length.
+// The part of the allowed work, in the units below, that does not depend on the
+// text's length.
 inline constexpr uint64_t kConstantWork = 1'000'000;
 // The same limit for parsers of protobuf messages. It is higher, because
 // protobuf reserves up to 50 MB for a string before it finds that the message

@@ -94,7 +94,8 @@ class Acceptor {
   struct Socket {
     int listening = -1;
     Address address;
-    // The descriptor of a probe that has not been accepted yet; -1: none.
+    // The descriptor of a probe that has not been accepted yet; -1 if there
+    // is none.
     int probe = -1;
     Address probe_address;
     absl::Time opened_at = absl::InfinitePast();

@@ -110,7 +110,7 @@ class AcceptorTest : public ::testing::Test {
   Kept kept_;
 };
 
-TEST_F(AcceptorTest, AcceptsConnectionsAndCountsThoseThatAreOpen) {
+TEST_F(AcceptorTest, CountsTheAcceptedConnectionsThatAreOpen) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping());
   EXPECT_EQ(acceptor->target(), absl::StrCat("127.0.0.1:", acceptor->port()));

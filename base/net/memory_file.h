@@ -16,7 +16,8 @@ namespace kvasir::base {
 // Owns: one descriptor, whose number is part of the path. Readers must be done
 // before this object is destroyed, because the system may then give the number
 // to another file.
-// Threads: one at a time; readers may be on other threads.
+// Threads: only one thread at a time may use it, but readers of the path may be
+//   on any thread.
 class MemoryFile {
  public:
   // UNAVAILABLE if the system has no memory or descriptors for the file.

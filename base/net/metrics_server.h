@@ -42,7 +42,7 @@ const std::vector<double>& FineBuckets();
 //
 // Owns: its listener, its connections and its thread, which collects from
 // the sources.
-// Threads: any.
+// Threads: its methods may be called from any thread.
 class MetricsServer {
  public:
   // Listens on `host:port`; port 0 picks a free one. UNAVAILABLE names the

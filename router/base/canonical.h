@@ -38,8 +38,8 @@ struct CanonicalRequest {
   // Identifies the caller within its tenant in the access log: a token's label
   // or a certificate's name.
   std::string caller;
-  // Requests share cached prefixes only if their salts are equal. Empty: shared
-  // with all other requests without a salt.
+  // Requests share cached prefixes only if their salts are equal. Requests with
+  // an empty salt share them with each other.
   std::string cache_salt;
   TokenBytes prompt;
   // Start from NeutralSampling() and change what the client asked for. If
@@ -47,19 +47,19 @@ struct CanonicalRequest {
   // Do not set sampling.seed, but the field `seed` below: the router
   // overwrites sampling.seed.
   kvasir::v1::SamplingParams sampling;
-  // Absent: the router draws a random seed.
+  // If absent, the router draws a random seed.
   std::optional<uint64_t> seed;
   absl::Time deadline = absl::InfiniteFuture();
   // How long the request may wait for its first step. If it waits longer, it
   // ends with DEADLINE_EXCEEDED. Zero: the operator's default applies, and a
   // request that waits longer is refused (RETRY_ELSEWHERE).
   absl::Duration queue_timeout = absl::ZeroDuration();
-  // How many cache slots eviction keeps. Absent: the budget of the served plan.
-  // The worker checks the value.
+  // How many cache slots eviction keeps. If absent, the budget of the served
+  // plan applies. The worker checks the value.
   std::optional<proto::EvictionBudget> eviction_budget;
   // Requests with lower values run first.
   int32_t priority = 0;
-  // True: the client gets the whole answer in one response at the end. So if
+  // If true, the client gets the whole answer in one response at the end. So if
   // the worker is lost, another worker can continue from the tokens that the
   // router has received, or generate them again.
   bool folded = false;

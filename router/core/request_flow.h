@@ -56,7 +56,7 @@ class RequestFlow {
     bool deliver = false;  // pass the event to the sink
     // How many of the event's first tokens an earlier attempt has delivered.
     size_t repeated_tokens = 0;
-    // True: the worker has broken its protocol, and its stream must be reset.
+    // True if the worker has broken its protocol, and its stream must be reset.
     bool reset_attempt = false;
     // Set if these are the first tokens of the request.
     std::optional<absl::Duration> time_to_first_token;

@@ -22,7 +22,7 @@ struct GrpcWorkerClientOptions {
   absl::Duration keepalive_time = absl::Seconds(5);
   absl::Duration keepalive_timeout = absl::Seconds(2);
   int64_t max_receive_message_bytes = 64 << 20;
-  // Null: the connections are not encrypted.
+  // If null, the connections are not encrypted.
   std::shared_ptr<grpc::ChannelCredentials> credentials;
 };
 

@@ -28,13 +28,14 @@ struct EngineFlags {
   double gpu_memory_utilization = 0.9;
   bool gpu_memory_given = false;
   bool cuda_graphs = false;
-  // The size of the page pool in host memory; empty: "auto" (see
-  // --host-pool-bytes); 0: no host pool.
+  // The size of the page pool in host memory; empty for "auto" (see
+  // --host-pool-bytes). 0 means no host pool.
   std::optional<int64_t> host_pool_bytes;
   int64_t max_queue = 1024;
   absl::Duration queue_timeout = absl::Minutes(5);
   int64_t default_max_tokens = 256;
-  // The smallest budget that a request may ask for; "plan": the plan's budget.
+  // The smallest budget that a request may ask for. "plan" stands for the
+  // plan's own budget.
   std::string eviction_min_budget = "plan";
   bool prefix_caching = true;
   std::string plan_check =
@@ -75,7 +76,7 @@ struct ListenFlags {
   // certificate that one of them has signed.
   std::string admin_client_ca;
   std::vector<std::string> admin_client_names;
-  // True: connections to and from other machines may use plain text.
+  // If true, connections to and from other machines may use plain text.
   bool insecure = false;
   int health_port = 8004;
   std::string health_host;  // empty: `host`
@@ -141,7 +142,8 @@ struct RouterFlags {
   // Whether the clients' port has server reflection: "on", "off", or "auto"
   // (only on a loopback listener that requires no credentials).
   std::string reflection = "auto";
-  // The file that lists who may call; empty: anybody who can connect.
+  // The file that lists who may call. If empty, anybody who can connect
+  // may call.
   std::string identities;
 };
 // Returns the credentials with which a router calls its workers; null for plain

@@ -21,7 +21,7 @@ class EvictionTrace {
   struct Unit {
     std::vector<int64_t> heads;
     // For each token, the number of tokens that the model had seen when the
-    // token was evicted; 0: it was not evicted.
+    // token was evicted; 0 if it was not evicted.
     std::vector<int64_t> gone_at;
   };
   struct Layer {

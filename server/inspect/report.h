@@ -42,7 +42,8 @@ struct ReportSide {
   LayerSideSummary summary;
   worker::SideFlops flops;
   // In prompts, keys or values of a slot are computed from its latent before
-  // attention if at least this many tokens attend to the slot; 0: never.
+  // attention if at least this many tokens attend to the slot. 0 means that
+  // this is never done.
   int64_t lifted_from_tokens = 0;
 };
 
@@ -52,7 +53,7 @@ struct ReportLength {
   // bytes of uncompressed keys and values in the model's own data type
   int64_t dense_bytes = 0;
   int64_t dense_bf16_bytes = 0;
-  // bytes without eviction; 0: the plan does not evict
+  // bytes without eviction; 0 if the plan does not evict
   int64_t not_evicted_bytes = 0;
 };
 
@@ -83,7 +84,7 @@ struct InspectReport {
   std::string base_model;  // the plan's base model
   kvasir::v1::KvPlan::Target target;
   kvasir::v1::KvPlan::Provenance provenance;
-  // False: the plan has not been applied to the folder's weights yet.
+  // False if the plan has not been applied to the folder's weights yet.
   bool weights_fit = true;
   // The part of the plan that this build cannot serve; empty if it serves the
   // whole plan.

@@ -178,7 +178,7 @@ TEST(InspectReportTest, ALayerWithoutRopeCountsNoFlopsForRotation) {
   EXPECT_EQ(flops(1, "PRE_ROPE").reconstruction, 0);
 }
 
-TEST(InspectReportTest, ByteCountsInTheJsonReportEqualThoseOfThePageLayout) {
+TEST(InspectReportTest, TheJsonReportHasTheByteCountsOfThePageLayout) {
   const ModelSource sources[] = {
       SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue),
       WithEverything()};

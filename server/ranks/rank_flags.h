@@ -26,7 +26,7 @@ struct RankTlsFlags {
 
 struct RankFlags {
   int tp = 1;  // number of ranks in the group
-  // The number of ranks that one command starts on its host; 0: all.
+  // The number of ranks that one command starts on its host. 0 means all ranks.
   int local_ranks = 0;
   std::string collective = "auto";
   std::string nccl_library;
@@ -38,14 +38,14 @@ struct RankFlags {
   std::string secret_file;
   RankTlsFlags tls;
   // The i-th rank that this process starts serves its metrics on port
-  // metrics_port + i. 0: each uses a free port.
+  // metrics_port + i. If metrics_port is 0, each rank uses a free port.
   int metrics_port = 8010;
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration heartbeat_timeout = absl::Seconds(3);
   // The following fields are only for `kvasir rank`.
   std::string leader;
   int rank = 0;
-  // The descriptor of the pipe from the process that started this rank; -1: a
+  // The descriptor of the pipe from the process that started this rank; -1 if a
   // user started it.
   int join_fd = -1;
 

@@ -92,7 +92,7 @@ class LeaderGroup final : public Membership {
 };
 
 // The part of the group that runs in a rank other than 0.
-// Threads: as for LeaderGroup.
+// Threads: the same rules as for LeaderGroup.
 class FollowerGroup final : public Membership {
  public:
   // `info` has the leader's address and the secret. `children` may be

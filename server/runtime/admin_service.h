@@ -57,8 +57,9 @@ class AdminService final : public kvasir::v1::Admin::Service {
   AdminService(std::string program, std::string config_toml,
                absl::Duration default_deadline, DrainLatch* latch);
 
-  // Accepts only the callers in `callers` that have the role ADMIN; null:
-  // callers need no credentials. Call it before the service is registered.
+  // Accepts only the callers in `callers` that have the role ADMIN. If
+  // `callers` is null, callers need no credentials. Call it before the service
+  // is registered.
   void RequireCallers(std::shared_ptr<const router::Callers> callers) {
     callers_ = std::move(callers);
   }

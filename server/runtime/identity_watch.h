@@ -23,7 +23,7 @@ class IdentityWatch {
       const RouterFlags& router, const ListenFlags& listen);
   ~IdentityWatch();
 
-  // Null: callers need no credentials.
+  // If null, callers need no credentials.
   std::shared_ptr<const router::Callers> callers() const { return callers_; }
   // The metrics about the file and its callers. All are 0 if there is no file.
   std::shared_ptr<prometheus::Collectable> metrics() const {

@@ -27,12 +27,13 @@ struct SurfaceOptions {
   std::string config_toml;
   ListenFlags listen;
   CommonFlags common;
-  // The callers that may use the admin port; null: anybody who can connect.
+  // The callers that may use the admin port. If null, anybody who can connect
+  // may use it.
   std::shared_ptr<const router::Callers> callers;
   // The TLS files of this program's ports and channels.
   std::shared_ptr<base::TlsWatch> tls;
-  // True: only the metrics port is opened, and no ready line is printed. For a
-  // rank that another program starts and drains.
+  // If true, only the metrics port is opened, and no ready line is printed.
+  // Used for a rank that another program starts and drains.
   bool metrics_only = false;
 };
 

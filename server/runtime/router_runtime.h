@@ -28,9 +28,9 @@ namespace kvasir::cli {
 struct RouterRuntimeOptions {
   RouterFlags router;
   base::ListenAddress listen;
-  // Null means plain text.
+  // If null, the listener uses plain text.
   std::shared_ptr<grpc::ServerCredentials> credentials;
-  // Null: callers need no credentials.
+  // If null, callers need no credentials.
   std::shared_ptr<const router::Callers> callers;
   std::shared_ptr<grpc::ChannelCredentials> worker_credentials;
   // True if the workers run in this process. Then no pings are sent to them.
@@ -44,7 +44,7 @@ struct RouterRuntimeOptions {
   // At least one worker must answer within this time. Otherwise Create fails;
   // the error names all workers and their problems.
   absl::Duration start_timeout = absl::Seconds(30);
-  // Null: requests must contain token ids instead of text.
+  // If null, requests must contain token ids instead of text.
   std::shared_ptr<const model::Tokenizer> tokenizer;
   // Called from any thread when the runtime becomes able or unable to serve
   // requests. May be empty.

@@ -22,8 +22,8 @@ struct ServeStackOptions {
   std::unique_ptr<LeaderGroup> group;  // see WorkerRuntimeOptions::group
   RouterFlags router;                  // `workers` is set by the stack
   base::ListenAddress listen;
-  // True: listen on a Unix socket that only this user can reach, and not
-  // on `listen`.
+  // If true, the router listens on a Unix socket that only this user can reach,
+  // and not on `listen`.
   bool listens_privately = false;
   // null means plain text
   std::shared_ptr<grpc::ServerCredentials> credentials;

@@ -23,7 +23,7 @@ namespace kvasir::router {
 struct FacadeOptions {
   Codecs codecs;
   FacadeLimits limits;
-  // Null: callers need no credentials.
+  // If null, callers need no credentials.
   std::shared_ptr<const Callers> callers;
   // Counts the open calls of all facades.
   std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
@@ -36,10 +36,10 @@ struct FacadeOptions {
   // The folder with the tokenizer's files; empty: there is no tokenizer.
   std::string tokenizer_folder;
   // Returns the tokenizer's files (name and content) if they are not in the
-  // folder. Null: they are in the folder.
+  // folder. If this function is null, the files are in the folder.
   std::function<absl::StatusOr<std::map<std::string, std::string>>()>
       make_tokenizer_files;
-  // True: every client of this server may download the tokenizer's files.
+  // If true, every client of this server may download the tokenizer's files.
   bool share_tokenizer = false;
 };
 

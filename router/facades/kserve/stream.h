@@ -41,7 +41,7 @@ struct KserveCall : CallIdentity {
   // True for ModelInfer: the request gets a single response, and an error ends
   // the call.
   bool unary = false;
-  // True: the client has sent the header triton_grpc_error, so an error of a
+  // True if the client has sent the header triton_grpc_error, so an error of a
   // request ends the call and becomes its status.
   bool errors_end_call = false;
 };

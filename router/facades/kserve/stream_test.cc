@@ -442,7 +442,7 @@ TEST_F(KserveStreamTest, AStopRequestOfAnotherTenantDoesNotEndTheRequest) {
 }
 
 TEST_F(KserveStreamTest,
-       AStopRequestFromAnotherClientAddressDoesNotStopTheStream) {
+       AStopRequestFromAnotherClientAddressDoesNotEndTheRequest) {
   KserveCall call;
   call.peer = "ipv4:1.2.3.4:5";
   Start(call);
@@ -809,7 +809,7 @@ TEST_F(KserveStreamTest, ATextThatCannotFitTheModelIsRefused) {
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
-TEST_F(KserveQuotaTest, EachSampleOfARequestCounts) {
+TEST_F(KserveQuotaTest, EachSampleOfARequestCountsInTheQuota) {
   StartRed();
   Send(Vllm("a").Text("sampling_parameters", R"({"n": 3})"));
   RunWrites();

@@ -14,8 +14,8 @@ namespace kvasir::router {
 
 struct TextStreamOptions {
   std::vector<std::string> stop_strings;
-  // True: the matched stop string is part of the text. False: the text ends
-  // before it.
+  // If true, the matched stop string is part of the text. If false, the text
+  // ends before it.
   bool include_stop_string = false;
   // The stream does not search for stop strings in the text of the first
   // min_tokens tokens.

@@ -412,7 +412,7 @@ TEST_F(VllmEngineCallTest, ATextThatCannotFitTheModelIsRefused) {
                        HasSubstr("the prompt has more than 1023 tokens")));
 }
 
-TEST_F(VllmEngineQuotaTest, EachSampleOfARequestCounts) {
+TEST_F(VllmEngineQuotaTest, EachSampleOfARequestCountsInTheQuota) {
   backend_->callers =
       CallersOf(TenantEntry("red", R"("quota": {"concurrent_requests": 3})"));
   GenerateRequest message = Message(true);
