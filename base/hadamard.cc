@@ -20,7 +20,7 @@ bool IsPrime(int64_t n) {
 }
 
 bool IsPaleyOne(int64_t order) {
-  // The prime q = order - 1 is then 3 mod 4.
+  // If order is a multiple of 4, the prime q = order - 1 is 3 mod 4.
   return order % 4 == 0 && IsPrime(order - 1);
 }
 

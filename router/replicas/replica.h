@@ -41,7 +41,7 @@ class ReplicaObserver {
 
 // The properties that a worker must have.
 struct Expected {
-  // The hash of the router's tokenizer; empty: the worker may have
+  // The hash of the router's tokenizer. If empty, the worker may have
   // any tokenizer.
   std::string tokenizer_hash;
   // The properties of a replica of the same model that is in use. The worker

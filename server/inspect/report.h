@@ -32,8 +32,8 @@ struct ReportOptions {
   int64_t granule_bytes = 0;      // kernels::Device::page_granule_bytes
   worker::MatrixFormat matrices;  // how the device stores weight matrices
   int64_t tp = 0;                 // tensor-parallel ranks to report; 0: none
-  // The sequence lengths for which bytes are reported; empty: the model's
-  // length, and a 4th, a 16th and a 64th of it.
+  // The sequence lengths for which bytes are reported. If empty, they are the
+  // model's length, and a 4th, a 16th and a 64th of it.
   std::vector<int64_t> lengths;
 };
 

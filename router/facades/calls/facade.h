@@ -29,11 +29,11 @@ struct FacadeOptions {
   std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
   // The running requests of all facades, by id, for calls that abort them.
   std::shared_ptr<RunningIds> running_ids = std::make_shared<RunningIds>();
-  // The limit of memory for requests; null: no limit.
+  // The limit of memory for requests; null if there is no limit.
   std::shared_ptr<ByteBudget> budget;
   // The server's version, as the protocol reports it.
   std::string server_version;
-  // The folder with the tokenizer's files; empty: there is no tokenizer.
+  // The folder with the tokenizer's files; empty if there is no tokenizer.
   std::string tokenizer_folder;
   // Returns the tokenizer's files (name and content) if they are not in the
   // folder. If this function is null, the files are in the folder.
