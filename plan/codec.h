@@ -1,4 +1,5 @@
-// The checks of ValidatePlan that concern the storage of latents.
+// The checks that ValidatePlan makes on codecs: whether they can store the
+// latents of the parts.
 #pragma once
 
 #include <cstdint>

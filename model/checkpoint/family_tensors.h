@@ -1,6 +1,6 @@
 // Maps the tensor names of each model family to canonical names, those of Llama
-// (plan_tensors.h). Splits fused tensors. Only this code knows the names of
-// other families; engine and compressor use canonical names.
+// (plan_tensors.h). Splits fused tensors. Only this code knows the names that
+// families use; all other code uses canonical names.
 #pragma once
 
 #include <string>
@@ -29,14 +29,14 @@ struct StoredTensor {
 // an attention tensor of an artifact.
 StoredTensor StoredTensorOf(const DecoderSpec& spec, std::string_view name);
 
-// The canonical names of a stored tensor: several for a fused tensor, or the
-// stored name if it is not in the family's table.
+// The canonical names of a stored tensor; a fused tensor has several. Returns
+// only the stored name if it is not in the family's table.
 std::vector<std::string> OurNamesOf(const DecoderSpec& spec,
                                     std::string_view stored);
 
 // Gives the tensors of a folder their canonical names. INVALID_ARGUMENT if a
-// fused tensor does not have the number of rows that the model needs, or if the
-// folder has a tensor twice.
+// fused tensor does not have the number of rows that the model needs, or if two
+// tensors would get the same name.
 absl::Status UseOurNames(const DecoderSpec& spec, TensorStore* store);
 
 }  // namespace kvasir::model

@@ -12,15 +12,15 @@
 namespace kvasir::model {
 
 struct GgmlType {
-  uint32_t id = 0;  // in a file
+  uint32_t id = 0;  // the number of the type in GGUF files
   std::string_view name;
   int64_t block_numbers = 0;
   int64_t block_bytes = 0;
-  // Writes the block_numbers numbers of one block. It reads block_bytes bytes.
+  // Reads one block (block_bytes bytes) and writes its block_numbers numbers.
   void (*unpack)(const uint8_t* block, float* numbers) = nullptr;
 };
 
-// The most numbers that a block of any type has.
+// The largest block_numbers of all types.
 inline constexpr int64_t kMaxBlockNumbers = 256;
 
 // nullptr if the type is not served.
