@@ -23,8 +23,8 @@ absl::Status Invalid(const char* what, int64_t least, int64_t most,
                      int64_t have) {
   const std::string want =
       least == most ? absl::StrCat(least) : absl::StrCat(least, " to ", most);
-  return absl::InvalidArgumentError(
-      absl::StrCat(kKernels.op, ": ", what, ": want ", want, ", have ", have));
+  return absl::InvalidArgumentError(absl::StrCat(
+      kKernels.op, ": ", what, ": must be ", want, ", but is ", have));
 }
 
 absl::Status CheckLatents(const PagedAttentionParams& params,
@@ -530,7 +530,7 @@ absl::StatusOr<AttentionStep> DivideStep(
       if (count >= 0) continue;
       return absl::InvalidArgumentError(
           absl::StrCat(kKernels.op, ": sequence ", i, ": ", name,
-                       ": want at least 0, have ", count));
+                       ": must be at least 0, but is ", count));
     }
     constexpr int64_t kMost = kAttentionMostSlots;
     if (sequence.evicted <= kMost - sequence.first_slot &&

@@ -86,7 +86,7 @@ TEST(PagedAttentionPagesTest,
       "paged_attention: sequence 0 has 1000 earlier, 1 new and 2147482647 "
       "evicted slots; at most 2147483647 are allowed together");
   sequence.evicted = -1;
-  ExpectRefusal(args, "evicted: want at least 0, have -1");
+  ExpectRefusal(args, "evicted: must be at least 0, but is -1");
 }
 
 }  // namespace

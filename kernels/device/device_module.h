@@ -34,9 +34,10 @@ using DeviceModuleFunction = const DeviceModule* (*)();
 // common: the headers that both include, and the build's settings.
 const char* DeviceInterface();
 
-// Makes the device of the module in this file, which stays loaded. Errors:
-// NOT_FOUND if there is no such file; FAILED_PRECONDITION if it is not a module
-// or has another interface; and errors of the module itself. All name the file.
+// Loads the module in this file, which then stays loaded, and makes its device.
+// Errors: NOT_FOUND if there is no such file; FAILED_PRECONDITION if it is not
+// a module or has another interface; or an error of the module itself. Every
+// error text names the file.
 absl::StatusOr<std::unique_ptr<Device>> LoadDevice(
     const std::string& path, const DeviceRequest& request);
 

@@ -62,7 +62,8 @@ TEST(WorkspaceTest, SizesThatOverflowAreRefused) {
       counter.status(),
       base::StatusIs(
           absl::StatusCode::kInvalidArgument,
-          HasSubstr("elements of 8 bytes each, have 2305843009213693952")));
+          HasSubstr("elements of 8 bytes must be 0 to 1152921504606846975, but "
+                    "is 2305843009213693952")));
 }
 
 }  // namespace

@@ -190,9 +190,9 @@ absl::StatusOr<EvictionStep> CheckEvictions(
     const Eviction& eviction = evictions[i];
     const auto refuse = [i](const char* what, auto least, auto most,
                             auto have) {
-      return absl::InvalidArgumentError(absl::StrCat("eviction ", i, ": ", what,
-                                                     ": want ", least, " to ",
-                                                     most, ", have ", have));
+      return absl::InvalidArgumentError(
+          absl::StrCat("eviction ", i, ": ", what, ": must be ", least, " to ",
+                       most, ", but is ", have));
     };
     constexpr int64_t kMostSlots = std::numeric_limits<int32_t>::max();
     if (eviction.num_slots < 1 || eviction.num_slots > kMostSlots) {

@@ -372,21 +372,21 @@ TEST(EvictSelectTest, EvictionsWithInvalidParametersAreRefused) {
   };
   EXPECT_EQ(CheckEvictions(2, {good})->kept_slots, 12);
   EXPECT_THAT(refusal([](Eviction& e) { e.recent = 0; }),
-              invalid("eviction 1: recent slots: want 1 to 10, have 0"));
+              invalid("eviction 1: recent slots: must be 1 to 10, but is 0"));
   EXPECT_THAT(refusal([](Eviction& e) { e.kept = 4; }),
-              invalid("kept slots: want 5 to 10, have 4"));
+              invalid("kept slots: must be 5 to 10, but is 4"));
   EXPECT_THAT(refusal([](Eviction& e) { e.kept = 11; }),
-              invalid("kept slots: want 5 to 10, have 11"));
+              invalid("kept slots: must be 5 to 10, but is 11"));
   EXPECT_THAT(refusal([](Eviction& e) { e.sinks = -1; }),
-              invalid("sinks: want 0 to 10, have -1"));
+              invalid("sinks: must be 0 to 10, but is -1"));
   EXPECT_THAT(refusal([](Eviction& e) { e.num_slots = 0; }),
-              invalid("slots: want 1 to"));
+              invalid("slots: must be 1 to"));
   EXPECT_THAT(refusal([](Eviction& e) { e.lambda = kPoison; }),
-              invalid("lambda: want 0 to 1, have nan"));
+              invalid("lambda: must be 0 to 1, but is nan"));
   EXPECT_THAT(refusal([](Eviction& e) { e.decay = 0.0f; }),
-              invalid("decay: want above 0 to 1, have 0"));
+              invalid("decay: must be above 0 to 1, but is 0"));
   EXPECT_THAT(refusal([](Eviction& e) { e.first_kept = -2; }),
-              invalid("first kept slot: want 0 to"));
+              invalid("first kept slot: must be 0 to"));
 }
 
 }  // namespace

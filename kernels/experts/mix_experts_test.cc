@@ -86,9 +86,9 @@ TEST(MixExpertsRefusalTest, TheErrorNamesTheInvalidArgument) {
         MixExperts(test.stream(), OnDevice(params), test.workspace()),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
   };
-  refused(-1, 1, 1, "mix_experts: tokens: want at least 0, have -1");
-  refused(1, 0, 1, "top_k: want at least 1, have 0");
-  refused(1, 1, -1, "columns: want at least 0, have -1");
+  refused(-1, 1, 1, "mix_experts: tokens: must be at least 0, but is -1");
+  refused(1, 0, 1, "top_k: must be at least 1, but is 0");
+  refused(1, 1, -1, "columns: must be at least 0, but is -1");
 }
 
 }  // namespace

@@ -97,13 +97,13 @@ absl::Status Route(Stream& stream, const RouteParams& params,
   if (params.top_k < 1) return Refuse(kKernels.op, "top_k", 1, params.top_k);
   if (params.top_k > params.num_experts) {
     return absl::InvalidArgumentError(absl::StrCat(
-        kKernels.op, ": top_k: want at most the number of experts ",
-        params.num_experts, ", have ", params.top_k));
+        kKernels.op, ": top_k: must be at most the number of experts, ",
+        params.num_experts, ", but is ", params.top_k));
   }
   if (params.num_tokens > std::numeric_limits<int32_t>::max() / params.top_k) {
     return absl::InvalidArgumentError(absl::StrCat(
-        kKernels.op, ": want fewer than 2^31 rows, have ", params.num_tokens,
-        " tokens with ", params.top_k, " experts each"));
+        kKernels.op, ": there must be fewer than 2^31 rows, but there are ",
+        params.num_tokens, " tokens with ", params.top_k, " experts each"));
   }
   Workspace::Scope scope(&workspace);
   DevicePtr<int32_t> scratch;  // stays null on a GPU

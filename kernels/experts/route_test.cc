@@ -158,10 +158,10 @@ TEST(RouteRefusalTest, TheErrorNamesTheInvalidArgument) {
         Route(test.stream(), OnDevice(params), test.workspace()),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
   };
-  refused(-1, 4, 2, "route: tokens: want at least 0, have -1");
-  refused(1, 0, 2, "experts: want at least 1, have 0");
-  refused(1, 4, 0, "top_k: want at least 1, have 0");
-  refused(1, 4, 5, "top_k: want at most the number of experts 4, have 5");
+  refused(-1, 4, 2, "route: tokens: must be at least 0, but is -1");
+  refused(1, 0, 2, "experts: must be at least 1, but is 0");
+  refused(1, 4, 0, "top_k: must be at least 1, but is 0");
+  refused(1, 4, 5, "top_k: must be at most the number of experts, 4, but is 5");
   refused(int64_t{1} << 30, 4, 2, "fewer than 2^31 rows");
 }
 

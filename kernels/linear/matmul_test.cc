@@ -179,7 +179,7 @@ TEST(MatmulRefusalTest, TheErrorNamesTheInvalidArgument) {
   TestStream test;
   EXPECT_THAT(Matmul(test.stream(), OnDevice(params), test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("x_row_stride: want at least 8")));
+                             HasSubstr("x_row_stride: must be at least 8")));
   params.x_row_stride = 8;
   char little[64];
   Workspace small(OnDevice(little), sizeof(little));

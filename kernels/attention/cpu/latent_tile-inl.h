@@ -46,9 +46,9 @@ struct BlockSlots {
 
 // ----- Keys: a vector has one channel of several slots.
 
-// The largest number of 32-bit words per slot for a chunk's codes: 32 for 128
-// channels of 8 bits, and a few more for each of the four planes. A plane may
-// begin and end inside a word, and is padded to whole vectors of words.
+// The most 32-bit words per slot that hold a chunk's codes. 128 channels of 8
+// bits take 32 words. Each of the four planes may take one more word, because
+// it may begin inside a word, and is padded to a whole vector of words.
 inline constexpr int64_t kMaxWords = 32 + 4 * (1 + kLanes);
 
 #if HWY_TARGET <= HWY_AVX3
@@ -89,7 +89,7 @@ HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
                           int64_t num_bytes, uint32_t* words, int64_t stride,
                           AheadLines* ahead) {
   constexpr int64_t kVecBytes = kVecLanes * 4;
-  // up to this number of words, copying single words is faster than transposing
+  // Up to this number of words, copying them one by one beats transposing.
   constexpr int64_t kFew = 4;
   for (int64_t first = 0; first < num_bytes; first += kVecBytes) {
     const int64_t bytes = std::min(kVecBytes, num_bytes - first);
@@ -314,7 +314,7 @@ class LaneCodes {
     for (int lane = 0; lane < kVecLanes; ++lane) {
       const int at = static_cast<int>(bit % 8) + lane * bits;
       bytes[4 * lane] = static_cast<uint8_t>(at / 8);
-      // with an index of 0x80, TableLookupBytesOr0 gives 0
+      // For an index of 0x80, TableLookupBytesOr0 returns 0.
       for (int i = 1; i < 4; ++i) bytes[4 * lane + i] = 0x80;
       shifts[lane] = static_cast<uint32_t>(at % 8);
     }
@@ -385,8 +385,8 @@ inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
   }
   if (kVecLanes * place.low_bits % 8 != 0 ||
       kVecLanes * place.high_bits % 8 != 0) {
-    // A vector of codes is not a whole number of bytes here, so codes are read
-    // one by one.
+    // Here a vector of codes does not fill whole bytes, so codes are read one
+    // by one.
     for (int64_t s = slots.begin; s < slots.end; ++s) {
       for (int64_t i = 0; i < piece.width; ++i) {
         tile[s * stride + i] = static_cast<float>(ReadCode(
@@ -512,7 +512,7 @@ void LoadRanges(const BlockSlots& slots, int64_t stride_bytes, int64_t run,
   }
 }
 
-// ----- What a unit reads of a block.
+// ----- Loading a block.
 
 // Loads the chunks and ranges of one block at a time.
 // Threads: each object is used by one thread only.

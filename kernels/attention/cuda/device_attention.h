@@ -61,21 +61,22 @@ struct LatentChunkOnDevice {
   int64_t page_bytes = 0;
   int32_t tile_bytes = 0;
   int32_t tile_slots = 0;
-  // All three in bytes. codes_offset: from the start of a tile to slot 0's
+  // Distances in bytes. codes_offset: from the start of a tile to slot 0's
   // first piece. slot_stride: from one slot to the next. piece_stride: from one
   // piece of a slot to the next.
   int32_t codes_offset = 0;
   int32_t slot_stride = 0;
   int32_t piece_stride = 0;
   int32_t pieces = 0;
-  // Both in bytes. params_offset: from the start of a tile to slot 0's scale
-  // and minimum for the chunk's run (with levels, only the scale).
+  // Distances in bytes. params_offset: from the start of a tile to slot 0's
+  // scale and minimum for the chunk's run (with levels, only the scale).
   // params_stride: from one slot to the next.
   int32_t params_offset = 0;
   int32_t params_stride = 0;
-  // True if one address per lane suffices to copy a whole block. Tiles then
-  // have 64 slots. Each piece and each range of these slots is contiguous and
-  // aligned to 16 bytes, and a chunk of numbers has an even number of pieces.
+  // True if each lane needs only one address to copy its share of a block of 64
+  // slots. Tiles then have 64 slots. Each piece and each range of these slots
+  // is contiguous and aligned to 16 bytes, and a chunk of numbers has an even
+  // number of pieces.
   bool in_blocks = false;
   ChunkKind kind = ChunkKind::kNumbers;
   // For keys stored as codes: whether this chunk is the first or the last one
@@ -90,9 +91,9 @@ struct LatentChunkOnDevice {
   int32_t column = 0;
   int32_t table = 0;  // index of the levels in AttentionDevice::levels
   // For values stored as codes: a slot's scale is limited to fma(minimum,
-  // less_scale, most_scale), or with levels to most_scale. So no decoded value
-  // exceeds 65504, the greatest float16 number. less_scale and most_scale are
-  // each stored as a pair of equal float16 numbers.
+  // less_scale, most_scale), or with levels to most_scale. Otherwise a decoded
+  // value might exceed 65504, the greatest float16 number. less_scale and
+  // most_scale are each stored as a pair of equal float16 numbers.
   uint32_t less_scale = 0;
   uint32_t most_scale = 0;
   const int64_t* head_column = nullptr;  // [Hq], in q or out
@@ -136,7 +137,7 @@ struct DeviceKeyBias {
   int32_t tile_columns = 0;         // KeyBiasTileColumns
   const uint64_t* steps = nullptr;  // [Hkv, pairs]; null: there is no key bias
   const int64_t* column = nullptr;  // [Hq], in q
-  float unit = 1.0f;                // of a query's numbers
+  float unit = 1.0f;                // factor of a query's numbers
   // [Hkv, exact_pairs][2][kKeyBiasTile]: the cosines and sines by which a pair
   // turns from the start of a tile to each of its positions
   const float* turns = nullptr;
@@ -201,22 +202,22 @@ struct AttentionDevice {
   // computes prompts, too.
   int32_t prompt_rows = 0;
 
-  // How many floats a partial result has for one head: its weighted sums, the
-  // maximum score and the sum of weights.
+  // The number of floats of a partial result for one head: its weighted sums,
+  // the maximum score and the sum of weights.
   KVASIR_HOST_DEVICE int64_t partial_floats() const { return out_width + 2; }
 };
 
-// The bytes of shared memory of a CTA, for three kernels. MmaSharedBytes: the
-// decoding kernel for tensor cores. PromptSharedBytes: the kernel for prompts,
-// with items of `rows` rows. PlainSharedBytes: the plain kernel. The classes
-// MmaAttention, PrefillLoads and PlainAttention define what is where in this
-// memory.
+// These functions return the bytes of shared memory of a CTA. MmaSharedBytes:
+// for the decoding kernel on tensor cores. PromptSharedBytes: for the kernel
+// for prompts, with items of `rows` rows. PlainSharedBytes: for the plain
+// kernel. The classes MmaAttention, PrefillLoads and PlainAttention define what
+// is where in this memory.
 inline constexpr int64_t kMmaWarps = 4;
-// one row's scores over a split, with padding
+// Bytes of one row's scores over a split, with padding.
 inline constexpr int64_t kMmaScoreBytes = 2064;
 inline constexpr int64_t kMmaTableBytes = 1024;
 inline constexpr int64_t kMmaParamBytes = 256;  // a word per slot of a block
-// Holds the index of the CTA's next item, with padding.
+// Bytes that hold the index of the CTA's next item, with padding.
 inline constexpr int64_t kMmaNextBytes = 16;
 KVASIR_HOST_DEVICE inline constexpr int64_t MmaStages(MmaKind kind) {
   return kind == MmaKind::kNumbers || kind == MmaKind::kCodes8 ? 5 : 4;
@@ -232,13 +233,14 @@ KVASIR_HOST_DEVICE inline int64_t MmaSharedBytes(
 inline constexpr int64_t kPromptFixedBytes = 25360;
 // The bytes of the tile that holds the numbers converted from codes.
 inline constexpr int64_t kPromptTileBytes = 16384;
-// How many slabs of 64 value channels a warp can sum in its registers, if items
-// have `rows` rows.
+// Returns how many slabs (64 value channels) a warp can sum in its registers if
+// items have `rows` rows.
 KVASIR_HOST_DEVICE inline constexpr int64_t PromptSlabs(int64_t rows) {
   return rows > 64 ? 2 : 4;
 }
-// The distance between rows of staged queries, in 16-bit numbers. It is a
-// multiple of 128 bytes (all banks) plus 16 bytes, which avoids bank conflicts.
+// Returns the distance between rows of staged queries, in 16-bit numbers. It is
+// a multiple of 128 bytes (all banks) plus 16 bytes, which avoids bank
+// conflicts.
 KVASIR_HOST_DEVICE inline int64_t PromptQueryStride(
     const AttentionDevice& device) {
   return device.query_stride / 64 * 64 + 8;
@@ -266,7 +268,8 @@ struct SequenceItems {
   int32_t num_splits = 0;
   // Index of the sequence's first row among the rows of all split sequences.
   int32_t first_merge = 0;
-  // Index of the sequence's first partial result; below 0: not split.
+  // Index of the sequence's first partial result. Negative if its context is
+  // not split.
   int32_t first_partial = 0;
   int32_t item_splits = 0;  // splits per item, if the context is split
   int32_t tiles = 0;
@@ -276,8 +279,9 @@ struct SequenceItems {
   uint32_t next_item = 0;
   uint32_t next_prompt = 0;  // next item of the kernel for prompts
 };
-// The size of a launch's scratch, in floats. It has one SequenceItems per
-// sequence and one for the totals, followed by the partial results.
+// Returns the size of a launch's scratch, in floats. The scratch has one
+// SequenceItems per sequence and one for the totals, followed by the partial
+// results.
 inline int64_t DeviceScratchFloats(const AttentionDevice& device,
                                    int64_t num_sequences) {
   const auto items = static_cast<int64_t>(sizeof(SequenceItems) / 4);

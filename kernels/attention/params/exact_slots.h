@@ -30,7 +30,7 @@ struct ExactSegment {
   }
 };
 
-// Tells which slots are read as exact rows, for the keys or for the values. A
+// Defines which slots are read as exact rows, for the keys or for the values. A
 // query at slot p reads the exact row of a visible slot s if s < sinks or s > p
 // - window. It reads all other visible slots by decoding their codes.
 struct ExactSlots {
@@ -88,7 +88,8 @@ struct ExactSlots {
 // that the first new tokens see.
 template <template <typename> class Ptr>
 struct ExactRowsIn {
-  // The side pages as pages of one slot, because a row may begin at any offset.
+  // The rows in side pages. This view treats each page as having one slot,
+  // because a row may begin at any offset of a page.
   LatentPartIn<Ptr> ring;
   // A single page. Its slot r belongs to row r of q.
   LatentPartIn<Ptr> fresh;
