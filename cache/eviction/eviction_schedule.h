@@ -1,7 +1,8 @@
-// Determines when slots of a sequence are evicted, and how many stay. This
-// depends only on the plan's counts, the prompt's length and the number of
-// tokens so far. The executor decides which slots stay, because it has the
-// scores.
+// Determines when slots of a sequence are evicted, and how many stay.
+// This depends only on the plan's counts, the prompt's length and the
+// number of tokens so far. The executor decides which slots stay, because
+// it has the scores. Below, K is the number of slots that stay
+// (KeptSlots), and E is EvictionCounts::every_tokens.
 //
 //   slots:  K + E |        /|      /|
 //                 |       / |  /| / |/|  /
@@ -18,9 +19,9 @@
 // batch and preemptions do not matter. Slots of a prompt are already evicted
 // while it is computed, so a prompt larger than the pool can be served.
 //
-// The functions are pure, so any thread may call them.
-// Source: the papers of Q-Hitter and H2O, which evict at the prompt's end and
-// then at every token.
+// The functions are pure, so any thread may call them. Based on Q-Hitter and
+// H2O. Those papers evict at the prompt's end and then at every token; here
+// there are only the points above.
 #pragma once
 
 #include <cstdint>
@@ -34,14 +35,15 @@ namespace kvasir::cache {
 // at an eviction point. At least 1.
 int64_t KeptSlots(const plan::EvictionCounts& counts, int64_t prompt_tokens);
 
-// Converts a budget that is a share of the prompt into a number of slots, for a
-// prompt of known length. Output tokens do not increase the number.
+// Returns `counts` with a fixed budget: KeptSlots for this prompt replaces
+// a budget that is a share of the prompt. So output tokens do not increase
+// the budget.
 plan::EvictionCounts OfPrompt(const plan::EvictionCounts& counts,
                               int64_t prompt_tokens);
 
-// The most slots that a sequence with up to `length` tokens holds at any time,
-// whatever its prompt's length: at most K + E. The sequence's steps must end at
-// eviction points.
+// Returns the most slots that a sequence holds at any time until it has
+// `length` tokens, for any length of its prompt. This is at most K + E. The
+// caller must end the sequence's steps at eviction points.
 int64_t MostSlots(const plan::EvictionCounts& counts, int64_t length);
 
 class EvictionSchedule {

@@ -14,7 +14,7 @@
 
 namespace kvasir::cache {
 
-// The part of a sequence's image that belongs to one page group.
+// How many slots and pages an image has in one page group.
 struct ImageGroupShape {
   int64_t physical_tokens = 0;  // slots held
   int64_t first_page = 0;  // the first entry of the block table that has a page

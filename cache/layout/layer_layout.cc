@@ -11,8 +11,8 @@
 namespace kvasir::cache {
 namespace {
 
-// A byte count to which products are added. An overflow is recorded instead of
-// wrapping around.
+// A sum of byte counts. Add() adds the product of its arguments. An overflow is
+// recorded and does not wrap around.
 class Bytes {
  public:
   void Add(int64_t a, int64_t b = 1, int64_t c = 1) {

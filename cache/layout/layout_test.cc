@@ -628,7 +628,7 @@ TEST(PageLayoutTest, ExactRowsOfSinksAreStoredBeforeTheRingOfRecentTokens) {
                        .row_bytes = 256,
                        .segments = {{.num_rows = 24, .rows_per_page = 10}}}));
   // The rows of the values' sinks are in the last page of the keys' rows, which
-  // these fill only partly.
+  // the keys' rows fill only partly.
   EXPECT_EQ(laid.value.exact, (ExactRing{.sink_tokens = 4,
                                          .window_tokens = 0,
                                          .row_bytes = 256,
@@ -852,9 +852,9 @@ int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   return *std::max_element(ends.begin(), ends.end());
 }
 
-// Checks how many bytes side pages waste. Not counting one page id, it may be a
-// tenth of the bytes of exact rows, or an eighth if pages have fewer than 64
-// slots, because such pages hold few rows.
+// Checks that side pages waste few bytes. The bytes of one page id are not
+// counted. The others may be at most a tenth of the bytes of exact rows, or an
+// eighth if pages have fewer than 64 slots, because such pages hold few rows.
 void ExpectLittleWaste(const PageLayout& layout) {
   ExpectRowsHavePlaces(layout);
   const PageGroupLayout& group = layout.page_groups()[0];
@@ -984,7 +984,7 @@ TEST(PageLayoutTest, ExactRowsOfJointPartsOfDifferentWidthsHaveLittlePadding) {
 
 // Regression test: the greedy filling fails with 60 pages but succeeds with 46,
 // so bisection by itself returned more pages than necessary.
-TEST(ExactRowsTest, UsesFewerSidePagesThanASearchByBisectionAloneWouldFind) {
+TEST(ExactRowsTest, FindsAPlacementWithFewerSidePagesThanBisectionFinds) {
   struct Rows {
     int64_t tokens;
     int64_t row_bytes;
@@ -1092,7 +1092,7 @@ TEST(PageLayoutTest, RefusesPageTokensOutOfRange) {
   }
 }
 
-TEST(PageLayoutTest, TheWholePagesOfAByteBudgetNeverExceedIt) {
+TEST(PageLayoutTest, PagesForAByteBudgetNeverTakeMoreBytesThanTheBudget) {
   const plan::AttentionShape shape = Shape(2, 1, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));

@@ -51,10 +51,9 @@ class PagePin {
   PageId page_;
 };
 
-// Owns: the state of N pages, not their bytes.
-// Threads: used only by the scheduler thread.
-// Errors: an exhausted free list is an empty optional; misuse is a CHECK.
-// Cost: every method is O(1).
+// Owns: the state of N pages, not their bytes. Threads: used only by the
+// scheduler thread. Errors: if no page is free, Allocate returns an empty
+// optional. Misuse is a CHECK. Cost: every method is O(1).
 class PagePool {
  public:
   explicit PagePool(int64_t num_pages);

@@ -32,10 +32,10 @@ struct EmulatedDeviceOptions {
 // time, each on the thread that synchronizes.
 class EmulatedDevice final : public Device {
  public:
-  // Bytes of address space that the device reserves;
-  // GuardedMemory::CheckReservable says whether the system provides them.
+  // The size of the address space that the device reserves.
+  // GuardedMemory::CheckReservable tells whether the system can provide it.
   static constexpr size_t kReservedBytes = size_t{1} << 36;
-  // `ops` are the ops that the device supports; emulated::Ops()
+  // The device supports only the ops in `ops`. emulated::Ops()
   // (op_table/op_table.h) returns all ops.
   EmulatedDevice(const EmulatedDeviceOptions& options, const DeviceOps& ops);
   ~EmulatedDevice() override;

@@ -125,7 +125,7 @@ TEST(HadamardCudaTest, NothingIsWrittenIfThereAreNoRowsOrNoLatents) {
   }
 }
 
-TEST(HadamardCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
+TEST(HadamardCudaTest, LeavingOutAnySynchronizingLineIsDetected) {
   // Both widths have several blocks. The kernel computes a block of width 50 in
   // one warp, and one of width 1300 in a whole CTA.
   const HadamardCase warp = {{{50, 0}}, 50};
@@ -434,7 +434,8 @@ LiftCase InStages(const std::string& kernel) {
   return c;
 }
 
-TEST(LiftCudaTest, LeavingOutAnySiteOfTheTensorCoreKernelsIsDetected) {
+TEST(LiftCudaTest,
+     LeavingOutAnySynchronizingLineOfTheTensorCoreKernelsIsDetected) {
   for (const std::string kernel : {"lift_few_rows", "lift_many_rows"}) {
     const LiftCase c = InStages(kernel);
     EmulatedTest whole(1);
@@ -452,7 +453,7 @@ TEST(LiftCudaTest, LeavingOutAnySiteOfTheTensorCoreKernelsIsDetected) {
   }
 }
 
-TEST(LiftCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
+TEST(LiftCudaTest, LeavingOutAnySynchronizingLineIsDetected) {
   const LiftCase c = {17, 1, DType::kF32, {{70, 140}}};
   const std::vector<float> want = LiftByReference(c);
   const auto mutants = LeaveOutEach("lift", kSeeds, [&](EmulatedTest& test) {

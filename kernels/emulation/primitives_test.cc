@@ -661,7 +661,8 @@ void ExpectEchoMissesEachSite(const std::string& kernel, size_t sites,
   });
 }
 
-TEST(LeaveOutTest, LeavingOutAnySiteOfAPrimitivesKernelIsDetected) {
+TEST(LeaveOutTest,
+     LeavingOutAnySynchronizingLineOfAPrimitivesKernelIsDetected) {
   const Words in = RandomWords(64, 7);
   ExpectEchoMissesEachSite("hand_over", 4, &emulated::LaunchHandOver, in, in);
   Words turned = in;

@@ -33,13 +33,13 @@ struct Warp;
 // ThreadSanitizer stores under the address `clock`.
 struct Tag {
   void* clock;  // null: there is no snapshot
-  bool gpu;     // true: all CTAs are in its scope; false: only `cta` is
+  bool gpu;     // true: the fence's scope is the GPU; false: only `cta`
   uint64_t cta;
   const Fiber* by;
 };
 
-// An address that atomics access, with the clocks that atomic reads may
-// acquire.
+// An address that atomics access. An atomic that reads it may acquire the
+// clocks of its tags.
 struct Location {
   void* address;
   size_t bytes;  // size of the last access
@@ -96,7 +96,7 @@ struct alignas(64) Fiber {
   size_t landed;                 // number of copies whose bytes have arrived
   int groups;                    // number of committed groups of copies
   Tag released;                  // snapshot of its last fence
-  RawArray<Tag> read;  // snapshots that its atomics have read since then
+  RawArray<Tag> read;  // snapshots that its atomics have read since that fence
 };
 
 // A point at which threads wait for each other.
@@ -250,7 +250,8 @@ void Yield();
 // another value. If all threads only poll and read the same values again, the
 // process ends with a report of a deadlock.
 void Poll(const void* at, uint64_t value);
-// Records that a thread made progress, so the launch is not in a deadlock.
+// Records that a thread made progress, so that polls before this do not count
+// as a deadlock.
 inline void Progress() { current_launch->polls = 0; }
 // Reports an error at the current thread's primitive and ends the process. The
 // arguments are those of printf.

@@ -118,7 +118,7 @@ void ReportThreads() {
 
 constexpr char kAllWait[] = "deadlock: all threads wait, or have ended";
 
-// the number of ranks, and of bits, in a word of ready_ranks
+// the number of ranks in a word of ready_ranks, which has a bit for each
 constexpr uint32_t kRanks = 64;
 
 void SetRankReady(Launch& launch, const Warp& warp) {
@@ -151,8 +151,8 @@ Warp& FirstReadyWarp(Launch& launch) {
   return *launch.by_rank[word * kRanks + bit];
 }
 
-// Takes the first ready lane at or after `first`; if there is none, the first
-// ready lane. The lane is then no longer ready.
+// Takes a ready lane of the warp, so that it is no longer ready: the first at
+// or after lane `first`, or, if there is none, the first of the warp.
 Fiber* TakeLane(Launch& launch, Warp& warp, uint32_t first) {
   const uint32_t turned =
       warp.ready >> first | warp.ready << ((kLanes - first) % kLanes);

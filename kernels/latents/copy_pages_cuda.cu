@@ -25,7 +25,7 @@ constexpr int64_t kUnitsAtOnce = int64_t{kThreads} * kUnderWay;
 
 template <typename Unit>
 KVASIR_DEVICE Unit LoadUnit(const Unit* from) {
-  // LoadOnce is allowed because no page is both read and written in one launch.
+  // LoadOnce is allowed, because a launch never writes a page that it reads.
   if constexpr (sizeof(Unit) == 1) {
     return simt::LoadGlobal(from);
   } else {

@@ -24,7 +24,8 @@ HWY_INLINE void Butterfly(float* first, float* second) {
   hn::StoreU(hn::Sub(u, v), kFloats, second);
 }
 
-// The butterfly of lanes i and i + s inside one vector.
+// Does the same for lanes i and i + s of one vector: the results are the sum in
+// lane i and the difference in lane i + s.
 HWY_INLINE Vec ButterflyLanes(Vec z, int s) {
   const hn::RebindToSigned<Floats> d32;
   const auto lane = hn::Iota(d32, 0);

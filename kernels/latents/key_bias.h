@@ -1,14 +1,15 @@
 // key_bias: keeps the bias of the key projection out of the cache. C++17.
 //
 // A key is R(n) (W x + b), where R(n) rotates by position n. The scale of a
-// code follows the length of the whole key, so a large bias b would take most
-// of the levels, although it is the same for all tokens. For each pair of a
-// key's numbers, the bias is left out in one of three ways:
+// key's codes grows with the whole key. So a large bias b would use up most of
+// the codes' levels, although it is the same for all tokens. RoPE rotates the
+// numbers of a key in pairs, and the cache handles the bias of a pair in one of
+// three ways:
 //   tile pairs hardly turn within a tile of kKeyBiasTile positions. The cache
 //     has R(n) (W x + b) - R(a) b, where a is the centre of the position's
 //     tile.
 //   exact pairs: the cache has R(n) W x.
-//   all others: the cache has the whole key.
+//   all other pairs: the cache has the key with its bias.
 // Attention adds q . R(a) b and q . R(n) b to the scores (AttentionKeyBias).
 // Both depend only on the slot's own position, so nothing is stored, and slots
 // may move.
@@ -25,7 +26,7 @@ inline constexpr int64_t kKeyBiasTile = 64;
 // The most exact pairs of a head.
 inline constexpr int64_t kMostExactPairs = 8;
 
-// The centre of the tile that has this position.
+// Returns the centre of the tile that contains this position.
 KVASIR_HOST_DEVICE inline int64_t KeyBiasCentre(int64_t position) {
   return position / kKeyBiasTile * kKeyBiasTile + kKeyBiasTile / 2;
 }

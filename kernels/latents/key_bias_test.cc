@@ -170,7 +170,7 @@ TEST(KeyBiasTest, TheKeyBiasMatchesItsDefinitionOnAllBackEnds) {
   }
 }
 
-TEST(KeyBiasTest, AKeyDoesNotDependOnTheUnitAndTheQuerysNumbersAreInUnits) {
+TEST(KeyBiasTest, TheUnitScalesTheNumbersOfAQueryButNotTheKey) {
   for (const float unit : {0.25f, 1024.0f}) {
     const Layer layer(Shape(), {5, 100, 131072});
     Layer one = layer;

@@ -123,7 +123,7 @@ template <typename Visit>
 void ForSlotBytes(const LatentPartArgs& part, const TileRegion& region,
                   int64_t page, int64_t slot, int64_t bytes,
                   const Visit& visit) {
-  if (bytes == 0) return;  // the address may not exist
+  if (bytes == 0) return;  // without bytes, the region may be outside the arena
   char* const first = SlotAddress(part, region, page, slot);
   if (region.granule_bytes == 0) return visit(first, int64_t{0}, bytes);
   for (int64_t b = 0; b < bytes; b += region.granule_bytes) {
@@ -140,8 +140,8 @@ KVASIR_HOST_DEVICE int64_t RowWidth(const LatentPartIn<Ptr>& part) {
   return width;
 }
 
-// Plane 0, 1, 2 or 3 of a slot's codes has 8, 4, 2 or 1 bits per code.
-// CodePlanes has the bit of the slot at which each plane begins.
+// The four planes of a slot's codes, 0 to 3, have 8, 4, 2 and 1 bits per code.
+// CodePlanes::begin_bits[p] is the bit of the slot at which plane p begins.
 KVASIR_HOST_DEVICE constexpr int PlaneBits(int plane) { return 8 >> plane; }
 struct CodePlanes {
   int64_t begin_bits[4] = {0, 0, 0, 0};

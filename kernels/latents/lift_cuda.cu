@@ -104,8 +104,8 @@ struct Sums {
         }
       }
     }
-    // The rest is added number by number, because nothing beyond the depth may
-    // be added, not even 0.
+    // The last numbers are added one by one. Numbers beyond the depth must not
+    // be added, even if they are 0, because adding 0 can change -0 to 0.
     for (; k < depth; ++k) {
       KVASIR_UNROLL
       for (int32_t i = 0; i < kRowsOfThread; ++i) {

@@ -15,7 +15,8 @@
 
 namespace kvasir::kernels {
 
-// Keys and values: the two sides that may have a plane of errors.
+// The two sides of a layer, each of which may have a plane of
+// quantization errors.
 inline constexpr int kErrorSides = 2;
 enum ErrorSide : int { kKeyError = 0, kValueError = 1 };
 
@@ -30,9 +31,9 @@ struct SlotMetadataIn {
   // planes' numbers.
   int64_t scores_offset = 0;     // [U, P] float32
   int64_t positions_offset = 0;  // [U, P] uint32
-  // The planes of errors, of keys and of values: [U, P] bytes (EncodeError).
-  // Below 0: the side is stored without codes, so it has no errors and no
-  // plane.
+  // Offsets of the planes with the quantization errors of keys and of values
+  // (indexed by ErrorSide): [U, P] bytes, as EncodeError returns them. Negative
+  // if the side is stored without codes, so that it has no errors and no plane.
   int64_t error_offset[kErrorSides] = {-1, -1};
 };
 using SlotMetadata = SlotMetadataIn<DevicePtr>;

@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{ActivationKind::kRelu, 5, 77},
                       Case{ActivationKind::kRelu, 33, 1003}));
 
-TEST(SoftCapTest, LargeInputsGiveTheCapWhichMustBeAboveZero) {
+TEST(SoftCapTest, ACapAboveZeroLimitsLargeInputs) {
   std::vector<float> x;
   for (const float far :
        {300.0f, 1e20f, 1e38f, std::numeric_limits<float>::infinity()}) {

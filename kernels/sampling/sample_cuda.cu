@@ -75,8 +75,8 @@ struct SampleShared {
 };
 static_assert(sizeof(SampleShared) % alignof(LogitBlock) == 0, "blocks follow");
 
-// The largest of the logits that one thread visits, and its id. If several are
-// equal, the lowest id is kept.
+// The largest of the logits that one thread visits, and its id. If several
+// logits are equal, the lowest of their ids is kept.
 struct BestLogit {
   float logit = Lowest();
   int32_t id = 0;
@@ -167,8 +167,8 @@ KVASIR_DEVICE BestLogit Adjust(const SampleRowArgs& row, const float* raw,
                                                output_counts != nullptr);
   const bool output =
       output_counts != nullptr && (present != 0.0f || frequent != 0.0f);
-  // With biases or bans, these are applied id by id after the loop, and then
-  // the mask. Otherwise the loop applies the mask.
+  // If there are biases or bans, they are applied id by id after the loop, and
+  // then the mask. If there are none, the loop applies the mask.
   const bool single = row.num_biases > 0 || row.num_banned > 0;
   using Logits = simt::Pack<float, n>;
   constexpr int kAhead = 2;
@@ -471,7 +471,7 @@ SampleKernel(SampleCall call) {
       best.Add(id, logit);
     });
   }
-  // a key that comes before the keys of all finite logits
+  // smaller than the key of any finite logit
   constexpr TopKey kNotFinite = 0;
   const TopKey first =
       FirstKey(rest == 0.0f ? best.key() : kNotFinite, shared->best[0]);
