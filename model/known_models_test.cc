@@ -47,7 +47,7 @@ class KnownModelsTest : public ::testing::Test {
         name, old == nullptr ? std::nullopt : std::optional<std::string>(old));
     value.empty() ? unsetenv(name) : setenv(name, value.c_str(), 1);
   }
-  // Makes the folder of a downloaded model.
+  // Makes the folder that models/fetch would make, and returns its path.
   std::string Fetch(const fs::path& cache) {
     const fs::path folder = cache / "kvasir/models/smollm2";
     fs::create_directories(folder);

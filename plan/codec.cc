@@ -13,7 +13,7 @@ using kvasir::v1::Part;
 
 namespace {
 
-// The most bits that a code may have if codes stand for Lloyd-Max levels
+// The most bits that a code may have if codes stand for levels (PerTokenNorm)
 // instead of equally spaced numbers.
 constexpr uint32_t kMostLevelBits = 4;
 

@@ -15,7 +15,7 @@
 
 namespace kvasir::plan {
 
-// Which slots stay in addition to sinks and recent tokens.
+// Selects the slots that stay in addition to sinks and recent tokens.
 enum class EvictionMethod {
   // the slots that received the most attention and have the most accurate codes
   kQHitter,

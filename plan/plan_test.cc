@@ -19,7 +19,8 @@ using kvasir::v1::KvPlan;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// One layer of 4 KV heads of 16 dims, all of which rotate: 8 RoPE pairs.
+// A shape with one layer of 4 KV heads of 16 dimensions, all of which rotate: 8
+// RoPE pairs.
 AttentionShape Shape() {
   AttentionShape shape;
   shape.num_kv_heads = 4;

@@ -108,12 +108,14 @@ Transform TransformOf(const Codec& codec) {
   }
 }
 
-// True if channels of 0 bits stay in the latent, each with its range's minimum.
+// True if channels of 0 bits stay in the latent. Each then has the minimum of
+// its static range.
 bool KeepsUnstored(const ResolvedPart& part) {
   return part.explicit_runs && part.range == RangeKind::kChannel;
 }
 
-// Returns the runs of bits. Neighbouring explicit runs with equal bits are one.
+// Returns the runs of channels with equal bits. Neighbouring runs of the plan
+// that have the same bits become one run.
 std::vector<CodeRun> RunsOf(const Codec& codec, const ResolvedPart& part,
                             int64_t width) {
   std::vector<CodeRun> runs;
@@ -229,9 +231,10 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // Returns the dims of a head that a use covers: those of its pairs, if it
-  // lists any. Without pairs, the only use of a rotated part covers all dims,
-  // and other uses cover the dims that RoPE does not rotate.
+  // Returns the dimensions of a head that a use covers. A use that lists pairs
+  // covers their dimensions. The only use of a rotated part covers all
+  // dimensions if it lists no pairs. Any other use covers the dimensions that
+  // RoPE does not rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {
@@ -361,8 +364,9 @@ class LayerResolver {
     return absl::OkStatus();
   }
 
-  // Checks that runs and ranges divide this rank's latents. ValidatePlan checks
-  // the whole model's latents, which are wider if each rank has its own basis.
+  // Checks that the plan's runs and ranges fit the width of this rank's
+  // latents. ValidatePlan checks only the latents of the whole model, which are
+  // wider if each rank has its own basis.
   absl::Status CheckWidthsOfRank(const ResolvedPart& part) const {
     if (part.space != Space::kFull || part.bits.empty() ||
         part.transform != Transform::kBasisSequence) {

@@ -28,7 +28,7 @@ enum class RopeSide { kBefore, kAfter, kNone };
 
 enum class Lift { kFold, kAtRuntime, kReconstruct, kAnchored };
 
-// Which numbers share one range (scale and minimum) of codes.
+// The numbers that share one range (scale and minimum) of codes.
 enum class RangeKind {
   kNone,       // none: the numbers are stored unquantized
   kToken,      // channels of one token
@@ -168,8 +168,8 @@ struct ResolvedSide {
   bool has_codes() const;
 };
 
-// What a plan says about the attention of a layer. Layers for which it says the
-// same share one object.
+// The parts of a layer's keys and values. Layers with equal parts
+// share one object.
 struct ResolvedAttention {
   bool rotates = false;
   ResolvedSide key;

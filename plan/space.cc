@@ -15,7 +15,7 @@ namespace {
 
 using Indices = google::protobuf::RepeatedField<uint32_t>;
 
-// Checks that the indices rise strictly and are below `limit`.
+// Checks that the indices are below `limit` and in strictly increasing order.
 absl::Status CheckIndices(const PlanPlace& where, absl::string_view what,
                           const Indices& indices, int64_t limit) {
   int64_t previous = -1;
@@ -73,9 +73,9 @@ absl::Status CheckAnchored(const PlanPlace& where, const Part::Use& use,
   return absl::OkStatus();
 }
 
-// Checks the lift of low-rank keys. Its matrix does not commute with RoPE, so
-// the possible lifts depend on whether the latent is stored before or after
-// RoPE.
+// Checks the lift of low-rank keys. The lift's matrix does not commute with
+// RoPE's rotation, so the possible lifts depend on whether the latent is stored
+// before or after RoPE.
 absl::Status CheckLowRankKeyLift(const PlanPlace& where, const Part& part,
                                  const Part::Use& use) {
   const auto lift = use.lift_case();

@@ -1,5 +1,5 @@
-// Implements ValidatePlan, which accepts all plans that can be interpreted.
-// worker::ServePlan then refuses those that this build does not serve.
+// Implements ValidatePlan. It accepts every plan that has a meaning;
+// worker::ServePlan later refuses plans that this build cannot serve.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -60,7 +60,7 @@ absl::Status CheckShape(const AttentionShape& shape) {
   return absl::OkStatus();
 }
 
-// The checks that do not depend on the side that a part serves.
+// Makes the checks of a part that are the same for keys and for values.
 absl::Status CheckPart(const PlanPlace& where, const Part& part,
                        const std::vector<PlannedLatent>& latents) {
   if (part.latent_bias() && !part.has_low_rank() && !part.has_rope_low_rank()) {
@@ -82,7 +82,7 @@ absl::Status CheckSidePart(const PlanPlace& where, const Part& part,
   const bool basis =
       part.codec().has_basis_static() || part.codec().has_basis_sequence();
   if (part.has_full() && basis) {
-    // a basis covers the concatenation of all heads
+    // a basis is over the concatenated dimensions of all heads
     latents[0].width = facts.num_heads * facts.head_dim;
   }
   return CheckPart(where, part, latents);

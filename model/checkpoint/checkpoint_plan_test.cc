@@ -23,7 +23,8 @@ using kvasir::v1::KvPlan;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Two layers: M = 24, 4 query heads and 2 KV heads of 6 dims.
+// A model with two layers, M = 24, and 4 query heads and 2 KV heads of
+// 6 dimensions.
 constexpr char kConfig[] =
     R"({"architectures":["LlamaForCausalLM"],"model_type":"llama",
         "hidden_size":24,"intermediate_size":20,"num_attention_heads":4,

@@ -24,8 +24,8 @@ uint16_t Bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// A model with one layer of 2 query heads and one KV head of 256 dims, whose
-// matrices have random blocks of a type.
+// Test fixture: a GGUF file with one layer of 2 query heads and one KV head of
+// 256 dimensions. Its matrices have random blocks of the type GetParam().
 class GgufUnpackTest : public ::testing::TestWithParam<uint32_t> {
  protected:
   static constexpr int64_t kDim = 256;
@@ -69,7 +69,7 @@ class GgufUnpackTest : public ::testing::TestWithParam<uint32_t> {
         '\0');
     for (char& byte : bytes) {
       state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-      // No float16 with this byte is infinite or not a number.
+      // Bytes up to 0x3f, so that no float16 in a block is infinite or NaN.
       byte = static_cast<char>(state_ >> 33 & 0x3f);
     }
     return bytes;

@@ -18,8 +18,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// One layer: M = 24, 4 query heads and 2 KV heads of 8 dims, all of which
-// rotate (4 pairs).
+// A model with one layer, M = 24, and 4 query heads and 2 KV heads of 8
+// dimensions, all of which rotate (4 RoPE pairs).
 DecoderSpec Spec() {
   DecoderSpec spec;
   spec.hidden_size = 24;
@@ -237,7 +237,8 @@ TEST(PlanTensorsTest,
           "codec":{"bits":{"schedule":[4]},"channel_static":{}}})";
   EXPECT_THAT(
       Listed(spec, absl::StrCat(pairs, ",", LowRank("fold", "NO_ROPE")), kFull),
-      // 2 query heads have 2 kept dims + rank 2, and 2 have 2 + rank 3
+      // rows of q_proj: two query heads have 2 dims + rank 2, two have 2 dims +
+      // rank 3
       ElementsAre("q_proj.weight [18, 24]", "k_proj.part0.weight [4, 24]",
                   "k_proj.part0.range.min [4] F32",
                   "k_proj.part0.range.scale [4] F32",

@@ -38,7 +38,8 @@ TEST(GgufBlocksTest, EveryServedTypeGivesTheBitsOfTheReference) {
               want.size());
     for (size_t i = 0; i < blocks.size() / block_bytes; ++i) {
       std::vector<float> have(numbers, -123);
-      // A copy of the exact size, so that a read beyond it is noticed.
+      // The copy has exactly the block's size, so that AddressSanitizer reports
+      // a read beyond it.
       const std::vector<uint8_t> block(
           blocks.begin() + static_cast<std::ptrdiff_t>(i * block_bytes),
           blocks.begin() + static_cast<std::ptrdiff_t>((i + 1) * block_bytes));

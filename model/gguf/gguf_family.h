@@ -7,14 +7,14 @@
 
 namespace kvasir::model {
 
-// Which layers have a mixture of experts.
+// Says which layers have a mixture of experts.
 enum class GgufExperts {
   kNone,
   kMixtral,      // all layers, if the file has experts; the model is Mixtral
   kWithARouter,  // the layers for which the file has a tensor ffn_gate_inp
 };
 
-// To which layers the key attention.sliding_window applies.
+// Says to which layers the key attention.sliding_window applies.
 enum class GgufWindows {
   kUnknown,  // the file does not say, so a window is refused
   kAll,
@@ -121,8 +121,8 @@ inline constexpr std::string_view kGgufHead = "output.weight";
 // A tensor with divisors of the RoPE frequencies, one for each pair (Llama
 // 3.1's scaling).
 inline constexpr std::string_view kGgufRopeFactors = "rope_freqs.weight";
-// The same for LongRoPE: one tensor for sequences longer than the original
-// context, and one for shorter sequences.
+// Tensors with LongRoPE's divisors of the frequencies: one for sequences longer
+// than the original context, one for shorter sequences.
 inline constexpr std::string_view kGgufLongFactors = "rope_factors_long.weight";
 inline constexpr std::string_view kGgufShortFactors =
     "rope_factors_short.weight";

@@ -33,7 +33,7 @@ constexpr char kAlignmentKey[] = "general.alignment";
 
 struct ValueTypeRow {
   std::string_view name;
-  uint64_t bytes;  // the least that an element takes in the file
+  uint64_t bytes;  // the fewest bytes that an element takes in the file
 };
 // Indexed by GgufType.
 constexpr std::array<ValueTypeRow, 13> kValueTypes = {{
@@ -63,16 +63,16 @@ T Load(std::string_view bytes) {
   return value;
 }
 
-// A text of the file, shortened for error messages. Bytes that are not
-// printable ASCII are escaped.
+// Returns a text of the file for error messages: shortened, with all bytes
+// escaped that are not printable ASCII.
 std::string Shown(std::string_view text) {
   constexpr size_t kMost = 80;
   return absl::CHexEscape(
       absl::string_view(text.data(), std::min(text.size(), kMost)));
 }
 
-// An integer of any type. nullopt for other types, and for a number that does
-// not fit.
+// Reads an integer of any integer type. Returns nullopt for other types, and
+// for a number that int64_t cannot hold.
 std::optional<int64_t> LoadInt(GgufType type, std::string_view bytes) {
   switch (type) {
     case GgufType::kU8:
@@ -142,8 +142,9 @@ class GgufHeaderReader {
     return absl::StrFormat("%s: byte %d", header_.where_, at_);
   }
 
-  // Takes the next bytes. DATA_LOSS if the file has fewer, and OUT_OF_RANGE if
-  // only the part that was read has fewer.
+  // Returns the next bytes and moves past them. DATA_LOSS if the file ends
+  // before they do. OUT_OF_RANGE if only the part of the file that was read
+  // ends before they do.
   absl::StatusOr<std::string_view> Take(uint64_t size, std::string_view what) {
     if (size > file_bytes_ - at_) {
       return absl::DataLossError(absl::StrFormat(
@@ -353,7 +354,8 @@ class GgufHeaderReader {
     return absl::OkStatus();
   }
 
-  // Turns offsets in the data section into places in the file.
+  // Converts tensors' offsets in the data section to offsets in the file, and
+  // checks them.
   absl::Status PlaceTensors() {
     const uint64_t data = (at_ + alignment_ - 1) / alignment_ * alignment_;
     const uint64_t data_bytes = file_bytes_ - std::min(data, file_bytes_);
@@ -553,7 +555,7 @@ absl::StatusOr<std::vector<std::string_view>> GgufHeader::Strings(
   strings.reserve(value->count);
   std::string_view rest = value->bytes;
   for (uint64_t i = 0; i < value->count; ++i) {
-    const auto size = Load<uint64_t>(rest);  // checked when it was read
+    const auto size = Load<uint64_t>(rest);  // GgufHeaderReader has checked it
     strings.push_back(rest.substr(sizeof(size), size));
     rest.remove_prefix(sizeof(size) + size);
   }

@@ -19,7 +19,8 @@ using ::testing::HasSubstr;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
-// A file with one tensor. Only the first file has keys of the model.
+// Returns a file of a split model with one tensor. Only file 0 has the keys
+// that describe the model.
 GgufBuilder Part(int number, int count, const std::string& tensor) {
   GgufBuilder builder;
   builder.U32("split.no", static_cast<uint32_t>(number))

@@ -1,5 +1,5 @@
-// Tests fields that may stand in two places or in two files, and fields whose
-// values change nothing.
+// Tests fields that may be in two places or in two files, and fields whose
+// values do not affect the model.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -17,7 +17,8 @@ using ::testing::HasSubstr;
 
 constexpr absl::StatusCode kWrong = absl::StatusCode::kInvalidArgument;
 
-// RoPE fields over SmallLlama (head_dim 16, 256 positions) or SmallNeox.
+// RoPE fields that are added to SmallLlama (head_dim 16, 256 positions) or
+// to SmallNeox.
 struct RopeFields {
   const char* name;
   const char* json;
@@ -76,8 +77,8 @@ INSTANTIATE_TEST_SUITE_P(
                    R"({"rope_scaling":null,"rope_theta":null,)"
                    R"("rope_parameters":{"rope_theta":7}})",
                    7},
-        // transformers 4 and 5 read different places, so these have two
-        // meanings.
+        // transformers 4 and 5 read different places, so these configs
+        // are ambiguous.
         RopeFields{"RootAgainstScaling",
                    R"({"rope_theta":1000,"rope_scaling":{"rope_theta":500}})",
                    0,
@@ -163,7 +164,7 @@ TEST(ConfigTest, AnOriginalContextOutsideTheRopeObjectMustEqualTheOneInside) {
                        {"factor", 8.0},
                        {"low_freq_factor", 1.0},
                        {"high_freq_factor", 4.0}};
-  // Without the field, transformers 5 takes max_position_embeddings.
+  // If the field is missing, transformers 5 uses max_position_embeddings.
   json config = With(SmallLlama(), "rope_scaling", llama3);
   const RopeSpec without = MustParse(config).rope;
   config["rope_scaling"]["original_max_position_embeddings"] = 256;
@@ -240,7 +241,7 @@ TEST(ConfigTest, AModelTypeThatContradictsTheArchitectureIsRefused) {
 TEST(ConfigTest, AMissingEosFieldMeansTheDefaultOfTheArchitecture) {
   struct Family {
     json config;
-    std::vector<int32_t> eos;  // as AutoConfig gives it
+    std::vector<int32_t> eos;  // the ids that AutoConfig returns
   };
   const std::vector<Family> families = {
       {SmallLlama(), {2}},

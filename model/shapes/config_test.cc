@@ -76,8 +76,7 @@ TEST(ConfigTest, ReadsANeoxConfig) {
 }
 
 TEST(ConfigTest, NewAndOldNeoxRopeFieldsThatContradictEachOtherAreRefused) {
-  // Newer versions of the transformers library write RoPE settings in this
-  // form.
+  // Newer versions of transformers write RoPE settings as rope_parameters.
   json config = SmallNeox();
   config["rope_parameters"] = {{"rope_type", "default"},
                                {"rope_theta", 16.0},

@@ -41,7 +41,7 @@ json SmallPhi3() { return Small("Phi3ForCausalLM", "phi3"); }
 json SmallGemma3() { return Small("Gemma3ForCausalLM", "gemma3_text"); }
 json SmallSmolLm3() { return Small("SmolLM3ForCausalLM", "smollm3"); }
 
-// Whether each layer rotates.
+// Returns for each layer whether RoPE rotates its keys.
 std::vector<bool> Rotates(const DecoderSpec& spec) {
   std::vector<bool> rotates;
   for (const LayerSpec& layer : spec.layers) rotates.push_back(layer.rope);
@@ -419,7 +419,7 @@ TEST(FamilyConfigTest, HeadDimOfMistralNemoAndMistralSmallIsReadFromTheConfig) {
   EXPECT_EQ(MustParse(config).rope, spec.rope);
 }
 
-// A small configuration of the family.
+// Returns a small configuration of the family.
 json SmallConfigOf(const FamilyNames& names) {
   for (const json& own : {SmallNeox(), SmallOpt()}) {
     if (own["model_type"] == std::string(names.model_type)) return own;

@@ -24,7 +24,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// The keys of a small model, and its embedding.
+// Returns a file with the keys of a small model and its embedding.
 GgufBuilder Small(const std::string& architecture = "llama") {
   GgufBuilder builder;
   const auto key = [&](const char* name) {
@@ -236,7 +236,8 @@ TEST(GgufConfigTest, LayersOfQwen3MoeWithARouterHaveExperts) {
           .Tensor("blk.1.ffn_gate_inp.weight", {1}, 0, "1234");
   KVASIR_ASSERT_OK_AND_ASSIGN(const json config, ConfigOf(builder));
   EXPECT_EQ(config["mlp_only_layers"], json::array({0}));
-  // Without the key, programs that read such files normalize the weights.
+  // If the file lacks the key, the experts' weights are normalized, as
+  // in llama.cpp.
   EXPECT_EQ(config["norm_topk_prob"], true);
   EXPECT_EQ(config["num_experts"], 8);
   EXPECT_EQ(config["moe_intermediate_size"], 24);
@@ -287,8 +288,8 @@ TEST(GgufConfigTest, AGemma3FileHasOneRopeBaseForWindowsAndOneForOtherLayers) {
                                    .F32("gemma3.rope.scaling.factor", 8)));
   EXPECT_EQ(spec.score_scale, 1 / std::sqrt(8.0));
   for (size_t layer = 0; layer < 8; ++layer) {
-    // A layer whose window is as long as the context also has the base
-    // of windows.
+    // The window is as long as the context, but it is not dropped: layers with
+    // a window have another RoPE base.
     EXPECT_EQ(spec.layers[layer].sliding_window, layer == 5 ? 0 : 1024);
   }
   EXPECT_EQ(spec.rope.frequencies[0], 1.0 / 8);
@@ -304,7 +305,7 @@ TEST(GgufConfigTest, AGemma3FileHasOneRopeBaseForWindowsAndOneForOtherLayers) {
   EXPECT_NEAR(spec.window_rope->frequencies[2], 0.1, 1e-12);
   KVASIR_ASSERT_OK_AND_ASSIGN(spec, SpecOf(layers(2)));
   EXPECT_EQ(spec.layers[0].sliding_window, 0);
-  // Scores of the largest size have another scale.
+  // The largest Gemma 3 model, with 62 layers, has another score scale.
   KVASIR_ASSERT_OK_AND_ASSIGN(spec, SpecOf(layers(62)));
   EXPECT_EQ(spec.score_scale, 1 / std::sqrt(32.0));
 }
@@ -328,8 +329,8 @@ TEST(GgufConfigTest, APhi3FileHasRopeFactorsForShortAndForLongTexts) {
   EXPECT_EQ(spec.rope.long_frequencies[5], std::pow(1e4, -5.0 / 6) / 32.5);
   const double usual = std::sqrt(1 + std::log(2) / std::log(4096));
   EXPECT_EQ(spec.rope.attention_factor, usual);
-  // An attention factor that is the usual one, rounded to float32, gives
-  // exactly the usual one. Other factors are used as they are.
+  // If the file's attention factor is the usual factor rounded to float32, the
+  // usual factor is used exactly. Any other factor is used as it is.
   KVASIR_ASSERT_OK_AND_ASSIGN(
       spec, SpecOf(LongPhi3(longs).F32("phi3.rope.scaling.attn_factor",
                                        static_cast<float>(usual))));

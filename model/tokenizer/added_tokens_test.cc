@@ -51,7 +51,7 @@ json FileWith(const std::vector<Flagged>& tokens) {
 
 struct Case {
   std::vector<Flagged> tokens;
-  bool lower;  // with a normalizer to lower case
+  bool lower;  // true: the file has a normalizer to lower case
   std::string text;
   Ids ids;
   Ids ids_without_special;  // if special tokens are read as text

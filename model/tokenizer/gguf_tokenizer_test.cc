@@ -35,7 +35,7 @@ json Golden(const std::string& name, const std::string& file) {
                                  std::istreambuf_iterator<char>()));
 }
 
-// The metadata that describes the tokenizer of a golden tokenizer.json.
+// Returns GGUF metadata for the tokenizer of a golden tokenizer.json.
 GgufBuilder BuilderOf(const json& file) {
   std::vector<std::string> tokens;
   std::vector<int32_t> types;
@@ -167,7 +167,8 @@ INSTANTIATE_TEST_SUITE_P(
                       GoldenCase{"qwen2", "qwen2"}, GoldenCase{"llama2", ""}),
     [](const auto& param) { return param.param.name; });
 
-// A tokenizer of tests/golden/tokenizers/nasty, and the name of its split.
+// A tokenizer of tests/golden/tokenizers/nasty, and its value of
+// tokenizer.ggml.pre.
 struct NastyType {
   std::string name;
   std::string split;
@@ -267,7 +268,7 @@ TEST(GgufTokenizerTest, AFileWithoutASplitNameGetsTheDefaultSplit) {
 }
 
 TEST(GgufTokenizerTest, AControlTokenIsNeverAPartOfAText) {
-  // The vocabulary is searched for the whole text before any merge, but it does
+  // Before any merge, the whole text is searched in the vocabulary, which does
   // not contain control tokens.
   GgufBuilder builder;
   builder.String("tokenizer.ggml.model", "gpt2")
@@ -282,8 +283,8 @@ TEST(GgufTokenizerTest, AControlTokenIsNeverAPartOfAText) {
 }
 
 TEST(GgufTokenizerTest, OtherReadersGiveControlTokensTheSameIds) {
-  // Other readers give an added token that the vocabulary lacks the next
-  // free id.
+  // Other programs that read the written tokenizer.json give each added token
+  // that the vocabulary lacks the next free id.
   const auto vocabulary = [](const std::vector<int32_t>& types) {
     GgufBuilder builder;
     builder.String("tokenizer.ggml.model", "gpt2")

@@ -21,7 +21,8 @@ using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 using Ids = std::vector<int32_t>;
 
-// The file {"a": 0, "b": 1, "u": 2} with `more` in its vocabulary.
+// Returns a file with the vocabulary {"a": 0, "b": 1, "u": 2} and the
+// tokens of `more`.
 json FileWith(const json& more, const json& model = json::object()) {
   json file = {
       {"decoder", {{"type", "Fuse"}}},

@@ -72,7 +72,8 @@ TEST(TokenizerTest, ATokenizerFromASmallFileEncodesText) {
   EXPECT_EQ(tokenizer->Decode(Ids{5, 3, -7, 99, 4, 3}, true), "ab ab");
 }
 
-// This test would take hours if each match searched the rest of the text again.
+// This test would take hours if each space searched the rest of the
+// whitespace again.
 TEST(TokenizerTest, AMegabyteOfSpacesIsOneMatchOfATokenThatStripsSpaces) {
   json file = SmallFile();
   file["added_tokens"][0] = {{"id", 5},          {"content", " "},
@@ -428,8 +429,8 @@ TEST(TokenizerTest, ATextWithMoreTokensThanTheCallerAllowsIsRefused) {
       base::StatusIs(Code::kOutOfRange, HasSubstr("more than 1000")));
 }
 
-// A long text may have few tokens: unknown characters may share one, and spaces
-// may be dropped.
+// A long text may have few tokens, because several unknown characters may share
+// one token and spaces may be dropped.
 TEST(TokenizerTest, ALongTextOfFewTokensIsNotRefusedForItsLength) {
   EncodeOptions options;
   options.add_special_tokens = false;
@@ -528,8 +529,8 @@ TEST(TokenizerTest,
     std::string word;
     const size_t length = 1 + random() % (i % 10 == 0 ? 200 : 24);
     for (size_t k = 0; k < length; ++k) word.push_back("abc"[random() % 3]);
-    // Encodes twice, because the second time the result may come from the cache
-    // of whole words.
+    // Encodes twice, because the second time the model may already know whether
+    // the word is a token.
     for (int repeat = 0; repeat < 2; ++repeat) {
       KVASIR_ASSERT_OK_AND_ASSIGN(const Ids got, tokenizer->Encode(word));
       ASSERT_EQ(got, MergedByDefinition(model, word)) << word;
