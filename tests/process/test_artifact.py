@@ -427,7 +427,7 @@ def test_the_error_for_weights_that_are_not_finite_names_the_tensor(artifact, na
                      "--max-windows", "1"], ["generate", "--prompt", "x"]):
         refused = run(*command, "--model", artifact, check=False)
         assert refused.returncode == 1 and refused.stdout == ""
-        assert (f"tensor {name}: row {row}, column {column}: must be a finite number, is nan"
+        assert (f"tensor {name}: row {row}, column {column}: must be a finite number, but is nan"
                 in refused.stderr)
 
 

@@ -66,7 +66,8 @@ struct StepRecord {
   int page_copies = 0;
   int uploads = 0;
   int read_backs = 0;
-  int others = 0;  // copies made when no copy is allowed
+  int others =
+      0;  // copies between host and device at a time when none is allowed
   int64_t device_allocations = 0;
   std::array<int64_t, kNumStepParts> heap = {};
   std::vector<kernels::OpLaunch> launches;
@@ -317,7 +318,7 @@ TEST_P(ExecutorLaunchTest,
 TEST_P(ExecutorLaunchTest, StepsOfTheSameBucketMakeTheSameLaunches) {
   RunAll(100, 0);
   RunAll(200, 1);  // same padded sizes, different true sizes
-  RunAll(300, 0);  // same sizes, different numbers
+  RunAll(300, 0);  // same sizes, different sequences
   const std::vector<StepRecord>& steps = executor_.steps();
   int alike = 0;
   int as_large = 0;
@@ -439,7 +440,7 @@ TEST(ExecutorEvictionLaunchTest,
 // calls it for embedding rows and for marks of not-finite numbers, and calls
 // AllGather for the logits.
 TEST(ExecutorRanksTest,
-     EachStepCallsAllReduceTwicePerLayerPlusTwiceAndAllGatherOnce) {
+     AStepOfNLayersCallsAllReduceTwoNPlusTwoTimesAndAllGatherOnce) {
   const auto group = InProcessGroup::Create(2);
   std::vector<RecordedExecutor> executors(group.size());
   std::vector<std::thread> threads;

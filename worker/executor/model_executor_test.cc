@@ -652,8 +652,7 @@ std::unique_ptr<Rank> RankWithSidePages() {
   return rank;
 }
 
-// Checks that the plan case "ExactRowsInAnotherArena" has the property in its
-// name.
+// Checks that the plan case "ExactRowsInAnotherArena" is what its name says.
 TEST(SidePagesTest, ExactRowsMayLieInTheArenaOfAnotherLayer) {
   const std::unique_ptr<Rank> rank = RankOfCase("ExactRowsInAnotherArena");
   const cache::LayerLayout& few = rank->layout().layer(1);

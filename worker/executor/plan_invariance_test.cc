@@ -206,8 +206,8 @@ TEST_P(PlanInvarianceTest,
   }
 }
 
-// Full-rank and low-rank caches of every number type. All other cases use
-// bfloat16.
+// Full-rank and low-rank caches of every data type. All other cases
+// use bfloat16.
 std::vector<PlanCase> TypedCases() {
   using namespace plan_cases;  // NOLINT: helpers that make plans
   const std::string half = R"({"dtype":"F16"})";

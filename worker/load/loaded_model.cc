@@ -57,7 +57,7 @@ std::vector<std::shared_ptr<const worker::ServedPlan>> PlansToChooseFrom(
   return plans;
 }
 
-// RankIdentity.plan_check.
+// Returns the value of RankIdentity.plan_check.
 std::string PlanCheckOf(const LoadRequest& request) {
   if (!request.plan_check.has_value()) return "off";
   const std::vector<int32_t>& ids = request.plan_check->token_ids;

@@ -44,9 +44,9 @@ struct LoadRequest {
   // RankOptions::plan_check. Leave its `instead` empty: Load sets it if
   // choose_plan is true. In a group, all ranks must set it equally.
   std::optional<worker::PlanCheckRequest> plan_check;
-  // If true, measures the named plans that any checkpoint can use. Of those
-  // whose divergence is at most plan_check->most_kl, serves the plan with the
-  // fewest bytes per token. If there is none, or if the checkpoint has a plan
+  // If true, measures the named plans that any checkpoint can use. Serves the
+  // plan with the fewest bytes per token among those whose divergence is at
+  // most plan_check->most_kl. If there is none, or if the checkpoint has a plan
   // of its own, serves the plan of `model`.
   bool choose_plan = false;
   // If set, used instead of the plan that `model` names. For benchmarks.

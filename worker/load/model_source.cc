@@ -26,8 +26,8 @@
 namespace kvasir::cli {
 namespace {
 
-// The number type to assume for tensors that the plan needs and the checkpoint
-// lacks.
+// The data type to assume for tensors that the plan needs and the
+// checkpoint lacks.
 kvasir::v1::DataType NumberType(const ModelSource& source) {
   if (!source.checkpoint.has_value()) return kvasir::v1::BF16;
   return model::TensorDataType(*source.checkpoint, model::kEmbeddingName)

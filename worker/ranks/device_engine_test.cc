@@ -267,7 +267,8 @@ TEST_P(DeviceEngineTest, LogitsOfATextOnTheDeviceAreCloseToThoseOnTheCpu) {
   EXPECT_NEAR(both.device_loss / both.cpu_loss, 1.0, sizes.loss_tolerance);
   EXPECT_EQ(both.clear_other, 0);
   EXPECT_LE(both.close_other, std::max<int64_t>(1, both.rows / 50));
-  // A loose bound that every model keeps and that garbage would exceed.
+  // A loose bound, which every model meets and which wrong kernels
+  // would exceed.
   EXPECT_LE(both.worst_norm, 0.1);
 }
 

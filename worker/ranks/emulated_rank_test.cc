@@ -116,7 +116,7 @@ TEST(EmulatedRankTest, AnOpThatTheDeviceLacksIsReportedBeforeAnyWeightIsRead) {
   }
 }
 
-// Weights that are not yet read do not say whether their key bias is zero.
+// Before the weights are read, it is unknown whether their key bias is zero.
 TEST(EmulatedRankTest,
      AMissingKernelForKeyBiasesIsReportedBeforeWeightsAreRead) {
   model::ModelShape shape = SmallShape();
@@ -172,8 +172,7 @@ TEST(EmulatedRankTest,
 
 // A rank either loads and can run every step of a plan, or refuses the plan
 // with the missing op's name.
-TEST(EmulatedRankTest,
-     EveryPlanEitherRunsOrIsRefusedWithTheNameOfTheMissingOp) {
+TEST(EmulatedRankTest, APlanThatCannotRunIsRefusedWithTheNameOfTheMissingOp) {
   int refused = 0;
   for (const PlanCase& plan_case : PlanCases()) {
     RankOptions options = TinyOptions();
@@ -316,7 +315,8 @@ struct Forced {
   std::vector<std::vector<float>> logits;  // one row per position
 };
 
-// Runs `rank`, whose logits go to `forced`.
+// Runs the sequence `forced` on `rank`, whose logits tap must write
+// to `forced`.
 void Force(Rank& rank, Forced* forced) {
   constexpr int64_t kOutput = 4;
   DirectRunner runner(&rank.executor(), &rank.layout(), rank.pages());

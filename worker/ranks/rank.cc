@@ -124,7 +124,7 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Start(
   KVASIR_RETURN_IF_ERROR(ShardSizes::Create(spec, shard).status());
   if (options.memory_limit_bytes < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the memory limit must be 0 bytes or more, is ",
+        absl::StrCat("the memory limit must be at least 0 bytes, but is ",
                      options.memory_limit_bytes));
   }
   model::DecoderSpec of_length = spec;

@@ -143,7 +143,7 @@ absl::Status FakeExecutor::Enqueue(const StepPlan& plan) {
   }
   if (plan.step_id() != last_step_ + 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the step id is ", plan.step_id(), ", must be ", last_step_ + 1));
+        "the step id is ", plan.step_id(), ", but must be ", last_step_ + 1));
   }
   if (announced_.has_value() && *announced_ != plan.SerializeAsString()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -162,9 +162,9 @@ absl::Status FakeExecutor::Announce(const StepPlan& plan) {
         "once");
   }
   if (plan.step_id() != last_step_ + 1) {
-    return absl::InvalidArgumentError(absl::StrCat("the announced step id is ",
-                                                   plan.step_id(), ", must be ",
-                                                   last_step_ + 1));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the announced step id is ", plan.step_id(),
+                     ", but must be ", last_step_ + 1));
   }
   announced_ = plan.SerializeAsString();
   ++announced_steps_;
@@ -324,8 +324,8 @@ absl::Status FakeExecutor::CheckEviction(
   const uint64_t pages =
       (slots + options_.page_tokens - 1) / options_.page_tokens;
   if (static_cast<uint64_t>(eviction.pages_size()) != pages) {
-    return Broken(id, "evicts from ", eviction.pages_size(), " pages, must be ",
-                  pages);
+    return Broken(id, "evicts from ", eviction.pages_size(),
+                  " pages, but must be ", pages);
   }
   for (const int32_t page : eviction.pages()) {
     if (page < 0 || page >= options_.groups[g].num_pages) {
@@ -484,7 +484,7 @@ absl::Status FakeExecutor::ApplyTables(const SequenceStep& step, State* state) {
   }
   if (step.logical_start() != state->length) {
     return Broken(id, "starts at position ", step.logical_start(),
-                  ", must start at ", state->length);
+                  ", but must start at ", state->length);
   }
   return absl::OkStatus();
 }
@@ -590,7 +590,7 @@ absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
         Evicts(g) ? state->tables[g].num_slots : step.logical_start();
     if (start != want) {
       return Broken(id, "the physical start in page group ", g, " is ", start,
-                    ", must be ", want);
+                    ", but must be ", want);
     }
   }
   std::vector<int32_t> tokens(step.token_ids().begin(), step.token_ids().end());
@@ -601,7 +601,7 @@ absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
     tokens.push_back(state->last_sampled);
   }
   if (tokens.size() != step.num_tokens()) {
-    return Broken(id, "has ", tokens.size(), " token ids, must have ",
+    return Broken(id, "has ", tokens.size(), " token ids, but must have ",
                   step.num_tokens());
   }
   if (step.target_ids_size() > static_cast<int>(tokens.size())) {

@@ -21,7 +21,7 @@
 
 namespace kvasir::worker {
 
-// Which rows of a tensor [rows, columns] to load, and where they go.
+// Names rows of a tensor [rows, columns] to load, and their destinations.
 struct TensorRows {
   std::string tensor;
   int64_t columns = 1;
@@ -95,8 +95,8 @@ struct WeightJob {
 //   the type it is rounded to. All name the tensor.
 class WeightJobs {
  public:
-  // An object that only counts memory: nothing is allocated, all device pointers are null, and
-  // the jobs must not be run.
+  // An object that only counts memory: nothing is allocated, all device
+  // pointers are null, and the jobs must not be run.
   WeightJobs(WeightSource* source, const MatrixFormat& format,
              plan::TpShard shard = {})
       : source_(source), format_(format), shard_(shard) {}

@@ -68,9 +68,9 @@ std::vector<HadamardPlace> PlacesOfHeads(const HeadSpans& heads) {
 }
 
 constexpr int64_t kFreshAlignmentBytes = 64;
-// Space between latent groups. The bytes of a group are often a power of two,
-// so without this space, rows of different groups would compete for the same
-// sets of a CPU cache.
+// The space between latent groups in FreshRows::memory. The bytes of a group
+// are often a power of two, so without this space, rows of different groups
+// would compete for the same sets of a CPU cache.
 constexpr int64_t kFreshShiftBytes = 5 * kFreshAlignmentBytes;
 
 // Lays out the exact rows of a step's tokens in one page, one latent group
@@ -92,7 +92,7 @@ int64_t Padded(int64_t bytes) {
          kFreshAlignmentBytes;
 }
 
-// Adds `flops`, which has one number per KV head, to `sum`. An empty `sum`
+// Adds `flops`, which has one element per KV head, to `sum`. An empty `sum`
 // counts as zeros.
 void Add(const std::vector<double>& flops, std::vector<double>* sum) {
   sum->resize(flops.size());

@@ -69,9 +69,8 @@ TEST(MassRoomTest, KeptAttentionWeightsTakeAtMostOne32ndOfALargePool) {
 
 // Regression test: prompts, and sequences that compute tokens again after a
 // preemption, were counted as kNoRoom.
-TEST(
-    ScoringTest,
-    TokensWithoutRoomForAttentionWeightsAreCountedApartFromThoseThatNeverKeepThem) {
+TEST(ScoringTest,
+     OnlySequencesWhoseAttentionWeightsDoNotFitAreCountedAsWithoutRoom) {
   std::vector<kernels::AttentionSequence> sequences(4);
   for (kernels::AttentionSequence& sequence : sequences) {
     sequence.num_rows = 1;

@@ -188,7 +188,7 @@ TEST_F(GlooGroupTest, CallsOfTheOtherRanksFailIfARankIsGone) {
 }
 
 // Rank 0 only sends in a Broadcast, and still notices that rank 1 is gone.
-TEST_F(GlooGroupTest, ACallFailsAtOnceIfARankLeftTheGroupBeforeIt) {
+TEST_F(GlooGroupTest, ACallFailsAtOnceIfARankHasAlreadyLeftTheGroup) {
   auto group = MakeGlooRanks(2);
   ASSERT_FALSE(group.empty());
   group[1] = nullptr;

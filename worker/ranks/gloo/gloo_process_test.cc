@@ -1,6 +1,7 @@
 // Tests Gloo ranks as separate processes that are killed, stopped and cut off
 // during calls. The test program starts itself: with "--rank RANK SIZE
-// TIMEOUT_MS NUMBERS CALLS" it runs as one rank.
+// TIMEOUT_MS NUMBERS CALLS" it runs as one rank, which makes CALLS sums of
+// NUMBERS floats.
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/prctl.h>

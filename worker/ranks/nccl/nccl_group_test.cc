@@ -158,7 +158,7 @@ TEST_F(NcclGroupTest, AGroupMayHaveASingleRank) {
   }
 }
 
-TEST_F(NcclGroupTest, SentBytesAreCountedAsThoseOfARingAlgorithm) {
+TEST_F(NcclGroupTest, SentBytesAreThoseThatARingAlgorithmWouldSend) {
   const auto sent = [this](bool deterministic, int64_t rank, auto call) {
     NcclOptions options = Patient();
     options.deterministic = deterministic;
