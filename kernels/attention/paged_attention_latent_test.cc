@@ -396,7 +396,7 @@ TEST(LatentPositionsTest,
   EXPECT_FALSE(SameBits(next, attend()));
 }
 
-// The bytes of workspace that a launch needs for one new token after
+// Returns the bytes of workspace that a launch needs for one new token after
 // `first_slot` tokens.
 size_t WorkspaceBytes(LatentSpec spec, int64_t first_slot) {
   spec.tables_only = true;

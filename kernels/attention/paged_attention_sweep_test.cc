@@ -452,8 +452,8 @@ TEST(WorkspaceRunTest,
 // pairs that pruning kept, or lifted complex channels, several of which may use
 // the same pair.
 struct PairCase {
-  // pairs[j][c]: the pair of the whole key to which channel c of KV head j
-  // belongs
+  // pairs[j][c] is the pair of the whole key to which channel c of KV head
+  // j belongs.
   std::vector<std::vector<int32_t>> pairs;
   bool lifted;
 };

@@ -19,8 +19,8 @@ enum class CublasResult : int { kOk = 0 };
 using CublasHandle = struct CublasHandleTag*;
 
 // The properties of a product (Gemm) on which the choice of its algorithm
-// depends. Addresses do not matter, because all memory is aligned as gemm.h
-// requires.
+// depends. Addresses do not matter, because all memory is aligned as
+// gemm.h requires.
 struct GemmShape {
   int64_t rows = 0;
   int64_t n = 0;

@@ -22,9 +22,9 @@ struct CudaDeviceOptions {
   // Limit of the host pool, which is in the host's memory; 0: no limit.
   int64_t host_limit_bytes = 0;
   DType activations = DType::kBf16;
-  // True if matrix products use our own kernels instead of cuBLASLt. With our
-  // kernels, a row's result has the same bits for any number of rows in the
-  // batch.
+  // True if matrix products use our own kernels instead of cuBLASLt. With
+  // our kernels, a row's result has the same bits for any number of rows in
+  // the batch.
   bool deterministic = false;
 };
 

@@ -251,7 +251,7 @@ TEST_F(CudaDeviceTest, AnUploadWaitsOnlyForTheLastUploadThroughTheSameBlock) {
   EXPECT_EQ(runtime_.waiting(), 2 * Staging::kBlocks);
   KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
   EXPECT_EQ(runtime_.calls("WaitForEvent"), 1);
-  // the upload above has waited until the first upload ran
+  // The last upload has waited until the first one ran.
   EXPECT_EQ(runtime_.waiting(), 2 * Staging::kBlocks);
 }
 

@@ -53,8 +53,8 @@ class Device {
   // most 32 characters. Devices with the same name and the same type of
   // activations give bit-identical results.
   virtual std::string numerics() const { return name(); }
-  // True if the bits of a row's result do not depend on the other rows of the
-  // batch.
+  // True if the bits of a row's result do not depend on the other rows of
+  // the batch.
   virtual bool rows_are_invariant() const { return true; }
   // The type of activations, the same for all ops (activations.h).
   virtual DType activations() const = 0;

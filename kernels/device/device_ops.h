@@ -14,15 +14,15 @@
 namespace kvasir::kernels {
 
 // A function that enqueues the kernels of one op. The op's host code has
-// already checked the parameters and refused those that the device does not
-// support.
+// already checked the parameters and refused those that the device does
+// not support.
 template <typename... Params>
 using DeviceFunction = void (*)(typename InLaunch<Params>::argument...,
                                 Launcher& launcher);
 
 // An entry of the table: an op's name and a pointer to its function. The type
-// of the function is stored as a name, which is compared before the function is
-// called.
+// of the function is stored as a name, which is compared before the function
+// is called.
 struct DeviceOp {
   const char* op;
   const char* type;

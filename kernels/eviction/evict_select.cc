@@ -18,8 +18,9 @@ namespace {
 constexpr OpKernels<EvictSelectParams, DevicePtr<uint64_t>> kKernels = {
     "evict_select", &EvictSelectReference, &EvictSelectCpu};
 
-// The slots that one unit may evict in one eviction. Each has a worth, and the
-// slots with the greatest worth are kept.
+// The slots that one unit may evict in one eviction. Each slot has a worth,
+// the number that EvictSelectParams defines. The slots with the greatest worth
+// are kept.
 class Candidates {
  public:
   Candidates(const EvictSelectArgs& params, const Eviction& eviction,
@@ -108,9 +109,9 @@ void Decay(const Eviction& eviction, const Candidates& candidates) {
   }
 }
 
-// Returns a sort key. A slot of greater worth has a smaller key than another;
-// if their worth is equal, the lower slot has the smaller key. Worth is never
-// negative, so its bits have the same order as its values.
+// Returns a key by which slots are sorted: slots of greater worth first, and
+// lower slots first among those of equal worth. Worth is never negative, so its
+// bits have the same order as its values.
 uint64_t KeyOf(float worth, int64_t slot) {
   return uint64_t{~std::bit_cast<uint32_t>(worth)} << 32 |
          static_cast<uint32_t>(slot);

@@ -44,8 +44,8 @@ struct Eviction {
 //
 // Each unit has its own least and greatest x. So the number of ranks does not
 // change which slots are kept, as long as each unit is on one rank. Also, a
-// slot with a very large mass in one unit does not flatten the scores of other
-// units.
+// slot with a very large mass in one unit does not flatten the scores of
+// other units.
 //
 // kept_slots receives the kept slots in ascending order. Then the mass of all n
 // slots is multiplied by `decay`.

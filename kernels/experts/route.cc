@@ -72,8 +72,9 @@ void SortByExpert(const RouteArgs& params) {
     if (params.load != nullptr) params.load[e] += first[e + 1];
     first[e + 1] += first[e];
   }
-  // first[e] is used as the next free row of expert e. After the loop it is the
-  // first row of expert e + 1, so all entries are then moved back by one place.
+  // During the loop, first[e] is the next free row of expert e. After it,
+  // first[e] is the first row of expert e + 1, so all entries are moved by
+  // one place.
   for (int64_t i = 0; i < rows; ++i) {
     const int32_t row = first[params.experts[i]]++;
     params.places[i] = row;
@@ -124,8 +125,8 @@ void RouteReference(const RouteArgs& params, int32_t* scratch, CpuStream&) {
 }
 
 void RouteCpu(const RouteArgs& params, int32_t* scratch, CpuStream& stream) {
-  // The work per logit is counted as 16 numbers, because a wrongly predicted
-  // comparison takes about as long as copying 16 numbers.
+  // Each logit counts as 16 numbers for ForRows, because a comparison that the
+  // CPU predicts wrongly takes about as long as copying 16 numbers.
   ForRows(stream, params.num_tokens, 16 * params.num_experts,
           [&](int64_t begin, int64_t end, int thread) {
             for (int64_t t = begin; t < end; ++t) {

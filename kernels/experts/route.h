@@ -11,12 +11,12 @@ namespace kvasir::kernels {
 // A token uses the `top_k` experts with the largest logits; of equal logits,
 // those with the lower index. NaN counts as the least logit.
 //
-// Let m be the largest logit and e(i) = exp(logits[t, i] - m). The weight of an
-// expert i is e(i) / sum. If `normalize` is true, the sum is over the experts
-// that the token uses, otherwise over all experts. The sum starts from 0 and
-// adds in ascending order of experts. So the results for a token depend only on
-// its own logits. If one of these logits is NaN, all weights of the token are
-// NaN.
+// Let m be the largest logit and e(i) = exp(logits[t, i] - m). The weight of
+// an expert i is e(i) / sum. If `normalize` is true, the sum is over the
+// experts that the token uses, otherwise over all experts. The sum starts from
+// 0 and adds in ascending order of experts. So the results for a token depend
+// only on its own logits. If one of these logits is NaN, all weights of the
+// token are NaN.
 //
 // The pairs of a token and one of its experts then form a list of T * top_k
 // rows, sorted by expert, and by token within an expert.

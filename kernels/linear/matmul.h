@@ -49,8 +49,8 @@ using PackedMatrixArgs = PackedMatrixIn<LaunchPtr>;
 // y[t, n] = chain(t, n) + bias[n]. The chain has one fused multiply-add (fma)
 // in float32 for each k:
 //   acc = 0; for k = 0 .. K-1: acc = fma(x[t, k], W[k, n], acc)
-// The bits of the result are the same for any number of rows, threads or SIMD
-// lanes.
+// The bits of the result are the same for any number of rows, threads or
+// SIMD lanes.
 //
 // A GPU computes the same chain unless x and W have the same 16-bit type. Then
 // 16 products at a time are added to acc, in the order of k (matmul_cuda.cu).

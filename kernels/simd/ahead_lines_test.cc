@@ -99,8 +99,7 @@ TEST_F(AheadLinesTest, TakeReturnsAContiguousRangeOfBytesOrNull) {
   EXPECT_EQ(lines_.Take(2 * kLine), At(3));
   EXPECT_EQ(lines_.Take(2 * kLine), At(20));
   EXPECT_EQ(TakeLine(), 22);
-  // Five lines were taken above. With them, this would be one line more
-  // than kLead.
+  // Five lines were taken above, so this call would exceed kLead by one line.
   EXPECT_EQ(lines_.Take((kLead - 4) * kLine), nullptr);
   EXPECT_EQ(lines_.Take((kLead - 5) * kLine), At(23));
 }

@@ -168,8 +168,8 @@ HWY_INLINE Vec ReluVec(Vec x) {
   return hn::IfThenElse(hn::Lt(x, zero), zero, x);
 }
 
-// The kLanes (16) partial results of a reduction, in as many vectors as they
-// need.
+// The kLanes (16) partial results of a reduction, in as many vectors as
+// they need.
 struct Wide {
   Vec part[kVecsPerWide];
 };

@@ -88,8 +88,8 @@ class KeyBiasScores {
       kAttentionMaxHeadDim / 2 + kMostExactPairs;
 
   // Finds the runs of `slots` (TileRun). If each slot's position is its slot
-  // number, the block is one tile and therefore one run. Otherwise also fills
-  // in_tile_.
+  // number, the block is one tile and therefore one run. Otherwise also
+  // fills in_tile_.
   void FindRuns(int64_t kv_head, int64_t block, VisibleRange slots) {
     in_order_ = !params_.mass.stored_positions && !unit_.sequence().positions;
     if (in_order_) {

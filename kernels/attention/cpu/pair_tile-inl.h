@@ -28,8 +28,8 @@ inline constexpr int64_t kPairTileColumns = kPairTileVecs * kVecLanes;
 
 // The number of vectors of sums in a register tile. Eight are just enough to
 // hide the latency of a multiply-add. AVX-512 and NEON have enough registers
-// for 16. Then each converted number and each element of `a` is used for more
-// products.
+// for 16. Then each converted number and each element of `a` is used for
+// more products.
 inline constexpr int kPairTileSums = kVecLanes == 8 ? 8 : 16;
 inline constexpr int kPairTileRows =
     KVASIR_TILE_ROWS < kPairTileSums / kPairTileVecs

@@ -54,8 +54,8 @@ class BlockTiles {
   BlockLoader& loader() { return loader_; }
   KeyRebuilder& rebuilder() { return rebuilder_; }
   ValueLifter& lifter() { return lifter_; }
-  // Must be called if only keys are needed. Then values are neither lifted nor
-  // prefetched.
+  // Must be called if only keys are needed. Then values are neither lifted
+  // nor prefetched.
   void SkipValues() { keys_only_ = true; }
 
   // Queues the memory of `slots`, which are read next, for prefetching. Exact
@@ -537,9 +537,9 @@ class PanelWorker {
     }
   }
 
-  // Computes scores from stored keys and from exact rows. If a block needs
-  // both, each row uses the score from the exact row for each of its exact
-  // slots.
+  // Computes scores from stored keys and from exact rows. If a block
+  // needs both, each row uses the score from the exact row for each of
+  // its exact slots.
   void Score(int64_t block, VisibleRange needed) {
     const ExactSlots& slots = params_.key_exact;
     const VisibleRange stored = unit_.ReadIn(ReadAs::kStored, slots, needed);

@@ -238,9 +238,9 @@ inline constexpr int64_t kPromptTileBytes = 16384;
 KVASIR_HOST_DEVICE inline constexpr int64_t PromptSlabs(int64_t rows) {
   return rows > 64 ? 2 : 4;
 }
-// Returns the distance between rows of staged queries, in 16-bit numbers. It is
-// a multiple of 128 bytes (all banks) plus 16 bytes, which avoids bank
-// conflicts.
+// Returns the distance between rows of staged queries, in 16-bit numbers.
+// It is a multiple of 128 bytes (all banks) plus 16 bytes, which avoids
+// bank conflicts.
 KVASIR_HOST_DEVICE inline int64_t PromptQueryStride(
     const AttentionDevice& device) {
   return device.query_stride / 64 * 64 + 8;
@@ -280,8 +280,8 @@ struct SequenceItems {
   uint32_t next_prompt = 0;  // next item of the kernel for prompts
 };
 // Returns the size of a launch's scratch, in floats. The scratch has one
-// SequenceItems per sequence and one for the totals, followed by the partial
-// results.
+// SequenceItems per sequence and one for the totals, followed by the
+// partial results.
 inline int64_t DeviceScratchFloats(const AttentionDevice& device,
                                    int64_t num_sequences) {
   const auto items = static_cast<int64_t>(sizeof(SequenceItems) / 4);

@@ -22,8 +22,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 inline constexpr uint32_t kMmaThreads = kMmaWarps * simt::kWarp;
 
-// Base class of MmaAttention. `exact` is true if keys or values have exact
-// slots.
+// Base class of MmaAttention. `exact` is true if keys or values have
+// exact slots.
 template <MmaKind kind, bool exact>
 class MmaRing {
  protected:
@@ -59,8 +59,8 @@ class MmaRing {
     return device_.chunks[chunks_.first + chunk];
   }
 
-  // Where a slot of the split is stored. If `page` is negative, no row sees the
-  // slot.
+  // Where a slot of the split is stored. If `page` is negative, no row sees
+  // the slot.
   struct alignas(8) Place {
     int32_t page;
     uint16_t tile;  // index in the page

@@ -78,8 +78,8 @@ class PrefillLoads {
   KVASIR_DEVICE static char* StageAt(int32_t stage) {
     return simt::Shared() + stage * kStageBytes;
   }
-  // Returns the tile that holds decoded numbers, [16 pieces][64 slots][16
-  // bytes].
+  // Returns the tile that holds decoded numbers, [16 pieces][64
+  // slots][16 bytes].
   KVASIR_DEVICE static char* Tile() {
     return simt::Shared() + kPromptFixedBytes;
   }

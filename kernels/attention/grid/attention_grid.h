@@ -80,8 +80,8 @@ class AttentionGrid {
     int64_t tile_offset = 0;  // offset from scratch.keys, in floats
     int64_t q_offset = 0;     // offset from PanelState::q
     int64_t sums_offset = 0;  // offset from PanelState::query_sums
-    // Offset from scratch.lift_sums. Negative if scratch does not hold the
-    // sums.
+    // Offset from scratch.lift_sums. Negative if scratch does not hold
+    // the sums.
     int64_t lift_offset = -1;
     int64_t first_group = 0;  // index of the part's first group in chunk_begin_
     // True for a part of exact rows that uses the same copy of the queries as
@@ -107,8 +107,8 @@ class AttentionGrid {
   };
   // The memory that holds the exact rows of a part.
   struct ExactPart {
-    // The rows in side pages. exact() finds this entry by the address of
-    // `ring`.
+    // The rows in side pages. exact() finds this entry by the address
+    // of `ring`.
     const LatentPartArgs* ring = nullptr;
     const LatentPartArgs* fresh = nullptr;
     const ExactSlots* slots = nullptr;
@@ -163,8 +163,8 @@ class AttentionGrid {
   int64_t out_width() const { return out_width_; }
   int64_t minima_width() const { return minima_width_; }
   // Returns whether the scratch holds the rotation angles of all pairs for a
-  // block, so that all heads share them. Otherwise it holds the angles of one
-  // pair.
+  // block, so that all heads share them. Otherwise it holds the angles of
+  // one pair.
   bool holds_angles() const { return holds_angles_; }
   // How many sums of rows of `up` the scratch holds for a whole unit. Other
   // sums are computed again for each run and stored after the held sums.

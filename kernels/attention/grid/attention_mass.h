@@ -1,7 +1,7 @@
 // How a launch adds attention mass to slots: which heads belong to a unit of
-// eviction, where their kept weights are stored, and how the work is divided.
-// All tables are in host memory and are the same for every instruction set.
-// C++17.
+// eviction, where their kept weights are stored, and how the work is
+// divided. All tables are in host memory and are the same for every
+// instruction set. C++17.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ inline constexpr int64_t kMassTileRows = 256;
 // A unit of eviction: heads of a layer that keep the same slots.
 struct MassUnit {
   int64_t unit = 0;  // index in PagedAttentionParams::metadata
-  // The unit's heads are in the grid's slices [first_slice, first_slice +
-  // num_slices).
+  // The unit's heads are in the grid's slices [first_slice, first_slice
+  // + num_slices).
   int64_t first_slice = 0;
   int64_t num_slices = 0;
   int64_t first_head = 0;    // index in MassPlan::heads
@@ -117,8 +117,8 @@ class MassCursor {
   int64_t first_ = 0;  // index of the sequence's first item
 };
 
-// Returns the slots that at least one of the sequence's rows that add mass
-// sees.
+// Returns the slots that at least one of the sequence's rows that add
+// mass sees.
 inline VisibleRange CountedSlots(const PagedAttentionArgs& params,
                                  const AttentionSequence& sequence) {
   if (sequence.first_counted_row >= sequence.num_rows) return {0, 0};

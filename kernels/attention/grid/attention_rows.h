@@ -45,8 +45,8 @@ class UnitRows {
         query_major_ ? r % unit_.slice->num_heads : r / unit_.num_queries;
     return grid_.heads()[unit_.slice->first_head + index];
   }
-  // Returns the query heads of the unit. Each query of the unit has one row per
-  // head.
+  // Returns the query heads of the unit. Each query of the unit has one row
+  // per head.
   const int64_t* heads() const {
     return grid_.heads() + unit_.slice->first_head;
   }
@@ -172,8 +172,8 @@ class UnitRows {
     }
   }
 
-  // Returns the part of `slots` that a query reads as `read`; empty if end <=
-  // begin.
+  // Returns the part of `slots` that a query reads as `read`; empty if end
+  // <= begin.
   VisibleRange Limit(ReadAs read, const ExactSlots& exact, int64_t query,
                      VisibleRange slots) const {
     // The window of exact rows begins at this slot.

@@ -67,9 +67,9 @@ class BlockExactRows {
     }
   }
 
-  // How many bytes of a group's data are prefetched in each row, for all rows
-  // of the block at once. The data of neighbouring rows is not adjacent in
-  // memory.
+  // How many bytes of a group's data are prefetched in each row, for all
+  // rows of the block at once. The data of neighbouring rows is not adjacent
+  // in memory.
   static constexpr int64_t kLineBytes = 64;
   static constexpr int64_t kAheadBytes = 4 * kLineBytes;
 

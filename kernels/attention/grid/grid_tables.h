@@ -62,8 +62,8 @@ struct CodePiece {
   int64_t begin = 0;  // first channel
   int64_t width = 0;
   CodePlace place;  // place of the piece's first code in the slot
-  // The same place, but the bits of each plane are counted from the plane's
-  // ChunkBytes::begin.
+  // The same place, but the bits of each plane are counted from the
+  // plane's ChunkBytes::begin.
   CodePlace in_chunk;
   bool starts_run = false;
   bool ends_run = false;
