@@ -1,7 +1,7 @@
-// The cache as the scheduler sees it. KvCache knows which pages each
-// sequence holds, which pages a prompt can reuse, and what every page is
-// used for. It handles only page ids. The executor has the pages' bytes; it
-// receives the changes of block tables and the page copies from here
+// The cache as the scheduler sees it. KvCache knows which pages each sequence
+// holds, which pages a prompt can reuse, and what every page is used for. It
+// handles only page ids. The executor has the pages' bytes; it receives the
+// changes of block tables and the page copies from here
 // (TakeDeltas, TakePageCopies).
 //
 // Life of a sequence:
@@ -52,11 +52,13 @@ struct StartResult {
   int64_t cached_tokens = 0;
 };
 
-// Composes PrefixCache (pools and index), SequenceTables and HostImages. Owns:
-// these three, the page copies of the next step, and the state of every live
-// sequence. Threads: used only by the scheduler thread. Errors: if a pool has
-// too few free pages, the result is a ReserveResult that is not ok. Misuse (an
-// unknown sequence, a commit beyond the reservation) is a CHECK.
+// Composes PrefixCache (pools and index), SequenceTables and HostImages.
+// Owns: these three, the page copies of the next step, and the state of every
+// live sequence.
+// Threads: used only by the scheduler thread.
+// Errors: if a pool has too few free pages, the result is a ReserveResult that
+// is not ok. Misuse (an unknown sequence, a commit beyond the reservation) is
+// a CHECK.
 class KvCache {
  public:
   // If `hasher` is null, the cache makes one with MakePrefixHasher(cache_id);

@@ -1,8 +1,8 @@
-// Determines when slots of a sequence are evicted, and how many stay.
-// This depends only on the plan's counts, the prompt's length and the
-// number of tokens so far. The executor decides which slots stay, because
-// it has the scores. Below, K is the number of slots that stay
-// (KeptSlots), and E is EvictionCounts::every_tokens.
+// Determines when slots of a sequence are evicted, and how many stay. This
+// depends only on the plan's counts, the prompt's length and the number of
+// tokens so far. The executor decides which slots stay, because it has the
+// scores. Below, K is the number of slots that stay (KeptSlots), and E
+// is EvictionCounts::every_tokens.
 //
 //   slots:  K + E |        /|      /|
 //                 |       / |  /| / |/|  /
@@ -35,8 +35,8 @@ namespace kvasir::cache {
 // at an eviction point. At least 1.
 int64_t KeptSlots(const plan::EvictionCounts& counts, int64_t prompt_tokens);
 
-// Returns `counts` with a fixed budget: KeptSlots for this prompt replaces
-// a budget that is a share of the prompt. So output tokens do not increase
+// Returns `counts` with a fixed budget: KeptSlots for this prompt replaces a
+// budget that is a share of the prompt. So output tokens do not increase
 // the budget.
 plan::EvictionCounts OfPrompt(const plan::EvictionCounts& counts,
                               int64_t prompt_tokens);
@@ -71,10 +71,11 @@ class EvictionSchedule {
 
   // A query is counted if its attention is added to the scores that decide
   // which slots are evicted. Returns the first counted query of [begin, end);
-  // all later ones are counted too. Output queries always count. Queries of the
-  // prompt all count without an observation window; with one, only the last
-  // `window` queries before each point and before the prompt's end count.
-  // Neither a point nor the prompt's end may lie inside (begin, end).
+  // all later ones are counted too. Output queries always count. Without an
+  // observation window, all queries of the prompt count. With a window, only
+  // the last queries before each point and before the prompt's end count, as
+  // many as the window has. Neither a point nor the prompt's end may lie inside
+  // (begin, end).
   int64_t FirstCounted(int64_t begin, int64_t end) const;
 
  private:

@@ -66,7 +66,7 @@ TEST(EvictionScheduleTest, ABudgetOfTheWholeSequenceLengthEvictsNothing) {
 }
 
 TEST(EvictionScheduleTest,
-     ABudgetShareOfThePromptIsNeverBelowTheSinksAndRecentTokens) {
+     ABudgetThatIsAShareOfThePromptKeepsAtLeastTheSinksAndRecentTokens) {
   const EvictionCounts fifth = {
       .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
   EXPECT_EQ(KeptSlots(fifth, 1000), 200);

@@ -22,10 +22,11 @@ namespace kvasir::cache {
 
 // Implements the operations on images that kv_cache.h documents. The caller
 // owns the state of the sequences and passes it as a parameter. `cache`,
-// `copies` and `counts` must outlive this object. Owns: the host pools.
-// Threads: used only by the scheduler thread. Errors: if a pool has too few
-// free pages, the result is an empty optional or a ReserveResult that is not
-// ok. Misuse is a CHECK.
+// `copies` and `counts` must outlive this object.
+// Owns: the host pools.
+// Threads: used only by the scheduler thread.
+// Errors: if a pool has too few free pages, the result is an empty optional or
+// a ReserveResult that is not ok. Misuse is a CHECK.
 class HostImages {
  public:
   HostImages(const KvCacheConfig& config, PrefixCache* cache,

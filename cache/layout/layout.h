@@ -237,9 +237,9 @@ using PageCounts = std::vector<int64_t>;
 class PageLayout {
  public:
   // Returns INVALID_ARGUMENT if a field of `format` is out of range, if
-  // page_tokens is not a multiple of the chunk size of attention's
-  // selection, or if a page over all layers, or the side pages of a
-  // sequence, exceed kMaxPageIdBytes.
+  // page_tokens is not a multiple of the chunk size of attention's selection,
+  // or if a page over all layers, or the side pages of a sequence,
+  // exceed kMaxPageIdBytes.
   static absl::StatusOr<PageLayout> Create(const plan::ResolvedPlan& plan,
                                            const PageFormat& format);
   // Like the function above, but resolves the plan first, and also returns the
@@ -261,13 +261,14 @@ class PageLayout {
   const PageGroupLayout& page_group(PageGroupId id) const;
 
   // The bytes that one more token takes, with and without (payload) the padding
-  // of pages. They do not consider that a window or an eviction may give up
-  // tokens. They may be fractions, because a page's bytes need not be a
-  // multiple of its tokens.
+  // of pages. This assumes that no window or eviction gives up tokens. The
+  // numbers may be fractions, because a page's bytes need not be a multiple of
+  // its tokens.
   double marginal_bytes_per_token() const;
   double marginal_payload_bytes_per_token() const;
-  // The bytes of a token in the keys or values of one layer (payload and
-  // parameters). The bytes of a joint part count for the keys.
+  // The bytes of a token in the keys or values of one layer, without padding:
+  // its codes (or unquantized numbers) and its ranges. The bytes of a joint
+  // part count for the keys.
   double PayloadBytesPerToken(int64_t layer, plan::Side side) const;
 
   // The bytes of one sequence's side pages, and how many of them hold data.

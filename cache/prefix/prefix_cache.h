@@ -130,9 +130,9 @@ class PrefixCache {
   void KeepTail(PrefixNodeId node) { index_->KeepTail(node); }
   // Drops the tail to which a page belongs, if there is one.
   void ForgetTailOf(size_t group, PageId page);
-  // Makes all tails of the chain the newest ones. Call it after the
-  // sequence's token pages were released, so that the tails are not evicted
-  // before these pages.
+  // Makes all tails of the chain the newest ones. Call it after the sequence's
+  // token pages were released, so that the tails are not evicted before
+  // these pages.
   void WarmTails(const PrefixRef& chain);
 
  private:

@@ -77,9 +77,10 @@ struct PrefixIndexOptions {
 };
 
 // Owns: the tree's nodes, and the tags of pages (PagePool::SetTag). The pools
-// own the pages themselves. Threads: used only by the scheduler thread. Errors:
-// if a node is not found or there is no room for it, functions return an
-// invalid id or an empty reference. Misuse is a CHECK.
+// own the pages themselves.
+// Threads: used only by the scheduler thread.
+// Errors: if a node is not found or there is no room for it, functions return
+// an invalid id or an empty reference. Misuse is a CHECK.
 class PrefixIndex {
  public:
   // `pools` is indexed by PageGroupId. The pools must outlive the index.

@@ -35,10 +35,11 @@ struct ReserveResult {
 
 // Implements operations on sequences that kv_cache.h documents, like Reserve
 // and Fork. The caller owns the state of the sequences and passes it as a
-// parameter. `cache`, `copies` and `counts` must outlive this object. Owns: the
-// list of slot evictions of the next step. Threads: used only by the scheduler
-// thread. Errors: if a pool has too few free pages, the result is a
-// ReserveResult that is not ok. Misuse is a CHECK.
+// parameter. `cache`, `copies` and `counts` must outlive this object.
+// Owns: the list of slot evictions of the next step.
+// Threads: used only by the scheduler thread.
+// Errors: if a pool has too few free pages, the result is a ReserveResult that
+// is not ok. Misuse is a CHECK.
 class SequenceTables {
  public:
   SequenceTables(const KvCacheConfig& config, PrefixCache* cache,

@@ -43,10 +43,10 @@ class EmulatedDevice::State {
   // because this work may use it.
   void SynchronizeAll();
 
-  // Writes bytes to device memory before any other work runs. Takes
-  // ownership of `host`, which comes from malloc. Writes are done in
-  // batches: for each batch all device memory must be made accessible, and
-  // then inaccessible again.
+  // Writes bytes to device memory before any other work runs. Takes ownership
+  // of `host`, which comes from malloc. Writes are done in batches: for each
+  // batch all device memory must be made accessible, and then
+  // inaccessible again.
   void Write(void* to, void* host, size_t bytes) {
     base::MutexLock lock(&writes_mutex_);
     writes_.push_back({to, {static_cast<char*>(host), &std::free}, bytes});

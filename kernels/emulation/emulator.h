@@ -66,7 +66,8 @@ void FreeIdleStacks();
 
 class FiberPool;
 
-// Runs launches of kernels. Owns: the stacks on which the kernels' threads run.
+// Runs launches of kernels.
+// Owns: the stacks on which the kernels' threads run.
 class Emulator {
  public:
   // Kernels may access global memory through primitives only inside `memory`,

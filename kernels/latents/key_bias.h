@@ -82,8 +82,8 @@ struct KeyBiasParamsIn {
   int64_t exact_pairs = 0;  // E
   // [Hkv, S + E]: the tile pairs of each head, then its exact pairs
   Ptr<const KeyBiasPair> pairs = nullptr;
-  // A power of two. Rows of float16 need one that is so large that u and v do
-  // not overflow.
+  // A power of two. If rows are float16, the caller must choose it so large
+  // that u and v do not overflow.
   float unit = 1.0f;
   DType dtype = DType::kF32;  // type of activations
 

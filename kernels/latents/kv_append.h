@@ -16,10 +16,10 @@ namespace kvasir::kernels {
 // If slots_are_bytes (KvAppendShape) is set, a page has one slot, and slots[t]
 // is the byte offset of the token's page. Any offset is allowed.
 //
-// Parts without codes store the numbers themselves, rounded to the part's
-// dtype (to nearest, ties to even). Codes of b bits are computed in float32
-// with IEEE division (docs/artifact.md, Codes), in one of three ways. Let
-// levels = 2^b - 1.
+// Parts without codes store the numbers themselves, rounded to the part's dtype
+// (to nearest, ties to even). Codes of b bits are computed in float32 with IEEE
+// division (docs/artifact.md, Codes), in one of three ways, in which levels =
+// 2^b - 1.
 //
 //   ranges in slots, per run: minimum = the least number rounded down to
 //     param_dtype; scale = max(greatest - minimum, 0) / levels rounded up to

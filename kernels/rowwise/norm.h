@@ -27,11 +27,11 @@ enum class NormKind {
 // The order of additions in a sum depends only on M and dtype. A CPU adds in 16
 // lanes, and then adds the lanes in a fixed tree (scalar_math.h).
 //
-// On a GPU, a row is divided into packs of 16 bytes if the length of a row and
-// the distance of longer rows (`stride`) are multiples of 16 bytes; all
-// pointers must then be aligned. Otherwise a pack is a single number. Thread t
-// of 256 adds the numbers of packs t, t + 256, ... in order. Then simt::CtaSum
-// adds the sums of the threads.
+// On a GPU, a row is divided into packs of 16 bytes if the size of a row and
+// the distance between longer rows (`stride`) are multiples of 16 bytes. All
+// pointers must then be aligned to 16 bytes. Otherwise a pack is a single
+// number. Thread t of 256 adds the numbers of packs t, t + 256, ... in order.
+// Then simt::CtaSum adds the sums of the threads.
 template <template <typename> class Ptr>
 struct NormParamsIn {
   Ptr<float> x = nullptr;               // [T, M], written only with residual

@@ -275,10 +275,10 @@ class LatentCache {
   const std::deque<TestPart>& parts() const { return parts_; }
 
   // Returns the output of a request by definition, computed in float64 from the
-  // contents of the cache. Columns that belong to no head are NaN.
-  // If `score_deviation` is not null, it is set to the largest standard
-  // deviation of a score's error when queries that are multiplied by codes are
-  // written as digits (code_digits.h).
+  // contents of the cache. Columns that belong to no head are NaN. Attention
+  // rounds queries that it multiplies by codes to digits (code_digits.h), which
+  // makes scores inexact. If `score_deviation` is not null, it is set to the
+  // largest standard deviation of these errors of scores.
   std::vector<double> Expected(const LatentAsk& ask,
                                double* score_deviation = nullptr) const;
 
