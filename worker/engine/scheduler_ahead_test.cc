@@ -122,7 +122,7 @@ TEST(SchedulerAheadTest,
   )");
 }
 
-TEST(SchedulerAheadTest, NoStepIsPlannedAheadWhileAPromptNeedsToRun) {
+TEST(SchedulerAheadTest, NoStepIsPlannedAheadWhileAPromptCanRun) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=8 seqs=3
@@ -150,13 +150,13 @@ TEST(SchedulerAheadTest, NoStepIsPlannedAheadWhileAPromptNeedsToRun) {
     ahead
     expect plan a:1 b:1 c:1
     apply
-    # There is none for d.
+    # There is no seat for d.
     submit d prompt=2 max=2
     ahead
     expect plan a:1 c:1
     apply
     expect finished b=length
-    # Now there is.
+    # Now d has a seat.
     ahead
     expect plan none
     run
