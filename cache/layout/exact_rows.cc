@@ -104,8 +104,8 @@ class Arena {
 
   int64_t layer_;
   int64_t page_bytes_;
-  int64_t page_;            // the first page with room
-  int64_t used_bytes_ = 0;  // used bytes of this page
+  int64_t page_;            // index of the first side page with room
+  int64_t used_bytes_ = 0;  // used bytes of page page_
 };
 
 // The exact rows of a layer's keys or values, which are not placed yet.

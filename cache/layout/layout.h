@@ -162,7 +162,8 @@ struct LayerLayout {
   // each chunk. No slots if attention always uses all tokens.
   Region landmarks;
   SlotMetadataLayout slot_metadata;
-  int64_t tile_bytes = 0;     // with padding; a multiple of the alignment
+  // with padding; a multiple of kRegionAlignmentBytes
+  int64_t tile_bytes = 0;
   int64_t page_bytes = 0;     // with padding
   int64_t payload_bytes = 0;  // without padding
   // The bytes of basis, mean and exact rows, which a sequence has in addition

@@ -11,8 +11,8 @@ namespace kvasir::cache {
 struct PageGroupStats {
   int64_t num_pages = 0;
   int64_t used_pages = 0;    // referenced by a sequence
-  int64_t free_pages = 0;    // available at once, cached pages included
-  int64_t cached_pages = 0;  // free, but prompts can still find them
+  int64_t free_pages = 0;    // can be allocated at once; includes cached pages
+  int64_t cached_pages = 0;  // free pages that prompts can still find
   int64_t side_pages = 0;    // used pages other than token pages
   int64_t tail_pages = 0;    // copies of side pages that prompts can find
   // Slots of used token pages, and how many of these slots hold a token.

@@ -208,12 +208,13 @@ class PrefixIndex {
   std::vector<std::unique_ptr<int32_t[]>> token_blocks_;
   std::vector<PrefixNodeId> unused_;
   int64_t num_nodes_ = 0;
-  absl::flat_hash_map<PrefixHash, PrefixNodeId> by_hash_;  // without roots
+  absl::flat_hash_map<PrefixHash, PrefixNodeId> by_hash_;  // nodes except roots
   absl::flat_hash_map<std::string, PrefixNodeId> roots_;
-  absl::flat_hash_map<PrefixNodeId, std::string> salts_;  // key: a root
-  TailList tails_;                                        // oldest first
+  // the salt of each root
+  absl::flat_hash_map<PrefixNodeId, std::string> salts_;
+  TailList tails_;  // oldest first
   absl::flat_hash_map<PrefixNodeId, TailList::iterator> tail_of_;
-  std::vector<int64_t> tail_pages_;  // pages in all tails, by group
+  std::vector<int64_t> tail_pages_;  // number of pages in all tails, by group
 };
 
 }  // namespace kvasir::cache

@@ -89,7 +89,7 @@ class BlockTable {
 
  private:
   int64_t page_tokens_;
-  std::vector<PagePin> entries_;  // an empty pin: released
+  std::vector<PagePin> entries_;  // an empty pin is a released entry
   int64_t first_live_ = 0;
   int64_t next_slot_ = 0;
   int64_t logical_tokens_ = 0;

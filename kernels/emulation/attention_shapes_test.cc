@@ -183,7 +183,7 @@ TEST_P(AttentionShapesTest,
     double error = 0.0;
     double norm = 0.0;
     for (size_t i = 0; i < want.size(); ++i) {
-      if (std::isnan(want[i])) continue;  // a column that belongs to no head
+      if (std::isnan(want[i])) continue;  // the column belongs to no head
       const double difference = static_cast<double>(rows[i]) - want[i];
       error += difference * difference;
       norm += static_cast<double>(want[i]) * want[i];

@@ -277,7 +277,9 @@ LatentSpec OfHeads(int64_t heads, int64_t kv_heads, PartSpec key,
   spec.keys = {std::move(key)};
   spec.values = {std::move(value)};
   spec.page_tokens = 64;
-  spec.query_gap = 8;  // the prefill kernel loads queries 16 bytes at a time
+  // keeps rows multiples of 16 bytes, because the prefill kernel loads queries
+  // 16 bytes at a time
+  spec.query_gap = 8;
   return InTiles(spec, 0);
 }
 
@@ -883,7 +885,8 @@ TEST(ExactAttentionTest, NonFiniteNumbersAffectOnlyRowsThatReadThem) {
   constexpr int64_t kWindow = 6;
   struct Case {
     LatentSpec spec;
-    bool latent;  // true: spoils the latent; false: the exact row
+    // true: overwrites a number of the latent; false: of the exact row
+    bool latent;
   };
   const PartSpec numbers = Numbers({40});
   for (const auto& [spec, latent] : std::vector<Case>{
@@ -1339,7 +1342,8 @@ class RandomShape {
   LatentSpec spec;
   DType dtype;
   int64_t tokens;
-  int64_t rows;  // the last `rows` tokens have queries
+  // number of tokens, at the end of the sequence, that have queries
+  int64_t rows;
 
  private:
   int64_t UpTo(int64_t most) {

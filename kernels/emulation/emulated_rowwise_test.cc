@@ -162,7 +162,7 @@ TEST(NormCudaTest, RowsThatArePartsOfLongerRowsEqualTheReference) {
       const auto got = test.GetNumbers(memory, dtype);
       EXPECT_LE(WorstError(want, got, c.stride), ToleranceOf(dtype));
       for (size_t i = 0; i < got.size(); ++i) {
-        if (want[i] != numbers[i]) continue;  // it belongs to a head
+        if (want[i] != numbers[i]) continue;  // the number belongs to a head
         EXPECT_EQ(got[i], numbers[i]) << i;
       }
     }
@@ -269,8 +269,8 @@ TEST(NormCudaTest, RowsAreReadInWholeSectors) {
     }
   }
   EXPECT_EQ(weights, 4 * numbers);
-  EXPECT_EQ(loaded, 2 * 2 * numbers);  // x and the residual, once each
-  EXPECT_EQ(stored, 2 * 2 * numbers);  // x and out
+  EXPECT_EQ(loaded, 2 * 2 * numbers);  // x and the residual are each read once
+  EXPECT_EQ(stored, 2 * 2 * numbers);  // x and out are each written once
 }
 
 // Returns `numbers` with `ahead` poisoned numbers before them, so that

@@ -254,7 +254,7 @@ class MmaOfZerosTest : public ::testing::Test {
     std::uniform_int_distribution<int> exponent(-5, 5);
     return FromFloat<T>(std::ldexp(normal(engine_), exponent(engine_)));
   }
-  // Returns any finite number, also very large and very small ones.
+  // Returns a random finite number, which may be very large or very small.
   T AnyFinite() {
     constexpr auto kMost = static_cast<uint16_t>(
         DTypeOf<T>::kValue == DType::kBf16 ? 0x7f7f : 0x7bff);

@@ -48,11 +48,11 @@ KVASIR_HOST_DEVICE inline int64_t KeyBiasColumns(int64_t tile_pairs,
 // A pair of a KV head's numbers and its bias. The bias includes RoPE's
 // attention factor and is in units of KeyBiasParamsIn::unit.
 struct alignas(8) KeyBiasPair {
-  int32_t first = 0;  // the numbers' indices in a head
+  int32_t first = 0;  // indices of the two numbers in a head
   int32_t second = 0;
   float bias_first = 0.0f;
   float bias_second = 0.0f;
-  uint64_t step = 0;  // as RopeStep returns it
+  uint64_t step = 0;  // the angle per position, as RopeStep returns it
 };
 
 // For each token, at position n in the tile with centre a:

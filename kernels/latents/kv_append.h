@@ -129,7 +129,7 @@ struct KvAppendRows {
   DevicePtr<const int64_t> slots;
   int64_t num_tokens = 0;
   DevicePtr<float> not_finite;
-  DevicePtr<const int64_t> positions;  // only for layers with slot metadata
+  DevicePtr<const int64_t> positions;  // used only by layers with slot metadata
 };
 
 KVASIR_HOST_DEVICE inline int64_t SlotOfToken(const KvAppendArgs& params,

@@ -88,9 +88,10 @@ struct LatentPartIn {
   int64_t tile_slots = 0;  // S; slot s of a page is in tile s / S
   // [num_groups]: in device memory for a kernel, in host memory for Prepare.
   const LatentGroup* groups = nullptr;
-  int64_t num_groups = 0;           // G
-  DType dtype = DType::kBf16;       // type of stored numbers
-  DType param_dtype = DType::kF16;  // type of ranges that are stored in slots
+  int64_t num_groups = 0;  // G
+  // type of numbers that are stored without codes
+  DType dtype = DType::kBf16;
+  DType param_dtype = DType::kF16;  // type of the scales and minima in slots
   // Static ranges, one for each channel of the part and the same for all
   // tokens. Null: ranges are stored in slots.
   Ptr<const float> static_scale = nullptr;

@@ -449,7 +449,8 @@ class LiftTile {
   const int32_t first_column_;
   T* const stages_;
   int32_t depth_, columns_;
-  int64_t rows_;  // number of rows from the tile's first row to the end
+  // number of rows of the KV head from the tile's first row on
+  int64_t rows_;
   const T* weights_;
   bool wide_weights_;
   // The chunk, and the first of the rows, that this thread fetches.

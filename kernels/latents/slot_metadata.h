@@ -27,8 +27,8 @@ struct SlotMetadataIn {
   int64_t page_bytes = 0;
   int64_t page_tokens = 0;  // P
   int64_t num_units = 0;    // U; 0: the layer evicts nothing
-  // Offsets of the planes in a page. They are multiples of the size of the
-  // planes' numbers.
+  // Offsets of the planes in a page. Each is a multiple of the size of one
+  // element of its plane.
   int64_t scores_offset = 0;     // [U, P] float32
   int64_t positions_offset = 0;  // [U, P] uint32
   // Offsets of the planes with the quantization errors of keys and of values

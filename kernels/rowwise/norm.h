@@ -34,7 +34,8 @@ enum class NormKind {
 // Then simt::CtaSum adds the sums of the threads.
 template <template <typename> class Ptr>
 struct NormParamsIn {
-  Ptr<float> x = nullptr;               // [T, M], written only with residual
+  // [T, M], written only if there is a residual
+  Ptr<float> x = nullptr;
   Ptr<const float> residual = nullptr;  // [T, M] or null
   Ptr<const float> weight = nullptr;    // [M]
   Ptr<const float> bias = nullptr;      // [M], only for kLayer

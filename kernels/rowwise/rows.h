@@ -18,9 +18,9 @@ struct AddRowsParamsIn {
   int64_t y_row_stride = 0;      // in elements
   Ptr<const float> x = nullptr;  // [T, N] or [N]
   int64_t x_row_stride = 0;      // in elements
-  int64_t num_rows = 0;
-  int64_t columns = 0;
-  DType dtype = DType::kF32;  // the type of activations
+  int64_t num_rows = 0;          // T
+  int64_t columns = 0;           // N
+  DType dtype = DType::kF32;     // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -37,9 +37,9 @@ struct SumRowsParamsIn {
   Ptr<const float> x = nullptr;  // [T, N]
   int64_t x_row_stride = 0;      // in elements
   Ptr<float> out = nullptr;      // [N], not overlapping x
-  int64_t num_rows = 0;
-  int64_t columns = 0;
-  DType dtype = DType::kF32;  // the type of activations
+  int64_t num_rows = 0;          // T
+  int64_t columns = 0;           // N
+  DType dtype = DType::kF32;     // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -58,9 +58,9 @@ struct GatherRowsParamsIn {
   Ptr<const int32_t> rows = nullptr;  // [T]
   Ptr<float> out = nullptr;           // [T, N], not overlapping x
   int64_t out_row_stride = 0;         // in elements
-  int64_t num_rows = 0;
-  int64_t columns = 0;
-  DType dtype = DType::kF32;  // the type of activations
+  int64_t num_rows = 0;               // T
+  int64_t columns = 0;                // N
+  DType dtype = DType::kF32;          // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

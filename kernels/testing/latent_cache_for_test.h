@@ -42,7 +42,7 @@ struct PartSpec {
   // how many channels at the end of the latent have 0 bits; must be 0
   // without fixed_ranges
   int64_t unstored = 0;
-  bool levels = false;  // codes are indices of levels; one scale per token
+  bool levels = false;  // codes stand for levels, and each token has one scale
   RebuildSpec rebuild = {};
   // if above 0, values are lifted to heads of this size
   int64_t lift_dims = 0;
@@ -83,7 +83,7 @@ struct LatentSpec {
   // Eviction units [Hkv]; empty: no slot metadata.
   std::vector<int32_t> unit_of_head = {};
   bool adds_mass = false;
-  int64_t kept_weights = 0;  // memory for attention weights, in floats
+  int64_t kept_weights = 0;  // number of floats of memory for attention weights
   // If set, rebuilt keys are rotated by the positions in the slot metadata. In
   // unit u, these positions are 1000 u greater than those of the slots.
   bool stored_positions = false;
