@@ -62,7 +62,7 @@ class KnownModelsTest : public ::testing::Test {
   std::vector<std::pair<const char*, std::optional<std::string>>> saved_;
 };
 
-TEST_F(KnownModelsTest, TheNameOfAKnownModelGivesItsFolderInTheCache) {
+TEST_F(KnownModelsTest, TheNameOfAKnownModelIsReplacedByItsFolderInTheCache) {
   const std::string folder = Fetch(root_ / "cache");
   EXPECT_EQ(Found("smollm2"), folder);
 }

@@ -88,7 +88,7 @@ TEST(ReplicasTest, AGroupOfHeadsThatLieOnOneRankIsNotReplicated) {
   EXPECT_THAT(Listed(Ranks({Layer(kFullValue)}, 4)), IsEmpty());
 }
 
-TEST(ReplicasTest, AGroupOfHeadsThatSpansRanksIsReplicatedOnEachOfThem) {
+TEST(ReplicasTest, AGroupOfHeadsThatSpansSeveralRanksIsReplicatedOnEachRank) {
   const std::string all = Layer(Values({Group("0,1,2,3", 12)}));
   const std::string wider = Layer(Values({Group("0,1,2,3", 20)}));
   const std::string odd = Layer(Values({Group("0,3", 6), Group("1,2", 10)}));

@@ -269,7 +269,7 @@ TEST(ResolvedPlanTest,
   EXPECT_EQ(plan.page_groups[1].sliding_window, 32);
 }
 
-TEST(ResolvedPlanTest, ALayerWithoutRopeHasItsOwnResolvedAttention) {
+TEST(ResolvedPlanTest, LayersWithAndWithoutRopeShareNoResolvedAttention) {
   AttentionShape shape = Shape();
   shape.layers.resize(2);
   shape.layers[1].rope = false;

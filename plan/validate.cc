@@ -228,14 +228,12 @@ absl::Status CheckExactTokensStay(const PlanPlace& where,
   const uint32_t window =
       std::max(plan.key().exact_window(), plan.value().exact_window());
   if (eviction.recent() < window) {
-    return where.Refuse("the exact_window of ", window,
-                        " tokens must stay: want recent >= ", window, ", have ",
-                        eviction.recent());
+    return where.Refuse("eviction must keep the exact_window of ", window,
+                        " tokens, but recent is only ", eviction.recent());
   }
   if (eviction.sinks() < plan.exact_sinks()) {
-    return where.Refuse("the ", plan.exact_sinks(),
-                        " exact_sinks must stay: want sinks >= ",
-                        plan.exact_sinks(), ", have ", eviction.sinks());
+    return where.Refuse("eviction must keep the ", plan.exact_sinks(),
+                        " exact_sinks, but sinks is only ", eviction.sinks());
   }
   return absl::OkStatus();
 }
@@ -269,9 +267,8 @@ absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
   }
   const auto unit_interval = [](double x) { return x >= 0 && x <= 1; };
   if (!unit_interval(eviction.lambda()) || !unit_interval(eviction.decay())) {
-    return where.Refuse("lambda and decay must be in 0..1, have a lambda of ",
-                        eviction.lambda(), " and a decay of ",
-                        eviction.decay());
+    return where.Refuse("lambda and decay must be from 0 to 1, but lambda is ",
+                        eviction.lambda(), " and decay is ", eviction.decay());
   }
   if (eviction.positions() == Eviction::ROLLING) {
     for (const auto* parts : {&plan.key().parts(), &plan.joint()}) {

@@ -128,7 +128,7 @@ TEST_F(CheckpointPlanTest, AnArtifactWhoseTensorsMatchItsPlanIsAccepted) {
 }
 
 TEST_F(CheckpointPlanTest,
-       AnArtifactWithoutItsPlanFileIsRefusedWithTheNameOfAMissingTensor) {
+       TheErrorForAnArtifactWithoutItsPlanNamesAMissingTensor) {
   std::filesystem::remove(folder_.File("kv_plan.json"));
   Write();
   EXPECT_THAT(Checkpoint::Open(folder_.path()),
@@ -170,8 +170,7 @@ TEST_F(CheckpointPlanTest, EveryAttentionTensorIsCheckedByNameAndShape) {
   EXPECT_EQ(changed, 8);
 }
 
-TEST_F(CheckpointPlanTest,
-       WeightsOfTheUncompressedModelAreRefusedWithACompressingPlan) {
+TEST_F(CheckpointPlanTest, ACompressingPlanWithUncompressedWeightsIsRefused) {
   shapes_.clear();
   for (const RequiredTensor& tensor : RequiredTensors(spec_)) {
     shapes_[tensor.name] = tensor.shape;

@@ -104,7 +104,7 @@ TEST(TileHasherTest, AChangedByteChangesOnlyTheHashOfItsTile) {
   }
 }
 
-TEST(WeightsIdTest, PartsReadByDifferentRanksGiveTheSameIdAsTheWholeTensor) {
+TEST(WeightsIdTest, TilesReadByDifferentRanksGiveTheSameIdAsTheWholeTensor) {
   const std::vector<std::byte> bytes = Bytes();
   const std::string whole = IdOf(TilesOf(bytes, 0, kRows));
   WeightsIdBuilder by_rows;
@@ -119,7 +119,7 @@ TEST(WeightsIdTest, PartsReadByDifferentRanksGiveTheSameIdAsTheWholeTensor) {
   EXPECT_EQ(by_columns.Finish(DecoderSpec()), whole);
 }
 
-TEST(WeightsIdTest, TheSameTilesWithAnotherTensorNameOrTypeGiveAnotherId) {
+TEST(WeightsIdTest, TheIdDependsOnTheNameAndTheTypeOfATensor) {
   const Tiles tiles = TilesOf(Bytes(), 0, kRows);
   const std::string id = IdOf(tiles);
   WeightsIdBuilder other_name;

@@ -293,7 +293,7 @@ absl::StatusOr<std::string> WeightsId(const Checkpoint& checkpoint,
 class GgufCheckpointTest : public ::testing::TestWithParam<Model> {};
 
 TEST_P(GgufCheckpointTest,
-       AGgufFileHasTheWeightsIdOfAFolderWithTheSameWeights) {
+       AGgufFileAndAFolderWithTheSameWeightsHaveTheSameWeightsId) {
   const base::TempFolder files;
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint folder,
                               Checkpoint::Open(FolderOf(GetParam(), files)));
@@ -319,7 +319,8 @@ TEST_P(GgufCheckpointTest,
   }
 }
 
-TEST_P(GgufCheckpointTest, AModelInSeveralFilesHasTheWeightsIdOfOneFile) {
+TEST_P(GgufCheckpointTest,
+       AModelHasTheSameWeightsIdInOneFileAndInSeveralFiles) {
   const base::TempFolder files;
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint folder,
                               Checkpoint::Open(FolderOf(GetParam(), files)));
@@ -349,7 +350,7 @@ TEST_P(GgufCheckpointTest, AModelInSeveralFilesHasTheWeightsIdOfOneFile) {
 }
 
 TEST_P(GgufCheckpointTest,
-       AFolderWrittenFromAGgufFileHasTheWeightsIdOfTheModel) {
+       AFolderWrittenFromAGgufFileHasTheSameWeightsIdAsTheFile) {
   const base::TempFolder files;
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint golden,
                               Checkpoint::Open(FolderOf(GetParam(), files)));
@@ -476,13 +477,14 @@ TEST_F(BadGgufCheckpointTest, ATensorOfAnotherFamilyIsRefusedByName) {
                              HasSubstr("LlamaForCausalLM"))));
 }
 
-TEST_F(BadGgufCheckpointTest, AMissingTensorIsNamedAsInTheFile) {
+TEST_F(BadGgufCheckpointTest, TheErrorForAMissingTensorUsesTheNameInTheFile) {
   EXPECT_THAT(StatusWith("blk.1.ffn_up.weight", {}),
               StatusIs(absl::StatusCode::kNotFound,
                        HasSubstr("tensor blk.1.ffn_up.weight is missing")));
 }
 
-TEST_F(BadGgufCheckpointTest, AWrongShapeIsRefusedWithBothShapes) {
+TEST_F(BadGgufCheckpointTest,
+       TheErrorForAWrongShapeStatesTheExpectedAndTheActualShape) {
   EXPECT_THAT(StatusWith("blk.0.ffn_norm.weight", {3}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("blk.0.ffn_norm.weight"),
@@ -493,7 +495,8 @@ TEST_F(BadGgufCheckpointTest, AWrongShapeIsRefusedWithBothShapes) {
                AllOf(HasSubstr("blk.0.attn_q.weight"), HasSubstr("[3, 32]"))));
 }
 
-TEST_F(BadGgufCheckpointTest, AFileOfAModelFolderIsRefusedBecauseItIsNoGguf) {
+TEST_F(BadGgufCheckpointTest,
+       AJsonFileOfAModelFolderIsRefusedBecauseItIsNotAGgufFile) {
   const std::string path = folder_.Write("tokenizer.json", "{\"model\": {}}");
   EXPECT_THAT(
       Checkpoint::Open(path),
@@ -510,7 +513,7 @@ TEST_F(BadGgufCheckpointTest, ABiasThatTheModelDoesNotAddIsRefused) {
   }
 }
 
-TEST_F(BadGgufCheckpointTest, ABiasThatOtherLayersLackIsRefused) {
+TEST_F(BadGgufCheckpointTest, ABiasThatOnlyOneLayerHasIsRefused) {
   EXPECT_THAT(StatusWith("blk.1.attn_q.bias", {32}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("blk.1.attn_q.bias")));

@@ -111,7 +111,8 @@ class GgufUnpackTest : public ::testing::TestWithParam<uint32_t> {
   uint64_t state_ = 7;
 };
 
-TEST_P(GgufUnpackTest, AnyRangeOfATensorIsReadAsItsUnpackedRoundedNumbers) {
+TEST_P(GgufUnpackTest,
+       EveryRangeOfATensorIsReadAsTheUnpackedNumbersRoundedToBf16) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(path_));
   for (const auto& [name, stored, by_pairs] :
@@ -171,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(All, GgufUnpackTest,
                            return std::string(FindGgmlType(param.param)->name);
                          });
 
-TEST(GgufFolderTest, NumbersThatAreExactInBf16AreWrittenInBf16) {
+TEST(GgufFolderTest, TensorsWhoseNumbersAreAllExactInBf16AreWrittenAsBf16) {
   const auto floats = [](size_t count, float value) {
     std::string bytes;
     for (size_t i = 0; i < count; ++i) AppendNumber(value, &bytes);
@@ -216,7 +217,7 @@ TEST(GgufFolderTest, NumbersThatAreExactInBf16AreWrittenInBf16) {
   EXPECT_EQ(norm[3], Bf16(1.5f));
 }
 
-TEST(GgufFolderTest, AFileThatCannotBeReadLeavesNoFolder) {
+TEST(GgufFolderTest, NoFolderRemainsIfTheGgufFileCannotBeRead) {
   const base::TempFolder files;
   const std::string folder = files.File("folder");
   EXPECT_THAT(WriteFolderOfGguf(files.Write("x.gguf", "GGUF"), folder),

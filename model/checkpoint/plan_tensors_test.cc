@@ -129,7 +129,7 @@ TEST(PlanTensorsTest,
                   "v_proj.up.1.weight [8, 2]", "o_proj.weight [24, 32]"));
 }
 
-TEST(PlanTensorsTest, ASingleGroupOfAllHeadsNeedsOneTensorToRebuildThem) {
+TEST(PlanTensorsTest, ASingleGroupOfAllHeadsHasOneLiftTensor) {
   const std::string part =
       R"({"low_rank":{"groups":[{"heads":[0,1],"rank":7}]},
           "uses":[{"at_runtime":{}}],"codec":{"dtype":"F16"}})";
@@ -191,7 +191,8 @@ TEST(PlanTensorsTest, ALowRankKeyThatIsFoldedIntoQueriesHasNoBias) {
                   "v_proj.bias [16]", "o_proj.weight [24, 32]"));
 }
 
-TEST(PlanTensorsTest, TensorsOfAPartThatKeepsSomeRopePairsHaveOnlyTheirRows) {
+TEST(PlanTensorsTest,
+     TensorsOfAPartThatKeepsSomeRopePairsHaveOnlyTheRowsOfThesePairs) {
   const auto part = [](const std::string& lift) {
     return absl::StrCat(
         R"({"rope_pairs":{"per_head":[{"pair_indices":[0,1,3]},)",

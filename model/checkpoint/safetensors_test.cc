@@ -244,7 +244,7 @@ TEST_F(SafetensorsTest, AShardedFolderIsReadByItsIndexFile) {
   EXPECT_EQ(store.Find("c"), nullptr);
 }
 
-TEST_F(SafetensorsTest, ASingleFileIsReadInsteadOfTheOldShardsOfAnIndex) {
+TEST_F(SafetensorsTest, ASingleFileIsPreferredToShardsIfTheIndexDoesNotListIt) {
   WriteFile("model.safetensors", absl::StrFormat(kOneTensor, "a"), "n");
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
   for (const char* shard : {"s1.safetensors", "gone.safetensors"}) {

@@ -62,7 +62,7 @@ std::string TextOf(const WeightsIdBuilder& builder) {
   return WeightTilesText(builder.tensors(), Spec());
 }
 
-TEST(WeightTilesTest, TheTilesOfAllRanksGiveTheSameWeightsIdAsASingleRank) {
+TEST(WeightTilesTest, TheWeightsIdOfSeveralRanksEqualsThatOfASingleRank) {
   WeightsIdBuilder one;
   one.Add("matrix", kMatrix, TilesAt(2, 2, 0, 1));
   one.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -93,7 +93,7 @@ TEST(WeightTilesTest, GeneratedWeightsMustHaveTheSameIdOnAllRanks) {
                              AllOf(HasSubstr("rank 1"), HasSubstr("other"))));
 }
 
-TEST(WeightTilesTest, ConflictingTilesAreReportedWithTensorAndRanks) {
+TEST(WeightTilesTest, TheErrorForConflictingTilesNamesTheTensorAndTheRanks) {
   WeightsIdBuilder other = HalfOf(1);
   WeightsIdBuilder changed;
   changed.Add("matrix", kMatrix, TilesAt(2, 1, 1, 2), 0, 1);

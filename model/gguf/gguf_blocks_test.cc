@@ -17,7 +17,7 @@ std::string BytesOf(const nlohmann::json& hex) {
   return absl::HexStringToBytes(hex.get<std::string>());
 }
 
-TEST(GgufBlocksTest, EveryServedTypeGivesTheBitsOfTheReference) {
+TEST(GgufBlocksTest, UnpackedNumbersOfEveryTypeEqualThoseOfTheReference) {
   const std::string path = std::string(std::getenv("KVASIR_SOURCE_DIR")) +
                            "/tests/golden/gguf/blocks.json";
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::string text,
@@ -60,7 +60,7 @@ TEST(GgufBlocksTest, EveryServedTypeGivesTheBitsOfTheReference) {
   EXPECT_EQ(tested.size(), 15u);
 }
 
-TEST(GgufBlocksTest, ATypeThatIsNotServedHasANameButNoUnpackFunction) {
+TEST(GgufBlocksTest, TheNameOfAnUnsupportedTypeIsKnown) {
   EXPECT_EQ(FindGgmlType(16), nullptr);
   EXPECT_EQ(UnservedGgmlTypeName(16), "IQ2_XXS");
   EXPECT_EQ(FindGgmlType(4), nullptr);

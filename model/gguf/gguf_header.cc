@@ -188,7 +188,7 @@ class GgufHeaderReader {
                             Number<uint32_t>("the version"));
     if (version != 2 && version != 3) {
       return absl::UnimplementedError(absl::StrFormat(
-          "%s: the GGUF version is %d%s; served are 2 and 3, little-endian",
+          "%s: the GGUF version is %d%s, but must be 2 or 3, little-endian",
           header_.where_, version,
           (version & 0xffff) == 0 ? " (a big-endian file)" : ""));
     }
@@ -219,7 +219,7 @@ class GgufHeaderReader {
                             Text(absl::StrFormat("the text of key %d", index)));
     if (key.empty() || key.size() > kMaxKeyBytes) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("%s: key %d has %d bytes; want 1 to %d",
+          absl::StrFormat("%s: key %d has %d bytes, but must have 1 to %d",
                           header_.where_, index, key.size(), kMaxKeyBytes));
     }
     const std::string shown = Shown(key);
@@ -258,7 +258,7 @@ class GgufHeaderReader {
                                       [](char c) { return c != 0 && c != 1; });
       if (wrong == value.bytes.end()) return absl::OkStatus();
       return absl::InvalidArgumentError(
-          absl::StrFormat("%s: %s has a bool of %d; want 0 or 1",
+          absl::StrFormat("%s: %s has a bool of %d, but it must be 0 or 1",
                           header_.where_, shown, static_cast<uint8_t>(*wrong)));
     }
     const uint64_t begin = at_;
@@ -289,8 +289,8 @@ class GgufHeaderReader {
     KVASIR_ASSIGN_OR_RETURN(const std::string_view name, Text(what));
     if (name.empty() || name.size() > kMaxTensorNameBytes) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "%s: the name of %s has %d bytes; want 1 to %d", header_.where_, what,
-          name.size(), kMaxTensorNameBytes));
+          "%s: the name of %s has %d bytes, but must have 1 to %d",
+          header_.where_, what, name.size(), kMaxTensorNameBytes));
     }
     const auto fail = [&](std::string_view problem) {
       return absl::InvalidArgumentError(absl::StrFormat(

@@ -89,7 +89,7 @@ TEST_F(SplitGgufTest, OpeningALaterFileIsRefusedWithTheNameOfTheFirst) {
                                        HasSubstr("m-00001-of-00003.gguf"))));
 }
 
-TEST_F(SplitGgufTest, ASplitFileWhoseNameDoesNotFitIsRefused) {
+TEST_F(SplitGgufTest, ASplitFileWhoseNameDoesNotMatchItsSplitCountIsRefused) {
   EXPECT_THAT(
       OpenGgufModel(folder_.Write("m.gguf", Part(0, 3, "t0").Build())).status(),
       StatusIs(kInvalid, AllOf(HasSubstr("split.count"),
@@ -100,7 +100,7 @@ TEST_F(SplitGgufTest, ASplitFileWhoseNameDoesNotFitIsRefused) {
               StatusIs(kInvalid, HasSubstr("have 200000")));
 }
 
-TEST_F(SplitGgufTest, FilesThatDoNotBelongTogetherAreRefused) {
+TEST_F(SplitGgufTest, SplitFilesThatDoNotBelongTogetherAreRefused) {
   Write(2, Part(1, 3, "t2"));
   EXPECT_THAT(Open().status(),
               StatusIs(kInvalid, AllOf(HasSubstr("m-00003-of-00003.gguf"),

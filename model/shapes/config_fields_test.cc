@@ -31,7 +31,8 @@ struct RopeFields {
 
 class RopeFieldsTest : public ::testing::TestWithParam<RopeFields> {};
 
-TEST_P(RopeFieldsTest, ThetaIsReadFromEachPlaceAndContradictionsAreRefused) {
+TEST_P(RopeFieldsTest,
+       ThetaIsReadFromEachPlaceUnlessPlacesContradictEachOther) {
   const RopeFields& fields = GetParam();
   json config =
       fields.neox ? With(SmallNeox(), "rotary_pct", 1.0) : SmallLlama();
@@ -197,7 +198,7 @@ TEST(ConfigTest, FieldsWithValuesThatChangeNothingAreAccepted) {
   KVASIR_EXPECT_OK(Parse(config));
 }
 
-TEST(ConfigTest, ANullFieldDoesNotMeanTheDefaultOfAMissingField) {
+TEST(ConfigTest, ANullFieldDiffersFromAMissingFieldWithADefault) {
   json config = With(SmallLlama(), "num_attention_heads", 64);
   config["hidden_size"] = 1024;
   config.erase("num_key_value_heads");
@@ -267,7 +268,7 @@ TEST(ConfigTest, AMissingEosFieldMeansTheDefaultOfTheArchitecture) {
   }
 }
 
-TEST(ConfigTest, AGenerationConfigWithoutEosKeepsThoseOfTheModelConfig) {
+TEST(ConfigTest, AGenerationConfigWithoutEosIdsKeepsTheEosIdsOfTheModelConfig) {
   for (const char* text :
        {"{}", R"({"eos_token_id":null})", R"({"eos_token_id":[]})"}) {
     DecoderSpec spec = MustParse(With(SmallLlama(), "eos_token_id", {7, -1}));

@@ -148,7 +148,7 @@ TEST(ConfigTest, TheAttentionBiasFieldOfLlamaAlsoAppliesToTheOutputProjection) {
   EXPECT_FALSE(spec.mlp_bias);
 }
 
-TEST(ConfigTest, AMissingMistralWindowIsTheDefaultWindowAndANullWindowIsNone) {
+TEST(ConfigTest, MistralConfigsDistinguishAMissingWindowFromANullWindow) {
   json config = SmallLlama();
   config["architectures"] = {"MistralForCausalLM"};
   EXPECT_EQ(MustParse(config).layers[2].sliding_window, 4096);
@@ -235,7 +235,8 @@ TEST(ConfigTest, YarnUsesTheMscaleAndBetaFieldsOfTheConfig) {
       0.873940458);
 }
 
-TEST(ConfigTest, YarnWithoutTruncationDoesNotRoundTheBordersOfItsRamp) {
+TEST(ConfigTest,
+     YarnWithoutTruncationDoesNotRoundTheEndsOfTheInterpolatedRange) {
   json config = SmallLlama();
   config["rope_scaling"] = {{"rope_type", "yarn"},
                             {"factor", 8.0},
@@ -387,7 +388,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "per layer type"}),
     [](const auto& test) { return test.param.name; });
 
-TEST(ConfigTest, TheEosIdsOfTheGenerationConfigReplaceThoseOfTheModelConfig) {
+TEST(ConfigTest, EosIdsOfTheGenerationConfigReplaceEosIdsOfTheModelConfig) {
   DecoderSpec spec = MustParse(With(SmallLlama(), "eos_token_id", 2));
   KVASIR_ASSERT_OK(ParseGenerationConfig(
       R"({"eos_token_id":[5,6],"temperature":0.6,"top_p":0.9,"top_k":20,)"
@@ -398,7 +399,8 @@ TEST(ConfigTest, TheEosIdsOfTheGenerationConfigReplaceThoseOfTheModelConfig) {
               StatusIs(kWrong, HasSubstr("g.json: top_p")));
 }
 
-TEST(ConfigTest, SamplingDefaultsOutOfRangeAreRefusedWithNameValueAndLimit) {
+TEST(ConfigTest,
+     TheErrorForASamplingDefaultOutOfRangeStatesItsNameValueAndLimit) {
   DecoderSpec spec = MustParse(SmallLlama());
   for (const auto& [text, want] : std::map<std::string, std::string>{
            {R"({"temperature":-5})",

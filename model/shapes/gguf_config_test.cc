@@ -91,7 +91,7 @@ TEST(GgufConfigTest, MissingSizesHaveTheDefaultsOfTheFormat) {
   EXPECT_NEAR(spec.rope.frequencies[4], 0.01, 1e-12);  // base 10000
 }
 
-TEST(GgufConfigTest, AnArrayWithOneSizeForAllLayersIsReadAsThisSize) {
+TEST(GgufConfigTest, AnArrayWithTheSameSizeForEachLayerIsReadAsOneSize) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const json config,
       ConfigOf(Small().I32s("llama.attention.head_count_kv", {2, 2})));
@@ -227,7 +227,7 @@ TEST(GgufConfigTest, ALlamaFileWithExpertsIsReadAsMixtral) {
   EXPECT_EQ(spec.layers[1].sliding_window, 4096);
 }
 
-TEST(GgufConfigTest, LayersOfQwen3MoeWithARouterHaveExperts) {
+TEST(GgufConfigTest, Qwen3MoeLayersWithARouterTensorHaveExperts) {
   const GgufBuilder builder =
       Small("qwen3moe")
           .U32("qwen3moe.expert_count", 8)
@@ -351,7 +351,7 @@ TEST(GgufConfigTest, AllLayersOfAPhi3FileHaveItsWindow) {
   EXPECT_TRUE(spec.rope.long_frequencies.empty());
 }
 
-TEST(GgufConfigTest, TheNumberOfRotatedDimsIsThatOfTheFileForEveryHeadDim) {
+TEST(GgufConfigTest, TheNumberOfRotatedDimsIsExactForEveryHeadDim) {
   for (const std::string architecture : {"phi3", "gptneox"}) {
     for (uint32_t head_dim = 2; head_dim <= 1024; head_dim += 2) {
       GgufBuilder builder = Small(architecture);
@@ -597,7 +597,7 @@ std::vector<BadConfig> BadConfigs() {
 
 class BadGgufConfigTest : public ::testing::TestWithParam<BadConfig> {};
 
-TEST_P(BadGgufConfigTest, ABadKeyIsRefusedByNameWithItsValue) {
+TEST_P(BadGgufConfigTest, TheErrorForAnInvalidKeyStatesItsNameAndItsValue) {
   const absl::Status status = SpecOf(GetParam().builder).status();
   EXPECT_EQ(status.code(), GetParam().code) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("x.gguf"));

@@ -251,7 +251,7 @@ TEST(GgufTokenizerTest, ReadsControlTokensBosEosAndTheChatTemplate) {
             Ids({0, 5, 1}));
 }
 
-TEST(GgufTokenizerTest, AddsBosOnlyIfTheFileOrTheSplitSaysSo) {
+TEST(GgufTokenizerTest, BosIsAddedOnlyIfTheFileOrItsPreTokenizerRequiresIt) {
   for (const auto& [split, ids] :
        {std::pair("qwen2", Ids({3})), std::pair("llama-bpe", Ids({4, 3})),
         std::pair("tekken", Ids({4, 3})), std::pair("default", Ids({3}))}) {
@@ -262,7 +262,8 @@ TEST(GgufTokenizerTest, AddsBosOnlyIfTheFileOrTheSplitSaysSo) {
   }
 }
 
-TEST(GgufTokenizerTest, AFileWithoutASplitNameGetsTheDefaultSplit) {
+TEST(GgufTokenizerTest,
+     AFileWithoutAPreTokenizerNameIsSplitByTheDefaultPattern) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer, Load(Small()));
   EXPECT_EQ(tokenizer->Encode("ab").value(), Ids({3}));
 }
@@ -282,7 +283,8 @@ TEST(GgufTokenizerTest, AControlTokenIsNeverAPartOfAText) {
   EXPECT_EQ(tokenizer->Encode("ab").value(), Ids({2}));
 }
 
-TEST(GgufTokenizerTest, OtherReadersGiveControlTokensTheSameIds) {
+TEST(GgufTokenizerTest,
+     OtherReadersOfTheWrittenFilesGiveControlTokensTheSameIds) {
   // Other programs that read the written tokenizer.json give each added token
   // that the vocabulary lacks the next free id.
   const auto vocabulary = [](const std::vector<int32_t>& types) {
@@ -470,7 +472,8 @@ TEST(GgufTokenizerTest, AVocabularyWithTooManyMergesIsRefused) {
 
 class BadGgufTokenizerTest : public ::testing::TestWithParam<BadTokenizer> {};
 
-TEST_P(BadGgufTokenizerTest, ABadTokenizerIsRefusedWithTheKeyAndThePlace) {
+TEST_P(BadGgufTokenizerTest,
+       TheErrorForAnInvalidTokenizerNamesTheKeyAndThePlace) {
   const absl::Status status = Load(GetParam().builder).status();
   EXPECT_EQ(status.code(), GetParam().code) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("x.gguf"));

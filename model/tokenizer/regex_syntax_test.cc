@@ -60,7 +60,7 @@ std::string MarksOf(const std::string& pattern) {
   return all_empty ? pieces : marks;
 }
 
-TEST(RegexSyntaxTest, EveryConstructMatchesWhatItMatchesInTheReference) {
+TEST(RegexSyntaxTest, EveryConstructHasTheMatchesOfTheReference) {
   const std::vector<Row> rows = {
       {R"re(.)re", "xxxxxxxx.xxxxxxxxxxxxxxxxxxxxxx."},
       {R"re(.+)re", "x-------.x---------------------."},
@@ -271,7 +271,7 @@ TEST(RegexSyntaxTest, AConstructThatIsNotTranslatedIsRefusedByName) {
   }
 }
 
-TEST(RegexSyntaxTest, AnErrorOfSyntaxNamesWhatIsWrongAndItsPlace) {
+TEST(RegexSyntaxTest, TheErrorForInvalidSyntaxNamesTheMistakeAndItsPlace) {
   const std::vector<Refusal> refusals = {
       {"a\\", R"(a \ that escapes nothing)"},
       {"a)", ") without ("},

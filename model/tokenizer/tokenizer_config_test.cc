@@ -506,7 +506,8 @@ TEST(TokenizerConfigErrorTest, ErrorsNameTheFileTheFieldAndTheValue) {
   }
 }
 
-TEST(TokenizerConfigHashTest, TheHashChangesWithTheIdsAndTexts) {
+TEST(TokenizerConfigHashTest,
+     TheHashChangesIfTheConfigurationChangesIdsOrTexts) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto plain,
                               Tokenizer::FromJson(SmallFile().dump()));
   KVASIR_ASSERT_OK_AND_ASSIGN(const Ids ids, plain->Encode(kText));

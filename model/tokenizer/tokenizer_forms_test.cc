@@ -71,7 +71,7 @@ TEST(TokenizerFormsTest, TheEmptyTokenHasAnIdAndGivesNoText) {
                              HasSubstr("id 3, but that is the id of \"\"")));
 }
 
-TEST(TokenizerFormsTest, AMissingUnkTokenFailsOnlyTextsThatNeedIt) {
+TEST(TokenizerFormsTest, OnlyTextsThatNeedTheMissingUnkTokenAreRefused) {
   json file = FileWith(json::object(), {{"unk_token", "<unk>"}});
   file["added_tokens"] = {{{"id", 3}, {"content", "<unk>"}}};
   const auto tokenizer = Load(file);
@@ -120,7 +120,7 @@ TEST(TokenizerFormsTest, WithAnIncompleteByteFallbackALongTextMayHaveFewIds) {
   EXPECT_EQ(ids, (Ids{0}));
 }
 
-TEST(TokenizerFormsTest, TheVersionLineAmongMergesIsNoMerge) {
+TEST(TokenizerFormsTest, AVersionLineInTheListOfMergesIsNotReadAsAMerge) {
   for (const json& merges :
        {json{"#version: 0.2", "a b"}, json{"a b", "#version: 0.2"},
         json{"#version", "a b"}}) {
@@ -149,7 +149,7 @@ TEST(TokenizerFormsTest, RobertaAndBertProcessingPutTheTextBetweenTwoTokens) {
   }
 }
 
-TEST(TokenizerFormsTest, TheLastOfSeveralEntriesForAnAddedTokenCounts) {
+TEST(TokenizerFormsTest, TheLastEntryForAnAddedTokenDeterminesItsFlags) {
   const auto entry = [](bool special, bool rstrip, bool normalized) {
     return json{{"id", 3},
                 {"content", "<a>"},
@@ -300,7 +300,7 @@ json PrecompiledFile(const std::string& rules) {
 }
 
 TEST(TokenizerFormsTest,
-     PrependSchemeFirstAppliesToAllPiecesOfTheFirstCharacter) {
+     PrependSchemeFirstAppliesToEveryPieceMadeFromTheFirstCharacter) {
   json file = json::parse(R"({
     "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
       {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated"},
@@ -348,7 +348,8 @@ TEST(TokenizerFormsTest,
 
 // A grapheme of less than 6 bytes is replaced as a whole, even if only its
 // first character has a rule. "ab" is two graphemes.
-TEST(TokenizerFormsTest, PrecompiledRulesReplaceGraphemesOrCharacters) {
+TEST(TokenizerFormsTest,
+     PrecompiledRulesReplaceWholeGraphemesBeforeCharacters) {
   const auto tokenizer = Load(PrecompiledFile(kRules));
   const std::string acute = "\u0301";
   const std::vector<std::pair<std::string, std::string>> rows = {
@@ -418,8 +419,7 @@ std::vector<uint32_t> TrieOfA(uint32_t value) {
   return units;
 }
 
-TEST(TokenizerFormsTest,
-     ARuleThatPointsOutsideItsTextsFailsOnlyInputsThatNeedIt) {
+TEST(TokenizerFormsTest, OnlyInputsThatNeedARuleWithAnInvalidOffsetAreRefused) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const Ids ids,
       Load(PrecompiledFile(Rules(TrieOfA(0), "b")))->Encode("a"));

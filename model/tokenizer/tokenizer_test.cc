@@ -74,7 +74,8 @@ TEST(TokenizerTest, ATokenizerFromASmallFileEncodesText) {
 
 // This test would take hours if each space searched the rest of the
 // whitespace again.
-TEST(TokenizerTest, AMegabyteOfSpacesIsOneMatchOfATokenThatStripsSpaces) {
+TEST(TokenizerTest,
+     AMegabyteOfSpacesIsScannedOnlyOnceForATokenThatStripsSpaces) {
   json file = SmallFile();
   file["added_tokens"][0] = {{"id", 5},          {"content", " "},
                              {"special", false}, {"normalized", false},
@@ -268,7 +269,7 @@ std::vector<Mutation> HostilePipelines() {
   };
 }
 
-TEST(TokenizerTest, ErrorsOfHostileFilesNameFieldAndValue) {
+TEST(TokenizerTest, ErrorsForHostileFilesNameTheFieldAndItsValue) {
   std::vector<Mutation> mutations = HostileModels();
   for (const Mutation& m : HostilePipelines()) mutations.push_back(m);
   for (const Mutation& m : mutations) {
@@ -281,7 +282,7 @@ TEST(TokenizerTest, ErrorsOfHostileFilesNameFieldAndValue) {
   }
 }
 
-TEST(TokenizerTest, RefusesAFileThatIsNotJsonAndNamesIt) {
+TEST(TokenizerTest, TheErrorForAFileThatIsNotJsonNamesTheFile) {
   for (const std::string& text :
        {std::string(), std::string("{"), std::string("{\"model\": \xFF}"),
         std::string("[]"), std::string("null"), SmallFile().dump() + "x",
@@ -431,7 +432,7 @@ TEST(TokenizerTest, ATextWithMoreTokensThanTheCallerAllowsIsRefused) {
 
 // A long text may have few tokens, because several unknown characters may share
 // one token and spaces may be dropped.
-TEST(TokenizerTest, ALongTextOfFewTokensIsNotRefusedForItsLength) {
+TEST(TokenizerTest, ALongTextIsEncodedIfItHasFewTokens) {
   EncodeOptions options;
   options.add_special_tokens = false;
   options.max_ids = 1;
@@ -460,7 +461,7 @@ TEST(TokenizerTest, ALongTextOfFewTokensIsNotRefusedForItsLength) {
   EXPECT_EQ(ids, (Ids{1}));
 }
 
-TEST(TokenizerTest, InvalidUtf8IsReadAsReplacementCharacters) {
+TEST(TokenizerTest, InvalidUtf8IsEncodedAsReplacementCharacters) {
   for (const char* name : {"gpt2", "llama2"}) {
     const auto tokenizer = Golden(name);
     KVASIR_ASSERT_OK_AND_ASSIGN(const Ids got,

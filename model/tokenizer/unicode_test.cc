@@ -130,7 +130,7 @@ TEST(RegexTest, TheWhiteSpaceClassIncludesVerticalTabAndNextLine) {
               ElementsAre("b"));
 }
 
-TEST(RegexTest, AnEmptyPatternAndALongOneAreRefused) {
+TEST(RegexTest, RefusesPatternsThatAreEmptyOrTooLong) {
   for (const size_t size : {0, 8193}) {
     EXPECT_THAT(Regex::Compile(std::string(size, 'a')),
                 base::StatusIs(

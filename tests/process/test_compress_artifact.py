@@ -643,7 +643,7 @@ def test_settings_of_eviction_are_checked_before_the_teacher_is_evaluated(compre
     # Candidates may follow a list.
     done = compress(*evaluate, "--eviction-sinks", 4, "--eviction", "recent,streaming",
                     "--eviction-budget", 0.2, TINY, art, ok=False)
-    refused(done, f"{art}: streaming 0.2", "want sinks >= 6, have 4")
+    refused(done, f"{art}: streaming 0.2", "must keep the 6 exact_sinks, but sinks is only 4")
     assert done.stdout == ""
     done = compress(*evaluate, TINY, "per-token:k99", ok=False)
     refused(done, "per-token:k99")
@@ -712,7 +712,7 @@ def test_eviction_can_be_added_to_any_plan(compress, tmp_path):
     refused(compress(*plan, "lorc", "--keep", 0.5, "--evict-from", lorc, ok=False),
             "--evict-from can only be used with --method q-hitter", code=2)
     refused(compress(*plan, "q-hitter", "--evict-from", lorc, "--eviction-recent", 64, ok=False),
-            "layer 0 eviction", "want recent >= 96, have 64")
+            "layer 0 eviction", "exact_window of 96 tokens, but recent is only 64")
 
 
 def test_a_plan_with_only_eviction_has_the_requested_bits_of_keys_and_values(compress, tmp_path):
