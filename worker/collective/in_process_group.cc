@@ -15,7 +15,7 @@
 namespace kvasir::worker {
 namespace {
 
-// The memory that a rank lets the others read during a call.
+// A rank's call, with the memory that the other ranks may read during the call.
 struct Offer {
   CollectiveKind kind = CollectiveKind::kAllReduceSum;
   int64_t bytes = 0;

@@ -66,8 +66,7 @@ struct StepRecord {
   int page_copies = 0;
   int uploads = 0;
   int read_backs = 0;
-  int others =
-      0;  // copies between host and device at a time when none is allowed
+  int others = 0;  // copies other than uploads and read-backs
   int64_t device_allocations = 0;
   std::array<int64_t, kNumStepParts> heap = {};
   std::vector<kernels::OpLaunch> launches;

@@ -123,7 +123,7 @@ class ModelExecutor final : public Executor {
   // Identifies the executor's arithmetic: executors with equal ids compute the
   // same bits. A request may move only between such executors.
   std::string numerics_id() const;
-  // Bytes of weights that each step reads, whatever its batch is.
+  // See ModelWeights::matrix_bytes and ModelWeights::rounded_bytes.
   int64_t matrix_bytes() const { return weights_.matrix_bytes; }
   int64_t rounded_bytes() const { return weights_.rounded_bytes; }
   // See KvArenas::bytes_per_token.

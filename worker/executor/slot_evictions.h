@@ -88,7 +88,8 @@ class SlotEvictions {
     // the sum of Entry::kept * Group::most_units
     int64_t kept_numbers = 0;
     absl::flat_hash_set<int32_t> pages;
-    std::vector<StepBlob::Place<kernels::Eviction>> places;  // by rule
+    std::vector<StepBlob::Place<kernels::Eviction>>
+        places;  // one element for each rule
   };
 
   // Returns the batch for this eviction: the page group's latest batch, or a
@@ -107,7 +108,7 @@ class SlotEvictions {
   int64_t kept_capacity_ = 0;
 
   std::vector<EvictionBatch> batches_;
-  std::vector<Work> work_;      // by batch
+  std::vector<Work> work_;      // one element for each batch
   std::vector<int32_t> pages_;  // the pages of all entries
 };
 

@@ -51,7 +51,7 @@ class Stager {
     StepLimits limits;
     int64_t max_model_len = 0;
     int64_t most_slots = 0;   // the most slots of a sequence that evicts
-    int64_t logits_rows = 0;  // StepOutput::logits_rows
+    int64_t logits_rows = 0;  // see StepOutput::logits_rows
     bool lifts_prompts = false;
     bool taps_logits = false;
   };

@@ -52,7 +52,7 @@ std::vector<std::shared_ptr<const worker::ServedPlan>> PlansToChooseFrom(
                      {"why", std::string(served.status().message())}});
     }
   }
-  // Presets are sorted by bytes, and those of most bytes come first.
+  // Presets are sorted by descending bytes.
   std::reverse(plans.begin(), plans.end());
   return plans;
 }

@@ -39,7 +39,7 @@ struct LoadRequest {
   // max_num_seqs sequences of max_model_len, because then no sequence is
   // preempted for its pages.
   std::optional<int64_t> host_pool_bytes = 0;
-  bool graphs = false;  // ModelExecutorOptions::graphs
+  bool graphs = false;  // see ModelExecutorOptions::graphs
   bool prefix_reuse = true;
   // RankOptions::plan_check. Leave its `instead` empty: Load sets it if
   // choose_plan is true. In a group, all ranks must set it equally.

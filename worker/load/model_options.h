@@ -40,7 +40,7 @@ struct ModelOptions {
   EvictionFlags eviction;  // adds evictions to the plan
   int64_t page_tokens = 64;
   int threads = 0;             // 0: as many as the cgroup allows
-  bool deterministic = false;  // RankOptions::deterministic
+  bool deterministic = false;  // see RankOptions::deterministic
   DeviceFlags device;          // only in commands that call AddDeviceFlags
 };
 void AddModelFlags(CLI::App* app, ModelOptions* options);

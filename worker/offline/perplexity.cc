@@ -105,8 +105,9 @@ absl::Status CheckOptions(const TokenizedText& text,
   return absl::OkStatus();
 }
 
-// Adds the losses of a step to the parts. The parts divide `tokens` inputs
-// equally; `first` is the index of the step's first input among them.
+// Adds the losses of a step to the parts. The parts divide a list of
+// `tokens` inputs equally. `first` is the index, in that list, of the step's
+// first input.
 void AddToParts(int64_t first, absl::Span<const float> logprobs, int64_t tokens,
                 std::vector<PerplexityPart>* parts) {
   const auto num_parts = static_cast<int64_t>(parts->size());

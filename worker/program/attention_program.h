@@ -89,7 +89,7 @@ struct LatentProgram {
   int64_t width = 0;  // called R' in the shapes below
   // How many of the R' channels are stored. The others have 0 bits.
   int64_t stored = 0;
-  int64_t column = 0;  // within the part's latents
+  int64_t column = 0;  // counted from the part's first latent column
   // Only for rope_low_rank. `pairs` has the pairs of a head that the latent
   // covers. For each complex channel, `channel_place` has the index of the
   // channel's pair in `pairs`.
@@ -112,8 +112,8 @@ struct PromptLift {
 // One part of a side (keys or values): the columns of the fused projection that
 // it uses, and how latents are made from them.
 struct PartProgram {
-  std::string prefix;       // of tensor names, after "model.layers.{l}."
-  std::string lift_prefix;  // plan::ResolvedPart::lift_prefix
+  std::string prefix;       // begins tensor names, after "model.layers.{l}."
+  std::string lift_prefix;  // see plan::ResolvedPart::lift_prefix
   // The latents that some head of this rank uses, in the plan's order.
   std::vector<LatentProgram> latents;
   std::vector<int32_t> group_of_head;  // index in `latents` [Hkv]

@@ -192,7 +192,7 @@ struct Comparison {
   double device_loss = 0;
   double worst_norm = 0;  // largest |device - cpu| / |cpu| of any row
   int64_t rows = 0;
-  int64_t clear = 0;  // rows whose best logit leads by more than 0.05
+  int64_t clear = 0;  // rows whose two largest logits differ by over 0.05
   int64_t clear_other = 0;
   int64_t close_other = 0;
 

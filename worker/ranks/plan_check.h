@@ -25,7 +25,7 @@
 namespace kvasir::worker {
 
 struct PlanCheck {
-  std::string plan;  // KvPlan.method
+  std::string plan;  // its KvPlan.method
   // The divergence KL(dense || plan) of the predicted next token, in nats,
   // averaged over the second half of the text. The first half is only context,
   // because plans keep a text's first tokens exact, which hides their error in

@@ -37,7 +37,7 @@ struct RankOffer {
 // The values that all ranks of a group use, computed from the offers of all
 // ranks.
 struct RankAgreement {
-  cache::PageCounts pages;  // the smallest offer of any rank
+  cache::PageCounts pages;  // for each page group, the smallest offer
   cache::PageCounts host_pages;
   std::string weights_id;  // computed from the tiles of all ranks
   std::string cache_id;    // empty: every rank computes it from the weights_id
@@ -198,8 +198,8 @@ class Rank {
   // too few for one sequence.
   absl::Status SizePools(const RankOptions& options);
   // Removes the plans for which the device lacks ops, and adds a result to
-  // plan_checks_ for each of them. If the last plan is among them, returns its
-  // error of CheckOps.
+  // plan_checks_ for each of them. Returns the error of CheckOps for the last
+  // plan if that plan is removed.
   absl::Status RemoveUnsupported(
       WeightSource* source, const RankOptions& options, Collective* collective,
       std::vector<std::shared_ptr<const ServedPlan>>* plans);

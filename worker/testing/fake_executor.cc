@@ -71,9 +71,8 @@ int32_t DrawToken(uint64_t prefix_hash, const Draw& draw, const Ids& banned,
   return token;
 }
 
-// Chooses the slots that an eviction keeps: the last slot, and of the others
-// those whose prefixes have the largest hashes. Returns their indices in
-// ascending order.
+// Chooses the slots that an eviction keeps: the last slot, and the slots whose
+// prefixes have the largest hashes. Returns their indices in ascending order.
 std::vector<size_t> KeptOf(const std::vector<uint64_t>& prefix_hashes,
                            size_t kept) {
   std::vector<size_t> slots(prefix_hashes.size());

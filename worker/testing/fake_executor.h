@@ -94,7 +94,7 @@ class FakeExecutor final : public Executor {
     uint64_t prefix_hash = 0;
   };
   struct Page {
-    uint64_t writer = 0;  // the sequence that filled it last
+    uint64_t writer = 0;  // the sequence that last wrote to the page
     // Whether the page was overwritten by a copy. If so, its next writer may
     // start inside the page: in the same step or, after a copy from the host
     // pool, in a later one.

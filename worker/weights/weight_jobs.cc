@@ -89,8 +89,8 @@ class StagedBytes {
  public:
   explicit StagedBytes(int64_t most) : most_(most) {}
 
-  // Waits until `bytes` fit into the limit together with those of other jobs.
-  // If no other job runs, they always fit.
+  // Waits until `bytes` and the bytes of the other running jobs together fit
+  // into the limit. If no other job runs, they always fit.
   void Take(int64_t bytes) {
     base::MutexLock lock(&mutex_);
     while (taken_ > 0 && bytes > most_ - taken_) given_.Wait(&mutex_);

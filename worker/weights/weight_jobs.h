@@ -1,5 +1,6 @@
 // Loads tensors as packed matrices, tables and float32 arrays, on many threads.
-// Each tensor is read only once, even if several things are made of it.
+// Each tensor is read only once, even if several matrices or arrays are made
+// from it.
 #pragma once
 
 #include <cstdint>

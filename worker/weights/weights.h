@@ -54,9 +54,9 @@ struct PartWeights {
   // For a complex lift: [2, C] for each KV head.
   std::vector<kernels::DevicePtr<const float>> up;  // [Hkv]
   kernels::DevicePtr<const float> up_bias;
-  // Otherwise, for each KV head: a matrix [d, R'] that lifts a query to the
-  // latent's width, or a matrix [R', D] that makes a value from a sum of
-  // latents.
+  // For other lifts, one matrix for each KV head: for keys [d, R'], which lifts
+  // a query to the latent's width; for values [R', D], which makes a value from
+  // a sum of latents.
   std::vector<kernels::PackedMatrix> lift;    // [Hkv]
   kernels::DevicePtr<const float> lift_bias;  // [Hq, D], or null
   kernels::PackedMatrix basis;                // [KV heads of the model * D, R']
@@ -71,8 +71,9 @@ struct PartWeights {
 };
 
 // The router and the matrices of expert 0 in a mixture of experts. The matrices
-// of all experts follow each other in memory: expert e's gate_up begins
-// e * gate_up.bytes() bytes after this one, and down likewise.
+// of all experts follow each other in memory: expert e's gate_up begins e *
+// gate_up.bytes() bytes after `gate_up`, and its down e * down.bytes() bytes
+// after `down`.
 struct ExpertWeights {
   kernels::PackedMatrix router;   // [M, E]
   kernels::PackedMatrix gate_up;  // [M, 2 * features of an expert]
@@ -102,7 +103,7 @@ struct LayerWeights {
   kernels::DevicePtr<const float> k_norm;
   // A copy of qkv_bias in host memory; null if there is no bias.
   // WeightsWithoutMemory fills it with ones, so that a check of the device's
-  // ops includes those for a bias.
+  // ops includes the ops for a bias.
   std::shared_ptr<const std::vector<float>> host_qkv_bias;
   kernels::PackedMatrix o;  // [attention.output_columns, M]
   // [M]; null except on rank 0, because outputs are summed over ranks.
@@ -113,7 +114,7 @@ struct LayerWeights {
   kernels::PackedMatrix gate_up;
   kernels::DevicePtr<const float> gate_up_bias;  // [gate_up.n]
   kernels::PackedMatrix down;                    // [features, M]
-  kernels::DevicePtr<const float> down_bias;     // [M]; only on rank 0
+  kernels::DevicePtr<const float> down_bias;     // [M]; null except on rank 0
   // A layer with experts has these matrices instead of gate_up and down.
   ExpertWeights experts;
 };

@@ -40,7 +40,7 @@ class KvArenas {
     bool of_keys = false;
     kernels::LatentPart latents;
     std::vector<kernels::LatentGroup> groups;
-    std::vector<std::vector<kernels::CodeRun>> runs;  // of each group
+    std::vector<std::vector<kernels::CodeRun>> runs;  // one list for each group
     // The layout of an exact (uncompressed) row, if the part keeps exact rows.
     // Offsets are relative to `exact.arena`.
     kernels::LatentPart exact;

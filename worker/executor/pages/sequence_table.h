@@ -49,7 +49,7 @@ class SequenceTable {
   };
   struct Sequence {
     int32_t row = 0;     // unique among live sequences; below max_sequences
-    int64_t length = 0;  // tokens written
+    int64_t length = 0;  // tokens that are in the cache
     // true: no step has run since the last reset, so any start position is
     // allowed
     bool is_fresh = true;

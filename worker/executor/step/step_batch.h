@@ -50,14 +50,14 @@ class StepBatch {
     kernels::SampleRow row;
     int64_t first_bias = 0;
     int64_t first_banned = 0;
-    int32_t table_row = 0;  // SequenceTable::Sequence::row
+    int32_t table_row = 0;  // see SequenceTable::Sequence::row
   };
   // Token ids to count for a sequence's penalties.
   struct History {
     int64_t first_id = 0;  // index in history_ids()
     int64_t num_ids = 0;
     kernels::DevicePtr<int32_t> counts;  // [V]
-    bool clear = false;                  // forget earlier counts first
+    bool clear = false;                  // whether to set `counts` to 0 first
   };
   struct Output {
     uint64_t sequence_id = 0;

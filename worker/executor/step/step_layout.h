@@ -77,7 +77,7 @@ struct ResultLayout {
   ResultLayout() = default;
   explicit ResultLayout(const StepSizes& padded);
 
-  int64_t clamped_codes = 0;  // int64, the total of all steps
+  int64_t clamped_codes = 0;  // one int64, which counts all steps so far
   // The offsets of the arrays below depend on the step's sizes.
   int64_t token_ids = sizeof(int64_t);  // [samples] int32
   int64_t logprobs = 0;                 // [samples] float32

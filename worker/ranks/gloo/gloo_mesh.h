@@ -31,7 +31,7 @@ class UnboundBuffer;
 namespace kvasir::worker {
 
 struct GlooOptions {
-  plan::TpShard shard;  // at least 2 ranks
+  plan::TpShard shard;  // in a group of at least 2 ranks
   // A network interface of this machine, or one of its addresses, for all
   // traffic of the group. Use a network that only the ranks can reach: traffic
   // is not encrypted, and until Connect has ended, the ports accept

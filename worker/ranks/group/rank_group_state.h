@@ -158,8 +158,8 @@ class RankGroupState {
   // Ends the group because the leader itself has failed.
   void Abort(const absl::Status& reason);
 
-  // Returns the actions to carry out, in order. Steps are not among them: the
-  // caller itself sends each step to the member_links().
+  // Returns the actions to carry out, in order. They do not include steps,
+  // which the caller itself sends on all member_links().
   std::vector<Action> TakeActions() { return std::exchange(actions_, {}); }
   std::vector<Event> TakeEvents() { return std::exchange(events_, {}); }
   // The links on which a step must be sent to the followers.

@@ -524,8 +524,8 @@ TEST(RankGroupStateTest,
   ASSERT_TRUE(tiles.has_value());
   EXPECT_THAT(*tiles, ElementsAre("leader's", "", "two"));
   EXPECT_FALSE(group.state().TakeTiles().has_value());
-  // Combining the tiles may take longer than load_timeout, because all ranks
-  // have loaded.
+  // Combining the tiles may take longer than load_timeout, which applies only
+  // until all ranks have loaded.
   group.Pass(absl::Seconds(40), {1, 2});
   EXPECT_THAT(group.Done(), IsEmpty());
   EXPECT_EQ(group.state().phase(), Phase::kLoading);
