@@ -218,8 +218,7 @@ TEST(AttentionMassRulesTest,
   EXPECT_EQ(sequences[4].weights_at, -1);
 }
 
-TEST(AttentionMassRulesTest,
-     AttentionMassWithInvalidEvictionUnitsOrTooManyRowsIsRefused) {
+TEST(AttentionMassRulesTest, InvalidAttentionMassParametersAreRefused) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;

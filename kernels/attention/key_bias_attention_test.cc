@@ -85,7 +85,7 @@ std::vector<LatentSpec> BiasedSpecs() {
 
 class KeyBiasAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(KeyBiasAttentionTest, AllBackEndsMatchExactAttentionAndGiveTheSameBits) {
+TEST_P(KeyBiasAttentionTest, AllBackEndsGiveTheSameBitsCloseToExactAttention) {
   LatentCache cache(GetParam(), {1, 65, 701}, 1);
   const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 40, 25}, {2, 700, 1}};
   WriteAll(cache, asks);
@@ -127,7 +127,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, KeyBiasAttentionTest,
                          });
 
 TEST(KeyBiasPositionsTest,
-     ListedPositionsEqualToTheSlotNumbersGiveTheSameBitsAsNoPositions) {
+     PositionsThatEqualTheSlotNumbersGiveTheSameBitsAsNoPositions) {
   LatentSpec spec = BiasedSpecs()[0];
   const auto attend = [&](int64_t page_tokens) {
     spec.page_tokens = page_tokens;

@@ -18,7 +18,7 @@ namespace {
 
 class LatentAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(LatentAttentionTest, AllBackEndsMatchExactAttentionAndGiveTheSameBits) {
+TEST_P(LatentAttentionTest, AllBackEndsGiveTheSameBitsCloseToExactAttention) {
   // The longest context is longer than a split (512 slots), but only a little
   // if keys are rebuilt or values lifted, because the reference computes these
   // slowly.
@@ -375,7 +375,7 @@ INSTANTIATE_TEST_SUITE_P(
                       WithSinks("", 70, MixedExact(9, 64))));
 
 TEST(LatentPositionsTest,
-     ExplicitPositionsEqualToTheSlotNumbersGiveTheSameBitsAsNoPositions) {
+     PositionsThatEqualTheSlotNumbersGiveTheSameBitsAsNoPositions) {
   LatentSpec spec;
   spec.keys = {Rebuilt(Numbers({24}), {16, 8})};
   TestStream test(1);

@@ -37,7 +37,7 @@ LatentSpec DenseSpec(const Shape& shape) {
 
 class PagedAttentionTest : public ::testing::TestWithParam<Shape> {};
 
-TEST_P(PagedAttentionTest, AllBackEndsMatchExactAttentionAndGiveTheSameBits) {
+TEST_P(PagedAttentionTest, AllBackEndsGiveTheSameBitsCloseToExactAttention) {
   LatentCache cache(DenseSpec(GetParam()), {83, 1, 700}, 1);
   const std::vector<LatentAsk> asks = {{0, 20, 63}, {1, 0, 1}, {2, 690, 10}};
   WriteAll(cache, asks);
@@ -72,7 +72,7 @@ TEST(PagedAttentionPagesTest, PagesBeforeTheSlidingWindowAreNotRead) {
 }
 
 TEST(PagedAttentionPagesTest,
-     SequencesOfMoreSlotsThan32BitsCanCountAreRefused) {
+     SequencesOfMoreSlotsThanAnInt32CanCountAreRefused) {
   LatentCache cache(LatentSpec(), {1}, 1);
   PagedAttentionArgs args = cache.Params();
   AttentionSequence sequence;

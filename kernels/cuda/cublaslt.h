@@ -40,9 +40,9 @@ struct GemmAlgorithm {
   size_t workspace_bytes = 0;
 };
 
-// Threads: all methods may be called from any thread, even with the same handle
-// at the same time. They use the device that the calling thread has selected by
-// Runtime::Use.
+// Threads: all methods may be called from any thread, even with the same
+// handle at the same time. They use the device that the calling thread has
+// selected by Runtime::Use.
 class CublasLt {
  public:
   virtual ~CublasLt() = default;

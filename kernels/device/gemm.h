@@ -35,8 +35,8 @@ inline constexpr int64_t kGemmWorkspaceAlignment = 256;
 // Multiplies matrices on one stream.
 //
 // Threads: only one thread at a time may use this object or its stream.
-// Errors: the stream keeps an error of a product and returns it later
-// (LaunchStream::TakeLaunchError).
+// Errors: the stream keeps an error of a product and returns it later by
+// LaunchStream::TakeLaunchError.
 class GemmLibrary {
  public:
   virtual ~GemmLibrary() = default;

@@ -30,8 +30,8 @@ class GemmLibrary;  // gemm.h
 
 // Enqueues kernels on one stream.
 // Threads: only one thread at a time may use this object or its stream.
-// Errors: the stream keeps an error of a launch and returns it later
-// (LaunchStream::TakeLaunchError).
+// Errors: the stream keeps an error of a launch and returns it later by
+// LaunchStream::TakeLaunchError.
 class Launcher {
  public:
   virtual ~Launcher() = default;

@@ -41,7 +41,7 @@ TEST(WorkspaceTest, AllocationsAreAlignedAndDoNotOverlap) {
   EXPECT_EQ(64, second - first);
 }
 
-TEST(WorkspaceTest, RunningOutOfMemoryIsAStickyErrorThatNamesTheSizes) {
+TEST(WorkspaceTest, TheErrorOfAFullWorkspaceNamesTheSizesAndStays) {
   alignas(64) char memory[256];
   Workspace workspace(DevicePtr<char>(memory), sizeof(memory));
   EXPECT_TRUE(workspace.Take<char>(128));

@@ -153,7 +153,7 @@ std::vector<int32_t> BruteForce(Slots& slots, const Eviction& eviction,
 }
 
 TEST(EvictSelectTest,
-     TheKeptSlotsEqualThoseOfABruteForceSearchOnRandomScoresWithTies) {
+     ABruteForceSearchOnRandomScoresWithTiesKeepsTheSameSlots) {
   TestStream reference(1, CpuBackend::kReference);
   TestStream three(3);
   std::mt19937 engine(7);
@@ -204,8 +204,7 @@ struct KeptToken {
 // Simulates a long text, token by token. Each new token adds attention mass to
 // all tokens that are still kept. A list in the test records which tokens
 // should be kept.
-TEST(EvictSelectTest,
-     TheKeptSlotsEqualThoseOfABruteForceSearchOverThousandsOfTokens) {
+TEST(EvictSelectTest, ABruteForceSearchKeepsTheSameSlotsOverThousandsOfTokens) {
   struct Case {
     int64_t units;
     int64_t budget;

@@ -38,7 +38,7 @@ std::vector<float> Mix(TestStream& test, const Case& c,
 
 class MixExpertsTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(MixExpertsTest, OutputsAreWeightedAndAddedInOrder) {
+TEST_P(MixExpertsTest, OutputsOfExpertsAreWeightedAndAddedInAscendingOrder) {
   const Case& c = GetParam();
   const int64_t rows = c.tokens * c.top_k;
   const auto y = RandomFloats(rows * c.columns, 1);

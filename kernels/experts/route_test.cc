@@ -58,7 +58,7 @@ struct Case {
 
 class RouteTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(RouteTest, ExpertsWeightsAndSortedRowsMatchTheDefinition) {
+TEST_P(RouteTest, ChosenExpertsTheirWeightsAndTheSortedRowsMatchTheDefinition) {
   const Case& c = GetParam();
   const auto logits = RandomFloats(c.tokens * c.experts, 7, 5.0f);
   TestStream reference(1, CpuBackend::kReference);
@@ -119,7 +119,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{9, 5, 5, true}, Case{60, 60, 4, false},
                       Case{300, 128, 8, true}));
 
-TEST(RouteTest, OfEqualLogitsTheLowerExpertIsChosen) {
+TEST(RouteTest, TheLowerExpertIsChosenIfLogitsAreEqual) {
   TestStream test;
   const Routed tied =
       RunRoute(test, {1, 2, 1, 2, 2, 1, 1, 1, 1, 1}, 2, 5, 2, true);

@@ -135,7 +135,7 @@ TEST(MatmulRowsTest, ARowHasTheSameBitsInAnyBatch) {
   }
 }
 
-TEST(MatmulRowsTest, RowStridesAreRespectedAndNothingElseIsWritten) {
+TEST(MatmulRowsTest, StridedRowsAreReadAndWrittenWithoutChangesToTheGaps) {
   const int64_t k = 40;
   const int64_t n = 45;
   Weights weights(k, n, DType::kF32, 6);
@@ -221,7 +221,7 @@ TEST(PackTest, FindsTheFirstNonFiniteNumberInArraysOfEveryNumberType) {
   }
 }
 
-TEST(PackTest, BlocksOfSeveralMatricesCanBePackedIntoOneInAnyOrder) {
+TEST(PackTest, BlocksOfSeveralMatricesCanBePackedIntoOneMatrixInAnyOrder) {
   const int64_t k = 50;
   StoredArray first(RandomFloats(40 * 100, 11), DType::kBf16);
   StoredArray second(RandomFloats(20 * 50, 12), DType::kBf16);

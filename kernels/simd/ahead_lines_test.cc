@@ -91,7 +91,7 @@ TEST_F(AheadLinesTest, ALineThatSeveralPiecesShareIsPrefetchedOnce) {
   for (const int64_t line : {5, 9, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-TEST_F(AheadLinesTest, TakeReturnsAContiguousRangeOfBytesOrNull) {
+TEST_F(AheadLinesTest, TakeReturnsOnlyContiguousBytesThatMayBePrefetched) {
   lines_.Add(At(3), 2 * kLine);
   lines_.Add(At(20), (kLead + 2) * kLine);
   lines_.NextBlock();

@@ -166,8 +166,7 @@ TEST(AttentionTilesTest,
 
 // Each KV head has 200 query heads. They are more than the rows of a panel, so
 // they are divided into several slices.
-TEST(AttentionTilesTest,
-     KeysAreRebuiltOncePerSliceIfTheQueryHeadsOfAKvHeadAreSliced) {
+TEST(AttentionTilesTest, KeysAreRebuiltOncePerSliceOfTheQueryHeadsOfAKvHead) {
   LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0});
   spec.num_heads = 400;
   spec.num_kv_heads = 2;
