@@ -27,12 +27,11 @@ namespace kvasir::worker {
 
 // The tokens of one step. Pointers are device memory.
 struct TokenBatch {
-  int64_t num_tokens = 0;     // T in shapes
-  int64_t padded_tokens = 0;  // see AttentionInput::padded_tokens
-  int64_t num_sequences = 0;  // B in shapes
-  absl::Span<const SequenceRows>
-      rows;  // see AttentionInput::rows; in host memory
-  kernels::DevicePtr<const int32_t> ids;        // [T]
+  int64_t num_tokens = 0;                 // T in shapes
+  int64_t padded_tokens = 0;              // see AttentionInput::padded_tokens
+  int64_t num_sequences = 0;              // B in shapes
+  absl::Span<const SequenceRows> rows;    // see AttentionInput::rows
+  kernels::DevicePtr<const int32_t> ids;  // [T]
   kernels::DevicePtr<const int64_t> positions;  // [T], positions in the text
   absl::Span<const AttentionBatch> groups;
   // For each KvArenas::Ring, where the exact (uncompressed) row of each token

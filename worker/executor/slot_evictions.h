@@ -88,8 +88,7 @@ class SlotEvictions {
     // the sum of Entry::kept * Group::most_units
     int64_t kept_numbers = 0;
     absl::flat_hash_set<int32_t> pages;
-    std::vector<StepBlob::Place<kernels::Eviction>>
-        places;  // one element for each rule
+    std::vector<StepBlob::Place<kernels::Eviction>> places;  // for each rule
   };
 
   // Returns the batch for this eviction: the page group's latest batch, or a

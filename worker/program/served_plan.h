@@ -18,8 +18,8 @@ namespace kvasir::worker {
 // Threads: immutable.
 struct ServedPlan {
   std::shared_ptr<const plan::ResolvedPlan> resolved;
-  std::vector<AttentionProgram>
-      programs;  // indexed by plan::ResolvedLayer::attention
+  // Indexed by plan::ResolvedLayer::attention.
+  std::vector<AttentionProgram> programs;
 
   // Returns the index of the layer's program in `programs`.
   int64_t program_of_layer(int64_t layer) const {

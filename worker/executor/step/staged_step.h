@@ -37,12 +37,11 @@ struct StagedStep {
   const SlotEvictions* evictions = nullptr;  // the step's evictions
   int64_t blob_peaks = 0;                    // see StepBlob::peaks
 
-  kernels::DevicePtr<const kernels::PagePair>
-      copies;                             // the pages of bucket.copies
-  kernels::DevicePtr<const int32_t> ids;  // [T]
-  kernels::DevicePtr<const int32_t> token_sources;            // [T]
-  kernels::DevicePtr<const int64_t> positions;                // [T]
-  std::vector<AttentionBatch> groups;                         // by page group
+  kernels::DevicePtr<const kernels::PagePair> copies;  // of bucket.copies
+  kernels::DevicePtr<const int32_t> ids;               // [T]
+  kernels::DevicePtr<const int32_t> token_sources;     // [T]
+  kernels::DevicePtr<const int64_t> positions;         // [T]
+  std::vector<AttentionBatch> groups;                  // by page group
   std::vector<kernels::DevicePtr<const int64_t>> ring_slots;  // by ring
   kernels::DevicePtr<const int32_t> sample_rows;              // [samples]
   kernels::DevicePtr<const kernels::SampleRow> samples;       // [samples]

@@ -1,8 +1,10 @@
 // A follower's call to its leader: kvasir.v1.Rank over gRPC's callback API.
 //
 //   KVASIR_ASSIGN_OR_RETURN(auto client, RankClient::Dial(options));
-//   RankFollower follower(...); client->Join(&follower); ... client.reset(); //
-//   before the follower is destroyed
+//   RankFollower follower(...);
+//   client->Join(&follower);
+//   ...
+//   client.reset();  // before the follower is destroyed
 #pragma once
 
 #include <grpcpp/channel.h>

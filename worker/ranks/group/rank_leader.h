@@ -1,11 +1,12 @@
 // The leader's side of a tensor-parallel group. RankServer listens for
 // followers; RankGroupState decides what is sent to them.
 //
-//   RankLeader leader(options); KVASIR_ASSIGN_OR_RETURN(auto addresses,
-//   leader.WaitJoined()); ... the collective connects, the rank loads ...
+//   RankLeader leader(options);
+//   KVASIR_ASSIGN_OR_RETURN(auto addresses, leader.WaitJoined());
+//   ... the collective connects, the rank loads ...
 //   KVASIR_ASSIGN_OR_RETURN(auto start, leader.WaitStarted(ready));
-//   GroupExecutor executor(&leader, &own_executor); // runs steps on all
-//   ranks leader.Drain();
+//   GroupExecutor executor(&leader, &own_executor);  // runs steps on all ranks
+//   leader.Drain();
 #pragma once
 
 #include <cstdint>
