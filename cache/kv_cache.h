@@ -144,10 +144,10 @@ class KvCache {
 
   // Starts `child`, a new id, with all tokens of `parent`, which must have no
   // open reservation. Full pages are shared. A partly filled last page is
-  // copied when the child first reserves; until then, the parent only adds
-  // slots to it, so the copied slots do not change. Side pages, and pages of
-  // groups that evict, are copied at once, because the parent overwrites them.
-  // Call it only if can_fork (CHECK).
+  // copied when the child first reserves. Until then the parent only adds slots
+  // to this page, so the slots to be copied do not change. Side pages, and
+  // pages of groups that evict, are copied at once, because the parent
+  // overwrites them. Call it only if can_fork (CHECK).
   void Fork(SequenceId parent, SequenceId child);
 
   // Ends the sequence. Its full pages can be found by other prompts until they
@@ -231,16 +231,16 @@ class KvCache {
 
   int64_t page_tokens() const { return config_.page_tokens; }
   // Returns whether a step may be planned before the tokens of the previous
-  // step are committed. With side pages it may not: a commit may copy them for
-  // a tail, but the step that was planned before would have overwritten them.
+  // step are committed. With side pages it may not: a commit may cache a copy
+  // of them (a tail), but a step planned before it would overwrite them first.
   bool can_run_ahead() const { return !config_.has_side_pages(); }
   // Returns whether there are pages for the copies that Fork makes at once.
   bool can_fork(SequenceId parent) const {
     return tables_.CanFork(sequence(parent).state);
   }
-  // The number of tokens at which a step of the sequence should end, if it
-  // reaches that far, so that a copy of its side pages (a tail) is cached
-  // there. 0: no preference.
+  // The number of tokens at which a step of the sequence should end if it
+  // reaches that far. A copy of the side pages (a tail) is then cached there.
+  // 0: no preference.
   int64_t tail_cut(SequenceId id) const;
   int64_t num_page_groups() const {
     return static_cast<int64_t>(config_.groups.size());

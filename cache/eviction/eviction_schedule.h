@@ -13,7 +13,7 @@
 //                           end
 //
 // An eviction point is a number of tokens. When the sequence has this number of
-// tokens, slots are evicted before its next step, so a step must end at each
+// tokens, slots are evicted before its next step. So a step must end at each
 // point that it reaches. Points depend only on lengths, and no step crosses
 // one. So a token always sees the same slots: chunk sizes, the rest of the
 // batch and preemptions do not matter. Slots of a prompt are already evicted

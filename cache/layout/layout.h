@@ -19,8 +19,8 @@
 // hold the latents of its first tokens (sinks) and of its latest tokens (exact
 // windows, stored as rings) as 16-bit numbers. A page id names a page in every
 // layer's arena, and these pages differ in size. So the rows of a side (a
-// layer's keys or values) go where there is room: into a few segments, each in
-// one arena of the page group.
+// layer's keys or values) are stored where there is room. They form a few
+// segments, each in one arena of the page group.
 //   side page in an arena: | rows of a side | rows of another ... |
 //   row: | part 0: group 0, group 1 ... | part 1 ... |
 #pragma once
@@ -237,10 +237,10 @@ using PageCounts = std::vector<int64_t>;
 // Units: all sizes are bytes of one rank.
 class PageLayout {
  public:
-  // Returns INVALID_ARGUMENT if a field of `format` is out of range, if
-  // page_tokens is not a multiple of the chunk size of attention's selection,
-  // or if a page over all layers, or the side pages of a sequence,
-  // exceed kMaxPageIdBytes.
+  // Returns INVALID_ARGUMENT if a field of `format` is out of range, or if
+  // page_tokens is not a multiple of the chunk size of attention's selection.
+  // Also returns it if a page over all layers, or a sequence's side pages, take
+  // more than kMaxPageIdBytes.
   static absl::StatusOr<PageLayout> Create(const plan::ResolvedPlan& plan,
                                            const PageFormat& format);
   // Like the function above, but resolves the plan first, and also returns the

@@ -1,11 +1,11 @@
 // The page pools of all groups, together with the index that finds pages by
-// their tokens. It determines which pages a prompt can reuse, which pages a
-// sequence publishes, and which cached page is evicted if a pool has no free
-// one.
+// their tokens. It determines which pages a prompt can reuse and which pages a
+// sequence publishes. If a pool has no free page, it chooses the cached page
+// that is evicted.
 //
-// If sequences own side pages (exact windows), a prefix is found only up to a
-// tail: a copy of the side pages of a sequence that had committed exactly these
-// tokens. tail_policy.h decides where tails are made.
+// If sequences own side pages (for exact windows), a prefix is found only up to
+// a tail. A tail is a copy of the side pages of a sequence that had committed
+// exactly the tokens up to there. tail_policy.h decides where tails are made.
 #pragma once
 
 #include <cstdint>

@@ -116,8 +116,8 @@ struct ShapeCase {
   int64_t rows = 1;
 };
 
-// Reduces a case for the slow emulator: it keeps few heads and rows, and has
-// two contexts, one shorter than a split and one slightly longer.
+// Reduces a case for the slow emulator. The result has few heads and rows. One
+// of its two contexts is shorter than a split, the other slightly longer.
 ShapeCase ForEmulator(ShapeCase test) {
   const int64_t group = test.heads / test.kv_heads;
   test.kv_heads = std::min<int64_t>(test.kv_heads, 2);

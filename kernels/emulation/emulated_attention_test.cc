@@ -246,9 +246,9 @@ Outcome Attend(EmulatedTest& test, const Ask& ask) {
   return outcome;
 }
 
-// True if the errors are within the tolerances. A row is allowed twice the
-// relative error of the whole: if its values nearly cancel, its norm is small,
-// but its rounding errors are not.
+// True if the errors are within the tolerances. A row may have twice the
+// relative error that all numbers together may have. If the values of a row
+// nearly cancel, its norm is small, but its rounding errors are not.
 bool IsRight(const Outcome& outcome, DType dtype) {
   return outcome.error <= ToleranceOf(dtype) &&
          outcome.row_error <= 2.0 * ToleranceOf(dtype);
@@ -531,8 +531,8 @@ TEST(AttentionCudaTest, AnyNumberOfQueryHeadsMayShareAKvHead) {
   }
 }
 
-// A row's result has the same bits whether the row is computed by itself, in a
-// batch or in a prompt, and however its context is split.
+// A row's result has the same bits if the row is computed by itself, in a batch
+// or in a prompt. It also does not depend on how the row's context is split.
 TEST(AttentionCudaTest, TheBitsOfARowDoNotDependOnOtherRows) {
   LatentSpec sliding = kDense;
   sliding.window = 70;
@@ -1194,9 +1194,9 @@ TEST(PromptAttentionTest,
   cache.RoundQueries(DType::kBf16);
   std::vector<float> first;
   // The prefill kernel needs 41744 bytes of shared memory, and 148 bytes more
-  // for each row. A work item has 128 rows (32 tokens) if a CTA can have 60688
-  // bytes, and otherwise 64 rows (16 tokens), for which it needs 51216 bytes.
-  // With less memory, the prefill kernel cannot run.
+  // for each row. A work item of 128 rows (32 tokens) needs 60688 bytes. With
+  // less memory, work items have 64 rows (16 tokens), for which the kernel
+  // needs 51216 bytes. With less than that, it cannot run.
   for (const auto& [bytes, items] :
        {std::pair(60688, 4), std::pair(60687, 6), std::pair(51216, 6),
         std::pair(51215, 0)}) {
@@ -2052,8 +2052,8 @@ TEST(AttentionCudaTest,
     }
   }
   // For each of two blocks of 32 channels there are kSplits requests for
-  // partial sums, and one each for the maxima, the sums of weights and the
-  // results.
+  // partial sums. There is one more request each for the maxima, the sums of
+  // weights and the results.
   EXPECT_EQ(requests, 2 * (kSplits + 3));
 }
 

@@ -20,9 +20,9 @@ struct EmulatedDeviceOptions {
 };
 
 // To ops, this device is a GPU (DeviceKind::kCuda): weights are in rows, pages
-// in granules of 16 bytes. To find faults, fresh memory is filled with 0xff, a
-// guard page follows each allocation, and the host can access memory only while
-// work runs on the device.
+// in granules of 16 bytes. To find faults, fresh memory is filled with 0xff,
+// and a guard page follows each allocation. The host can access memory only
+// while work runs on the device.
 //
 // Enqueued work waits until a stream is synchronized or destroyed, or memory is
 // freed. BeginWrite returns host memory, never the device's own. Streams can

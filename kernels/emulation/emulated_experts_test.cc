@@ -1,6 +1,6 @@
-// Tests the kernels of mixtures of experts: grouped products against the
-// products of each group, the choice of experts against the reference, and the
-// sum of their results.
+// Tests the kernels of mixtures of experts. Grouped products are compared with
+// a product of each group. The choice of experts and the sum of their results
+// are compared with the reference.
 #include <gmock/gmock.h>
 
 #include <cmath>

@@ -590,9 +590,9 @@ std::vector<char> CopiedPages(std::vector<char> from,
   return result;
 }
 
-// Covers copies in units of 16, 4 and 1 bytes, pages that are smaller or larger
-// than what a CTA copies at a time, padding pairs, and copies within one arena
-// and between two.
+// Covers copies in units of 16, 4 and 1 bytes, within one arena and between
+// two, with padding pairs. Pages are smaller and larger than what a CTA copies
+// at a time.
 TEST(CopyPagesCudaTest, CopiesWholePagesAndWritesNothingElse) {
   constexpr int32_t kFar = 1 << 30;
   const std::vector<PagePair> pairs = {{0, 3}, {-1, kFar}, {4, 1}, {-kFar, 0}};

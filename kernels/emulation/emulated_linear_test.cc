@@ -110,8 +110,7 @@ double HalfUnit(DType dtype, float stored) {
 
 // Relative errors of a row of y. `of_numbers` is the error of the stored
 // numbers. `of_sums` counts only the part of each error that exceeds half a
-// unit of the type of y, so it is at most the error of the sums before they
-// are rounded.
+// unit of the type of y. So it is at most the error of the unrounded sums.
 struct RowError {
   double of_numbers;
   double of_sums;
@@ -171,8 +170,8 @@ TEST(MatmulCudaTest, TheProductIsCorrectWithinTheToleranceOfEachNumberType) {
   }
 }
 
-// Covers for each tile size: ring buffers that wrap around, incomplete tiles,
-// and depths k and strides that are and are not multiples of 16 bytes.
+// Covers for each tile size ring buffers that wrap around and incomplete tiles.
+// Some of the depths k and strides are multiples of 16 bytes, others are not.
 TEST(MatmulCudaTest, TheProductIsCorrectForEveryTileSize) {
   uint64_t seed = 0;
   for (const DType dtype : {DType::kF16, DType::kBf16}) {

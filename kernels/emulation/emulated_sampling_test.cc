@@ -800,8 +800,8 @@ TEST(SampleCudaTest, TheResultDoesNotDependOnTheOrderInWhichThreadsRun) {
 }
 
 TEST(SampleCudaTest, LeavingOutAnySynchronizingLineIsDetected) {
-  // Row 0 asks for the top tokens, row 1 has a filter, the filter of row 2
-  // keeps more ids than are sorted together, and in row 3 all ids that are not
+  // Row 0 asks for the top tokens, and row 1 has a filter. The filter of row 2
+  // keeps more ids than are sorted together. In row 3 all ids that are not
   // banned have equal logits.
   constexpr int32_t kVocab = 9000;
   Batch c = {RandomFloats(kVocab, 10, 2.0f), {}, kVocab, 5, true};

@@ -272,9 +272,9 @@ TEST(EmulatorTest, CountsGlobalMemorySectorsAndSharedMemoryPasses) {
   EXPECT_EQ(shared_loads, 3);
 }
 
-// 32 lanes read 16 distinct words with a stride of 4 words: they lie in 8
-// banks, 2 in each, and in 8 sectors, while 4 sectors could hold the bytes of
-// 32 lanes.
+// 32 lanes read 16 distinct words with a stride of 4 words. The words lie in 8
+// banks (2 in each) and in 8 sectors. 4 sectors could hold the bytes that 32
+// lanes read.
 TEST(EmulatorTest, StridedAccessesAreCountedWithTheirBankConflictsAndSectors) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   EXPECT_FALSE(Arrives(test, Planted::kStrided));

@@ -235,8 +235,8 @@ TEST(PrimitivesTest, TheMmaCeilingKernelComputesAllItsProducts) {
 
 // Tests that a product with a factor 0 does not change the bits of a sum in an
 // mma. The prefill kernel multiplies slots that a row cannot see by a weight of
-// 0, and the decoding kernel may leave out such products; both must give the
-// same bits (attention/cuda/prefill_attention-inl.h).
+// 0. The decoding kernel may leave out such products, and must give the same
+// bits (attention/cuda/prefill_attention-inl.h).
 constexpr size_t kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;
 template <typename T>
 class MmaOfZerosTest : public ::testing::Test {

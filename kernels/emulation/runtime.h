@@ -215,8 +215,9 @@ struct Launch {
   Cta* ended_cta;
   // For ThreadOrder::kAny: the threads that can run.
   RawArray<Fiber*> ready;
-  // For ThreadOrder::kByWarp: the warps by rank, and one bit for each rank,
-  // which is set if the warp of this rank has lanes that can run.
+  // For ThreadOrder::kByWarp: by_rank has the warps, indexed by rank.
+  // ready_ranks has a bit for each rank; it is set if the warp has lanes that
+  // can run.
   RawArray<Warp*> by_rank;
   RawArray<uint64_t> ready_ranks;
   RawArray<BulkCopy> bulk;

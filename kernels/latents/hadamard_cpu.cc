@@ -24,8 +24,8 @@ HWY_INLINE void Butterfly(float* first, float* second) {
   hn::StoreU(hn::Sub(u, v), kFloats, second);
 }
 
-// Does the same for lanes i and i + s of one vector: the results are the sum in
-// lane i and the difference in lane i + s.
+// Does the same for lanes i and i + s of one vector. Lane i receives the sum,
+// and lane i + s the difference.
 HWY_INLINE Vec ButterflyLanes(Vec z, int s) {
   const hn::RebindToSigned<Floats> d32;
   const auto lane = hn::Iota(d32, 0);
@@ -119,9 +119,9 @@ void MultiplyLines(const HadamardBlock& block, const float* signs,
   }
 }
 
-// Multiplies x by a block with k > 1. x [k, m] is transposed first, so that
-// both factors of the block can be computed with whole SIMD vectors, however
-// small m is.
+// Multiplies x by a block with k > 1. x [k, m] is transposed first. So both
+// factors of the block can be computed with whole SIMD vectors even if m
+// is small.
 void MultiplyKernel(const HadamardBlock& block, const float* signs,
                     const float* x, float scale, float* scratch, float* y) {
   const int64_t k = block.kernel_order;

@@ -62,8 +62,8 @@ struct alignas(8) KeyBiasPair {
 //     k1 = fma(unit, fma(b1, c, b0 s), k1)
 //   for each query head and pair of its KV head:
 //     u = fma(q0, b0, q1 b1), v = fma(q1, b0, -(q0 b1))
-// On entry, keys and queries are rotated, and the projection of keys has added
-// the bias of all numbers except those in exact pairs and in tile pairs.
+// On entry, keys and queries must be rotated. The projection of keys must have
+// added the bias of all numbers except those in exact pairs and in tile pairs.
 template <template <typename> class Ptr>
 struct KeyBiasParamsIn {
   // [T, ...], rows row_stride apart. Keys, queries and the queries' numbers do

@@ -82,9 +82,10 @@ struct KvAppendParamsIn {
   // the parts of the keys and those of the values
   Ptr<const KvAppendPartIn<Ptr>> parts = nullptr;
   int64_t num_parts = 0;
-  // Sizes of the parts, for a GPU's grid and scratch: the number of groups in
-  // all parts, the largest number of groups in one part, and the number of
-  // channels of the widest latent that is stored as codes.
+  // Sizes of the parts, which determine a GPU's grid and scratch. num_groups is
+  // the number of groups in all parts, most_groups the largest number of groups
+  // in one part. most_codes is the number of channels of the widest latent that
+  // is stored as codes.
   int64_t num_groups = 0;
   int64_t most_groups = 0;
   int64_t most_codes = 0;

@@ -1,13 +1,13 @@
 // kv_append on a GPU. A CTA appends one token of one part; each of its warps
 // appends one latent at a time. The warp first writes the codes of its latent
 // to shared memory, one per byte. Then it packs them into the words of the
-// slot: each lane collects the bits of one 32-bit word from all planes, so no
+// slot. Each lane collects the bits of one 32-bit word from all planes. So no
 // two threads write the same byte of a page.
 //
-// Rows have the type args.dtype, whatever the type of their pointer. Everything
-// is computed as in kv_append.h, in the same order of operations, so float32
-// activations give the same bytes as on the CPU (except for the bits of a
-// stored NaN).
+// Rows have the type args.dtype, whatever the type of their pointer. All
+// operations are those of kv_append.h, in the same order. So float32
+// activations give the same bytes as on the CPU, except for the bits of a
+// stored NaN.
 //
 // Layout: every layout that latent_view.h allows. If a slot's bytes begin at
 // multiples of 4, and granules are multiples of 4, whole words are written;

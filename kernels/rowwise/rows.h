@@ -9,9 +9,9 @@
 
 namespace kvasir::kernels {
 
-// y[t, i] += x[t, i], in float32. If x_row_stride is 0, x is one row (a bias)
-// that is added to all rows of y; it is float32, whatever the type of
-// activations.
+// y[t, i] += x[t, i], in float32. If x_row_stride is 0, x is a single row (a
+// bias) that is added to all rows of y. This row is float32, whatever the type
+// of activations.
 template <template <typename> class Ptr>
 struct AddRowsParamsIn {
   Ptr<float> y = nullptr;        // [T, N]

@@ -23,9 +23,9 @@
 //
 // Bytes of a greedy row of V logits: 4 V. Penalties or a mask add 8 V, biases
 // or bans 12 V, a draw 8 V, log probabilities 8 V, and a list 8 V. These
-// further bytes come from the second-level cache. If more than 2048 ids are
-// needed because many are about equally likely, the row is usually read two to
-// four times more, and never more than kMostSplits times.
+// further bytes come from the second-level cache. If many ids are about equally
+// likely, more than 2048 ids may be needed. The row is then usually read two to
+// four times more, and at most kMostSplits times more.
 //
 // Operations: about 60 per logit with a draw, and 100 per logit of an interval
 // that is split.

@@ -1,6 +1,6 @@
-// Finds the top of a row of logits with one CTA: the shortest prefix of the
-// ids, in the order of sample.h, that has a given number of ids or a given
-// share of the sum of weights. C++17, device code.
+// Finds the top of a row of logits with one CTA. The top is the shortest prefix
+// of the ids, in the order of sample.h, that has a given number of ids or a
+// given share of the sum of weights. C++17, device code.
 //
 // A first pass counts and weighs the ids above six cuts at fixed distances from
 // the largest logit. The end of the searched prefix (the border) lies between
