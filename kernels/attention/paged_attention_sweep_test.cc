@@ -1,6 +1,6 @@
-// Tests paged_attention with every codec, several ranks and every way to read
-// keys and values. Also tests windows, freed pages, arbitrary positions and
-// whole prompts.
+// Tests paged_attention with every codec, several ranks, and keys and values
+// that are absorbed, rebuilt, lifted or read as stored. Also tests windows,
+// freed pages, arbitrary positions and whole prompts.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -59,7 +59,7 @@ void ExpectDefinition(LatentCache& cache, const std::vector<LatentAsk>& asks) {
   ExpectBits(cache, asks, truth, {&SharedStreams().one, &SharedStreams().many});
 }
 
-// ----- Every codec, rank and way to read keys and values.
+// ----- Every codec and rank, with every way to read keys and values.
 
 enum class Reads { kAbsorbed, kRebuilt, kAsStored, kLifted };
 

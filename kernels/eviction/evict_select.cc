@@ -216,7 +216,7 @@ absl::StatusOr<EvictionStep> CheckEvictions(
       return refuse("lambda", 0, 1, eviction.lambda);
     }
     if (!(eviction.decay > 0.0f && eviction.decay <= 1.0f)) {
-      return refuse("decay", "above 0", 1, eviction.decay);
+      return refuse("decay", "more than 0 and up", 1, eviction.decay);
     }
     if (eviction.first_kept < 0 || eviction.first_kept > kMostSlots) {
       return refuse("first kept slot", 0, kMostSlots, eviction.first_kept);

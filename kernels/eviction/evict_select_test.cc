@@ -102,7 +102,7 @@ std::vector<int32_t> Select(TestStream& test, const Slots& slots,
   return kept;
 }
 
-// Chooses the slots in the simplest way: takes the best remaining candidate,
+// Chooses the slots by the simplest method: takes the best remaining candidate,
 // again and again.
 std::vector<int32_t> BruteForce(Slots& slots, const Eviction& eviction,
                                 int64_t unit) {
@@ -383,7 +383,7 @@ TEST(EvictSelectTest, EvictionsWithInvalidParametersAreRefused) {
   EXPECT_THAT(refusal([](Eviction& e) { e.lambda = kPoison; }),
               invalid("lambda: must be 0 to 1, but is nan"));
   EXPECT_THAT(refusal([](Eviction& e) { e.decay = 0.0f; }),
-              invalid("decay: must be above 0 to 1, but is 0"));
+              invalid("decay: must be more than 0 and up to 1, but is 0"));
   EXPECT_THAT(refusal([](Eviction& e) { e.first_kept = -2; }),
               invalid("first kept slot: must be 0 to"));
 }

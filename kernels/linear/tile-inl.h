@@ -38,7 +38,7 @@ struct TileArgs {
   int64_t b_stride;  // in elements
   float* c;          // [rows, 32], rows c_stride apart
   int64_t c_stride;
-  bool accumulate;    // if true, sums start from the contents of c, else from 0
+  bool accumulate;    // true: sums start from the contents of c; false: from 0
   const float* bias;  // [32] added at the end, or null
   // Memory to prefetch during the computation: one cache line per k, ahead_step
   // bytes apart. Null: no prefetch.

@@ -63,10 +63,10 @@ KVASIR_DEVICE void LoadFloats(const float* from, float (&numbers)[n],
 }
 
 // How the threads of a grid divide rows in elementwise ops. A CTA has several
-// groups of 2^row_threads_log2 threads. At a time, each group processes
-// neighbouring packs of one row, a different row for each group. CTAs with the
-// same y index process different columns of the same rows; CTAs with different
-// y indices process different rows.
+// groups of 2^row_threads_log2 threads. Each group processes neighbouring packs
+// of one row at a time, and different groups process different rows. CTAs with
+// the same y index process different columns of the same rows; CTAs with
+// different y indices process different rows.
 inline constexpr uint32_t kRowThreads = 256;
 template <typename Args>
 struct OnRows {

@@ -426,8 +426,8 @@ inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
 #endif
 }
 
-// Writes channels [first, first + width) of uncoded slots to rows [slots.begin,
-// slots.end) of tile [64, stride].
+// Writes channels [first, first + width) of unquantized slots to rows
+// [slots.begin, slots.end) of tile [64, stride].
 template <typename T>
 void ConvertValues(const BlockSlots& slots, int64_t first, int64_t width,
                    int64_t stride, float* tile) {
@@ -635,8 +635,8 @@ class BlockLoader {
     return found_;
   }
 
-  // Loads a chunk of uncoded numbers without transposing it, as tile [64,
-  // stride].
+  // Loads a chunk of unquantized numbers without transposing it, as tile
+  // [64, stride].
   void LoadValues(const LatentPartArgs& part, const LatentGroup& group,
                   const LatentChunk& chunk, int64_t stride) {
     loaded_ = nullptr;

@@ -1,5 +1,6 @@
-// Computes attention for a unit of work on one thread, block by block and,
-// within a block, panel by panel. For inclusion by *_cpu.cc.
+// Computes attention for a unit of work on one thread, block by block. A unit's
+// rows are divided into panels, which are computed one after another within
+// each block. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_UNIT_WORKER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_UNIT_WORKER_INL_H_
 #undef KVASIR_KERNELS_UNIT_WORKER_INL_H_

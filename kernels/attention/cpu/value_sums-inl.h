@@ -204,8 +204,8 @@ class ValueSums {
     int64_t count;
   };
 
-  // Adds weights times uncoded values that are read in place, which is faster
-  // for few rows.
+  // Adds weights times unquantized values that are read in place, which is
+  // faster for few rows.
   template <typename T>
   void Stream(const LatentPartArgs& part, const LatentGroup& group,
               Columns columns, const float* weights, RowRange rows,

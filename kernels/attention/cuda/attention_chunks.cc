@@ -218,7 +218,7 @@ class ChunkMaker {
 
   // Divides `pieces` pieces, from channel `channel` of the group on, into
   // chunks of at most `most` pieces. The pieces belong to one run of codes or
-  // to a group of uncoded numbers.
+  // to a group of unquantized numbers.
   void AddPieces(int64_t channel, int64_t pieces, int64_t piece_channels,
                  int64_t most) {
     for (int64_t first = 0; first < pieces; first += most) {

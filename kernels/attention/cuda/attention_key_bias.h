@@ -11,7 +11,7 @@
 //
 // Cost: with S tile pairs and E exact pairs, a warp takes about S / 4 + 25 +
 // 14 E instructions for a row and a tile. With S = 18 and E = 4, this is 1.3
-// per slot.
+// instructions per slot.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"

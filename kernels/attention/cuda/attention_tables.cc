@@ -334,8 +334,8 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
       (params.dtype != DType::kBf16 || device->kind == MmaKind::kNumbers)) {
     device->kind = MmaKind::kAny;
   }
-  // The instance for uncoded numbers adds no key bias, because plans omit the
-  // key bias only from codes.
+  // The instance for unquantized numbers adds no key bias, because plans omit
+  // the key bias only from codes.
   if (params.key_bias != nullptr && device->kind == MmaKind::kNumbers) {
     device->kind = MmaKind::kAny;
   }

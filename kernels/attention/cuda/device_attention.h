@@ -39,7 +39,7 @@ struct DevicePart {
   const int32_t* group_of_head = nullptr;  // [Hkv]
   const int64_t* column = nullptr;         // [Hq]: column in q or out
   // The entries of group g begin at channels[first_channel[g]]. Groups of
-  // uncoded numbers have no entries.
+  // unquantized numbers have no entries.
   const ChannelCode* channels = nullptr;
   const int64_t* first_channel = nullptr;  // [num_groups]
 };
@@ -53,8 +53,8 @@ struct HeadUnit {
 
 // A chunk: neighbouring channels of a group, which each slot stores in whole
 // pieces of 16 bytes, so that tensor cores can use them as an operand.
-// ChunkKind is the form of its channels: uncoded numbers, 8-bit or 4-bit codes,
-// or 4-bit codes with levels.
+// ChunkKind is the form of its channels: unquantized numbers, 8-bit or 4-bit
+// codes, or 4-bit codes with levels.
 enum class ChunkKind : uint8_t { kNumbers, kCodes8, kCodes4, kLevels4 };
 struct LatentChunkOnDevice {
   const char* arena = nullptr;
@@ -111,9 +111,9 @@ struct UnitChunks {
   int32_t keys = 0;
   int32_t values = 0;
 };
-// The most pieces of a chunk of keys, of uncoded values, and of values stored
-// as codes. A chunk of keys must fit into a stage of a warp. The channels of a
-// chunk of values must fit into the sums of four warps.
+// The most pieces of a chunk of keys, of unquantized values, and of values
+// stored as codes. A chunk of keys must fit into a stage of a warp. The
+// channels of a chunk of values must fit into the sums of four warps.
 inline constexpr int64_t kMostKeyPieces = 8;
 inline constexpr int64_t kMostNumberPieces = 8;
 inline constexpr int64_t kMostCodePieces = 4;

@@ -1,7 +1,7 @@
 // Computes attention for an item (attention_items.h) on tensor cores.
-// Activations must have 16 bits. Latents may be numbers of the activations'
-// type, or codes of 8 or 4 bits with float16 ranges in slots or with 16 levels.
-// C++17, device code.
+// Activations must have 16 bits. Latents may be unquantized, in the
+// activations' type, or codes of 8 or 4 bits with float16 ranges in slots or
+// with 16 levels. C++17, device code.
 //
 // A CTA of four warps computes each split of 512 slots in three passes: scores
 // of all slots, the softmax, all values. Latents are copied asynchronously, in
@@ -520,7 +520,7 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
   // StoreWeights stores a pair of weights as float16 for codes, as T for
-  // uncoded numbers and exact rows, or as both. Weights of exact rows are
+  // unquantized numbers and exact rows, or as both. Weights of exact rows are
   // negative in T and 0 in float16. kCodesHaveOwn: the weights for codes are
   // stored separately from those in T.
   static constexpr bool kCodesHaveOwn =

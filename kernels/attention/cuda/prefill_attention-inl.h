@@ -376,8 +376,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
 
   KVASIR_DEVICE void Sum() {
     const bool exact = visit_.values_exact();
-    // PromptRows ensures that all values are stored as codes, or all as uncoded
-    // numbers.
+    // PromptRows ensures that all values are stored as codes, or all as
+    // unquantized numbers.
     const bool codes =
         !exact && ChunkOf(chunks_.keys).kind != ChunkKind::kNumbers;
     const Weights weights = codes ? PackedWeights<F16>() : PackedWeights<T>();
@@ -451,7 +451,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
   KVASIR_DEVICE void AddAt(const char* from, int32_t pieces,
                            const Weights& weights) {
     if constexpr (DTypeOf<Number>::kValue == DTypeOf<T>::kValue) {
-      // Only uncoded numbers may be infinite or NaN and need care, because
+      // Only unquantized numbers may be infinite or NaN and need care, because
       // decoded values are always finite.
       if (masked_) return AddCarefully<at>(from, pieces, weights);
     }

@@ -84,7 +84,7 @@ struct Visit {
 // are read and then all chunks of values. Chunks of exact rows are read in
 // parts (kPromptPartChannels).
 struct PromptOrder {
-  Slots seen;  // slots that at least one row sees; end <= begin: none
+  Slots seen;  // slots that at least one row sees; may be empty
   Slots own;   // slots of the item's own tokens
 
   KVASIR_DEVICE bool Done(const Visit& at) const {

@@ -302,7 +302,7 @@ class AttentionGrid {
   size_t num_head_slices_ = 0;  // slices of single KV heads, or of sets
   int64_t num_clusters_ = 0;
   int64_t widest_cluster_ = 0;  // most query heads of a cluster
-  // One way to divide the clusters into sets of nearly equal size. A set has
+  // A division of the clusters into sets of nearly equal size. A set has
   // neighbouring clusters. If groups are numbered in the order of heads, the
   // latents of a set are adjacent in a page.
   struct ClusterSets {

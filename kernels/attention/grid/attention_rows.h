@@ -18,8 +18,8 @@ struct RowRange {
 };
 
 // How a row reads a slot. kSinks: as an exact row of the sinks. kStored: as a
-// latent. kWindow: as an exact row of the window. kAny: in any of these ways. A
-// slot's key and value may be read in different ways.
+// latent. kWindow: as an exact row of the window. kAny: in any of these forms.
+// A slot's key and value may be read in different forms.
 enum class ReadAs { kAny, kSinks, kStored, kWindow };
 
 // Rows are numbered head by head. If all heads of the unit share one span in

@@ -67,8 +67,8 @@ struct CodePiece {
   CodePlace in_chunk;
   bool starts_run = false;
   bool ends_run = false;
-  // Offset of the piece's digits in the digits of a row's query for the group,
-  // in words.
+  // The offset, in words, of the piece's digits within the digits of a row's
+  // query for the group.
   int64_t digits = 0;
 };
 

@@ -79,7 +79,7 @@ struct alignas(64) WeightDigits {
   uint8_t high[64];
   uint8_t low[64];
   float unit;
-  int32_t sum;  // of the integers
+  int32_t sum;  // sum of the integers
 };
 
 inline constexpr int64_t kWeightDigitsFloats =

@@ -15,7 +15,7 @@ namespace kvasir::kernels {
 // rows_per_page. Offsets are counted from the start of the arena of the rows'
 // parts, even if the side pages lie in a different arena at a higher address.
 struct ExactSegment {
-  int64_t first_row = 0;  // the last row is before the next segment's first_row
+  int64_t first_row = 0;  // the segment ends before the next one's first_row
   int64_t first_page = 0;
   int64_t rows_per_page = 0;
   int64_t arena_bytes = 0;  // offset of the start of page 0

@@ -172,7 +172,7 @@ struct AttentionMass {
 // The arithmetic is the same for the reference and every instruction set. An
 // FMA chain adds one product after another by fused multiply-adds. The score of
 // a part:
-//   uncoded numbers: one FMA chain over the channels, from 0.
+//   unquantized numbers: one FMA chain over the channels, from 0.
 //   codes: for each 128 channels of a run, q_c is written as unit * n_c, where
 //     n_c is an integer (DigitScale). The sum of n_c * code_c is exact, and
 //     dot = fma(unit, sum, dot), one after another, from 0.
@@ -206,7 +206,7 @@ struct AttentionMass {
 // result is merged into the total, in order.
 //
 // The values of a block:
-//   uncoded numbers: each channel has one FMA chain of weight * v over the
+//   unquantized numbers: each channel has an FMA chain of weight * v over the
 //     block's visible slots, which continues the chain of the blocks before;
 //   codes: weight (static ranges) or weight * scale of the slots that are read
 //     as codes is written as unit * n_s, where n_s is an integer. For each
@@ -220,40 +220,39 @@ struct AttentionMass {
 // run. At the end of all splits, a static channel becomes fma(sum, scale_c,
 // total weight * minimum_c).
 //
-// Exact slots: their scores are computed by the rule for uncoded numbers. The
-// chain of a value channel continues over them with the term weight * v: sinks
-// before the block's codes, the window after them. With
-// static ranges, however, exact rows have a separate chain, and the weights of
-// the other slots are summed in the way that minima are. At the end of a split
-// the channel becomes fma(sum, scale_c, weights * minimum_c) + the sum of the
-// exact rows.
+// Exact slots: their scores are computed by the rule for unquantized numbers.
+// The chain of a value channel adds their terms weight * v: sinks before the
+// block's codes, the window after them. If ranges are static, however, exact
+// rows have a separate chain, and the weights of the other slots are summed by
+// the rule for minima. At the end of a split, the channel then becomes
+// fma(sum, scale_c, weights * minimum_c) + the sum of the exact rows.
 //
 // Lifted values: each of the d numbers is computed by the rules for rebuilt
 // keys with a column of `up` in place of a row. For an exact row, the rule for
-// uncoded numbers applies. The results are then added like uncoded values,
-// whatever the codec.
+// unquantized numbers applies. The results are then added like unquantized
+// values, whatever the codec.
 //
 // So a row's bits depend only on its query and on the contents of its visible
 // slots, not on chunks, batch, page size or threads. Slots that no row of a
 // unit sees are never read.
 //
 // If mass.most_rows > 0, attention mass is added to S, the mass that the
-// metadata of the head's unit has for a slot. Rows count from the sequence's
-// first_counted_row on. Rows are added in ascending order, and the query heads
-// of a row in ascending order. For each slot that a row sees, S becomes
+// metadata of the head's unit has for a slot. Only rows from the sequence's
+// first_counted_row on add mass. They are added in ascending order, and the
+// query heads of a row in ascending order. For each slot that a row sees:
 //   S = fma(weight, Exp(block_max - max) * (1 / sum), S)
-// Here weight = Exp(score - block_max), block_max is the greatest
-// score of the split up to the end of the slot's block, and max and sum are the
-// maximum and sum of the row's whole softmax. Mass is added after the sums of
+// Here weight = Exp(score - block_max), block_max is the greatest score of the
+// split up to the end of the slot's block, and max and sum are the maximum and
+// sum of the row's whole softmax. Mass is added after the sums of
 // all rows are known, so it does not depend on how a prompt is chunked.
 //
 // The size of the workspace does not depend on the lengths of contexts. It has
 // at most kAttentionScratchBytes per thread. If keys are rebuilt or values
 // lifted, each thread also has kRowStateBytes for the queries and sums of its
 // rows. Rebuilt and decoded numbers are written only to the workspace. With
-// attention mass, it also has most_weights floats, a tile of weights per thread
-// (kMassTileRows rows of a split), and two floats for each query head of
-// most_rows rows.
+// attention mass, the workspace also has most_weights floats, a tile of weights
+// per thread (kMassTileRows rows of a split), and two floats for each query
+// head of most_rows rows.
 //
 // The tables in these parameters (parts, groups, columns) are in host memory.
 // For a GPU, Prepare copies them to the device (cuda/device_attention.h). For a

@@ -44,7 +44,7 @@ class SlotBytes {
   const char* bytes_;
 };
 
-// The latent of a slot: its codes or uncoded numbers, and its ranges.
+// The latent of a slot: its codes or unquantized numbers, and its ranges.
 struct Latent {
   Latent(const LatentPartArgs& in, const LatentGroup& latent_group,
          int64_t page, int64_t slot)
