@@ -82,9 +82,9 @@ class Collective {
 
   virtual CollectiveTotals totals() const = 0;
 
-  // Whether calls may be captured into a graph (kernels::LaunchStream). All
-  // ranks must capture the same calls, and must replay them at the same
-  // place in the order of all calls. totals() counts captured calls when
+  // Whether calls may be captured into a graph (kernels::LaunchStream).
+  // All ranks must capture the same calls, and must replay them at the
+  // same position among all calls. totals() counts captured calls when
   // they are replayed.
   virtual bool can_be_captured() const { return false; }
   // Returns the totals of the calls that were captured since TakeCaptured was

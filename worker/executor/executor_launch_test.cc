@@ -234,10 +234,11 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     }
   }
 
-  // Runs one step of each kind: prompts with samples, decode, both in one step,
-  // a chunk of a prompt without a sample, scored targets, and page copies with
-  // and without tokens. Sequence ids begin at `first`. If `more` is 1, steps
-  // have more sequences and tokens, but the same padded sizes.
+  // Runs one step of each kind. There are prompts with samples, decodes, both
+  // in one step, and a prompt chunk without a sample. There are also scored
+  // targets, and page copies with and without tokens. Sequence ids begin at
+  // `first`. If `more` is 1, steps have more sequences and tokens, but the same
+  // padded sizes.
   void RunAll(uint64_t first, int more) {
     std::vector<std::vector<int32_t>> prompts;
     std::vector<DirectStep> prefill;

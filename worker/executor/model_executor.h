@@ -101,10 +101,10 @@ class ModelExecutor final : public Executor {
     return parts_.device->kind() != kernels::DeviceKind::kCpu;
   }
 
-  // `allowed` [ceil(V / 32)] has one bit for each token id: bit id % 32 of word
-  // id / 32 is set if the id may be sampled. Replaces a mask of the same name.
-  // FAILED_PRECONDITION while a step is in flight, because the step may be
-  // reading the mask.
+  // `allowed` [ceil(V / 32)] has one bit for each token id, which is set if the
+  // id may be sampled: bit id % 32 of word id / 32. Replaces a mask of the same
+  // name. FAILED_PRECONDITION while a step is in flight, because the step may
+  // be reading the mask.
   absl::Status RegisterTokenMask(std::string name,
                                  absl::Span<const uint32_t> allowed);
 

@@ -370,7 +370,7 @@ TEST(ModelExecutorTest,
   KVASIR_ASSERT_OK(executor.Execute(plan));
 
   // Two sequences continue the same text. Sequence 1 continues in place.
-  // Sequence 2 shares the first page of sequence 1 and has a copy of the second
+  // Sequence 2 shares the first page of sequence 1. It has a copy of the second
   // page, made by two page copies (8 to 5, 5 to 9).
   StepPlan next;
   next.set_step_id(2);
@@ -986,7 +986,7 @@ std::unique_ptr<Rank> RankOfTwoPageGroups(cache::PageCounts pages) {
 
 // Regression test: after a reset in one page group, the executor accepted any
 // start position in the other page groups.
-TEST(ResetTest, ASequenceResetInOnlySomePageGroupsIsRefused) {
+TEST(ResetTest, AStepThatResetsASequenceInOnlySomePageGroupsIsRefused) {
   for (const uint32_t resets : {1, 2}) {
     const auto rank = RankOfTwoPageGroups({12, 12});
     StepPlan plan = StepBefore();

@@ -91,8 +91,9 @@ class SlotEvictions {
     std::vector<StepBlob::Place<kernels::Eviction>> places;  // for each rule
   };
 
-  // Returns the batch for this eviction: the page group's latest batch, or a
-  // new batch if the latest one is full or has a page of the eviction.
+  // Returns the index of the batch for this eviction. This is the page
+  // group's latest batch, or a new one if the latest is full or has a page of
+  // the eviction.
   size_t BatchFor(const kvasir::v1::SlotEviction& eviction,
                   int64_t copy_batches, int64_t kept_numbers);
   kernels::Eviction EvictionOf(const Entry& entry, const Rule& rule) const;

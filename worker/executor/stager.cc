@@ -363,7 +363,7 @@ absl::Status Stager::RegisterTokenMask(std::string name,
   if (name.empty() || allowed.size() != words) {
     return absl::InvalidArgumentError(absl::StrCat(
         "token mask: a mask needs a name and ", words,
-        " 32-bit words, this one has ", name.empty() ? "no name and " : "",
+        " 32-bit words, but this one has ", name.empty() ? "no name and " : "",
         allowed.size(), " words"));
   }
   KVASIR_ASSIGN_OR_RETURN(

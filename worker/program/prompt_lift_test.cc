@@ -328,7 +328,7 @@ TEST_P(PromptLiftScenarioTest,
 }
 
 TEST_P(PromptLiftScenarioTest,
-       ReusingPagesThatWereWrittenAsPromptChangesNoBit) {
+       ReusingPagesThatWereWrittenAsPromptChangesNoBitOfTheOutput) {
   std::vector<Request> requests = Requests();
   const std::vector<Sample> alone =
       MakeWorker({.one_at_a_time = true})->Run(requests);
@@ -412,9 +412,8 @@ TEST(PlanPromptLiftsTest,
   EXPECT_EQ(program.key[0].prompt_lift, keys);
 }
 
-// A part gets no prompt lift if it is narrower than a head, if its lift is
-// folded into other weights, if its keys are rebuilt anyway, or if it has an
-// online Hadamard transform.
+// Some parts get no prompt lift: parts that are narrower than a head or have an
+// online Hadamard transform, folded lifts, and keys that are rebuilt anyway.
 TEST(PlanPromptLiftsTest,
      OnlyPartsLiftedAtRunTimeAndWiderThanAHeadAreLiftedForPrompts) {
   const std::set<std::string> lifting = {"PaluJointCodes",

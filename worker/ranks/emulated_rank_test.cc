@@ -1,5 +1,5 @@
-// Tests the executor on an emulated device instead of the CPU: what it refuses,
-// which copies a step makes, and whether the logits equal those of the CPU.
+// Tests the executor on an emulated device instead of the CPU: which plans it
+// refuses, which copies a step makes, and whether its logits equal the CPU's.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -54,9 +54,9 @@ struct PlanCheckRequest {
   // group, which might know different results.
   std::function<std::optional<PlanCheck>(const std::string& key)> known;
   // Plans that use the same weights as the rank's own plan, to serve instead.
-  // If the divergence of the rank's plan is above `most_kl` or was not
-  // measured, the rank serves the first of these whose divergence is at most
-  // `most_kl`. If there is none, it serves the last one.
+  // They are used if the divergence of the rank's plan is above `most_kl` or
+  // was not measured. The rank then serves the first of these plans whose
+  // divergence is at most `most_kl`, or the last plan if there is none.
   std::vector<std::shared_ptr<const ServedPlan>> instead;
   double most_kl = 0;
 };

@@ -132,12 +132,13 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
 //
 // Owns: everything that it builds.
 // Threads: Create is called by one thread; after that see ModelExecutor.
-// Errors: before it reads weights, Create returns FAILED_PRECONDITION with the
-//   numbers if the pool is too small for one sequence of max_model_len tokens,
-//   or UNIMPLEMENTED with the op's name if the device lacks a kernel. After it
-//   has read the weights, it returns RESOURCE_EXHAUSTED with the numbers if
-//   memory_utilization leaves too little memory for one sequence, or the errors
-//   of RankOptions::agree and of PlanComparison.
+// Errors: Create returns two errors before it reads weights:
+//   FAILED_PRECONDITION with the sizes if the pool is too small for one
+//   sequence of max_model_len tokens, and UNIMPLEMENTED with the op's name
+//   if the device lacks a kernel. After it has read the weights, it returns
+//   RESOURCE_EXHAUSTED with the sizes if memory_utilization leaves too
+//   little memory for one sequence. Also the errors of RankOptions::agree
+//   and of PlanComparison.
 class Rank {
  public:
   // `collective` must outlive the rank. If it is null, the group has one rank.

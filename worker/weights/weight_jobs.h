@@ -119,7 +119,7 @@ class WeightJobs {
   // types.
   absl::Status Matrix(std::vector<TensorRows> parts, int64_t k,
                       kernels::PackedMatrix* out);
-  // Adds a job for each of several matrices of one size and type, which follow
+  // Adds a job for each of several matrices of one size and type. They follow
   // each other in memory: matrix i begins i * out->bytes() bytes after `out`.
   absl::Status Matrices(std::vector<std::vector<TensorRows>> matrices,
                         int64_t k, kernels::PackedMatrix* out);

@@ -54,9 +54,9 @@ struct PartWeights {
   // For a complex lift: [2, C] for each KV head.
   std::vector<kernels::DevicePtr<const float>> up;  // [Hkv]
   kernels::DevicePtr<const float> up_bias;
-  // For other lifts, one matrix for each KV head: for keys [d, R'], which lifts
-  // a query to the latent's width; for values [R', D], which makes a value from
-  // a sum of latents.
+  // For other lifts, one matrix for each KV head. A key part has [d, R']
+  // matrices, which lift queries to the latent's width. A value part has [R',
+  // D] matrices, which make values from sums of latents.
   std::vector<kernels::PackedMatrix> lift;    // [Hkv]
   kernels::DevicePtr<const float> lift_bias;  // [Hq, D], or null
   kernels::PackedMatrix basis;                // [KV heads of the model * D, R']
@@ -71,8 +71,8 @@ struct PartWeights {
 };
 
 // The router and the matrices of expert 0 in a mixture of experts. The matrices
-// of all experts follow each other in memory: expert e's gate_up begins e *
-// gate_up.bytes() bytes after `gate_up`, and its down e * down.bytes() bytes
+// of all experts follow each other in memory. Expert e's gate_up begins e *
+// gate_up.bytes() bytes after `gate_up`; its down begins e * down.bytes() bytes
 // after `down`.
 struct ExpertWeights {
   kernels::PackedMatrix router;   // [M, E]

@@ -68,9 +68,9 @@ std::vector<HadamardPlace> PlacesOfHeads(const HeadSpans& heads) {
 }
 
 constexpr int64_t kFreshAlignmentBytes = 64;
-// The space between latent groups in FreshRows::memory. The bytes of a group
-// are often a power of two, so without this space, rows of different groups
-// would compete for the same sets of a CPU cache.
+// The space between latent groups in FreshRows::memory. The size of a group is
+// often a power of two. Without this space, rows of different groups would then
+// compete for the same sets of a CPU cache.
 constexpr int64_t kFreshShiftBytes = 5 * kFreshAlignmentBytes;
 
 // Lays out the exact rows of a step's tokens in one page, one latent group

@@ -30,8 +30,8 @@ struct MassRoomLimits {
 // Chooses the size of the memory that keeps the attention weights of sequences
 // that decode. If a sequence's weights do not fit, the scores are computed from
 // the keys again, which takes nearly as long as attention. So the memory has
-// room for the weights of all slots of the pool, but is limited to 32 MiB or
-// 1/32 of the pool, whichever is more.
+// room for the weights of all slots of the pool, up to a limit. The limit is 32
+// MiB or 1/32 of the pool, whichever is more.
 MassRoom RoomForMass(const MassRoomLimits& limits);
 
 // Returns `steps`, in which the caller has set the first three fields, with the

@@ -76,10 +76,10 @@ class SequenceTable {
   // the kept slots.
   absl::Status Evict(const kvasir::v1::SlotEviction& eviction);
 
-  // Applies the step's changes to the sequence's block tables. Checks that the
-  // step's tokens continue those in the cache, that the block tables have slots
-  // for them, and that the slots of their sliding windows still exist. The
-  // result is valid until the next call.
+  // Applies the step's changes to the sequence's block tables. Checks three
+  // conditions: the step's tokens continue the tokens in the cache, the block
+  // tables have slots for them, and the slots of their sliding windows still
+  // exist. The result is valid until the next call.
   absl::StatusOr<Sequence*> Apply(const kvasir::v1::SequenceStep& step);
 
   // Index, in the page group's arenas, of slot number `slot` of a sequence:

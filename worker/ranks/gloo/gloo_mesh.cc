@@ -116,8 +116,8 @@ absl::Status CheckOptions(const GlooOptions& options) {
   if (sigaction(SIGPIPE, nullptr, &action) != 0 ||
       action.sa_handler == SIG_DFL) {
     return absl::FailedPreconditionError(
-        "SIGPIPE would end this process when another rank is gone: it must be "
-        "ignored");
+        "SIGPIPE has its default action, which would end this process when "
+        "another rank is gone: the process must ignore or handle SIGPIPE");
   }
   return absl::OkStatus();
 }

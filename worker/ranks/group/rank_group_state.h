@@ -73,9 +73,9 @@ struct RankMember {
   int64_t weight_bytes = 0;
 };
 
-// If the leader's process itself did not run (stopped, swapped out) for more
-// than half of a heartbeat timeout, that time does not count towards the
-// timeouts of other ranks.
+// The leader's process itself may not run for some time (stopped, swapped out).
+// If that is more than half of a heartbeat timeout, it does not count towards
+// the timeouts of other ranks.
 //
 // Threads: one thread at a time may call methods.
 class RankGroupState {

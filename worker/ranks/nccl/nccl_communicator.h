@@ -58,8 +58,8 @@ class NcclCommunicator {
 
   // Calls `call` with the communicator and the stream's handle. `call` must
   // enqueue its work and return at once. The watcher then checks that the work
-  // makes progress. Work that is captured into a graph differs in two ways: an
-  // error of `call` does not kill the communicator, and the caller must call
+  // makes progress. Work that is captured into a graph differs in two ways. An
+  // error of `call` does not kill the communicator. And the caller must call
   // Watch after each launch of the graph.
   absl::Status Enqueue(
       const char* name, kernels::LaunchStream& stream,
@@ -105,8 +105,8 @@ class NcclCommunicator {
   // The function that thread `watcher_` runs.
   void KeepWatching();
   // Both return the failure that they find, if any. LookAtLibrary looks for an
-  // asynchronous error of the library, LookAtMarks for a call whose stream makes
-  // no progress.
+  // asynchronous error of the library, LookAtMarks for a call whose stream
+  // makes no progress.
   absl::Status LookAtLibrary();
   absl::Status LookAtMarks();
   void AbortLibrary();
