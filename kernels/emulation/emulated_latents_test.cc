@@ -255,7 +255,7 @@ struct LiftCase {
 struct LiftData {
   explicit LiftData(const LiftCase& c) {
     for (const auto& [in, out] : c.in_out) {
-      // The matrix is stored transposed.
+      // The matrix is stored transposed, as [out, in].
       matrices.push_back(Rounded(
           RandomFloats(in * out, static_cast<uint32_t>(matrices.size())),
           c.matrix));

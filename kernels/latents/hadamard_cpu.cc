@@ -16,7 +16,7 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Replaces two SIMD vectors (u, v) by (u + v, u - v).
+// Replaces the SIMD vectors u at `first` and v at `second` by u + v and u - v.
 HWY_INLINE void Butterfly(float* first, float* second) {
   const Vec u = LoadFloats(first);
   const Vec v = LoadFloats(second);
@@ -37,7 +37,7 @@ HWY_INLINE Vec ButterflyLanes(Vec z, int s) {
   return hn::IfThenElse(is_second, hn::Sub(other, z), hn::Add(z, other));
 }
 
-// Multiplies z [n] by Sylvester's matrix in place.
+// Multiplies z [n] by Sylvester's matrix of order n, in place.
 void MultiplySylvester(int64_t n, float* z) {
   int64_t s = n / 2;
   for (; s >= kVecLanes; s /= 2) {

@@ -45,9 +45,9 @@ struct NormParamsIn {
   NormKind kind = NormKind::kRms;
   float eps = 1e-5f;
   DType dtype = DType::kF32;  // the type of activations
-  // These fields are for rows that are parts of longer rows, like the heads of
-  // a token (QK-norm). A longer row has `num_parts` rows of M numbers, and
-  // longer rows begin `stride` numbers apart. T then counts all rows. A
+  // The next two fields are for rows that are parts of longer rows, like the
+  // heads of a token (QK-norm). A longer row has `num_parts` rows of M numbers,
+  // and longer rows begin `stride` numbers apart. T then counts all rows. A
   // residual is not allowed.
   int64_t num_parts = 1;
   int64_t stride = 0;  // 0: num_parts * M

@@ -63,8 +63,8 @@ KVASIR_DEVICE float LogitOf(TopKey key) {
 KVASIR_DEVICE int32_t IdOf(TopKey key) {
   return static_cast<int32_t>(static_cast<uint32_t>(key));
 }
-// Returns the key that comes right after all ids with this logit or a larger
-// one.
+// Returns the smallest key that is after the keys of all ids with this logit or
+// a larger one.
 KVASIR_DEVICE TopKey BehindLogit(float logit) {
   return (TopKey{~OrderOf(logit)} + 1) << 32;
 }
