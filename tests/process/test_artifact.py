@@ -1,4 +1,4 @@
-"""A compressed checkpoint is inspected, checked against its plan, and run, or it is refused by name."""
+"""Compressed checkpoints are inspected, checked against their plans, and run. Errors for invalid ones name the cause."""
 
 import hashlib
 import json
@@ -252,7 +252,7 @@ def test_the_html_page_places_an_eviction_at_the_bytes_of_the_slots_it_keeps(art
     html = draw_by_script(page)
     assert "100 KV bytes per token, 100 of a window" in html
     assert "104 KV bytes per token, 26 of a window" in html
-    # They are drawn as different methods, so that no line joins them.
+    # The plans with and without eviction are drawn as different methods, so that no line joins them.
     assert "palu &lt;4&gt;, " in html and "palu &lt;4&gt; + h2o, " in html
 
 

@@ -109,7 +109,7 @@ def test_model_families_with_other_layers_and_tensor_names_are_compressed(compre
     inspected(out)
 
 
-# With equal bytes for each rank, no group spans ranks: the groups of heads are reduced to what one rank has.
+# So that ranks have equal bytes, groups of heads that would span ranks are made smaller.
 @pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize(
     "method",
@@ -131,7 +131,7 @@ def test_a_plan_for_several_ranks_stores_no_keys_or_values_on_two_ranks(compress
     ranks = report["tensor_parallel"]
     assert len(ranks["ranks"]) == ranks["size"] == tp
     assert ranks["uneven_layers"] == []
-    # Only slot metadata may be replicated: one unit has all heads of a layer, which evict together.
+    # Only slot metadata may be replicated, because all heads of a layer evict the same tokens.
     assert all(replica["side"] is None for replica in ranks["replicas"])
     assert ranks["most_kv_bytes_per_token"] <= 1.1 * report["kv_bytes_per_token"] / tp
     # The figures equal those of inspect, which also counts weights.
@@ -181,7 +181,7 @@ def test_apply_uses_the_calibration_that_the_plan_was_made_with(compress, tmp_pa
     settings = json.loads(plan.read_text())["provenance"]["calibration"]
     assert (settings["tokens"], settings["sequence_tokens"]) == ("512", "256")
     assert settings["texts"] == [str(CALIBRATION)]
-    # apply needs no gradients, so its calibration is the same sample with another id.
+    # apply needs no gradients, so its calibration has another id although it has the same settings.
     explicit = compress("apply", "--model", TINY, "--plan", plan, "--cache", "none", *FEW_TOKENS, "--out", tmp_path / "a")
     calibration = re.search(r"^calibration: ([0-9a-f]{32}), ", explicit.stderr, re.M)[1]
     applied = compress("apply", "--model", TINY, "--plan", plan, "--cache", tmp_path / "cache", "--out", tmp_path / "b")
@@ -619,7 +619,7 @@ def test_evaluate_refuses_missing_models_short_texts_and_invalid_paths(compress,
     short = tmp_path / "short.txt"
     short.write_text("A few words.\n")
     refused(compress("evaluate", "--teacher", TINY, TINY, "--text", short, ok=False), "token")
-    # These errors come before the teacher's pass, which takes long, so nothing is printed.
+    # These errors are found before the teacher is evaluated, which takes long, so nothing is printed before them.
     for name in ("tiny-hlf", "per-tokn:k4"):
         done = compress(*evaluate, TINY, name, ok=False)
         refused(done, name, "there is no model folder", "baselines begin with ", "rotated:")
@@ -640,7 +640,7 @@ def test_settings_of_eviction_are_checked_before_the_teacher_is_evaluated(compre
     art = tmp_path / "art"
     compress("apply", "--quiet", "--model", TINY, "--method", "q-hitter", "--key-bits", 4,
              "--exact-sinks", 6, "--out", art)
-    # Candidates may follow a list.
+    # Candidates may follow a flag whose value is a list.
     done = compress(*evaluate, "--eviction-sinks", 4, "--eviction", "recent,streaming",
                     "--eviction-budget", 0.2, TINY, art, ok=False)
     refused(done, f"{art}: streaming 0.2", "must keep the 6 exact_sinks, but sinks is only 4")

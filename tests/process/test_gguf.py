@@ -1,4 +1,4 @@
-"""--model FILE.gguf: every command gives what it gives for the folder with the same weights."""
+"""With --model FILE.gguf, every command has the same results as with a folder that has the same weights."""
 
 import io
 import json
@@ -19,7 +19,7 @@ PROMPT = "It was a bright cold day, and"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Makes each file once: files("Q8_0") is the path of a GGUF file whose matrices have this type."""
+    """files("Q8_0") returns the path of a GGUF file whose matrices have this type. Each file is made only once."""
     folder, made = tmp_path_factory.mktemp("gguf"), {}
 
     def file(kind, **options):
@@ -136,7 +136,7 @@ def test_kvasir_compress_refuses_a_file_and_says_what_it_wants(files):
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory):
-    """families("phi3") is a folder, and the file with its weights; each is made once."""
+    """families("phi3") returns a folder and a GGUF file with the same weights. Each pair is made only once."""
     base, made = tmp_path_factory.mktemp("families"), {}
 
     def make(family):

@@ -1,4 +1,5 @@
-"""A plan is compared with a dense cache before a server serves it: real checkpoints, with and without uneven keys."""
+"""Before a server uses a plan, it compares the plan with a dense cache. These tests use real checkpoints, with and
+without keys that are much larger in some dimensions."""
 
 import json
 import re

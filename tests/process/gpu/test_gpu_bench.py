@@ -72,7 +72,7 @@ def test_the_gpu_benchmark_measures_every_row_on_the_emulated_gpu(programs, driv
     assert dense > eight > four > 0.2 * dense
     assert [(row["batch"], row["context"]) for row in figures["decode"]] == [(1, 30), (2, 40)]
     assert all(row["ms"] > 0 and row["cache_bytes"] > 0 and row["share_undecided"] for row in figures["decode"])
-    assert all(row["graphs_ms"] > 0 and row["graphs_undecided"] for row in figures["decode"])  # the graphs are replayed
+    assert all(row["graphs_ms"] > 0 and row["graphs_undecided"] for row in figures["decode"])  # with CUDA graphs
     assert [row["plan"] for row in figures["prefill"]] == list(gpu_bench.PREFILL_SHARES)
     for row in figures["prefill"]:
         assert row["attended_by"].startswith("attention_prefill of") and row["us"] > 0 and row["share_undecided"]
@@ -83,7 +83,7 @@ def test_the_gpu_benchmark_measures_every_row_on_the_emulated_gpu(programs, driv
     # The factor 2 (n - 1) / n is 1 for two GPUs.
     assert all(abs(row["bus_bytes_per_second"] * row["us"] - 1e6 * row["bytes"]) < 1 for row in figures["all_reduce"])
     assert figures["machine"]["timed_by"] == "host" and "the device is emulated" in figures["baselines"]
-    # A row without a kernel is named and does not fail the stage.
+    # A plan without a kernel is listed with its reason and does not fail the stage.
     decoder, left = figures["left_out"]
     assert decoder == {"row": "transformers.kvasir-tiny", "why": "none: the device is emulated"}
     assert left["row"].startswith("decode.kvasir-tiny.palu") and "not served" in left["why"]
@@ -239,7 +239,7 @@ def test_decode_is_compared_with_hugging_face_whose_cache_is_freed_if_memory_is_
     for row in rows[1] + rows[16]:
         assert row["transformers_ms"] == pytest.approx(50) and row["speedup"] == pytest.approx(5)
         assert row["interleaved"] is (row["batch"] == 1)
-    # If Hugging Face's cache does not fit next to ours, it is dropped before ours is made.
+    # If both caches do not fit, Hugging Face's cache is freed before ours is allocated.
     assert decoder.did == [("load",), ("make", 16, 16384), ("drop", 16, 16384), ("make", 1, 4096), ("close",)]
 
 
@@ -267,8 +267,8 @@ def test_a_failure_of_hugging_face_is_reported_but_does_not_fail_the_stage(tmp_p
     rows, left = decode_beside(decoder, tmp_path)
     assert left["transformers.llama-3-8b"] == "failed: no close"
     assert left["transformers.llama-3-8b.b1.c4096"] == "failed: no make" and "speedup" in rows[16][0]
-    assert decoder.did[-3:] == [("drop", 1, 4096), ("close",), ("close",)]  # before ours is made, and at the end
-    # A GPU with a lost context also frees nothing.
+    assert decoder.did[-3:] == [("drop", 1, 4096), ("close",), ("close",)]  # before our cache is made, and at the end
+    # After its context was lost, a GPU cannot free memory either.
     rows, left = decode_beside(Decoder(("sample", 1, 4096), "drop"), tmp_path)
     assert left["transformers.llama-3-8b.b1.c4096"] == "failed: no drop" and "speedup" not in rows[1][0]
     rows, left = decode_beside(Decoder("make", "drop", "close"), tmp_path)

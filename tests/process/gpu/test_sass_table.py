@@ -22,7 +22,7 @@ class Attention {
 };
 """
 NAME = "_ZN6kvasir7kernels3gpu12_GLOBAL__N_19MmaKernelINS0_3F16EEEvi"
-# One loop contains another, whose body is `extra` longer. A third loop has no mma.
+# One loop contains another, into whose body `extra` is inserted. A third loop has no mma instruction.
 CODE = """\
 \t.section\t.text.{name},"ax",@progbits
         /*0000*/                   LDC R1, c[0x0][0x28] ;
