@@ -294,9 +294,9 @@ class PageLayout {
   // The arguments of PagesForBudget, which divides `budget_bytes` among the
   // page groups. First, every group gets the pages that one sequence of
   // `max_model_len` holds, as far as the budget allows. The rest is distributed
-  // in proportion to the numbers of pages that the groups got first. The budget
-  // is never exceeded. Lengths above kMaxSequenceTokens count as
-  // kMaxSequenceTokens (OneSequenceFits refuses them).
+  // in proportion to the number of pages that such a sequence holds in each
+  // group. The budget is never exceeded. Lengths above kMaxSequenceTokens count
+  // as kMaxSequenceTokens (OneSequenceFits refuses them).
   struct BudgetRequest {
     int64_t budget_bytes = 0;
     int64_t max_model_len = 0;

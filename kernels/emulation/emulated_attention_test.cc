@@ -36,8 +36,9 @@ const uint64_t kSeeds = Seeds();
 // runs the launch there.
 class DeviceLaunch {
  public:
-  // `args` and `cache` are in host memory. Each sequence gets `slots_before`
-  // slots in front of those of the cache, in pages that are marked as released.
+  // `args` and `cache` are in host memory. On the device, `slots_before` slots
+  // precede the cached slots of each sequence. Their pages are marked
+  // as released.
   DeviceLaunch(EmulatedTest& test, const LatentCache& cache,
                const PagedAttentionArgs& args,
                const std::vector<LatentAsk>& asks, DType dtype,

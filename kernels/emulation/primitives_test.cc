@@ -81,7 +81,7 @@ TEST(PrimitivesTest, LanesOfAWarpExchangeValues) {
   }
   ASSERT_EQ(odd, 8u);
   // Adds the lanes in the same order as WarpSum: first lanes that are 16 apart,
-  // then those 8, 4, 2 and 1 apart.
+  // then lanes that are 8, 4, 2 and 1 apart.
   std::vector<float> sums(32);
   for (size_t i = 0; i < 32; ++i) sums[i] = Number(in[i]);
   for (size_t lanes = 16; lanes > 0; lanes /= 2) {
@@ -624,9 +624,9 @@ TEST(PrimitivesTest, AGridSumsTheNumbersThatItsCtasCopied) {
   }
 }
 
-// True for sites that only order memory accesses. If such a site is left out,
-// only ThreadSanitizer notices it, because the emulator executes accesses in
-// program order.
+// True for synchronizing lines that only order memory accesses. If such a line
+// is left out, only ThreadSanitizer notices it, because the emulator executes
+// accesses in program order.
 bool OnlyOrders(const SyncSite& site) {
   return site.kind == "Fence<kGpu>" || site.kind == "StoreAtomic<kRelease>" ||
          site.kind == "LoadAtomic<kAcquire>";

@@ -92,7 +92,8 @@ HWY_EXPORT(RunRows);
 
 void KeyBiasSimd(const KeyBiasArgs& params, CpuStream& stream) {
   // The cost of a row, counted in numbers of a query. Each tile pair of a key
-  // needs two angles, and an angle costs about as much as ten such numbers.
+  // needs two angles, and an angle costs about as much as ten numbers of
+  // a query.
   const int64_t numbers =
       params.num_heads * KeyBiasColumns(params.tile_pairs, params.exact_pairs) +
       20 * params.num_kv_heads * params.tile_pairs;

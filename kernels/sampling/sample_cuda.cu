@@ -296,8 +296,8 @@ KVASIR_DEVICE Found Find(const TopOrder& order, const Goal& goal,
                          SampleShared* shared) {
   TopInterval interval = Narrow<n>(order, goal, limit, kSortedIds,
                                    /*whole=*/false, &shared->drawn);
-  // If the whole prefix interval.to fits into shared memory, walks it from the
-  // top of the row. Then the sums have the same bits as on a CPU.
+  // If the whole prefix interval.to fits into shared memory, Walk begins at the
+  // top of the row. Then its sums have the same bits as on a CPU.
   if (interval.to.count <= kSortedIds) interval.from = {order.begin(), 0.0, 0};
   if (interval.from.end < sorted->from.end || interval.to.end > sorted->end) {
     *sorted = {interval.from, interval.to.end};

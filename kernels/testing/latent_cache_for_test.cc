@@ -15,8 +15,8 @@
 namespace kvasir::kernels {
 namespace {
 
-// The space before the numbers of each group in an exact row, in multiples of
-// PartSpec::exact_alignment.
+// The gap before each group's numbers in an exact row, in units
+// of PartSpec::exact_alignment.
 constexpr int64_t kRowGap = 3;
 
 }  // namespace
