@@ -131,8 +131,9 @@ class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
     cache.on_launch = nullptr;
     return units;
   }
-  // The number of clusters (sets of heads that share a group). It equals the
-  // number of groups of keys, because here no group of values has more heads.
+  // Returns the number of clusters (sets of heads that share a group). It
+  // equals the number of groups of keys, because here no group of values has
+  // more heads.
   static int64_t ClustersOf(const LatentSpec& spec) {
     const std::vector<int32_t>& groups = spec.keys[0].group_of_head;
     return groups.empty() ? spec.num_kv_heads
@@ -240,7 +241,8 @@ TEST(LatentSetsOfSequencesTest,
   }
 }
 
-// A layer for tests that only make grids. Nothing is written to its cache.
+// Returns a layer for tests that only make grids. Nothing is written to
+// its cache.
 LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
   LatentSpec spec;
   spec.num_heads = kv_heads * each;

@@ -30,8 +30,8 @@ struct DeviceModule {
 inline constexpr char kDeviceModuleFunction[] = "KvasirDeviceModule";
 using DeviceModuleFunction = const DeviceModule* (*)();
 
-// A fingerprint of everything that the program and the module must have in
-// common: the headers that both include, and the build's settings.
+// Returns a fingerprint of everything that the program and the module must have
+// in common: the headers that both include, and the settings of the build.
 const char* DeviceInterface();
 
 // Loads the module in this file, which then stays loaded, and makes its device.

@@ -147,8 +147,7 @@ inline absl::Status CheckActivations(const char* op, DeviceKind device,
                    DTypeName(dtype)));
 }
 
-// Returns an error such as
-// "norm: columns: must be at least 1, but is 0".
+// Returns an error such as "norm: columns: must be at least 1, but is 0".
 inline absl::Status Refuse(const char* op, const char* what, int64_t want,
                            int64_t have) {
   return absl::InvalidArgumentError(absl::StrCat(

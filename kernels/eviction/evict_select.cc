@@ -34,7 +34,7 @@ class Candidates {
 
   int64_t begin() const { return eviction_.sinks; }
   int64_t end() const { return eviction_.num_slots - eviction_.recent; }
-  // The number of candidates to keep.
+  // Returns the number of candidates to keep.
   int64_t places() const {
     return eviction_.kept - eviction_.sinks - eviction_.recent;
   }

@@ -56,8 +56,8 @@ inline constexpr int64_t kPrefetchBytes = 4096;
 template <typename T>
 void RunTile(int rows, const TileArgs& args);
 
-// Like RunTile for float, with a_stride fixed to kPackedStride, which is
-// faster.
+// Like RunTile for float, but with a_stride fixed to kPackedStride, which makes
+// it faster.
 inline constexpr int64_t kPackedStride = 256;
 void RunPackedTile(int rows, const TileArgs& args);
 

@@ -58,7 +58,7 @@ KVASIR_DEVICE float Fma(float a, float b, float c) {
 #endif
 }
 
-// The square root, correctly rounded.
+// Returns the square root, correctly rounded.
 KVASIR_DEVICE float Sqrt(float x) {
 #ifdef __CUDACC__
   return __fsqrt_rn(x);

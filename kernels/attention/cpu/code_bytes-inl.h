@@ -79,7 +79,8 @@ HWY_INLINE IntVec AddPairs(ByteVec a, ByteVec b, int16_t factor) {
                                   _mm256_set1_epi16(factor))};
 }
 #else
-// The sum of two products of bytes cannot overflow 16 bits (code_digits.h).
+// Returns, for each 32-bit lane, the sum of its four products of bytes, times
+// `factor`. The sum of two products fits into 16 bits (code_digits.h).
 HWY_INLINE IntVec AddPairs(ByteVec a, ByteVec b, int16_t factor) {
   const hn::RebindToSigned<Halves> d16;
   const auto a16 = hn::BitCast(d16, a);
@@ -187,7 +188,7 @@ HWY_INLINE ByteVec LevelTable(const int8_t* levels, int offset) {
   return hn::LoadDup128(kBytes, table);
 }
 
-// The number of cache lines that hold `bytes` bytes.
+// Returns the number of cache lines that hold `bytes` bytes.
 inline constexpr int64_t LinesOf(int64_t bytes) {
   return (bytes + AheadLines::kLineBytes - 1) / AheadLines::kLineBytes;
 }

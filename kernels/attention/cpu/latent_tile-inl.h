@@ -586,7 +586,7 @@ class BlockLoader {
     loaded_ = nullptr;
     return tile_;
   }
-  // The scales [64] and minima [64] of a piece of the chunk loaded last.
+  // Return the scales [64] and minima [64] of a piece of the chunk loaded last.
   const float* scales(int64_t piece) const { return scales_ + piece * kBlock; }
   const float* minima(int64_t piece) const { return minima_ + piece * kBlock; }
 

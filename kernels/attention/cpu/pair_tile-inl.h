@@ -46,7 +46,7 @@ inline constexpr int64_t kPairsMostRows = 8;
 inline constexpr int64_t kKeyPairsMostRows =
     kVecLanes == 16 && kPairTileRows >= 8 ? 32 : kPairsMostRows;
 
-// Whether the instruction set supports the products of this file.
+// True if the instruction set supports the products of this file.
 inline constexpr bool kTakesPairs = kVecLanes > 1;
 
 // Computes c += a b, where `a` has rows of queries and b has the bfloat16 keys

@@ -163,10 +163,10 @@ struct AttentionDevice {
   int64_t num_units = 0;
   int32_t most_heads = 0;  // query heads of the largest unit
   int64_t tile_rows = 0;   // rows of an item of `attention`
-  // Tokens of an item of `attention`. The unit with the most heads still has at
-  // most tile_rows rows for them.
+  // The number of tokens of an item of `attention`. Even in the unit with the
+  // most heads, these tokens have at most tile_rows rows.
   int64_t tile_tokens = 0;
-  // the most output channels that any head has, summed over all value parts
+  // The most output channels of a head, summed over all value parts.
   int64_t out_width = 0;
   int64_t page_tokens = 0;
   int64_t q_row_stride = 0;
@@ -190,10 +190,10 @@ struct AttentionDevice {
   MmaKind kind = MmaKind::kAny;
   int32_t warp_stage_bytes = 0;
   int32_t tile_slots = 0;     // the same for all chunks
-  bool in_blocks = false;     // whether all chunks have in_blocks
+  bool in_blocks = false;     // true if in_blocks of all chunks is true
   int64_t most_key_runs = 0;  // the most runs of codes that a unit's keys have
-  bool has_codes = false;     // whether some chunk has codes
-  bool has_exact = false;     // whether keys or values have exact slots
+  bool has_codes = false;     // true if at least one chunk has codes
+  bool has_exact = false;     // true if keys or values have exact slots
   // How many partial results the scratch has room for. A partial result is the
   // output of one token over one split, for all heads.
   int64_t most_partials = 0;

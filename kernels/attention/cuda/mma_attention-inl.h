@@ -91,8 +91,8 @@ class MmaAttention : MmaRing<kind, exact> {
     FillLevelTables<T>(device_, tables_);
   }
 
-  // A word of shared memory, through which one thread passes the index of the
-  // CTA's next item to all threads.
+  // Returns a word of shared memory, in which one thread stores the index of
+  // the CTA's next item for all threads.
   KVASIR_DEVICE uint32_t* next_item() const { return next_item_; }
 
   // Computes an item. All threads of the CTA must call it.
@@ -794,7 +794,7 @@ class MmaAttention : MmaRing<kind, exact> {
   TileSums<tiles> score_, run_, sum_[2];
   // True if sums_ and factors_ have results of earlier splits.
   bool merged_;
-  bool one_tile_;  // whether the item has at most 8 rows
+  bool one_tile_;  // true if the item has at most 8 rows
 };
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

@@ -43,8 +43,8 @@ class MmaRing {
         warp_(thread_ / static_cast<int32_t>(simt::kWarp)),
         lane_(static_cast<int32_t>(simt::Lane())) {}
 
-  // The kind of a chunk: a compile-time constant if this instance of the class
-  // is for one kind only.
+  // Returns the kind of a chunk. It is a compile-time constant if this instance
+  // of the class is for one kind only.
   static KVASIR_DEVICE ChunkKind KindOf(const LatentChunkOnDevice& chunk) {
     if constexpr (kind == MmaKind::kNumbers) return ChunkKind::kNumbers;
     if constexpr (kind == MmaKind::kCodes8) return ChunkKind::kCodes8;

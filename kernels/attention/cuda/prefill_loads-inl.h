@@ -399,7 +399,7 @@ class PrefillLoads {
       ++chunk;
     }
   };
-  // The number of pieces of 8 numbers in a part.
+  // Returns the number of pieces of 8 numbers in a part.
   KVASIR_DEVICE static int32_t PartPieces(const LatentChunkOnDevice& chunk,
                                           int32_t part) {
     const int32_t left = chunk.channels / 8 - part * kMostPieces;
@@ -435,7 +435,7 @@ class PrefillLoads {
   Visit visit_;
   // False if, in this visit, every row reads every slot of the block.
   bool masked_;
-  bool idle_;  // whether no row of the warp sees any slot of the block
+  bool idle_;  // true if no row of the warp sees a slot of the block
   int32_t stage_;
   // The visit and the part of it that are loaded next.
   Visit load_;

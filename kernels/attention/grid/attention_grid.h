@@ -344,7 +344,7 @@ class UnitCursor {
   int64_t first_ = 0;  // index of the sequence's first unit
 };
 
-// The slots that are visible to at least one row of a unit.
+// Returns the slots that at least one row of a unit sees.
 inline VisibleRange UnitSlots(const PagedAttentionArgs& params,
                               const AttentionUnit& unit) {
   const VisibleRange first =
@@ -354,8 +354,8 @@ inline VisibleRange UnitSlots(const PagedAttentionArgs& params,
   return {first.begin, last.end};
 }
 
-// Whether threads take splits of contexts instead of whole units. This
-// requires that:
+// Returns whether threads take splits of contexts instead of whole units. They
+// do so if all these conditions hold:
 // - there are fewer units than threads,
 // - each unit has a single panel and sees at least one slot, and
 // - some unit sees more slots than a split has.

@@ -63,13 +63,13 @@ struct MassPlan {
   bool any() const { return !units.empty(); }
 };
 
-// The size in floats of the record that is kept for each block of a sequence of
-// one row. The record has the weights [Hq, 64], followed by the maxima [Hq]
-// that were subtracted from the scores before Exp.
+// Returns the size in floats of the record that is kept for each block of a
+// sequence of one row. The record has the weights [Hq, 64], followed by the
+// maxima [Hq] that were subtracted from the scores before Exp.
 inline int64_t KeptBlockFloats(int64_t num_heads) {
   return (num_heads * (kAttentionBlockSlots + 1) + 15) / 16 * 16;
 }
-// The number of blocks that hold slots [begin, end).
+// Returns the number of blocks that hold slots [begin, end).
 inline int64_t BlocksOf(VisibleRange slots) {
   const int64_t first = slots.begin / kAttentionBlockSlots;
   return slots.end <= slots.begin

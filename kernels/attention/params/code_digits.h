@@ -67,8 +67,8 @@ struct DigitScale {
   }
 };
 
-// The high digit of a query's integer, in [-64, 64]. The low digit is the rest,
-// integer - 128 * high, in [-64, 63].
+// Returns the high digit of a query's integer, in [-64, 64]. The low digit is
+// the rest, integer - 128 * high, in [-64, 63].
 inline int32_t HighQueryDigit(int32_t integer) {
   return (integer + (1 << (kDigitBits - 1))) >> kDigitBits;
 }

@@ -120,8 +120,8 @@ struct AttentionValuePartIn {
 using AttentionValuePart = AttentionValuePartIn<DevicePtr>;
 using AttentionValuePartArgs = AttentionValuePartIn<LaunchPtr>;
 
-// The number of columns that a query head has in a row of `out` for a value
-// part.
+// Returns the number of columns that a query head has in a row of `out` for a
+// value part.
 template <template <typename> class Ptr>
 int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
   return part.lift != nullptr ? part.lift->dims

@@ -73,7 +73,7 @@ class FakeRuntime final : public Runtime {
   std::vector<FakeLaunch> launches() const;  // in the order of the calls
   int64_t calls(const std::string& call) const;
   size_t pinned_bytes() const;
-  // The device that the calling thread has selected by Use().
+  // Returns the device that the calling thread has selected by Use().
   int device_in_use() const;
   // Number of pieces of work on all streams that have not run yet.
   size_t waiting() const;
