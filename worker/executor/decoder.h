@@ -68,8 +68,8 @@ class Decoder {
     StepProfile* profile = nullptr;  // may be null
     // See LayerAttention::Parts::clamped_codes.
     kernels::DevicePtr<int64_t> clamped_codes;
-    // The tokens that each expert has run, summed over layers: [E] numbers to
-    // which Run adds. Unused if the model has no experts.
+    // The tokens that each expert has run, summed over layers: [E] counters,
+    // which Run increases. Unused if the model has no experts.
     kernels::DevicePtr<int64_t> expert_load;
   };
 

@@ -46,7 +46,7 @@ struct Latents {
   std::vector<kernels::LatentGroup> groups;
   std::vector<kernels::LatentGroup> exact_groups;
   kernels::LatentPart view;
-  // The exact rows of the part's side, if it keeps exact rows.
+  // The exact rows of the part's side, if the side keeps any.
   kernels::ExactRows exact;
 };
 

@@ -78,7 +78,7 @@ struct Rotation {
 // The latent that a group of KV heads shares.
 struct LatentProgram {
   // The latent's index within its part. The name of the lift's tensor contains
-  // it.
+  // this index.
   int64_t index = 0;
   // The KV heads of this rank that share the latent, counted from the rank's
   // first head.

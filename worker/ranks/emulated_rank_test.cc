@@ -469,8 +469,8 @@ INSTANTIATE_TEST_SUITE_P(
         // each token in float32.
         LogitsCase{"DenseF32", plan::kDensePreset, DType::kF32, 8, 1e-3},
         LogitsCase{"EightBitsF16", "dense-8bit", DType::kF16, 20, 5e-3},
-        // The plan keeps only recent tokens uncompressed. The prompt has more
-        // tokens than these, so its first ones are compressed.
+        // The plan keeps only recent tokens uncompressed. The prompt is longer
+        // than that, so its first tokens are compressed.
         LogitsCase{"RotatedBf16", plan::kRotatedPreset, DType::kBf16, 38,
                    2e-2}),
     [](const auto& test) { return test.param.name; });

@@ -132,7 +132,7 @@ class PlanComparison {
   absl::Duration predicted_;  // how long it was predicted to take
   bool too_slow_ = false;     // it was stopped because it would take too long
   bool failed_ = false;       // it computed NaN or infinite numbers
-  // Why no plan can be compared; empty if plans can.
+  // Why plans cannot be compared; empty if they can.
   std::string skipped_;
 };
 

@@ -279,8 +279,8 @@ absl::Status Rank::ChoosePlan(
     plan_checks_.push_back(std::move(check));
     used = i;
     if (request.instead.empty() || good) break;
-    // The next plans cannot be compared either. So continue with the last plan,
-    // which is served if no plan is good enough.
+    // If this plan could not be compared, the next plans cannot be either. So
+    // continue with the last plan, which is served if no plan is good enough.
     if (cannot_compare && i + 2 < plans.size()) i = plans.size() - 2;
   }
   if (used == 0) return absl::OkStatus();

@@ -291,7 +291,7 @@ int64_t PoolBytes(const cache::PageLayout& layout) {
 }
 
 // Whether a latent on this rank is shared with heads of other ranks. Each of
-// those ranks then stores its own copy.
+// these other ranks then stores its own copy.
 bool HasSharedLatents(const cache::PageLayout& layout) {
   for (const cache::LayerLayout& layer : layout.layers()) {
     for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {

@@ -39,7 +39,7 @@ bool HasPenalties(float repetition, float presence, float frequency) {
   return repetition != 1.0f || presence != 0.0f || frequency != 0.0f;
 }
 
-// Add one token to the hash of a penalty history. Tokens in any order give the
+// Adds one token to the hash of a penalty history. Tokens in any order give the
 // same hash, because penalties depend only on how often each token occurs in
 // prompt and output.
 uint64_t CountOutput(uint64_t history_hash, int32_t token) {

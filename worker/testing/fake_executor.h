@@ -67,9 +67,9 @@ struct FakeExecutorOptions {
 //   keeps some slots but not all. New tokens follow the kept slots.
 // - Side pages belong to one sequence, are sent only once, and hold its latest
 //   slots.
-// - A step does not exceed the batch limits. A step may use the token that the
-//   executor sampled last only if it did so in the step before. Penalty
-//   histories are complete.
+// - A step does not exceed the batch limits. A step may use the last sampled
+//   token without its id only if the step before sampled it. Penalty histories
+//   are complete.
 // - The plan that follows an announced plan is equal to it.
 class FakeExecutor final : public Executor {
  public:

@@ -93,7 +93,7 @@ struct WeightJob {
 // Threads: one at a time. Run also uses the threads of its pool.
 // Errors: those of the source and the allocator. INVALID_ARGUMENT for a tensor
 //   of an unexpected size, and for a number that is not finite or does not fit
-//   the type it is rounded to. All name the tensor.
+//   the type it is rounded to. All these errors name the tensor.
 class WeightJobs {
  public:
   // An object that only counts memory: nothing is allocated, all device

@@ -190,10 +190,10 @@ absl::StatusOr<ModelWeights> WeightsWithoutMemory(
     const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
     WeightSource* source, const MatrixFormat& format);
 
-// Reads this rank's part of every tensor once and packs it on the way, without
-// a second copy of the model. The rank is that of the resolved plan. Returns
-// the errors of WeightJobs, and INVALID_ARGUMENT with tensor, row and value for
-// an invalid static range.
+// Reads this rank's part of every tensor once and packs it while reading, so
+// that there is never a second copy of the model. The resolved plan says which
+// rank this is. Returns the errors of WeightJobs, and INVALID_ARGUMENT with
+// tensor, row and value for an invalid static range.
 absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
                                          std::shared_ptr<const ServedPlan> plan,
                                          WeightSource* source,

@@ -42,7 +42,8 @@ void CheckAlike(const PartProgram& part, const KvArenas::Part& arena) {
   }
 }
 
-// Whether all heads rotate all of the model's pairs, each by its usual angle.
+// Whether all heads rotate all of the model's pairs, each by the model's angle
+// for that pair.
 bool IsWhole(const Rotation& rotation, int64_t rotary_pairs) {
   if (rotation.per_head() || rotation.num_pairs != rotary_pairs) return false;
   for (size_t i = 0; i < rotation.pairs.size(); ++i) {

@@ -34,9 +34,9 @@ struct MassRoomLimits {
 // MiB or 1/32 of the pool, whichever is more.
 MassRoom RoomForMass(const MassRoomLimits& limits);
 
-// Returns `steps`, in which the caller has set the first three fields, with the
-// other fields set for a pool of `pages`. Lowers most_slots if the pool has
-// fewer slots. `layout` must have been made for `plan`.
+// Sets the last three fields of `steps` for a pool of `pages` and returns the
+// result. The caller must have set the first three. Lowers most_slots if the
+// pool has fewer slots. `layout` must have been made for `plan`.
 MassRoomLimits LimitsInPool(MassRoomLimits steps,
                             const plan::ResolvedPlan& plan,
                             const cache::PageLayout& layout,
@@ -46,8 +46,8 @@ MassRoomLimits LimitsInPool(MassRoomLimits steps,
 int64_t KeptWeightBytes(const plan::ResolvedPlan& plan,
                         const MassRoomLimits& limits);
 
-// How a launch gets a sequence's attention weights, which are added to the
-// scores of slots.
+// How a launch gets the attention weights of a sequence's tokens, which it adds
+// to the scores of slots.
 enum class ScoringKind : uint8_t {
   kKept,  // attention has kept the weights of the sequence's only row
   // the weights are computed from the keys again, because the sequence has

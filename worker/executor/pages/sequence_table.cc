@@ -18,8 +18,7 @@ absl::Status Wrong(uint64_t sequence_id, const std::string& what) {
       absl::StrCat("step plan: sequence ", sequence_id, ": ", what));
 }
 
-// Returns which slot of the sequence, in this page group, the step's first
-// token gets.
+// Returns the slot number that the step's first token gets in this page group.
 uint64_t PhysicalStart(const SequenceStep& step, int group) {
   return step.physical_starts().empty() ? step.logical_start()
                                         : step.physical_starts(group);

@@ -56,9 +56,9 @@ struct StepBucket {
   // includes the padding, which copies nothing.
   absl::InlinedVector<KvArenas::CopyBatch, 4> copies;
   absl::InlinedVector<EvictionBatch, 2> evictions;
-  // StepBatch::has_prompts and StepBatch::output_runs. Set only if prompts lift
-  // latents (prompt_lift.h), because prompts and output then have different
-  // launches.
+  // See StepBatch::has_prompts and StepBatch::output_runs. Set only if prompts
+  // lift latents (prompt_lift.h), because prompts and output then have
+  // different launches.
   bool has_prompts = false;
   int64_t output_runs = 0;
 

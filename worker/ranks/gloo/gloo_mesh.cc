@@ -577,7 +577,7 @@ void GlooMesh::Abort(const absl::Status& reason) {
   }
   if (connecting) {
     // No message can be sent before all ranks are connected. Closing the
-    // connections tells the other ranks.
+    // connections shows the other ranks that the group has failed.
     ClosePairs();
     return;
   }
