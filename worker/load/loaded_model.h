@@ -69,8 +69,8 @@ struct LoadRequest {
 
 // Owns: everything that a step needs.
 // Threads: one at a time may load the model and run steps.
-// Errors: those of the parts that it loads. They name the flag to change, if
-//   one would help.
+// Errors: those of the parts that it loads. If changing a flag would help, they
+//   name the flag.
 class LoadedModel {
  public:
   static absl::StatusOr<std::unique_ptr<LoadedModel>> Load(

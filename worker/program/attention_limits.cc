@@ -40,7 +40,8 @@ struct Latents {
   Latents(const Latents&) = delete;
   Latents(Latents&&) = default;
 
-  // The arrays that the checks only compare with null all point here.
+  // The checks compare some arrays only with null. All pointers to such arrays
+  // point here.
   static constexpr float kPresent = 0.0f;
 
   std::vector<kernels::LatentGroup> groups;

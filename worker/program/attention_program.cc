@@ -171,7 +171,7 @@ class Maker {
   }
   int64_t num_pairs() const { return out_.rotates ? shape_.rotary_dim / 2 : 0; }
 
-  // Makes the members that key parts and value parts have in common.
+  // Sets the members that key parts and value parts have in common.
   PartProgram MakePart(const ResolvedPart& from) const {
     PartProgram part;
     part.prefix = from.prefix;

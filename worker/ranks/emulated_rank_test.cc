@@ -154,7 +154,7 @@ TEST(EmulatedRankTest,
   std::erase_if(ops, [](const auto& op) { return op.op == "hadamard"; });
   RankOptions options = SmallOptions();
   UseEmulated(DType::kBf16, {ops.data(), ops.size()}, &options);
-  // The plan that is left is not compared, because that would take too long.
+  // The remaining plan is not compared, because the time limit is zero.
   options.plan_check = {
       .token_ids = std::vector<int32_t>(100, 3),
       .time_limit = absl::ZeroDuration(),

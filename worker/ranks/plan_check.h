@@ -126,7 +126,8 @@ class PlanComparison {
   // The logits with a dense cache, by position. Empty for positions that are
   // not compared.
   std::vector<std::vector<float>> dense_logits_;
-  // The most time that a run may take, as predicted by its second step.
+  // A run is stopped if its time, as predicted from its second step, exceeds
+  // this limit.
   absl::Duration most_time_;
   // The outcome of the last run of the text.
   absl::Duration predicted_;  // how long it was predicted to take

@@ -188,7 +188,8 @@ class LayerAttention {
     std::optional<kernels::PreparedLift> lift;
     std::vector<int64_t> lifted_column;  // [Hq]
   };
-  // Activations of a step's tokens: one row per token, every `stride` floats.
+  // Activations of a step's tokens: one row per token. Rows begin `stride`
+  // floats apart.
   struct Rows {
     kernels::DevicePtr<float> row;  // [T, row_columns] activations
     int64_t stride = 0;

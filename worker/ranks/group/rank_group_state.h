@@ -196,7 +196,7 @@ class RankGroupState {
     uint64_t steps_done = 0;
     bool asked_drain = false;
   };
-  // A step that was sent and that not every rank has ended yet.
+  // A step that was sent and that at least one rank has not ended yet.
   struct Step {
     uint64_t id = 0;
     absl::Time since;
