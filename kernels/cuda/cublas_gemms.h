@@ -1,4 +1,4 @@
-// Matrix products on one GPU by cuBLASLt.
+// Computes matrix products on one GPU by cuBLASLt.
 #pragma once
 
 #include <cstddef>

@@ -115,7 +115,8 @@ class CudaDevice::State {
   State(cuda::Runtime* runtime, int device, cuda::DeviceProperties what)
       : ordinal(device), properties(std::move(what)), runtime_(runtime) {}
   ~State() {
-    // Selects the device, on which the handle in `gemms` must be destroyed.
+    // Selects the device, because the handle in `gemms` must be destroyed on
+    // it.
     if (gemms != nullptr) (void)runtime();
   }
 

@@ -127,8 +127,8 @@ class DeviceAllocator {
   virtual void ReleaseOnHost(void* data, size_t bytes) { Release(data, bytes); }
   // Returns the error text of Allocate for the case that Acquire returned null.
   virtual std::string Refusal(size_t bytes, MemoryTag tag) const;
-  // The advice at the end of a RESOURCE_EXHAUSTED error, such as "; lower
-  // --flag", or nothing.
+  // Returns the advice at the end of a RESOURCE_EXHAUSTED error, such as ";
+  // lower --flag", or an empty string.
   virtual std::string Advice(MemoryTag) const { return ""; }
 
  private:

@@ -148,7 +148,7 @@ class LaunchStream : public Stream {
   // Moves `mark` to the present end of this stream. `mark` must come from a
   // stream of this device.
   virtual absl::Status Record(StreamMark* mark) = 0;
-  // Captures everything that this thread enqueues until EndCapture.
+  // Captures everything that this thread enqueues until EndCapture. Returns
   // UNIMPLEMENTED if the device cannot capture.
   virtual absl::Status BeginCapture() {
     return absl::UnimplementedError(

@@ -1,5 +1,5 @@
-// mix_experts on a GPU: one thread for each pack of the
-// output (simt::LaunchOnRows).
+// mix_experts on a GPU. Each thread computes packs of the output: 16 bytes or
+// one number (simt::LaunchOnRows).
 //
 // The activations y and out have the type args.dtype, although their
 // pointers are to float. Products and sums are float32; the sum is rounded

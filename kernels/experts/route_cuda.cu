@@ -1,6 +1,7 @@
-// route on a GPU: one warp per token chooses the experts, one warp per expert
-// counts its rows, one warp adds up the counts, and one warp per expert lists
-// its rows in the order of tokens.
+// route on a GPU has four kernels. First, one warp per token chooses the
+// token's experts. Then one warp per expert counts the expert's rows, a single
+// warp adds up the counts, and one warp per expert lists the expert's rows in
+// the order of tokens.
 //
 // The chosen experts are found in K passes over the logits. Each pass finds the
 // expert that follows the one found before, in the order of logits and indices.

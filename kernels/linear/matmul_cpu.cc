@@ -1,5 +1,5 @@
-// matmul on the CPU. It has two loops over the weights, with the same chain per
-// output element:
+// matmul on the CPU. It has two loops over the weights, with the same chain of
+// fused multiply-adds per output element:
 // - For few rows, each thread streams its panels of weights once, in their
 //   stored type.
 // - For many rows, a block of panels is converted to float32 in the cache and

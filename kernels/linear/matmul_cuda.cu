@@ -17,10 +17,10 @@
 // float32 values, with the CPU's bits. It is for tests and small models, and as
 // fast as the float32 units.
 // grouped_matmul has tiles of 16 or 64 rows, each with rows of one group. A row
-// has the bits that our kernels give it in matmul.
-// If the launcher has a library, the library multiplies in the cases of
-// matmul.cc, in its own order. This file gives it the bias in y's type
-// (BiasKernel: 4 N bytes read, 2 N written).
+// has the same bits as in matmul with our kernels.
+// If the launcher has a library, the library computes the products that
+// LibraryFor (matmul.cc) selects, in its own order of additions. For these,
+// BiasKernel converts the bias to y's type (4 N bytes read, 2 N written).
 //
 // Layout: W in rows (WeightLayout::kRows), x in rows x_row_stride apart. If
 // rows of both begin at multiples of 16 bytes, they are copied by cp.async;
@@ -37,8 +37,8 @@
 // few rows, and the operations divided by the rate of the tensor cores for
 // many rows.
 //
-// Instructions of a warp for 16 rows, 8 columns and 16 k (256 bytes of W): 1
-// mma, 1.5 ldmatrix and 0.75 cp.async. With all other instructions, a lane
+// For 16 rows, 8 columns and 16 k (256 bytes of W), a warp executes 1 mma, 1.5
+// ldmatrix and 0.75 cp.async. With all other instructions, a lane
 // executes 3.3 instructions per byte of W (counted in PTX).
 #include <algorithm>
 

@@ -1,5 +1,5 @@
-// Packs rows into panels by transposing 32 columns at a time; for the layout
-// kRows, it only copies them.
+// Packs rows into panels by transposing 32 columns at a time. For the layout
+// kRows, rows are only copied.
 #include "kernels/linear/pack.h"
 
 #include <algorithm>

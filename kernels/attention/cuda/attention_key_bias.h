@@ -62,9 +62,9 @@ class SplitKeyBias {
     }
   }
 
-  // Adds the key bias to scores of one row, which are in units of log2(e).
-  // scores[k] is the score of slot slot(k) of the split, and slot(k) must
-  // ascend with k. All lanes of a warp must call it.
+  // Adds the key bias to scores of one row, which are already multiplied by
+  // log2(e). scores[k] is the score of slot slot(k) of the split, and slot(k)
+  // must ascend with k. All lanes of a warp must call it.
   template <int32_t count, typename Slot>
   KVASIR_DEVICE void AddTo(const Item& item, int32_t row, const Slot& slot,
                            float (&scores)[count]) const {

@@ -778,7 +778,7 @@ class MmaAttention : MmaRing<kind, exact> {
   }
 
   float* scores_;  // [rows][kScoreStride]
-  // the lane's row of weights, from which LoadMatrices loads
+  // The row of weights whose address this lane passes to LoadMatrices.
   const float* weights_;
   uint32_t* next_item_;
   float* factors_;     // [4][rows], as EndSoftmax writes them

@@ -30,9 +30,9 @@ struct ExactSegment {
   }
 };
 
-// Defines which slots are read as exact rows, for the keys or for the values. A
-// query at slot p reads the exact row of a visible slot s if s < sinks or s > p
-// - window. It reads all other visible slots by decoding their codes.
+// Defines which slots are read as exact rows, for the keys or for the values.
+// For a query at slot p, a visible slot s is read as an exact row if s < sinks
+// or s > p - window. All other visible slots are read by decoding their codes.
 struct ExactSlots {
   int64_t sinks = 0;   // 0: no sinks
   int64_t window = 0;  // 0: no window
