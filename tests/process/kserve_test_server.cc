@@ -27,8 +27,8 @@ constexpr uint32_t kMaxModelLen = 1024;
 constexpr uint32_t kDefaultMaxTokens = 16;
 constexpr char kModel[] = "tiny";
 
-// A router whose engine repeats the prompt. Owns the engine's thread, which
-// calls all sinks.
+// A router whose engine repeats the prompt. It owns the thread of this engine,
+// which makes all calls of the requests' sinks.
 class EchoRouter final : public router::RequestRouter {
  public:
   explicit EchoRouter(absl::Duration token_delay)

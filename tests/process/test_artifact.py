@@ -136,7 +136,7 @@ def evaluation(tmp_path):
     return path, content
 
 
-def test_the_html_page_shows_the_evaluation_and_refuses_one_without_an_interval(
+def test_the_html_page_shows_an_evaluation_that_has_an_interval(
         artifact, evaluation, tmp_path):
     path, content = evaluation
     page = tmp_path / "page.html"
@@ -215,7 +215,7 @@ def test_the_html_page_draws_the_layer_that_the_reader_chooses(tmp_path):
         assert context.eval(gone) == sum(at is not None for at in unit["gone_at"])
 
 
-def test_the_html_page_draws_every_layer_and_its_scale_has_more_ticks_than_0(artifact, evaluation, drawn, tmp_path):
+def test_the_html_page_draws_every_layer_and_the_ticks_of_its_scale(artifact, evaluation, drawn, tmp_path):
     path, content = evaluation
     inspected = json.loads(run("inspect", artifact, "--json").stdout)
     # There are two widths of one method, one of which belongs to the inspected plan, within a narrow range.

@@ -85,7 +85,7 @@ def test_a_server_without_benchmarks_names_the_program_that_has_them(tmp_path):
     assert "kvasir-bench: No such file or directory" in done.stderr and "scripts/build kvasir-bench" in done.stderr
 
 
-def test_bench_decode_reads_each_weight_once_per_step_and_leaves_cached_bandwidth_undecided():
+def test_bench_decode_reads_each_weight_once_per_step():
     report = bench("decode")
     # The tiny model's weights fit into the last-level cache, so their bandwidth is not that of memory.
     assert "read_bandwidth_share" in report["undecided"]
@@ -147,7 +147,7 @@ def test_bench_attention_measures_the_settings_of_its_flags():
     assert report["machine"]["threads"] == 1
 
 
-def test_bench_attention_compares_prompt_chunks_by_whole_layers():
+def test_bench_attention_compares_the_time_of_whole_layers_for_prompt_chunks():
     rows = bench("attention", "--prefill", "--context", "100", "--chunk", "30",
                  "--method", "dense-bf16,rap-50")["rows"]
     assert [(row["method"], row["chunk"]) for row in rows] == [("dense-bf16", 30), ("rap-50", 30)]
@@ -169,7 +169,7 @@ PARTS = {"rest", "projections", "rotation", "append", "lifts", "attention", "evi
     (["--shape", "qwen2.5-0.5b"], "--bias-cost measures one plan: want one --plan, have 0"),
     (["--shape", "kvasir-tiny", "--plan", "rotated-4bit"], "--shape kvasir-tiny has no biases"),
 ])
-def test_the_cost_of_biases_needs_a_plan_and_a_model_with_biases(flags, expected):
+def test_the_cost_of_biases_is_measured_only_with_a_plan_and_a_model_with_biases(flags, expected):
     done = run("bench", "decode", "--quick", "--bias-cost", "--random-weights", *flags, check=False)
     assert done.returncode != 0 and expected in done.stderr
 
@@ -311,7 +311,7 @@ def test_bench_decode_with_paced_measures_once_for_each_line_of_input():
     assert second["cache_bytes_per_step"] > first["cache_bytes_per_step"]  # the context is one token longer
 
 
-def test_bench_decode_with_plans_requires_random_weights_or_a_baseline():
+def test_bench_decode_with_plans_refuses_real_weights_without_a_baseline():
     done = run("bench", "decode", "--quick", "--plan", "rap-50", "--model", "/no/such", check=False)
     assert done.returncode == 1 and "--baseline DIR" in done.stderr
 

@@ -144,7 +144,7 @@ def test_a_plan_for_several_ranks_stores_no_keys_or_values_on_two_ranks(compress
     assert max(weights) < of_inspect["one_rank_weight_bytes"]
 
 
-def test_groups_of_heads_that_span_several_ranks_are_reported_or_refused(compress, tmp_path):
+def test_groups_of_heads_that_span_several_ranks_are_reported(compress, tmp_path):
     plan = tmp_path / "plan.json"
     uniform = ["plan", "--model", TINY, "--method", "uniform", "--keep", 0.5]
     compress(*uniform, "--group-heads", "all", "--out", plan)
@@ -160,7 +160,7 @@ def test_groups_of_heads_that_span_several_ranks_are_reported_or_refused(compres
             "groups of 4 heads do not divide", "possible numbers of ranks: 1 or 2")
 
 
-def test_plan_and_apply_give_the_same_bytes_as_apply_only(compress, tmp_path):
+def test_plan_and_then_apply_write_the_same_bytes_as_apply_only(compress, tmp_path):
     palu = ["--method", "palu", "--keep", 0.5]
     plan = tmp_path / "plan.json"
     shown = compress("plan", "--model", TINY, *palu, *FEW_TOKENS, "--out", plan)
@@ -496,7 +496,7 @@ def test_a_compressed_model_is_not_compressed_again(compress, tmp_path):
     refused(done, "already compressed")
 
 
-def test_an_output_that_exists_or_cannot_be_written_is_refused(compress, tmp_path):
+def test_an_output_that_cannot_be_created_is_refused(compress, tmp_path):
     uniform = ["--model", TINY, "--method", "uniform", "--keep", 0.5]
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("x")
@@ -557,7 +557,7 @@ def test_an_interrupted_run_leaves_no_output_and_can_continue(tmp_path):
                 == (tmp_path / "whole" / name).read_bytes())
 
 
-def test_a_killed_run_is_cleaned_up_by_the_next(compress, tmp_path):
+def test_the_next_run_removes_the_files_of_a_killed_run(compress, tmp_path):
     partial = tmp_path / "out.partial"
     partial.mkdir()
     (partial / "weights-00001.partial").write_text("half")
@@ -612,7 +612,7 @@ def test_a_folders_name_sends_no_escape_codes_to_the_terminal(tmp_path):
     assert done.stdout.count("evil\\x1b[31mred") >= 3 and "text\\x1b[2J.txt" in done.stdout
 
 
-def test_evaluate_refuses_missing_models_short_texts_and_invalid_paths(compress, tmp_path):
+def test_evaluate_refuses_invalid_models_and_texts_before_it_starts(compress, tmp_path):
     evaluate = ["evaluate", "--teacher", TINY, "--text", TINY / "evaluation.txt"]
     refused(compress(*evaluate, "/no/such/folder", "--windows", 2, "--window-tokens", 64,
                      ok=False), "/no/such/folder")

@@ -404,7 +404,7 @@ def services_of(target):
 
 
 @pytest.mark.parametrize("flags", [["--reflection", "off"], ["--host", "0.0.0.0", "--insecure"]])
-def test_reflection_is_off_if_it_is_disabled_or_the_host_is_not_loopback(flags):
+def test_reflection_is_on_only_if_it_is_enabled_on_a_loopback_host(flags):
     with KvasirProcess("serve", *flags) as server:
         for target in (server.grpc, server.admin, server.health):
             with pytest.raises(grpc.RpcError) as caught:
@@ -416,7 +416,7 @@ ENDLESS = ["--max-num-seqs", "1", "--kv-plan", "dense-8bit", "--eviction", "h2o"
            "256", "--eviction-rolling", "--max-model-len", str(1 << 24)]
 
 
-def test_a_request_of_higher_priority_runs_first_and_one_that_waits_too_long_is_refused():
+def test_a_request_of_higher_priority_overtakes_waiting_requests():
     with KvasirProcess("serve", *ENDLESS) as server:
         model = server.ready["model"]
         with grpc.insecure_channel(server.grpc) as channel:

@@ -107,7 +107,7 @@ def test_an_eviction_budget_is_refused_if_the_plan_evicts_nothing(whole):
         refused(whole, "but the served plan evicts nothing", eviction_budget=budget)
 
 
-def test_a_prompt_of_three_times_the_pool_is_served_and_a_budget_over_the_pool_is_refused():
+def test_a_prompt_may_exceed_the_pool_if_its_eviction_budget_does_not():
     # A sequence has up to 128 + 64 slots, which are 3 pages of 64: the whole pool. The prompt has 10 pages.
     with serve(*EVICTS, "--kv-cache-bytes", "1200KiB", "--host-pool-bytes", 0) as server:
         assert sum(server.metric(f"kvasir_kv_cache_{kind}_pages") for kind in ("free", "used")) == 3
@@ -145,7 +145,7 @@ def test_requests_that_share_a_small_pool_get_the_answers_of_single_requests(poo
             assert server.metric("kvasir_cache_leaked_pages") == 0
 
 
-def test_perplexity_and_generate_evict_as_their_flags_say(evicting):
+def test_perplexity_and_generate_apply_the_flags_of_eviction(evicting):
     text = TINY / "evaluation.txt"
     common = ["perplexity", "--model", TINY, "--text", text, "--max-windows", "2",
               "--window", "512", "--json"]

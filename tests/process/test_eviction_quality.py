@@ -148,7 +148,7 @@ def test_quantization_levels_equal_the_published_table_of_max():
     assert settings.normal_levels(4)[-1] == pytest.approx(2.733, abs=1e-3)
 
 
-def test_a_row_of_a_stream_shows_its_last_tenth_and_is_judged_by_the_whole_text():
+def test_a_row_of_a_stream_is_judged_by_the_whole_text():
     window = streams.Stream([2.0] * 10, [100] * 10, 1000000)
     own = streams.Stream([2.0] * 9 + [2.5], [100] * 9 + [50], 1000000)
     found = {settings.STREAM_WINDOW: window, settings.STREAM_CLAIM: own}
@@ -158,7 +158,7 @@ def test_a_row_of_a_stream_shows_its_last_tenth_and_is_judged_by_the_whole_text(
     assert streams.lines({settings.STREAM_WINDOW: window}) == []
 
 
-def test_a_run_writes_its_section_of_the_page_and_a_second_run_measures_nothing(bench):
+def test_a_second_run_measures_nothing_and_writes_the_same_section(bench):
     done = bench.run()
     assert done.returncode == 0, done.stderr
     assert bench.evaluations()
@@ -185,7 +185,7 @@ def test_a_run_writes_its_section_of_the_page_and_a_second_run_measures_nothing(
     assert bench.page() == text
 
 
-def test_a_stopped_run_continues_and_the_page_shows_the_rows_measured_so_far(bench):
+def test_the_page_of_a_stopped_run_shows_the_rows_measured_so_far(bench):
     (bench.folder / "fail.txt").touch()
     assert bench.run().returncode != 0
     first = len(bench.evaluations())

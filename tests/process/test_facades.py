@@ -341,7 +341,7 @@ def test_a_message_over_the_size_limit_is_refused_before_it_is_read(server, chan
 
 # A model name of a megabyte of control characters used to write a log line of six megabytes.
 @facades
-def test_a_model_name_or_request_id_of_a_megabyte_is_shortened_in_log_and_answer(server, channel, message, facade):
+def test_names_of_a_megabyte_are_shortened_in_the_log_and_in_the_answer(server, channel, message, facade):
     huge = "\x01" * (MIB - 4096)
     for change in (facade.model, facade.id):
         if change is None:

@@ -193,7 +193,7 @@ def test_an_unknown_caller_is_unauthenticated(served, metadata, reason, text):
 
 
 # gRPC (1.51) treats it as an error of the connection.
-def test_metadata_over_the_limit_ends_its_connection_and_no_other(served):
+def test_metadata_over_the_limit_closes_only_its_own_connection(served):
     red = (("authorization", f"Bearer {token_of('red')}"),)
 
     def start(channel, metadata=(), max_tokens=LONG):

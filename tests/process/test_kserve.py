@@ -496,7 +496,7 @@ def test_a_stop_request_for_an_id_that_is_not_running_is_answered(server):
         stream.stop()
 
 
-def test_the_deadline_of_a_call_ends_a_stream_and_a_unary_call(server, client):
+def test_streams_and_unary_calls_end_at_their_deadlines(server, client):
     # The request takes seconds, so that it still runs at the deadline.
     deadline, work = 0.3, greedy(max_tokens=900, n=16)
     with pytest.raises(InferenceServerException) as caught:

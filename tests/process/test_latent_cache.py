@@ -315,7 +315,7 @@ def expert_load(server):
             if name == "kvasir_expert_tokens_total"]
 
 
-def test_a_model_with_qk_norm_serves_named_plans_and_its_loss_is_the_references(qk_norm, tmp_path):
+def test_a_model_with_qk_norm_has_the_loss_of_the_reference_with_named_plans(qk_norm, tmp_path):
     compress("evaluate", "--teacher", qk_norm, qk_norm, "--text", EVALUATION, "--windows", WINDOWS,
              "--window-tokens", WINDOW_TOKENS, "--quiet", "--json", tmp_path / "rows.json")
     (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]

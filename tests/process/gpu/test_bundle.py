@@ -121,7 +121,7 @@ def test_programs_and_libraries_of_a_server_fit_32_mib(serve, tmp_path):
     assert packed.stat().st_size <= 32 << 20
 
 
-def test_a_folder_of_another_origin_is_refused_and_unchanged(tmp_path):
+def test_a_folder_that_is_not_a_bundle_is_not_changed(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter").write_text("dear")
     (tmp_path / "file").write_text("")
@@ -135,7 +135,7 @@ def test_a_folder_of_another_origin_is_refused_and_unchanged(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine"]
 
 
-def test_an_earlier_bundle_is_replaced_and_other_files_stay(serve):
+def test_only_the_files_of_an_earlier_bundle_are_replaced(serve):
     (serve / "bin/old").touch()
     (serve / "letter").write_text("dear")
     done = bundle("serve", "--build-dir", BUILD, "--unpacked", serve.name, cwd=serve.parent)

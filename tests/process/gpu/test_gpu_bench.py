@@ -92,7 +92,7 @@ def test_the_gpu_benchmark_measures_every_row_on_the_emulated_gpu(programs, driv
 
 
 @needs_bench
-def test_a_wrong_request_is_answered_with_an_error_and_the_next_one_is_served():
+def test_requests_after_an_invalid_request_are_served():
     lines = ['{"do": "run", "name": "a"}', "{", '{"do": "bytes", "shape": "llama-3-8b"}',
              '{"do": "bytes", "shape": "none", "plan": "rap-50"}', '{"do": "open", "device": "gpu"}',
              '{"do": "bytes", "shape": "llama-3-8b", "plan": "dense-bf16"}']
@@ -172,7 +172,7 @@ def run_with(requests, tmp_path):
     return report, [row for row in left if left[row] == "not run: the time is up"], left
 
 
-def test_rows_that_ran_out_of_time_are_named_and_fail_nothing_after_one_whole_shape(tmp_path):
+def test_the_stage_passes_if_time_ran_out_after_all_rows_of_one_shape(tmp_path):
     report, no_time, left = run_with(10 ** 6, tmp_path)
     assert not no_time and len(report["figures"]["attention"]) == 12
     assert [(row["batch"], row["context"]) for row in report["figures"]["decode"]] == [(1, 4096), (16, 16384)]
@@ -275,7 +275,7 @@ def test_a_failure_of_hugging_face_is_reported_but_does_not_fail_the_stage(tmp_p
     assert left["transformers.llama-3-8b.b16.c16384"] == "failed: no drop" and "speedup" not in rows[1][0]
 
 
-def test_prefill_is_rated_by_the_speed_of_mma_and_rows_out_of_time_are_named(tmp_path):
+def test_prefill_is_rated_by_the_speed_of_mma(tmp_path):
     def prefill(requests):
         arguments = types.SimpleNamespace(json=tmp_path / "report.json", quick=False)
         run = gpu_bench.Run(arguments, StandIn(requests), gpu_bench.NoTorch("a test"))

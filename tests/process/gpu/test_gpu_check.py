@@ -139,7 +139,7 @@ def test_a_checkout_without_a_gpu_builds_nothing():
     assert done.returncode == 3 and "no GPU" in done.stdout
 
 
-def test_the_result_of_each_test_is_printed_and_written(bundle):
+def test_the_result_of_each_test_is_printed_and_reported(bundle):
     bundle.program("rows", {"A": "passed", "B": "skipped"})
     bundle.program("linear", {"C": "passed"})
     bundle.manifest("2.17", ["rows", "linear"])
@@ -182,7 +182,7 @@ def test_a_test_that_crashes_does_not_lose_the_results_of_others(bundle):
     assert died["text"] == "ended by SIGABRT\nan illegal address"
 
 
-def test_a_test_that_hangs_is_ended_and_the_next_one_runs(bundle):
+def test_the_tests_after_a_test_that_hangs_are_run(bundle):
     bundle.program("rows", {"A": "passed", "B": "hangs", "C": "passed"})
     bundle.manifest("2.17", ["rows"])
     code, _, report = bundle.check("--test-seconds", "1")

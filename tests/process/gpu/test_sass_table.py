@@ -92,7 +92,7 @@ def test_a_loop_that_grows_by_more_than_five_percent_fails_with_the_functions_na
     assert run("")[0] == ""  # a smaller loop passes
 
 
-def test_functions_missing_in_the_table_and_objects_without_ptx_fail(run):
+def test_functions_that_the_table_lacks_fail(run):
     run("", "--write")
     run.table.write_text(run.table.read_text().replace("SumCodes4", "SumCodes8"))
     assert "loops of ['SumCodes4'], in sass.txt ['SumCodes8']" in run()[0]
