@@ -1,4 +1,4 @@
-// Communication between the ranks of a tensor-parallel group.
+// The interface for communication between the ranks of a tensor-parallel group.
 #pragma once
 
 #include <cstdint>

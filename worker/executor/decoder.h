@@ -197,7 +197,7 @@ class Decoder {
   std::unique_ptr<kernels::HadamardTables> hadamard_;
   std::vector<LayerAttention> attention_;
   std::vector<StepKind> step_kinds_;
-  // made by DivideSteps, for the next Run
+  // the divisions that DivideSteps has made for the next Run
   std::vector<kernels::AttentionStep> steps_;
 };
 

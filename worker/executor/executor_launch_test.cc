@@ -72,7 +72,7 @@ struct StepRecord {
   std::vector<kernels::OpLaunch> launches;
 
   // Returns one line for each launch, with its number of rows if `with_rows`.
-  // Steps of different sizes in one bucket differ in these numbers.
+  // Steps of different sizes in one bucket have different numbers of rows.
   std::string Text(bool with_rows) const {
     std::string lines;
     for (const kernels::OpLaunch& launch : launches) {
@@ -437,8 +437,8 @@ TEST(ExecutorEvictionLaunchTest,
 }
 
 // Each layer calls AllReduceSum after attention and after the MLP. Each step
-// calls it for embedding rows and for marks of not-finite numbers, and calls
-// AllGather for the logits.
+// also calls it for embedding rows and for the marks of tokens whose latents
+// are not finite, and calls AllGather for the logits.
 TEST(ExecutorRanksTest,
      AStepOfNLayersCallsAllReduceTwoNPlusTwoTimesAndAllGatherOnce) {
   const auto group = InProcessGroup::Create(2);

@@ -54,7 +54,7 @@ struct LoadRequest {
   // Whether, with random weights, to raise the shape's number of positions to
   // max_model_len. Has no effect if positions are learned.
   bool stretch_positions = false;
-  // ModelExecutorOptions::profile.
+  // See ModelExecutorOptions::profile.
   worker::StepProfile* profile = nullptr;
   // The group of ranks to join; null to load the whole model. Must outlive the
   // loaded model.
