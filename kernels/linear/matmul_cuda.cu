@@ -33,13 +33,13 @@
 // tile of 32 or 128 columns reads x (M K B bytes), which stays in this cache.
 // The M N numbers of y are written once. Operations: 2 M N K.
 //
-// The lower bound of the time is N K B divided by the memory bandwidth for
-// few rows, and the operations divided by the rate of the tensor cores for
-// many rows.
+// The lower bound of the time is N K B divided by the memory bandwidth for few
+// rows, and the operations divided by the rate of the tensor cores for many
+// rows.
 //
 // For 16 rows, 8 columns and 16 k (256 bytes of W), a warp executes 1 mma, 1.5
-// ldmatrix and 0.75 cp.async. With all other instructions, a lane
-// executes 3.3 instructions per byte of W (counted in PTX).
+// ldmatrix and 0.75 cp.async. With all other instructions, a lane executes 3.3
+// instructions per byte of W (counted in PTX).
 #include <algorithm>
 
 #include "kernels/device/gemm.h"
