@@ -371,7 +371,7 @@ TEST_P(EngineTest, AnAbortDuringAStepDropsTheTokensOfThatStep) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, ADrainingEngineRefusesNewRequestsAndFinishesAcceptedOnes) {
+TEST_P(EngineTest, ADrainingEngineFinishesOnlyTheRequestsThatItHasAccepted) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto sink = std::make_shared<WaitableSink>();
@@ -447,8 +447,7 @@ TEST_P(EngineTest, StopFailsRunningAndWaitingRequestsWithTheReasonDraining) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest,
-       RefuseAllDropsTheTokensOfTheRunningStepAndTheEngineContinues) {
+TEST_P(EngineTest, TheEngineContinuesAfterRefuseAllDuringAStep) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto running = std::make_shared<WaitableSink>();

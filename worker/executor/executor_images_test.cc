@@ -223,8 +223,7 @@ FamilyCase Dense(const std::string& dtype) {
            plan_cases::Full("NO_ROPE", codec)}};
 }
 
-TEST(ImageBytesTest,
-     ASequenceImageMadeUnderAnotherPlanIsRefusedAndTakesNoPages) {
+TEST(ImageBytesTest, ARefusedSequenceImageOfAnotherPlanTakesNoPages) {
   Replica floats(Dense("F32"), 512, 512);
   Replica halves(Dense("F16"), 512, 512);
   floats.Start(1, 41, 1);

@@ -304,8 +304,7 @@ TEST(ModelExecutorTest, ATokenMaskCannotBeReplacedWhileAStepIsInFlight) {
   KVASIR_EXPECT_OK(executor.RegisterTokenMask("mask", words));
 }
 
-TEST(ModelExecutorTest,
-     LogprobsAreSortedInDescendingOrderAndReportedOnlyIfRequested) {
+TEST(ModelExecutorTest, RequestedLogprobsAreSortedInDescendingOrder) {
   auto rank = TinyRank();
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 10);
@@ -816,7 +815,7 @@ struct BrokenPlan {
 
 class BrokenPlanTest : public ::testing::TestWithParam<BrokenPlan> {};
 
-TEST_P(BrokenPlanTest, AnInvalidPlanIsRefusedAndLeavesTheExecutorUnusable) {
+TEST_P(BrokenPlanTest, ARefusedPlanLeavesTheExecutorUnusable) {
   auto rank = TinyRank();
   KVASIR_ASSERT_OK(rank->executor().Execute(StepBefore()));
 

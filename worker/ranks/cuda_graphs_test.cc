@@ -241,8 +241,7 @@ TEST_F(CudaGraphsTest, AReplayedStepIsASingleGraphLaunch) {
 
 // In each round one CUDA call fails. The step then runs without a graph, so no
 // request fails and the tokens stay the same.
-TEST_F(CudaGraphsTest,
-       AfterAFailedCaptureStepsRunWithoutGraphsAndGiveTheSameResults) {
+TEST_F(CudaGraphsTest, StepsGiveTheSameResultsAfterAFailedCapture) {
   Make(plan::kDensePreset, /*graphs=*/false, /*deterministic=*/true);
   const std::vector<std::string> want = RunSteps(nullptr, kFewGraphSteps);
   struct Failure {

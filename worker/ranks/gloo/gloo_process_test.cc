@@ -138,8 +138,7 @@ class GlooProcessTest : public ::testing::Test {
   }
 };
 
-TEST_F(GlooProcessTest,
-       RanksInSeparateProcessesAddTheirDataAndEndWithoutAnError) {
+TEST_F(GlooProcessTest, RanksInSeparateProcessesComputeSumsWithoutErrors) {
   const auto ranks = StartRanks(4, absl::Seconds(30), 5000, 200);
   ExpectAllDone(ranks);
 }

@@ -253,8 +253,7 @@ struct RefusedHello {
 
 class RefusedHelloTest : public ::testing::TestWithParam<RefusedHello> {};
 
-TEST_P(RefusedHelloTest,
-       TheRefusalOfAHelloStatesTheFieldAndItsValueAndIsLoggedOnce) {
+TEST_P(RefusedHelloTest, ARefusedHelloIsLoggedOnceWithTheFieldAndItsValue) {
   Group group;
   group.Join(2);
   (void)group.Events();
