@@ -1,4 +1,4 @@
-// The models that flags accept by name. models/fetch downloads them into the
+// Resolves the names of known models, which models/fetch downloads into the
 // user's cache.
 #pragma once
 

@@ -100,7 +100,7 @@ TEST_F(KnownModelsTest, TheErrorForAModelThatWasNotFetchedSaysHowToGetIt) {
                            HasSubstr("known models: smollm2"))));
 }
 
-TEST_F(KnownModelsTest, AnUnknownNameIsRefusedWithTheKnownNames) {
+TEST_F(KnownModelsTest, TheErrorForAnUnknownModelNameListsTheKnownNames) {
   EXPECT_THAT(FindModel("smolm2"),
               base::StatusIs(absl::StatusCode::kNotFound,
                              AllOf(HasSubstr("'smolm2'"),

@@ -27,12 +27,12 @@ struct RequiredTensor {
                          const RequiredTensor&) = default;
 };
 
-// Returns "model.layers.3.self_attn.q_proj.weight" for layer 3 and the name
-// "self_attn.q_proj.weight".
+// Returns "model.layers.3.self_attn.q_proj.weight" for layer 3 and the
+// name "self_attn.q_proj.weight".
 std::string LayerTensorName(int64_t layer, absl::string_view name);
 // The prefix of a part's tensor names after "model.layers.{l}.":
-// "self_attn.k_proj", or "self_attn.k_proj.part1" if the side has several
-// parts.
+// "self_attn.k_proj", or "self_attn.k_proj.part1" if the side has
+// several parts.
 std::string PartPrefix(absl::string_view projection, int part, int num_parts);
 // The name of the tensor with a group's lift, without the part's prefix:
 // "up.3.weight" for group 3. `prefix` is ResolvedPart::lift_prefix.

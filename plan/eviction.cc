@@ -25,9 +25,10 @@ uint32_t RecentOf(const EvictionSettings& settings, const LayerPlan& layer) {
       {recent, layer.key().exact_window(), layer.value().exact_window()});
 }
 
-// Stores full-rank keys before RoPE, because their slot indices, which are
-// their positions, change when tokens are evicted. Keys with static ranges stay
-// as they are: their ranges were measured on rotated keys.
+// Stores full-rank keys before RoPE. With rolling positions, a key's position
+// is its slot index, which changes when tokens are evicted, so keys must be
+// rotated when they are read. Keys with static ranges stay as they are: their
+// ranges were measured on rotated keys.
 void StoreBeforeRope(LayerPlan* layer) {
   for (kvasir::v1::Part& part : *layer->mutable_key()->mutable_parts()) {
     if (part.has_full() && part.stored() == kvasir::v1::POST_ROPE &&

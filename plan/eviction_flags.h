@@ -1,5 +1,5 @@
-// The flags that add eviction to a plan, shared by all commands that use a
-// plan.
+// The flags that add eviction to a plan, shared by all commands that use
+// a plan.
 #pragma once
 
 #include <string>

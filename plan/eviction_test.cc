@@ -76,8 +76,8 @@ TEST(EvictionTest, EvictionKeepsTheTokensThatThePlanStoresExactly) {
   EXPECT_EQ(resolved.layer(0).eviction->recent, 128);
   EXPECT_EQ(resolved.layer(0).eviction->sinks, 8);
   EXPECT_EQ(resolved.layer(0).eviction->lambda, 1.0F);
-  // The number of recent tokens is not raised to the exact window if it was set
-  // explicitly.
+  // The number of recent tokens is not raised to the exact window if it was
+  // set explicitly.
   KVASIR_ASSERT_OK(ApplyEviction({.recent = 64}, shape, &plan));
   EXPECT_THAT(
       ValidatePlan(plan, shape),

@@ -54,9 +54,9 @@ absl::StatusOr<kvasir::v1::KvPlan> ParsePlanJson(absl::string_view text,
 // makes an equal plan from it.
 std::string PlanToJson(const kvasir::v1::KvPlan& plan);
 
-// Checks that the plan is valid for a model of this shape: for example that
-// groups partition the heads exactly, and that no settings contradict each
-// other.
+// Checks that the plan is valid for a model of this shape: for example
+// that groups partition the heads exactly, and that no settings contradict
+// each other.
 absl::Status ValidatePlan(const kvasir::v1::KvPlan& plan,
                           const AttentionShape& shape);
 
@@ -64,8 +64,8 @@ absl::Status ValidatePlan(const kvasir::v1::KvPlan& plan,
 // codes. If a field has no value, SetExactTokens does not change that number in
 // the plan.
 struct ExactTokens {
-  std::optional<uint32_t> sinks;   // first tokens of a sequence
-  std::optional<uint32_t> window;  // tokens nearest to the query
+  std::optional<uint32_t> sinks;   // the first tokens of a sequence
+  std::optional<uint32_t> window;  // the tokens nearest to the query
 };
 // Sets the exact tokens of every side that stores codes. Returns false and
 // changes nothing if no side stores codes.

@@ -32,8 +32,8 @@ inline constexpr char kDensePreset[] = "dense-bf16";
 // A preset that serves a checkpoint without calibration. It is TurboQuant
 // (Zandieh et al. 2025) without random signs. Each head's key and value is
 // rotated by a Hadamard matrix and stored as 4-bit codes of Lloyd-Max levels,
-// with its length as one float16. The first and the latest tokens are also kept
-// exact.
+// with its length as one float16. The first and the latest tokens are also
+// kept exact.
 inline constexpr char kRotatedPreset[] = "rotated-4bit";
 
 // NOT_FOUND for an unknown name; the error lists the known names.

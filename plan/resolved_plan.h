@@ -82,7 +82,7 @@ struct ResolvedUse {
   Lift lift = Lift::kFold;
   int64_t dims = 0;          // the dimensions of a head that this use computes
   int64_t rotated_dims = 0;  // the number of these dimensions that RoPE rotates
-  int64_t terms = 1;         // 1 + the order for kAnchored, else 1
+  int64_t terms = 1;         // for kAnchored: its order + 1; else 1
 };
 
 // One part of the keys or values of a layer: its space, and how its latents are
@@ -115,8 +115,8 @@ struct ResolvedPart {
   // the numbers that codes stand for; only if `range` is kTokenNorm
   std::vector<float> levels;
   bool explicit_runs = false;  // the plan lists the channels of each run
-  // The number of channels that share a token's range. 0: each run has its own
-  // range.
+  // The number of channels that share a token's range. 0: each run has its
+  // own range.
   int64_t range_channels = 0;
 
   std::vector<ResolvedUse> uses;  // empty for a full space
@@ -137,10 +137,10 @@ struct ResolvedPart {
            transform == Transform::kBasisSequence;
   }
   bool has_lift(Lift lift) const;
-  // False for a joint part on the value side, because the key side stores its
-  // latents.
+  // False for a joint part on the value side, because the key side stores
+  // its latents.
   bool stores_latents() const { return !joint || side == Side::kKey; }
-  int64_t channels() const;  // summed over the latents
+  int64_t channels() const;  // of all latents together
   // Returns the latent of a KV head. CHECKs that there is one.
   const ResolvedLatent& LatentOf(int64_t kv_head) const;
   // Returns true if a rank that has the heads `rank` stores the latent: one of
@@ -163,8 +163,8 @@ struct ResolvedSide {
   int64_t exact_window = 0;
   int64_t exact_sinks = 0;
 
-  // True if a part of this side stores codes. A joint part counts on both
-  // sides.
+  // True if a part of this side stores codes. A joint part counts on
+  // both sides.
   bool has_codes() const;
 };
 
@@ -180,9 +180,9 @@ struct ResolvedAttention {
   }
 };
 
-// The bytes of a slot's metadata in one eviction unit: 4 for the position, 4
-// for the received attention, and 1 for the accuracy of each side that has
-// codes.
+// The bytes of a slot's metadata in one eviction unit: 4 for the position,
+// 4 for the received attention, and 1 for the accuracy of each side that
+// has codes.
 inline int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
   return 4 + 4 + (attention.key.has_codes() ? 1 : 0) +
          (attention.value.has_codes() ? 1 : 0);
@@ -251,10 +251,10 @@ struct ResolvedPlan {
   kvasir::v1::KvPlan source;
   AttentionShape shape;
   TpShard shard;
-  HeadRange kv_heads;  // heads of this rank
-  // heads of this rank; empty if the shape has no query heads
+  HeadRange kv_heads;  // the KV heads of this rank
+  // the query heads of this rank; empty if the shape has none
   HeadRange query_heads;
-  std::vector<ResolvedAttention> attention;  // no two are equal
+  std::vector<ResolvedAttention> attention;  // without duplicates
   std::vector<ResolvedLayer> layers;
   std::vector<ResolvedPageGroup> page_groups;
 

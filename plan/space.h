@@ -110,8 +110,8 @@ class Coverage {
   std::vector<int8_t> owner_;
 };
 
-// Checks that the part's `stored` field (before or after RoPE) is allowed for
-// the side, and that it fits whether the layer rotates keys.
+// Checks the part's `stored` field (before or after RoPE, or never rotated).
+// The allowed values depend on the side and on whether the layer rotates keys.
 absl::Status CheckStored(const PlanPlace& where, const kvasir::v1::Part& part,
                          const LayerFacts& facts);
 

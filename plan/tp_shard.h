@@ -53,8 +53,8 @@ inline absl::StatusOr<HeadRange> KvHeadsOfRank(TpShard shard,
       " tensor-parallel ranks: one number must divide the other"));
 }
 
-// A range of token ids. A rank holds their rows of the output head and of the
-// embedding.
+// A range of token ids. A rank holds their rows of the output head and of
+// the embedding.
 struct IdRange {
   int64_t first = 0;
   int64_t count = 0;

@@ -183,8 +183,8 @@ class SidesChecker {
   Coverage value_;
 };
 
-// True if the heads of a group, which share a latent, are in different eviction
-// units.
+// True if the heads of a group, which share a latent, are in different
+// eviction units.
 template <typename Groups>
 bool Straddles(const Groups& groups, const std::vector<int>& unit_of_head) {
   for (const auto& group : groups) {

@@ -1,5 +1,5 @@
-// Derives the number type of a KV cache from the types of a checkpoint's
-// tensors.
+// Derives the number type of a KV cache from the types of a
+// checkpoint's tensors.
 #pragma once
 
 #include <optional>

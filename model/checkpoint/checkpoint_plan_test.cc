@@ -194,7 +194,7 @@ TEST_F(CheckpointPlanTest, ATensorThatThePlanDoesNotUseIsRefused) {
   shapes_[Name("rotary_emb.inv_freq")] = {3};  // unrelated to the plan
   KVASIR_EXPECT_OK(Check());
   const std::string bias = "model.layers.0.self_attn.o_proj.bias";
-  shapes_[bias] = {24};  // layer 0 is not compressed
+  shapes_[bias] = {24};  // refused although layer 0 is not compressed
   EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kInvalidArgument,
                                 AllOf(HasSubstr("layer 0"), HasSubstr(bias),
                                       HasSubstr("has no bias"))));

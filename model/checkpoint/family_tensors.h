@@ -21,9 +21,10 @@ struct StoredTensor {
   int64_t num_rows = 0;  // unused if `rows` selects all rows
 };
 
-// The stored tensor for a canonical name. It may be a part of a stored tensor:
-// in GPT-NeoX and Phi-3 some rows of a fused projection, in OPT the table of
-// positions without its first two rows, which are unused.
+// Returns where the tensor with a canonical name is stored. It may be only a
+// part of a stored tensor: in GPT-NeoX and Phi-3 some rows of a fused
+// projection, in OPT the table of positions without its first two rows, which
+// are unused.
 //
 // Returns a name unchanged if it is not in the family's table, or if it names
 // an attention tensor of an artifact.

@@ -71,7 +71,7 @@ struct TensorTiles {
   static TensorTiles Of(const TensorInfo& info);
 
   std::string type_and_shape;
-  int64_t rows = 0;  // the number of tiles in each direction
+  int64_t rows = 0;  // the number of rows and of columns of tiles
   int64_t columns = 0;
   std::vector<Fingerprint> hashes;  // [rows, columns]
   std::vector<bool> known;          // [rows, columns]

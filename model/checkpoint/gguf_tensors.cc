@@ -30,9 +30,9 @@ namespace {
 // Names the rows of a stored tensor that belong to a canonical tensor.
 enum class Part { kAll, kQueries, kKeys, kValues, kGate, kUp, kExpert };
 
-// The stored name of a module, and its canonical name. A tensor's name is the
-// module's name, and then "weight" or "bias". '#' stands for an expert's
-// number.
+// The stored name of a module, and its canonical name. A tensor's name is
+// the module's name, and then "weight" or "bias". '#' stands for an
+// expert's number.
 struct NameRow {
   std::string_view stored;
   std::string_view ours;
@@ -194,7 +194,7 @@ struct Stored {
   // 0. Rows 2p and 2p + 1 of a head in the file become its rows p and p +
   // head_rows / 2.
   int64_t head_rows = 0;
-  bool minus_one = false;  // 1 is subtracted from the numbers, which are F32
+  bool minus_one = false;  // 1 is subtracted from each number; only for F32
 };
 
 class GgufTensorFile final : public TensorFile {

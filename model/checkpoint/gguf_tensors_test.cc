@@ -463,14 +463,14 @@ class BadGgufCheckpointTest : public ::testing::Test {
   const base::TempFolder folder_;
 };
 
-TEST_F(BadGgufCheckpointTest, AnUnknownTensorIsRefusedByName) {
+TEST_F(BadGgufCheckpointTest, TheErrorForAnUnknownTensorNamesIt) {
   EXPECT_THAT(StatusWith("blk.0.attn_sinks.weight", {8}),
               StatusIs(absl::StatusCode::kUnimplemented,
                        AllOf(HasSubstr("x.gguf: blk.0.attn_sinks.weight"),
                              HasSubstr("llama"))));
 }
 
-TEST_F(BadGgufCheckpointTest, ATensorOfAnotherFamilyIsRefusedByName) {
+TEST_F(BadGgufCheckpointTest, TheErrorForATensorOfAnotherFamilyNamesIt) {
   EXPECT_THAT(StatusWith("blk.0.attn_q_norm.weight", {8}),
               StatusIs(absl::StatusCode::kUnimplemented,
                        AllOf(HasSubstr("x.gguf: tensor"), HasSubstr("q_norm"),

@@ -277,8 +277,8 @@ TEST(PlanTensorsTest, ChannelsOfZeroBitsShortenALowRankLatent) {
   const auto fixed = Listed(Spec(), part("basis_static"), kFull);
   EXPECT_THAT(fixed, Contains("k_proj.down.weight [5, 24]"));
   EXPECT_THAT(fixed, Contains("k_proj.up.0.weight [16, 5]"));
-  // A basis that is computed for each sequence needs all channels of the
-  // latent.
+  // A basis that is computed for each sequence needs all channels of
+  // the latent.
   EXPECT_THAT(Listed(Spec(), part("basis_sequence"), kFull),
               Contains("k_proj.down.weight [8, 24]"));
 }

@@ -86,7 +86,7 @@ RandomTensor PlannedTensor(const ModelShape& shape, const RangeSteps& steps,
 struct TensorLister {
   std::vector<RandomTensor> tensors;
   std::string prefix;  // put before the names of the next tensors
-  bool bias = false;   // whether projections have biases
+  bool bias = false;   // true: projections have biases
   bool layer_norm = false;
 
   void Table(const char* module, int64_t rows, int64_t columns,

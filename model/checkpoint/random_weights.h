@@ -16,7 +16,8 @@ namespace kvasir::model {
 
 enum class RandomKind { kOnes, kNormal, kConstant };
 
-// FNV-1a: stable across machines and versions, unlike std::hash.
+// Returns the FNV-1a hash of a name. Unlike std::hash, it is the same on all
+// machines and in all versions.
 uint64_t HashName(std::string_view name);
 
 struct RandomTensor {

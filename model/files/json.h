@@ -38,8 +38,8 @@ absl::StatusOr<nlohmann::json> ParseJson(std::string_view text,
 // is missing or null, and INVALID_ARGUMENT for a field of another type.
 class JsonFields {
  public:
-  // `object` must outlive this. If it is not an object, every getter returns
-  // INVALID_ARGUMENT.
+  // `object` must outlive this. If it is not an object, every getter
+  // returns INVALID_ARGUMENT.
   JsonFields(const nlohmann::json& object, std::string where)
       : object_(object), where_(std::move(where)) {}
 
@@ -77,8 +77,8 @@ class JsonFields {
   // Returns INVALID_ARGUMENT, for example "config.json: hidden_size: want ...,
   // have ...".
   absl::Status Error(std::string_view name, std::string_view what) const;
-  // Like Error, but returns UNIMPLEMENTED: the value has a meaning that is not
-  // supported.
+  // Like Error, but returns UNIMPLEMENTED: the value has a meaning that is
+  // not supported.
   absl::Status Unserved(std::string_view name, std::string_view what) const;
 
  private:

@@ -131,7 +131,7 @@ void UnpackQ3_K(const uint8_t* block, float* numbers) {
     const int high = scales[8 + group % 4] >> (group / 4 * 2) & 3;
     const float scale = d * static_cast<float>((low | high << 4) - 32);
     for (int i = group * 16; i < (group + 1) * 16; ++i) {
-      // A clear bit of the mask subtracts 4.
+      // If a code's bit in the mask is clear, 4 is subtracted.
       const int offset = (mask[i % 32] >> (i / 32) & 1) == 0 ? 4 : 0;
       numbers[i] = scale * static_cast<float>(TwoBits(codes, i) - offset);
     }

@@ -23,10 +23,10 @@ struct GgmlType {
 // The largest block_numbers of all types.
 inline constexpr int64_t kMaxBlockNumbers = 256;
 
-// nullptr if the type is not served.
+// Returns nullptr if the type is not supported.
 const GgmlType* FindGgmlType(uint32_t id);
-// The name of a type that ggml defines but that is not served. Empty if the id
-// is not known.
+// Returns the name of a type that ggml defines but that is not supported, or an
+// empty name if ggml does not define the id.
 std::string_view UnservedGgmlTypeName(uint32_t id);
 // The names of all served types, for error messages.
 std::string ServedGgmlTypes();

@@ -18,8 +18,8 @@ enum class GgufExperts {
 enum class GgufWindows {
   kUnknown,  // the file does not say, so a window is refused
   kAll,
-  kSome,  // those of attention.sliding_window_pattern, or else as in Hugging
-          // Face
+  // those of attention.sliding_window_pattern, or else as in Hugging Face
+  kSome,
 };
 
 // The matrices whose rows the file stores in one fused tensor.
@@ -108,7 +108,7 @@ inline constexpr std::array<GgufFamily, 10> kGgufFamilies = {{
      .part_rotates = true},
 }};
 
-// nullptr if the architecture is not served.
+// Returns nullptr if the architecture is not supported.
 constexpr const GgufFamily* FindGgufFamily(std::string_view architecture) {
   for (const GgufFamily& family : kGgufFamilies) {
     if (family.architecture == architecture) return &family;

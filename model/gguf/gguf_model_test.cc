@@ -83,7 +83,7 @@ TEST_F(SplitGgufTest, TheErrorForAMissingFileNamesIt) {
                              HasSubstr("file 2 of the 3 files"))));
 }
 
-TEST_F(SplitGgufTest, OpeningALaterFileIsRefusedWithTheNameOfTheFirst) {
+TEST_F(SplitGgufTest, TheErrorForOpeningALaterFileNamesTheFirstFile) {
   EXPECT_THAT(Open(1).status(),
               StatusIs(kInvalid, AllOf(HasSubstr("file 2 of the 3 files"),
                                        HasSubstr("m-00001-of-00003.gguf"))));

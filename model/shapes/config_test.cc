@@ -267,7 +267,7 @@ struct BadConfig {
 
 class BadConfigTest : public ::testing::TestWithParam<BadConfig> {};
 
-TEST_P(BadConfigTest, AnInvalidModelConfigIsRefusedWithTheReason) {
+TEST_P(BadConfigTest, TheErrorForAnInvalidModelConfigStatesTheReason) {
   const BadConfig& bad = GetParam();
   EXPECT_THAT(Parse(With(SmallLlama(), bad.field, bad.value)),
               StatusIs(bad.code, AllOf(HasSubstr("config.json"),

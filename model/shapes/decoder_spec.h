@@ -101,9 +101,9 @@ struct DecoderSpec {
   bool norm_inputs = true;
   bool norm_outputs = false;
   MlpKind mlp = MlpKind::kGatedSilu;
-  // True: attention and MLP both read the layer's input x; the result is x +
-  // attention(norm1(x)) + mlp(norm2(x)). False: the MLP reads x +
-  // attention(norm1(x)).
+  // True: attention and MLP both read the layer's input x; the result
+  // is x + attention(norm1(x)) + mlp(norm2(x)). False: the MLP reads x
+  // + attention(norm1(x)).
   bool parallel_residual = false;
   // True: each position has a learned vector, which is added to the token's
   // embedding. The table of these vectors is [max_position_embeddings, M].
@@ -130,8 +130,8 @@ struct DecoderSpec {
   std::optional<int32_t> bos_token_id;
   // The ids that end an output. The tokenizer may name more of them.
   std::vector<int32_t> eos_token_ids;
-  // Where eos_token_ids come from: the path of a file, or "the default of
-  // LlamaForCausalLM".
+  // Where eos_token_ids come from: the path of a file, or "the default
+  // of LlamaForCausalLM".
   std::string eos_source;
 
   const RopeSpec& rope_of(int64_t layer) const {

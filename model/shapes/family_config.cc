@@ -399,9 +399,8 @@ struct Windows {
   bool reads_types = false;
 };
 
-// Reads the width of the sliding window, and which layers have it by default.
-// A missing sliding_window means the family's default, and null means no
-// window.
+// Reads the width of the sliding window, and which layers have it by default. A
+// missing sliding_window means the family's default, and null means no window.
 absl::StatusOr<Windows> DefaultWindows(const JsonFields& fields, Family family,
                                        const DecoderSpec& spec) {
   constexpr std::string_view kName = "sliding_window";

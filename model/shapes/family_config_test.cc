@@ -214,7 +214,7 @@ TEST(FamilyConfigTest, InSmolLm3OnlyLayersWithoutRopeHaveWindowsByDefault) {
   EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(0, 7, 0));
 }
 
-TEST(FamilyConfigTest, Olmo2NormalizesOutputsAndAllHeadsTogether) {
+TEST(FamilyConfigTest, Olmo2NormalizesTheOutputsOfAttentionAndMlp) {
   const DecoderSpec spec = MustParse(SmallOlmo2());
   EXPECT_EQ(spec.qk_norm, QkNorm::kAllHeads);
   EXPECT_TRUE(spec.norm_outputs && !spec.norm_inputs);
@@ -351,7 +351,7 @@ TEST(FamilyConfigTest,
               StatusIs(kWrong, HasSubstr("final_logit_softcapping: want")));
 }
 
-TEST(FamilyConfigTest, UnsupportedFieldsOfGemma3AreRefusedByName) {
+TEST(FamilyConfigTest, ErrorsForUnsupportedFieldsOfGemma3NameTheFields) {
   for (const auto& [field, value] :
        std::map<std::string, json>{{"attn_logit_softcapping", 50.0},
                                    {"final_logit_softcapping", 30.0},

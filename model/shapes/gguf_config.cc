@@ -139,8 +139,8 @@ class ConfigWriter {
     if (!eps.has_value()) return header_.Error(epsilon, "is missing");
     config_[family_.layer_norm ? "layer_norm_eps" : "rms_norm_eps"] = *eps;
 
-    Key("vocab_size");  // only marks the key as known: the size of the
-                        // embedding is used
+    // Only marks the key as known: the size of the embedding is used.
+    Key("vocab_size");
     const GgufTensor* const embedding = header_.FindTensor(kGgufEmbedding);
     if (embedding == nullptr) {
       return header_.Error(kGgufEmbedding, "the tensor is missing");
@@ -174,8 +174,8 @@ class ConfigWriter {
     KVASIR_ASSIGN_OR_RETURN(
         const std::optional<int64_t> original,
         header_.Int(Key("rope.scaling.original_context_length")));
-    Key("rope.scaling.finetuned");  // only marks the key as known: it does not
-                                    // affect results
+    // Only marks the key as known: it does not affect results.
+    Key("rope.scaling.finetuned");
     KVASIR_ASSIGN_OR_RETURN(const std::optional<double> attention,
                             header_.Number(Key("rope.scaling.attn_factor")));
     std::string scaling(type.value_or(""));

@@ -91,8 +91,8 @@ struct YarnRange {
 };
 
 // low: the index of the pair that makes beta_fast full turns within the
-// original context. high: the index of the pair that makes beta_slow full
-// turns.
+// original context. high: the index of the pair that makes beta_slow
+// full turns.
 absl::StatusOr<YarnRange> CorrectionRange(const JsonFields& fields,
                                           double theta, int64_t dim,
                                           double old_context) {
@@ -199,10 +199,10 @@ struct Place {
   bool is_read = true;
 };
 
-// Returns the number that the places with `is_read` give, or `fallback` if none
-// of them gives one. Refuses a config in which two places give different
-// numbers, because versions of the reference implementation prefer different
-// places.
+// Returns the number that the places with `is_read` give, or `fallback` if
+// none of them gives one. Refuses a config in which two places give
+// different numbers, because versions of the reference implementation prefer
+// different places.
 absl::StatusOr<double> OneOf(std::initializer_list<Place> places, double low,
                              double high, double fallback) {
   std::optional<double> found;

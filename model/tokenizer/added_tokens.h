@@ -50,8 +50,8 @@ class TokenTrie {
   int32_t LongestAt(std::string_view text, size_t at, size_t* size) const;
 
  private:
-  // Maps (node << 8 | byte) to the child node for this byte. The root is node
-  // 0.
+  // Maps (node << 8 | byte) to the child node for this byte. The root is
+  // node 0.
   absl::flat_hash_map<uint64_t, uint32_t> children_;
   std::vector<int32_t> index_of_node_{-1};
   std::array<bool, 256> starts_{};

@@ -344,8 +344,8 @@ void BpeModel::MergeAll(Scratch* scratch) const {
     Scratch::Symbol& left = at(top.position);
     if (!left.alive || left.next < 0) continue;
     Scratch::Symbol& right = at(left.next);
-    // Another merge may have changed the pair since the pair was put into the
-    // heap.
+    // Another merge may have changed the pair since the pair was put into
+    // the heap.
     const Merge* merge = FindMerge(left.id, right.id);
     if (!merge || merge->merged != top.merged) continue;
     left.id = top.merged;

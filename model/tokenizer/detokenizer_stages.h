@@ -19,7 +19,7 @@ struct DetokenizerState {
     int64_t num_tokens = 0;    // tokens that this stage has seen
     int64_t num_stripped = 0;  // characters removed at the front
     bool front_done = false;   // a character that is not stripped was seen
-    // the current run of byte tokens has given characters
+    // true if a character of the current run of byte tokens was passed on
     bool in_run = false;
     std::string pending;  // bytes or characters that are held back
   };
@@ -67,8 +67,9 @@ class DetokenizerStages {
     std::vector<TextPattern> pattern;  // only for kReplace; one element
     std::string content;               // one character, except for kReplace
     bool drop_first = false;           // only for kMetaspace
-    int64_t start = 0;  // kStrip and kStripFused: the most characters to strip
-                        // at the start and the end
+    // Only for kStrip and kStripFused: the largest numbers of characters that
+    // are stripped at the start and at the end.
+    int64_t start = 0;
     int64_t stop = 0;
   };
 

@@ -167,8 +167,8 @@ INSTANTIATE_TEST_SUITE_P(
                       GoldenCase{"qwen2", "qwen2"}, GoldenCase{"llama2", ""}),
     [](const auto& param) { return param.param.name; });
 
-// A tokenizer of tests/golden/tokenizers/nasty, and its value of
-// tokenizer.ggml.pre.
+// A tokenizer of tests/golden/tokenizers/nasty, and its value
+// of tokenizer.ggml.pre.
 struct NastyType {
   std::string name;
   std::string split;
@@ -220,8 +220,8 @@ INSTANTIATE_TEST_SUITE_P(All, GgufNastyTest,
                                            NastyType{"gemma", ""}),
                          [](const auto& param) { return param.param.name; });
 
-// A byte-level tokenizer of the letters a to c, their merge "ab", and a control
-// token.
+// A byte-level tokenizer of the letters a to c, their merge "ab", and a
+// control token.
 GgufBuilder Small() {
   GgufBuilder builder;
   builder.String("tokenizer.ggml.model", "gpt2")
@@ -308,7 +308,8 @@ TEST(GgufTokenizerTest,
   EXPECT_THAT(vocabulary({5, 1, 3, 3, 5}), ElementsAre(2, 3, 1));
 }
 
-// A SentencePiece tokenizer with user-defined runs of spaces, as Gemma's.
+// Returns a file with a SentencePiece tokenizer in which runs of spaces are
+// user-defined tokens, as in Gemma.
 GgufBuilder Runs(const std::string& architecture) {
   GgufBuilder builder;
   builder.String("general.architecture", architecture)

@@ -70,8 +70,8 @@ absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadMetaspace(
   if (scheme) {
     KVASIR_ASSIGN_OR_RETURN(name, scheme->String());
   } else {
-    // Older files have add_prefix_space (true or false) instead of
-    // prepend_scheme.
+    // Older files have add_prefix_space (true or false) instead
+    // of prepend_scheme.
     KVASIR_ASSIGN_OR_RETURN(const bool prefix,
                             ref.GetBool("add_prefix_space", true));
     name = prefix ? "always" : "never";

@@ -37,8 +37,8 @@ class PreTokenizer {
   // UNIMPLEMENTED if a component is not supported; the error names it.
   static absl::StatusOr<PreTokenizer> FromJson(const JsonRef& ref);
 
-  // True if pieces are raw bytes, which the model looks up in the byte-level
-  // alphabet.
+  // True if pieces are raw bytes, which the model looks up in the
+  // byte-level alphabet.
   bool byte_level() const { return byte_level_; }
   // Returns true if Apply may leave out parts of the text, such as spaces.
   bool removes_text() const;
@@ -59,7 +59,8 @@ class PreTokenizer {
     kMergedWithNext,
     kContiguous,
   };
-  // The characters that a step without a pattern matches, each one separately.
+  // The characters at which a step without a pattern splits. Each of them is a
+  // match of its own.
   enum class CharClass { kNone, kWhiteSpace, kPunctuation, kNumeric, kLiteral };
 
   struct Step {
@@ -74,13 +75,14 @@ class PreTokenizer {
     bool words = false;
     Behavior behavior = Behavior::kIsolated;
     bool invert = false;
-    // Replaces each space before the text is split.
+    // If not empty, each space is replaced by this before the text is split.
     std::string replacement;
     // Before a piece of the previous step is split, this prefix is added to it
     // if it does not start with the prefix yet.
     std::string prefix;
     bool prefix_only_at_start = false;
-    // After splitting, bytes are written in the byte-level alphabet.
+    // True: after the split, the bytes of each piece are written in the
+    // byte-level alphabet.
     bool map_bytes = false;
   };
   struct Match {

@@ -1,5 +1,5 @@
-// The replacement rules that SentencePiece compiles into a model
-// ("precompiled_charsmap").
+// The replacement rules that SentencePiece compiles into a
+// model ("precompiled_charsmap").
 #pragma once
 
 #include <cstddef>

@@ -25,8 +25,8 @@ const icu::UnicodeSet* Frozen(const icu::UnicodeSet& set);
 // Makes a set from a constant expression in ICU's notation.
 icu::UnicodeSet SetOf(const char16_t* expression);
 
-// Unicode 16.0: all characters whose general category is in `mask`, a sum of
-// U_GC_*_MASK.
+// Unicode 16.0: all characters whose general category is in `mask`, a sum
+// of U_GC_*_MASK.
 icu::UnicodeSet CategorySet(uint32_t mask);
 
 // Unicode 16.0: the characters of a script. Unicode 15.0 must have the script.

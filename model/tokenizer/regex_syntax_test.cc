@@ -200,7 +200,7 @@ struct Refusal {
   const char* words;  // in the error
 };
 
-TEST(RegexSyntaxTest, AConstructThatIsNotTranslatedIsRefusedByName) {
+TEST(RegexSyntaxTest, TheErrorForAConstructThatIsNotTranslatedNamesIt) {
   const std::vector<Refusal> refusals = {
       {R"((a)\k<1>)", R"(uses \k at byte 3)"},
       {R"((a)\g<1>)", R"(uses \g)"},
@@ -302,7 +302,7 @@ TEST(RegexSyntaxTest, TheErrorForInvalidSyntaxNamesTheMistakeAndItsPlace) {
   }
 }
 
-TEST(RegexSyntaxTest, DeepGroupsAndManyClassesAreRefusedWithTheLimit) {
+TEST(RegexSyntaxTest, ErrorsForTooManyGroupsAndClassesStateTheLimit) {
   EXPECT_THAT(TranslateRegex(std::string(300, '(') + std::string(300, ')')),
               base::StatusIs(Code::kInvalidArgument, HasSubstr("250")));
   EXPECT_THAT(TranslateRegex(std::string(300, '[')),

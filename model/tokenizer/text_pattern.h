@@ -1,5 +1,5 @@
-// A pattern that a tokenizer file searches in texts: a literal or a regular
-// expression.
+// A pattern that a tokenizer file searches in texts: a literal or a
+// regular expression.
 #pragma once
 
 #include <memory>

@@ -28,8 +28,8 @@ using base::AbslView;
 
 // Everything that a tokenizer's files determine. Constant after construction.
 struct TokenizerParts {
-  // One item of a post-processor template: ids before, after or between the
-  // texts.
+  // One item of a post-processor template: ids before, after or between
+  // the texts.
   struct TemplateItem {
     bool is_text = false;
     std::vector<int32_t> ids;

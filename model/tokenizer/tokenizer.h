@@ -1,6 +1,6 @@
-// Converts text to token ids and back. The tokenizer is read from a Hugging
-// Face `tokenizer.json`: BPE, byte-level or SentencePiece-style with byte
-// fallback.
+// Converts text to token ids and back. The tokenizer is read from a
+// Hugging Face `tokenizer.json`: BPE, byte-level or SentencePiece-style
+// with byte fallback.
 #pragma once
 
 #include <cstddef>

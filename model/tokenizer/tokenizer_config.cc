@@ -531,8 +531,9 @@ absl::Status TokenizerConfig::AddTokens(const BpeModel& model,
       }
       if (ids.size() > AddedTokens::kMaxTokens) {
         return absl::InvalidArgumentError(
-            absl::StrCat(where_, " adds the token \"", token->content, "\" to ",
-                         ids.size() - 1, " added tokens, the limit"));
+            absl::StrCat(where_, " adds the token \"", token->content,
+                         "\", but there are already ", ids.size() - 1,
+                         " added tokens, which is the limit"));
       }
       next_id = std::max(next_id, id + 1);
       place->second = static_cast<int32_t>(id);

@@ -72,7 +72,7 @@ class TokenizerConfig {
   const std::optional<Template>& prompt_template() const { return template_; }
   // The value that replaces add_prefix_space of a ByteLevel pre-tokenizer.
   std::optional<bool> add_prefix_space() const { return add_prefix_space_; }
-  // Whether a true value also replaces add_prefix_space of a ByteLevel
+  // True if an add_prefix_space() of true also applies to a ByteLevel
   // pre-tokenizer inside a Sequence.
   bool prefix_in_sequence() const { return prefix_in_sequence_; }
   const std::string& chat_template() const { return chat_template_; }
@@ -109,8 +109,9 @@ class TokenizerConfig {
 
   std::vector<Name> names_;  // in the order in which transformers adds them
   absl::flat_hash_set<std::string> named_;
-  // The named tokens that added_tokens.json adds as tokens of raw text: those
-  // that special_tokens_map.json names, or the config by a plain text.
+  // The tokens that special_tokens_map.json names, or that
+  // tokenizer_config.json names by a string. If added_tokens.json adds one of
+  // them, the token is searched in raw text.
   absl::flat_hash_set<std::string> named_for_added_json_;
   // The tokens of the config's added_tokens_decoder, or of added_tokens.json,
   // with their ids.
@@ -118,7 +119,7 @@ class TokenizerConfig {
   // False if the config has added_tokens_decoder. If true, the tokens of
   // tokenizer.json are treated as if added_tokens_decoder listed them.
   bool older_form_ = true;
-  std::string where_;  // for errors: a file that was read
+  std::string where_;  // a file that was read, which errors name
   std::string bos_;
   std::string eos_;
   std::optional<Template> template_;

@@ -585,7 +585,7 @@ TEST(TokenizerConfigTest, TheEosTokenIsReadFromEachPlaceThatMayNameIt) {
   }
 }
 
-TEST(TokenizerConfigTest, AnInvalidSpecialTokensMapIsRefusedByName) {
+TEST(TokenizerConfigTest, TheErrorForAnInvalidSpecialTokensMapNamesTheFile) {
   for (const char* map : {"[]", "{", R"({"eos_token":7})"}) {
     const base::TempFolder folder;
     folder.Write("tokenizer.json", kThreeAddedTokens);

@@ -52,7 +52,7 @@ std::string Streamed(const Tokenizer& tokenizer, const Ids& ids) {
   return text + stream.Finish();
 }
 
-TEST(TokenizerFormsTest, TheEmptyTokenHasAnIdAndGivesNoText) {
+TEST(TokenizerFormsTest, TheEmptyTokenIsDecodedToNoText) {
   json file = FileWith({{"", 3}});
   const auto fused = Load(file);
   EXPECT_EQ(fused->Decode(Ids{0, 3, 1}, true), "ab");
@@ -376,7 +376,8 @@ TEST(TokenizerFormsTest,
   }
 }
 
-// Returns the bytes of `units` and `texts` as "precompiled_charsmap" has them.
+// Returns the content of a "precompiled_charsmap" with the trie `units` and the
+// replacement texts `texts`.
 std::string Rules(const std::vector<uint32_t>& units,
                   const std::string& texts) {
   std::string bytes;

@@ -14,9 +14,9 @@
 
 namespace kvasir::model {
 
-// How many ids below the largest one may be unused. Ids may have gaps (padding,
-// reserved tokens), but a single huge id must not determine the size of the
-// tables.
+// The largest number of unused ids below the largest id. Ids may have gaps
+// (padding, reserved tokens), but a single huge id must not determine the size
+// of the tables.
 inline constexpr size_t kMaxUnusedIds = size_t{1} << 16;
 
 // Parses `text`. INVALID_ARGUMENT if it is not JSON, or if it nests deeper or
@@ -52,8 +52,8 @@ class JsonRef {
 
   // The error "path is VALUE, want ..." for a wrong value.
   absl::Status Invalid(std::string_view want) const;
-  // The error "path is VALUE, supported: ..." for a value that is valid but not
-  // supported.
+  // The error "path is VALUE, supported: ..." for a value that is valid but
+  // not supported.
   absl::Status Unsupported(std::string_view have_only) const;
 
  private:

@@ -93,7 +93,7 @@ struct Mutation {
   const char* name;
   std::function<void(json&)> apply;
   Code code;
-  const char* words;  // expected in the error
+  const char* words;  // the error must contain this
 };
 
 std::vector<Mutation> HostileModels() {
@@ -365,8 +365,8 @@ TEST(TokenizerTest, AllSegmentsOfATextShareOneMemoryLimit) {
       base::StatusIs(Code::kInvalidArgument, HasSubstr("gives more than")));
 }
 
-// The most demanding valid file cuts a text into single bytes and rewrites them
-// twice.
+// The most demanding valid file cuts a text into single bytes and rewrites
+// them twice.
 TEST(TokenizerTest,
      ATextOfOneMebibyteThatIsSplitIntoSingleBytesFitsTheMemoryLimit) {
   json file = SmallFile();

@@ -137,8 +137,8 @@ bool IsWordChar(char32_t c) {
 }
 
 void AppendLower(char32_t c, std::string* out) {
-  // U+0130 is the only character whose lower case, without context, has two
-  // characters.
+  // U+0130 is the only character whose lower case, without context, has
+  // two characters.
   if (c == 0x130) {
     out->append("i\xCC\x87");
     return;
@@ -254,8 +254,8 @@ absl::Status RegexMatcher::FindAll(std::string_view text,
   impl_->budget.ticks_left = kBaseTicks + impl_->text.length() / kCharsPerTick;
   icu::RegexMatcher& matcher = *impl_->matcher;
   matcher.reset(impl_->text);
-  // Converts UTF-16 offsets into byte offsets by walking through both encodings
-  // together.
+  // Converts UTF-16 offsets into byte offsets by walking through both
+  // encodings together.
   size_t byte = 0;
   int32_t unit = 0;
   const auto bytes_at = [&](int32_t target) {

@@ -23,8 +23,8 @@ size_t SpaceBegin(std::string_view text, size_t end, size_t least);
 // of ASCII.
 bool IsPunctuation(char32_t c);
 bool IsNumeric(char32_t c);  // category N of Unicode 17.0
-bool IsNumber(char32_t c);   // \p{N} of a pattern
-bool IsLetter(char32_t c);   // \p{L} of a pattern
+bool IsNumber(char32_t c);   // as \p{N} in patterns
+bool IsLetter(char32_t c);   // as \p{L} in patterns
 // True for letters, marks, decimal digits, connectors and joiners.
 bool IsWordChar(char32_t c);
 
@@ -66,8 +66,8 @@ class Regex {
   std::unique_ptr<Impl> impl_;
 };
 
-// Finds a pattern in many texts, and keeps its buffers from one text to the
-// next.
+// Finds a pattern in many texts, and keeps its buffers from one text to
+// the next.
 class RegexMatcher {
  public:
   explicit RegexMatcher(const Regex& regex);

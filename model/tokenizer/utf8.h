@@ -42,8 +42,8 @@ bool IsValidUtf8(std::string_view text);
 // Replaces each maximal invalid subsequence by one U+FFFD.
 std::string ReplaceInvalidUtf8(std::string_view text);
 
-// The unit of invalid UTF-8 that becomes one U+FFFD: a maximal invalid
-// subsequence, or each byte of it.
+// The bytes of invalid UTF-8 that become one U+FFFD: a maximal invalid
+// subsequence, or a single byte.
 enum class InvalidUnit { kSubsequence, kByte };
 
 // Moves text from the front of `pending` to `out` as valid UTF-8. The

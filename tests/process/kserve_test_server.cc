@@ -96,8 +96,8 @@ class EchoRouter final : public router::RequestRouter {
     uint32_t num_tokens_ = 0;
   };
 
-  // Generates one token of every sample. Returns false when the request has
-  // ended.
+  // Generates one token of every sample. Returns false when the request
+  // has ended.
   static bool Step(Handle& handle) {
     if (handle.cancelled_) {
       handle.sink_->OnDone(absl::CancelledError("cancelled"));

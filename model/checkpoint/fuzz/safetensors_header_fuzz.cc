@@ -1,5 +1,5 @@
-// libFuzzer target: parses any bytes as a safetensors file and as the header of
-// one.
+// libFuzzer target: parses any bytes as a safetensors file and as the header
+// of one.
 #include <cstdint>
 #include <cstring>
 #include <string_view>

@@ -52,7 +52,7 @@ void Unpack(std::string_view file, const kvasir::model::GgufHeader& header) {
       tensor.type->unpack(data + i * block, numbers.data());
     }
   }
-  KVASIR_CHECK(total <= file.size());  // tensors do not overlap
+  KVASIR_CHECK(total <= file.size());  // because tensors do not overlap
 }
 
 // Returns the numbers of a short F32 tensor.
