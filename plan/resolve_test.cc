@@ -362,9 +362,9 @@ TEST(ResolvedPlanTest,
   for (const TpShard shard : {TpShard{0, 1}, TpShard{1, 2}}) {
     EXPECT_EQ(UnitsOfHeads(8, 42, shard),
               (Units{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}}));
-    EXPECT_EQ(
-        UnitsOfHeads(8, 40, shard),  // metadata of exactly 5 % is too much
-        (Units{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
+    // The metadata would be exactly 5 %, but must be less.
+    EXPECT_EQ(UnitsOfHeads(8, 40, shard),
+              (Units{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
     EXPECT_EQ(UnitsOfHeads(8, 16, shard), (Units{{0, 1, 2, 3}, {4, 5, 6, 7}}));
     EXPECT_EQ(UnitsOfHeads(8, 8, shard), (Units{{0, 1, 2, 3, 4, 5, 6, 7}}));
   }

@@ -45,8 +45,8 @@ TEST(ShapesTest, ShapesHaveThePublishedParameterCounts) {
 
 TEST(ShapesTest, TheBuiltInModelIsSmallerThanItsSizeLimit) {
   const ModelShape shape = *FindShape("kvasir-tiny");
-  EXPECT_LT(2 * CountParameters(shape),
-            16'000'000);  // 2 bytes for each parameter
+  // 2 bytes for each parameter
+  EXPECT_LT(2 * CountParameters(shape), 16'000'000);
 }
 
 TEST(ShapesTest, TheErrorForAnUnknownShapeListsTheKnownShapes) {
