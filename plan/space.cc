@@ -180,9 +180,8 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckRopePairs(
         CheckIndices(where, "RoPE pair", pairs, facts.num_pairs));
     if (pairs.empty() || pairs.size() != per_head.Get(0).pair_indices_size()) {
       return where.Refuse(
-          "every head must keep the same number of pairs, at least 1, but head "
-          "0 "
-          "keeps ",
+          "every head must keep the same number of pairs, at least 1, but "
+          "head 0 keeps ",
           per_head.Get(0).pair_indices_size(), " and head ", head, " keeps ",
           pairs.size());
     }
