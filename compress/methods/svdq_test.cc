@@ -99,7 +99,8 @@ TEST_F(SvdqTest, InvalidSchedulesAreRefused) {
               invalid("stores nothing"));
   const PlanRequest odd =
       RequestOf({.heads = 3, .kv_heads = 3, .head_dim = 4, .rotary_dim = 4});
-  EXPECT_THAT(PlanSvdq(odd, {}), invalid("a width that 8 divides, have 12"));
+  EXPECT_THAT(PlanSvdq(odd, {}),
+              invalid("a multiple of 8, but the width is 12"));
   request_.keep = 2;
   EXPECT_THAT(PlanSvdq(request_, {}), invalid("kept share"));
 }
