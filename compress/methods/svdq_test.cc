@@ -94,7 +94,7 @@ TEST_F(SvdqTest, InvalidSchedulesAreRefused) {
   EXPECT_THAT(PlanSvdq(request_, {.schedule = {4}}),
               invalid("must have 8 bit widths, has 1"));
   EXPECT_THAT(PlanSvdq(request_, {.schedule = {8, 7, 4, 4, 0, 0, 0, 0}}),
-              invalid("bits must be 0 to 6 or 8, have 7"));
+              invalid("bits must be 0 to 6 or 8, but are 7"));
   EXPECT_THAT(PlanSvdq(request_, {.schedule = {0, 0, 0, 0, 0, 0, 0, 0}}),
               invalid("stores nothing"));
   const PlanRequest odd =
