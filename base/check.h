@@ -1,6 +1,6 @@
 // Assertions for invariants. A failed check prints its file, line and
-// condition, and aborts. Never use them on data from files, the network or
-// peers.
+// condition, and aborts. Never use them on data from files, the network
+// or peers.
 #pragma once
 
 #include <cstdio>

@@ -8,7 +8,7 @@
 namespace kvasir::base {
 namespace {
 
-TEST(ErrorByteTest, ALargerErrorNeverGetsASmallerByteAndZeroIsEncodedExactly) {
+TEST(ErrorByteTest, ALargerErrorNeverGetsASmallerByte) {
   EXPECT_EQ(EncodeError(0.0f), 0);
   EXPECT_EQ(DecodeError(0), 0.0f);
   EXPECT_EQ(EncodeError(std::numeric_limits<float>::denorm_min()), 1);

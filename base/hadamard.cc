@@ -20,7 +20,7 @@ bool IsPrime(int64_t n) {
 }
 
 bool IsPaleyOne(int64_t order) {
-  // The prime q = order - 1 is then 3 mod 4.
+  // If order is a multiple of 4, the prime q = order - 1 is 3 mod 4.
   return order % 4 == 0 && IsPrime(order - 1);
 }
 
@@ -60,8 +60,8 @@ class Signs {
   std::vector<int8_t> values_;
 };
 
-// Returns the matrix [[0, 1], [corner, Q]] of order q + 1, with the Q of
-// hadamard.h.
+// Returns the matrix [[0, 1], [corner, Q]] of order q + 1, with the Q
+// of hadamard.h.
 Signs Bordered(int64_t q, int8_t corner) {
   std::vector<int8_t> character(static_cast<size_t>(q), -1);
   character[0] = 0;

@@ -12,7 +12,7 @@
 // = (-1)^popcount(i & j). K is the matrix of the smallest possible order among:
 //   - 1: the matrix [1];
 //   - Paley I, order q + 1, q = 3 mod 4 prime: I + [[0, 1], [-1, Q]];
-//   - Paley II, order 2 (q + 1), q = 1 mod 4 prime (Paley I goes first):
+//   - Paley II, order 2 (q + 1), q = 1 mod 4 prime (Paley I is preferred):
 //     C (x) [[1, 1], [1, -1]] + I (x) [[1, -1], [-1, -1]],
 //     C = [[0, 1], [1, Q]];
 // Q[i][j] is 1 if j - i is a non-zero square mod q, -1 if it is not a square,
@@ -28,8 +28,8 @@
 
 namespace kvasir::base {
 
-// Returns the orders of the diagonal blocks, first block first. n >= 1 is their
-// sum.
+// Returns the orders of the diagonal blocks, first block first. n >= 1 is
+// their sum.
 std::vector<int64_t> HadamardBlocks(int64_t n);
 
 // The matrix K (see above) of a diagonal block: [order, order] signs.

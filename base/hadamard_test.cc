@@ -11,8 +11,8 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Checks that H times its transpose is order * I inside each block and 0
-// outside.
+// Checks that H times its transpose is order * I inside each block and
+// 0 outside.
 void ExpectRowsOrthogonal(int64_t n) {
   const std::vector<int8_t> signs = HadamardSigns(n);
   const std::vector<int64_t> blocks = HadamardBlocks(n);

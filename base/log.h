@@ -54,9 +54,9 @@ class LogField {
   Value value_;
 };
 
-// Threads: call it once, before other threads exist. The Log functions may then
-// be called from any thread. If it is not called, the log is text at info
-// level.
+// Threads: call it once, before other threads exist. The Log functions may
+// then be called from any thread. If it is not called, the log is text at
+// info level.
 void InitLogging(LogFormat format, LogLevel level);
 
 // From now on, every line contains this process's rank in its tensor-parallel

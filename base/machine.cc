@@ -38,8 +38,8 @@ std::optional<int64_t> ReadNumber(const std::string& path) {
   return value;
 }
 
-// Returns the size in bytes that follows `name` in a file of "Name: 123 kB"
-// lines.
+// Returns the size in bytes that follows `name` in a file of "Name: 123
+// kB" lines.
 std::optional<int64_t> KilobyteField(const std::string& text,
                                      std::string_view name) {
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {

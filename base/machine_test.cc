@@ -9,8 +9,8 @@
 namespace kvasir::base {
 namespace {
 
-// Test fixture: a temporary root folder for the files that the limits are read
-// from.
+// Test fixture: a temporary root folder for the files that the limits are
+// read from.
 class MachineTest : public ::testing::Test {
  protected:
   MachineTest() {
@@ -31,7 +31,7 @@ class MachineTest : public ::testing::Test {
   const TempFolder root_;
 };
 
-TEST_F(MachineTest, WithoutCgroupsTheLimitsAreThoseOfTheWholeMachine) {
+TEST_F(MachineTest, WithoutCgroupsTheProcessMayUseTheWholeMachine) {
   const MachineLimits limits = Read(6);
   EXPECT_EQ(limits.cpus, 6);
   EXPECT_EQ(limits.memory_bytes, int64_t{16000000} * 1024);

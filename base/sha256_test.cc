@@ -5,8 +5,8 @@
 namespace kvasir::base {
 namespace {
 
-// The examples of the SHA-256 standard (FIPS 180-2, appendix B), and the empty
-// text.
+// The examples of the SHA-256 standard (FIPS 180-2, appendix B), and the
+// empty text.
 TEST(Sha256Test, GivesTheDigestsThatTheStandardLists) {
   EXPECT_EQ(Sha256Hex("abc"),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");

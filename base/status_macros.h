@@ -18,8 +18,8 @@
 #define KVASIR_STATUS_CONCAT_INNER_(a, b) a##b
 #define KVASIR_STATUS_CONCAT_(a, b) KVASIR_STATUS_CONCAT_INNER_(a, b)
 
-// Assigns the value, or returns the error: KVASIR_ASSIGN_OR_RETURN(auto x,
-// ComputeX());
+// Assigns the value, or returns the error: KVASIR_ASSIGN_OR_RETURN(auto
+// x, ComputeX());
 #define KVASIR_ASSIGN_OR_RETURN(lhs, expression) \
   KVASIR_ASSIGN_OR_RETURN_IMPL_(                 \
       KVASIR_STATUS_CONCAT_(kvasir_statusor_, __LINE__), lhs, expression)

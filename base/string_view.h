@@ -1,6 +1,6 @@
-// Conversions between std::string_view and absl::string_view. In Debian's
-// Abseil they are different types, and its functions take only
-// absl::string_view.
+// Conversions between std::string_view and absl::string_view. In
+// Debian's Abseil they are different types, and its functions take
+// only absl::string_view.
 #pragma once
 
 #include <string_view>

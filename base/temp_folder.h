@@ -15,8 +15,8 @@
 
 namespace kvasir::base {
 
-// Owns: the folder, which is empty at first. The destructor removes it with its
-//   content.
+// Owns: the folder, which is empty at first. The destructor removes it with
+//   its content.
 // Threads: its methods may be called from any thread.
 class TempFolder {
  public:

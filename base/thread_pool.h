@@ -52,9 +52,9 @@ class ThreadPool {
   // Held during Run, so that only one Run executes at a time.
   Mutex run_mutex_;
 
-  // Synchronization between Run and the workers: a launch publishes function_
-  // by incrementing epoch_, and a worker's last action is to decrement
-  // running_.
+  // Synchronization between Run and the workers: a launch publishes
+  // function_ by incrementing epoch_, and a worker's last action is to
+  // decrement running_.
   std::atomic<uint32_t> epoch_{0};
   std::atomic<uint32_t> running_{0};
   std::atomic<bool> stopping_{false};

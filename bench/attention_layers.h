@@ -84,8 +84,8 @@ class AttentionLayers {
   const model::DecoderSpec& spec() const { return spec_; }
   const plan::ResolvedPlan& plan() const { return *plan_; }
   const cache::PageLayout& layout() const { return *layout_; }
-  // True if prompts decompress some cached latents to whole heads before
-  // attention.
+  // True if, for prompts, some cached latents are decompressed to whole heads
+  // before attention.
   bool lifts_prompts() const {
     return worker::LiftsPrompts(*weights_->layers.front().attention);
   }

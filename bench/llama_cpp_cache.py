@@ -29,11 +29,11 @@ class Reader:
 @dataclass
 class Longer:
     state: bytes
-    cell_bytes: int  # of one token's keys and values, over all layers
+    cell_bytes: int  # bytes of one token's keys and values in all layers
 
 
 def longer_rows(reader: Reader, out: bytearray, pick: np.ndarray, count: int) -> int:
-    """A row for each cell; bytes of one."""
+    """Copies `count` stored rows to the cells in `pick`. Returns the bytes of a row."""
     kind, row = reader.take("i"), reader.take("Q")
     rows = np.frombuffer(reader.bytes(row * count), np.uint8).reshape(count, row)
     out += struct.pack("<iQ", kind, row)
@@ -42,8 +42,8 @@ def longer_rows(reader: Reader, out: bytearray, pick: np.ndarray, count: int) ->
 
 
 def longer_columns(reader: Reader, out: bytearray, pick: np.ndarray, count: int) -> int:
-    """Values without flash attention, stored transposed: for each number of a
-    row its cells."""
+    """Like longer_rows, for values without flash attention. They are stored transposed: all
+    cells of the first number of a row, then those of the next."""
     kind, element, width = reader.take("i"), reader.take("I"), reader.take("I")
     columns = np.frombuffer(reader.bytes(width * element * count), np.uint8)
     out += struct.pack("<iII", kind, element, width)
@@ -52,10 +52,11 @@ def longer_columns(reader: Reader, out: bytearray, pick: np.ndarray, count: int)
 
 
 def longer(state: bytes, cells: int, seed: int = 1) -> Longer:
-    """Raises ValueError if the state does not have the layout of this version."""
+    """Returns the state with `cells` cells. Raises ValueError if it does not have the layout of
+    this version of llama.cpp."""
     reader, out, deal = Reader(state), bytearray(), np.random.default_rng(seed)
     cell_bytes = 0
-    out += reader.bytes(8)  # magic, sequence
+    out += reader.bytes(8)  # magic number and sequence
     streams = reader.take("I")
     out += struct.pack("<I", streams)
     for _ in range(streams):
@@ -78,5 +79,5 @@ def longer(state: bytes, cells: int, seed: int = 1) -> Longer:
             is_columns = transposed and part >= layers
             cell_bytes += (longer_columns if is_columns else longer_rows)(reader, out, pick, count)
     if reader.at != len(state):
-        raise ValueError(f"{len(state) - reader.at} bytes are left behind the state")
+        raise ValueError(f"{len(state) - reader.at} bytes are left after the end of the state")
     return Longer(bytes(out), cell_bytes)

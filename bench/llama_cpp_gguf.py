@@ -1,4 +1,4 @@
-"""A Llama checkpoint (safetensors, bf16) as the GGUF file that llama.cpp reads."""
+"""Converts a Llama checkpoint (safetensors, bf16) to the GGUF file that llama.cpp reads."""
 
 import json
 import struct
@@ -13,8 +13,9 @@ LAYER = {
     "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-# Keys of config.json that are written or change no output, and those that must
-# have one value here: what else a model computes would be lost in silence.
+# The accepted keys of config.json. READ has those that are written to the file or do not change
+# outputs, ONE_VALUE those that must have the given value. All others are refused, because they
+# could change outputs without anyone noticing.
 READ = {
     "architectures", "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "head_dim",
     "hidden_size", "initializer_range", "intermediate_size", "max_position_embeddings",
@@ -28,15 +29,15 @@ WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 
 
 def check_config(config: dict) -> None:
-    """ValueError for a model that is not converted."""
+    """Raises ValueError for a model that this converter does not support."""
     for key, value in config.items():
         if key in ONE_VALUE:
             if value != ONE_VALUE[key]:
                 raise ValueError(f"config.json: {key}: want {json.dumps(ONE_VALUE[key])}, have "
                                  f"{json.dumps(value)}: such models are not converted")
         elif key not in READ:
-            raise ValueError(f"config.json: {key} is not known here: what it asks for would be "
-                             "lost")
+            raise ValueError(f"config.json: {key} is unknown, so the conversion could lose "
+                             "what it sets")
 
 
 def gguf_name(name: str) -> str:
@@ -48,7 +49,7 @@ def gguf_name(name: str) -> str:
 
 
 def tensors(folder: Path):
-    """(name, float32 array), one at a time."""
+    """Yields (name, float32 array) of one tensor at a time."""
     for file in sorted(folder.glob("*.safetensors")):
         with open(file, "rb") as stream:
             size, = struct.unpack("<Q", stream.read(8))
@@ -65,20 +66,21 @@ def tensors(folder: Path):
 
 
 def interleave_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp turns neighbouring rows of a head, the checkpoint rows half a
-    head apart."""
+    """Changes the order of a head's rows. RoPE in llama.cpp rotates neighbouring rows together;
+    RoPE of the checkpoint rotates rows that are half a head apart."""
     rows, columns = weight.shape
     return (weight.reshape(heads, 2, rows // heads // 2, columns)
             .swapaxes(1, 2).reshape(rows, columns))
 
 
 def convert(folder: Path, out: Path) -> None:
-    """Matrices as f16: two bytes a number, as in the checkpoint."""
+    """Writes the GGUF file, with matrices in f16, which take two bytes per number as in the
+    checkpoint."""
     import gguf
     config = json.loads((folder / "config.json").read_text())
     check_config(config)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    tempfile.tempdir = str(out.parent)  # as large as the file
+    tempfile.tempdir = str(out.parent)  # the temporary file becomes as large as the result
     writer = gguf.GGUFWriter(out, "llama", use_temp_file=True)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])

@@ -20,7 +20,7 @@ class Run:
     name: str
     command: tuple
     pairs: int = 9
-    quick: tuple = ()  # replaces `command` with --quick, if that needs smaller sizes
+    quick: tuple = ()  # used instead of `command` with --quick, if not empty
 
 
 PLANS = ("dense-8bit,rap-50,rap-50-4bit,"
@@ -35,7 +35,7 @@ RUNS = [
         "tinyllama-1.1b,llama-2-7b,llama-3-8b", "--plan", PLANS)),
     Run("attention", ("attention",), 7),
     Run("attention_prefill", ("attention", "--prefill"), 7),
-    # Plans without latents of several heads, which are fast without a lift.
+    # These plans have no latents of several heads, so attention is fast without lifting latents.
     Run("attention_prefill_deterministic",
         ("attention", "--prefill", "--deterministic", "--method",
          "dense-bf16,rap-50,rap-50-4bit,palu-50-g1"), 7),
@@ -64,7 +64,7 @@ def llama_cpp(binary: Path, file: Path) -> None:
 
 
 def is_there(file: Path, source: dict) -> bool:
-    """Whether the file has a result of exactly this binary, host and arguments."""
+    """Returns True if the file has a result of exactly this binary, host and arguments."""
     return file.exists() and json.loads(file.read_text()).get("run") == source
 
 

@@ -20,7 +20,7 @@ def table(head, rows) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits; whole numbers from 1000 on."""
+    """Returns a text with three significant digits, or with all digits from 1000 on."""
     if value == 0:
         return "0"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
@@ -98,14 +98,14 @@ def figures(results) -> str:
     for name in ("decode", "prefill", "scheduler", "serve", "load", "capacity"):
         if name in results:
             rows += figure_rows(name, results[name])
-        if name in results and name != "capacity":  # has a section
+        if name in results and name != "capacity":  # capacity has a section of its own
             lines += [f"- {name}: {note}" for note in results[name].get("notes", [])]
     return "\n".join([table(["bench", "figure", "target", "measured", "spread", ""], rows),
                       *([""] if lines else []), *lines])
 
 
 def summary(rows, value, name, form=".2f") -> str:
-    """Says in words which rows meet their targets."""
+    """Returns a sentence that says how many rows meet their targets, and which do not."""
     asked = [row for row in rows if "target" in row]
     met = [row for row in asked if row.get("met")]
     text = [f"{len(met)} of {len(asked)} rows meet their targets."]
@@ -229,7 +229,7 @@ def capacity(results) -> str:
 
 
 def gpu(_) -> str:
-    """This section was measured on other machines than the rest of the page."""
+    """Returns the section on GPUs, which was measured on other machines than the rest."""
     try:
         return gpu_page.marked(gpu_page.section())
     except gpu_page.ResultError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @functools.cache
 def binary_hash(binary: Path) -> str:
-    """Covers the program and kvasir-bench beside it, which `kvasir bench` runs."""
+    """Returns a hash of the program, and of kvasir-bench beside it, which `kvasir bench` runs."""
     digest = hashlib.sha256(binary.read_bytes())
     bench = binary.with_name("kvasir-bench")
     if bench.exists():

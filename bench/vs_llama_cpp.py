@@ -20,15 +20,17 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class CacheKind:
-    type: int  # ggml's number
-    flash_attention: bool = True  # values in codes need it
+    type: int  # ggml's number of the type
+    flash_attention: bool = True  # required for quantized values
 
 
 # Flash attention is faster for f16 on some machines and versions, and slower on others.
 CACHES = {"f16": CacheKind(1), "f16-no-flash": CacheKind(1, False),
           "q8_0": CacheKind(8), "q4_0": CacheKind(2)}
-PROMPT_TOKENS = 64  # run for real; the rest of the context is made of them
-# Least tokens/s over llama.cpp's, as a share of what the bytes would give.
+# The number of tokens that llama.cpp computes. Copies of their rows fill the rest of the context.
+PROMPT_TOKENS = 64
+# Targets for our tokens/s, divided by llama.cpp's: for the dense cache, and for other plans as
+# a share of the ratio that the bytes read in a step would give.
 DENSE_PLAN, DENSE_TARGET, PLAN_TARGET = "dense-bf16", 1.0, 0.85
 SPREAD, FEWEST_PAIRS = 0.15, 7
 
@@ -41,7 +43,7 @@ def quantile(values, q):
 
 
 def paired(numerators, denominators):
-    """(median, spread, undecided) of the pairs' ratios, as bench/paired.h."""
+    """Returns (median, spread, undecided) of the pairs' ratios, as bench/paired.h defines them."""
     ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
     median = quantile(ratios, 0.5)
     spread = (quantile(ratios, 0.75) - quantile(ratios, 0.25)) / median
@@ -49,15 +51,17 @@ def paired(numerators, denominators):
 
 
 def target_of(plan: str, cache: str, bytes_ratio: float) -> float | None:
-    """The least ratio of tokens/s. The dense cache is compared only with f16 (with and
-    without flash attention), the other plans by the ratio of bytes."""
+    """Returns the target for the ratio of tokens/s, or None. The dense cache has a target only
+    against f16 (with and without flash attention). The target of other plans grows with the
+    ratio of bytes."""
     if plan == DENSE_PLAN:
         return DENSE_TARGET if CACHES[cache].type == CACHES["f16"].type else None
     return PLAN_TARGET * bytes_ratio
 
 
 def row_of(plan, cache, batch, ours, theirs):
-    """`ours`, `theirs`: lists of samples with seconds and bytes of a step."""
+    """Makes a row of the table. `ours` and `theirs` are lists of samples, each with the seconds
+    and bytes of a step."""
     ratio, spread, undecided = paired([s["seconds_per_step"] for s in theirs],
                                       [s["seconds_per_step"] for s in ours])
     bytes_of = lambda s: s["weight_bytes_per_step"] + s["cache_bytes_per_step"]  # noqa: E731
@@ -77,8 +81,8 @@ def row_of(plan, cache, batch, ours, theirs):
 # ------------------------------------------------------------------- llama.cpp
 
 def assign(struct, **fields) -> None:
-    """Sets fields of a C struct. ctypes would take a name that the library no
-    longer has, and nothing would come of it."""
+    """Sets fields of a C struct, and raises an error for a field that the library does not have.
+    ctypes by itself would silently ignore such a field."""
     known = {name for name, *_ in struct._fields_}
     for name, value in fields.items():
         if name not in known:
@@ -87,12 +91,12 @@ def assign(struct, **fields) -> None:
 
 
 class LlamaCache:
-    """Sequences in a cache of one type, over weights that caches share."""
+    """llama.cpp's sequences in a cache of one type. All caches share the weights."""
 
     def __init__(self, llama, model, options, cache):
         self.llama, self.batch, self.context = llama, options.batch, options.context
         params = llama.llama_context_default_params()
-        # Each sequence its own stream: with one for all, every query would be
+        # Each sequence has its own stream. In a common stream, every query would be
         # compared with the cells of all sequences.
         cells = options.context + 256
         kind = CACHES[cache]
@@ -146,8 +150,8 @@ class LlamaCache:
         return cell_bytes
 
     def sample(self, steps):
-        """Steps of one new token for each sequence; the cache is then as
-        before."""
+        """Times steps that add one token to each sequence, and then removes these tokens from
+        the cache."""
         start = time.perf_counter()
         for step in range(steps):
             self._decode([11 + step] * self.batch, range(self.batch),
@@ -169,15 +173,15 @@ def load_llama(options, gguf_file):
     options.keep_alive = silent
     llama.llama_backend_init()
     params = llama.llama_model_default_params()
-    # In memory of its own before the first step, as ours are.
+    # Loads the weights into allocated memory before the first step, as Kvasir does.
     assign(params, load_mode=llama.LLAMA_LOAD_MODE_NONE)
     model = llama.llama_model_load_from_file(str(gguf_file).encode(), params)
     if not model:
         raise RuntimeError(f"llama.cpp did not load {gguf_file}")
     import gguf
     sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(gguf_file).tensors}
-    # Rows of the embedding are looked up, unless it is the head, too; the other
-    # tensors are streamed.
+    # A step reads every tensor completely, except an embedding that is not also the head: of it,
+    # only a few rows are looked up.
     if "output.weight" in sizes:
         del sizes["token_embd.weight"]
     options.llama_weight_bytes = sum(sizes.values())
@@ -187,7 +191,7 @@ def load_llama(options, gguf_file):
 # ---------------------------------------------------------------------- kvasir
 
 class Kvasir:
-    """`kvasir bench decode --paced`: one sample when asked."""
+    """A process of `kvasir bench decode --paced`, which takes a sample at each request."""
 
     def __init__(self, options, plan, samples):
         self.plan = plan
@@ -230,7 +234,7 @@ class Files:
 def make_weights(options) -> Files:
     import llama_cpp_gguf
     base = ROOT / "build" / "vs_llama_cpp" / f"{options.shape}-{options.seed}"
-    # Another converter makes its file again.
+    # The name contains a hash of the converter, so that a changed converter makes a new file.
     converter = hashlib.sha256(Path(llama_cpp_gguf.__file__).read_bytes()).hexdigest()[:8]
     files = Files(base / "checkpoint", base / f"model-{converter}.gguf")
     if not (files.folder / "config.json").exists():
@@ -269,7 +273,7 @@ def table(rows) -> str:
 
 
 def machine_of(options) -> dict:
-    """As Kvasir tells it; its threads are those that the cgroup allows."""
+    """Returns the machine as Kvasir reports it. The number of threads is the cgroup's limit."""
     done = subprocess.run([options.kvasir, "bench", "scheduler", "--quick", "--json"],
                           stdout=subprocess.PIPE, text=True, check=True)
     machine = json.loads(done.stdout)["machine"]
@@ -287,10 +291,11 @@ def measure(options) -> list[dict]:
         kvasir = Kvasir(options, plan, (options.pairs + 1) * len(caches))
         ours = {name: [] for name in caches}
         theirs = {name: [] for name in caches}
-        for pair in range(-1, options.pairs):  # the first warms up
+        for pair in range(-1, options.pairs):  # the first pair warms up
             for name, cache in caches.items():
                 samples = [None, None]
-                for turn in ((0, 1) if pair % 2 else (1, 0)):  # who goes first alternates
+                # The order alternates.
+                for turn in ((0, 1) if pair % 2 else (1, 0)):
                     samples[turn] = kvasir.sample() if turn == 0 else cache.sample(options.steps)
                 if pair < 0:
                     continue

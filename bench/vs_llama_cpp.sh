@@ -18,7 +18,7 @@ case " $* " in *' --help '* | *' -h '*)
 esac
 
 jobs=${JOBS:-$(nproc)}
-# Ours first: it is there soon, or says soon what is missing.
+# Kvasir is built first, because it takes less time and soon reports what is missing.
 cmake --preset release -DKVASIR_BUILD_TESTS=OFF >/dev/null
 cmake --build --preset release --parallel "$jobs" --target kvasir kvasir-compress -- --quiet || {
   echo "vs_llama_cpp.sh: no kvasir or kvasir-compress, which needs libtorch (above);" \
@@ -26,7 +26,8 @@ cmake --build --preset release --parallel "$jobs" --target kvasir kvasir-compres
   exit 1
 }
 
-# Another version may lay its state out otherwise (bench/llama_cpp_cache.py).
+# These versions are fixed, because bench/llama_cpp_cache.py depends on the layout of a saved
+# state.
 packages=(llama-cpp-python==0.3.36 gguf==0.19.0)
 venv=$PWD/build/venv-llama-cpp
 if [ "$(cat "$venv/installed.txt" 2>/dev/null)" != "${packages[*]}" ]; then

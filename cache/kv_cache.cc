@@ -133,9 +133,9 @@ void KvCache::Fork(SequenceId parent_id, SequenceId child_id) {
 void KvCache::Release(SequenceId id) {
   const auto it = sequences_.find(id);
   KVASIR_CHECK(it != sequences_.end());
-  // The list of page copies keeps the copies into this sequence's pages,
-  // because later copies may read these pages. They do no harm: a new holder of
-  // such a page writes to it only after all listed copies.
+  // Copies into this sequence's pages stay in the list of page copies, because
+  // later copies may read these pages. This is harmless: a new holder of such a
+  // page writes to it only after all listed copies.
   const PrefixRef chain = std::move(it->second->prefix.chain);
   sequences_.erase(it);
   cache_.WarmTails(chain);

@@ -1,7 +1,8 @@
-// The cache as the scheduler sees it: which pages each sequence holds, which
-// pages a prompt can reuse, and what every page is used for. It handles only
-// page ids. The executor has the pages' bytes; it receives the changes of block
-// tables and the page copies from here (TakeDeltas, TakePageCopies).
+// The cache as the scheduler sees it. KvCache knows which pages each sequence
+// holds, which pages a prompt can reuse, and what every page is used for. It
+// handles only page ids. The executor has the pages' bytes; it receives the
+// changes of block tables and the page copies from here
+// (TakeDeltas, TakePageCopies).
 //
 // Life of a sequence:
 //
@@ -55,12 +56,14 @@ struct StartResult {
 // Owns: these three, the page copies of the next step, and the state of every
 // live sequence.
 // Threads: used only by the scheduler thread.
-// Errors: "no pages" is a ReserveResult; misuse (an unknown sequence, a commit
-// beyond the reservation) is a CHECK.
+// Errors: if a pool has too few free pages, the result is a ReserveResult that
+// is not ok. Misuse (an unknown sequence, a commit beyond the reservation) is
+// a CHECK.
 class KvCache {
  public:
-  // A null `hasher` means the hash keyed by config.cache_id; tests pass a weak
-  // hash. CHECKs the config: at least one group, page counts >= 1.
+  // If `hasher` is null, the cache makes one with MakePrefixHasher(cache_id);
+  // tests pass a weak hash. CHECKs that the config has at least one group, and
+  // that all page counts are at least 1.
   explicit KvCache(KvCacheConfig config,
                    std::unique_ptr<PrefixHasher> hasher = nullptr);
   KvCache(const KvCache&) = delete;
@@ -89,10 +92,11 @@ class KvCache {
   }
 
   // Records that a step has written slots for `token_ids`, at most as many as
-  // were reserved; the other slots stay reserved. The token that the step
-  // sampled is not among them. Publishes full pages for other prompts, and a
-  // copy of the side pages (a tail) if the policy wants one here. Gives up
-  // pages that are outside a sliding window.
+  // were reserved; the other slots stay reserved. `token_ids` does not include
+  // the token that the step sampled, because the next step writes its slot.
+  // Publishes full pages for other prompts, and a copy of the side pages (a
+  // tail) if TailPolicy wants one at this length. Gives up pages that are
+  // outside a sliding window.
   void Commit(SequenceId id, absl::Span<const int32_t> token_ids);
 
   // True if slots of the sequence must be evicted before its next step.
@@ -140,10 +144,10 @@ class KvCache {
 
   // Starts `child`, a new id, with all tokens of `parent`, which must have no
   // open reservation. Full pages are shared. A partly filled last page is
-  // copied when the child first reserves; until then, the parent only adds
-  // slots to it, so the copied slots do not change. Side pages, and pages of
-  // groups that evict, are copied at once, because the parent overwrites them.
-  // Call it only if can_fork (CHECK).
+  // copied when the child first reserves. Until then the parent only adds slots
+  // to this page, so the slots to be copied do not change. Side pages, and
+  // pages of groups that evict, are copied at once, because the parent
+  // overwrites them. Call it only if can_fork (CHECK).
   void Fork(SequenceId parent, SequenceId child);
 
   // Ends the sequence. Its full pages can be found by other prompts until they
@@ -173,18 +177,19 @@ class KvCache {
     return tables_.SharedTokens(sequence(id).state);
   }
 
-  // Lists copies of the sequence's pages to the host pool and ends the
-  // sequence, like Preempt. An open reservation is dropped. Returns nothing and
-  // changes nothing if the host pool has too few free pages.
+  // Ends the sequence like Preempt, but first adds copies of its pages to the
+  // host pool to the list of page copies. An open reservation is dropped. If
+  // the host pool has too few free pages, returns nothing and changes nothing.
   std::optional<SequenceImage> Export(SequenceId id);
 
   // Brings an image from this cache's host pool back as the sequence `id`,
   // which is not in use, and empties the image. Full pages that the prefix
   // index still has are shared. The others are copied from the host pool, and
-  // later prompts can find them. `token_ids` are the committed tokens, possibly
-  // followed by further ones; then there must also be a page for the next
-  // token. `options` must equal those of StartSequence, because they determine
-  // which slots the image holds. If the import is refused, nothing changes.
+  // later prompts can find them. `token_ids` are the image's committed tokens,
+  // possibly followed by further ones. If there are further ones, the import
+  // also needs a page for the next token. `options` must equal those of
+  // StartSequence, because they determine which slots the image holds. If the
+  // import is refused, nothing changes.
   ReserveResult Import(SequenceId id, SequenceImage* image,
                        absl::Span<const int32_t> token_ids,
                        const StartOptions& options);
@@ -209,8 +214,8 @@ class KvCache {
   int64_t reserved_tokens(SequenceId id) const {
     return sequence(id).state.reserved_tokens;
   }
-  // Slots that hold committed tokens: the logical length without the tokens
-  // that a window or an eviction gave up.
+  // The number of slots that hold committed tokens: logical_tokens minus the
+  // tokens that a sliding window or an eviction gave up.
   int64_t physical_tokens(SequenceId id, PageGroupId group) const {
     return group_state(id, group).table.physical_tokens();
   }
@@ -226,16 +231,16 @@ class KvCache {
 
   int64_t page_tokens() const { return config_.page_tokens; }
   // Returns whether a step may be planned before the tokens of the previous
-  // step are committed. With side pages it may not: the commit may copy them,
-  // but the planned step overwrites them.
+  // step are committed. With side pages it may not: a commit may cache a copy
+  // of them (a tail), but a step planned before it would overwrite them first.
   bool can_run_ahead() const { return !config_.has_side_pages(); }
   // Returns whether there are pages for the copies that Fork makes at once.
   bool can_fork(SequenceId parent) const {
     return tables_.CanFork(sequence(parent).state);
   }
-  // The number of tokens at which a step of the sequence should end, if it
-  // reaches that far, so that a copy of its side pages (a tail) is cached
-  // there. 0: no preference.
+  // The number of tokens at which a step of the sequence should end if it
+  // reaches that far. A copy of the side pages (a tail) is then cached there.
+  // 0: no preference.
   int64_t tail_cut(SequenceId id) const;
   int64_t num_page_groups() const {
     return static_cast<int64_t>(config_.groups.size());
@@ -271,9 +276,9 @@ class KvCache {
 
     SequenceState state;
     PrefixChain prefix;
-    // The prompt's query_tokens and hit_tokens. The first commit adds them to
-    // the statistics, because a sequence whose first reservation is refused
-    // starts again later and must not count twice.
+    // The first commit adds these numbers to the statistics query_tokens and
+    // hit_tokens. They are not added earlier, because a sequence whose first
+    // reservation is refused starts again later and must not count twice.
     int64_t uncounted_query_tokens = 0;
     int64_t uncounted_hit_tokens = 0;
   };
@@ -293,7 +298,7 @@ class KvCache {
   std::vector<const SequenceState*> States() const;
 
   const KvCacheConfig config_;
-  KvCacheStats counts_;  // only the counts; the gauges are computed on demand
+  KvCacheStats counts_;  // without gauges; Stats() computes them
   PageCopies copies_;
   PrefixCache cache_;
   SequenceTables tables_;

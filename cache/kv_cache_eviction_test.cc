@@ -55,7 +55,8 @@ TEST(KvCacheEvictionTest, ASequenceHoldsOnlyTheKeptSlotsAfterAnEviction) {
   EXPECT_EQ(scenario.cache().Stats().pages_reclaimed, 1);
 }
 
-TEST(KvCacheEvictionTest, APromptFourTimesAsLongAsThePoolFitsDueToEviction) {
+TEST(KvCacheEvictionTest,
+     WithEvictionThePoolCanComputeAPromptFourTimesItsSize) {
   KvCacheScenario scenario(Config({{.num_pages = 3, .eviction = kSix}}));
   const KvCache& cache = scenario.cache();
   EXPECT_EQ(cache.sequence_pages(PageGroupId(0)).Held(48, 48), 3);

@@ -244,8 +244,8 @@ TEST(KvCacheImagesTest, ASequenceThatHasNotRunHasAnEmptyImage) {
   )");
 }
 
-// Listed copies that the next step has not done yet may read or overwrite the
-// host pages that the image would get.
+// Page copies that the next step will do may read or overwrite the host pages
+// that the image would get.
 TEST(KvCacheImagesTest,
      RefusesToReserveHostPagesForAnImageWhileCopiesArePending) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 4}}));

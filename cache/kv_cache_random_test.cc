@@ -303,8 +303,8 @@ class RandomRun {
       if (cache_.Reserve(SequenceId(id), count)) batch[id] = count;
       Check();
     }
-    // Sometimes a sequence that has reserved does not run: it is preempted
-    // or postponed.
+    // Sometimes a sequence has a reservation but does not run in this step,
+    // because it is preempted or postponed.
     if (!batch.empty() && Below(4) == 0) {
       const int64_t victim = batch.begin()->first;
       batch.erase(victim);
@@ -539,8 +539,8 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
 constexpr int kSeeds = 40;
 constexpr int kOperations = 150;
 
-// How often each event happened in the runs of all seeds. Each test checks that
-// the events it is meant to exercise have happened.
+// How often each event happened, summed over the runs of all seeds. Each test
+// checks that the events that it is about have happened.
 struct Met {
   int64_t evicted = 0;
   int64_t copied = 0;

@@ -684,8 +684,8 @@ TEST(KvCacheTest, TheStatisticsCountUsedPaddedAndUnfilledBytes) {
 
 TEST(KvCacheTest, TheCachesMetadataTakesUnderTwoPercentOfThePoolOfATinyModel) {
   // A bf16 model with 6 layers and 8 heads of 32 dimensions, and the default
-  // page size. Every page is published under its own root, which is the worst
-  // case for the index.
+  // page size. The 512 pages hold different tokens, so each is a node of the
+  // index, directly below one of 32 roots (one for each salt).
   KvCacheConfig config;
   config.page_tokens = 64;
   config.groups.push_back({.num_pages = 512,

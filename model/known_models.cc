@@ -15,7 +15,7 @@
 namespace kvasir::cli {
 namespace {
 
-// The names of `models/fetch --list`.
+// The names that `models/fetch --list` prints.
 constexpr const char* kKnownModels[] = {"smollm2"};
 
 bool IsKnown(std::string_view text) {
@@ -23,8 +23,7 @@ bool IsKnown(std::string_view text) {
          std::end(kKnownModels);
 }
 
-// True if `text` has the form of a model's name, and not that of a path or of
-// other text.
+// True if `text` could be a model's name: it is neither a path nor other text.
 bool IsName(std::string_view text) {
   return !text.empty() &&
          std::all_of(text.begin(), text.end(), [](unsigned char c) {
@@ -81,8 +80,8 @@ absl::StatusOr<std::string> FindModel(const std::string& text) {
 CLI::Validator ModelName(const CLI::App* command, OtherNames others) {
   return CLI::Validator(
       [command, others](std::string& text) {
-        // KVASIR_... variables set flags of all commands. A wrong value must
-        // not fail a command that is not run.
+        // Environment variables KVASIR_... set flags of all commands. A wrong
+        // value must not cause an error in a command that is not run.
         if (!command->parsed()) return std::string();
         if (others == OtherNames::kAllowed && !IsKnown(text)) {
           return std::string();

@@ -1,4 +1,4 @@
-// Models that flags accept by a name: models/fetch downloads them into the
+// Resolves the names of known models, which models/fetch downloads into the
 // user's cache.
 #pragma once
 
@@ -13,8 +13,8 @@ namespace kvasir::cli {
 // ~/.cache/kvasir if that variable is unset. Empty if HOME is unset as well.
 std::string CacheFolder();
 
-// Returns the folder of a known model in the cache if `text` is its name. An
-// existing folder, a path, and text that cannot be a name are returned
+// Returns the folder of a known model in the cache if `text` is its name. If
+// `text` is an existing folder, a path, or cannot be a name, it is returned
 // unchanged. NOT_FOUND if the known model was not downloaded or the name is
 // unknown; the error says what to do and lists the known names.
 absl::StatusOr<std::string> FindModel(const std::string& text);
@@ -38,7 +38,7 @@ CLI::Option* AddModelFlag(CLI::App* app, const std::string& name, T& value,
 // A CLI11 check that accepts only the names of known model shapes.
 CLI::Validator ShapeName();
 
-// The second half of the help of --model, after "folder of a checkpoint".
+// The help text of --model continues with this after "folder of a checkpoint".
 extern const char kOrKnownModel[];
 
 }  // namespace kvasir::cli

@@ -47,7 +47,7 @@ class KnownModelsTest : public ::testing::Test {
         name, old == nullptr ? std::nullopt : std::optional<std::string>(old));
     value.empty() ? unsetenv(name) : setenv(name, value.c_str(), 1);
   }
-  // Makes the folder of a downloaded model.
+  // Makes the folder that models/fetch would make, and returns its path.
   std::string Fetch(const fs::path& cache) {
     const fs::path folder = cache / "kvasir/models/smollm2";
     fs::create_directories(folder);
@@ -62,7 +62,7 @@ class KnownModelsTest : public ::testing::Test {
   std::vector<std::pair<const char*, std::optional<std::string>>> saved_;
 };
 
-TEST_F(KnownModelsTest, TheNameOfAKnownModelGivesItsFolderInTheCache) {
+TEST_F(KnownModelsTest, TheNameOfAKnownModelIsReplacedByItsFolderInTheCache) {
   const std::string folder = Fetch(root_ / "cache");
   EXPECT_EQ(Found("smollm2"), folder);
 }
@@ -100,7 +100,7 @@ TEST_F(KnownModelsTest, TheErrorForAModelThatWasNotFetchedSaysHowToGetIt) {
                            HasSubstr("known models: smollm2"))));
 }
 
-TEST_F(KnownModelsTest, AnUnknownNameIsRefusedWithTheKnownNames) {
+TEST_F(KnownModelsTest, TheErrorForAnUnknownModelNameListsTheKnownNames) {
   EXPECT_THAT(FindModel("smolm2"),
               base::StatusIs(absl::StatusCode::kNotFound,
                              AllOf(HasSubstr("'smolm2'"),

@@ -14,8 +14,8 @@
 
 namespace kvasir::plan {
 
-// A tensor that a decoder needs. All families use the names of Llama's tensors
-// here; model/checkpoint/family_tensors.h maps them to the names in the files.
+// A tensor that a decoder needs. `name` follows Llama's naming for all
+// families; model/checkpoint/family_tensors.h maps it to the name in the file.
 struct RequiredTensor {
   std::string name;
   std::vector<int64_t> shape;
@@ -27,25 +27,26 @@ struct RequiredTensor {
                          const RequiredTensor&) = default;
 };
 
-// Returns "model.layers.3.self_attn.q_proj.weight" for layer 3 and the name
-// "self_attn.q_proj.weight".
+// Returns "model.layers.3.self_attn.q_proj.weight" for layer 3 and the
+// name "self_attn.q_proj.weight".
 std::string LayerTensorName(int64_t layer, absl::string_view name);
 // The prefix of a part's tensor names after "model.layers.{l}.":
-// "self_attn.k_proj", or "self_attn.k_proj.part1" if the side has several
-// parts.
+// "self_attn.k_proj", or "self_attn.k_proj.part1" if the side has
+// several parts.
 std::string PartPrefix(absl::string_view projection, int part, int num_parts);
-// The name of a lift's tensor without the part's prefix, like "up.3.weight".
-// `prefix` is ResolvedPart::lift_prefix.
+// The name of the tensor with a group's lift, without the part's prefix:
+// "up.3.weight" for group 3. `prefix` is ResolvedPart::lift_prefix.
 std::string LiftName(absl::string_view prefix, int64_t group);
 
 // The tensors of a layer's attention. Their names omit the prefix
 // "model.layers.{l}.", so that layers with equal attention share one list.
 struct AttentionTensors {
-  std::vector<int64_t> query_rows;  // rows of q_proj for each query head [Hq]
-  // columns of o_proj for each query head [Hq]
+  std::vector<int64_t>
+      query_rows;  // number of rows of q_proj, for each query head [Hq]
+  // number of columns of o_proj, for each query head [Hq]
   std::vector<int64_t> output_columns;
   bool output_bias = false;
-  // All tensors, in the order of use.
+  // in the order in which a decoder uses them
   std::vector<RequiredTensor> tensors;
 };
 

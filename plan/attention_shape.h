@@ -9,8 +9,8 @@
 namespace kvasir::plan {
 
 enum class RopePairing {
-  kHalfSplit,    // pair f is (f, f + rotary_dim/2): Llama, NeoX
-  kInterleaved,  // pair f is (2f, 2f + 1)
+  kHalfSplit,    // pair f: dimensions f and f + rotary_dim / 2 (Llama, NeoX)
+  kInterleaved,  // pair f: dimensions 2f and 2f + 1
 };
 
 struct LayerShape {
@@ -27,8 +27,8 @@ struct LayerShape {
 struct AttentionShape {
   int64_t num_kv_heads = 0;  // Hkv
   int64_t head_dim = 0;      // D
-  // The number of leading dimensions of a head that RoPE rotates: even and <=
-  // head_dim. 0: none.
+  // RoPE rotates this many dimensions at the start of each head: an even
+  // number, at most head_dim. 0: it rotates none.
   int64_t rotary_dim = 0;
   // True if the keys of each head are normalized after their projection.
   bool qk_norm = false;

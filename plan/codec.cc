@@ -13,7 +13,7 @@ using kvasir::v1::Part;
 
 namespace {
 
-// The most bits that a code may have if codes stand for Lloyd-Max levels
+// The most bits that a code may have if codes stand for levels (PerTokenNorm)
 // instead of equally spaced numbers.
 constexpr uint32_t kMostLevelBits = 4;
 
@@ -50,7 +50,7 @@ absl::Status CheckBitRuns(const PlanPlace& where, const Codec::Bits& bits,
   }
   for (const BitRun& run : runs) {
     if (!KnownBits(run.bits)) {
-      return where.Refuse("bits must be 0 to 6 or 8, have ", run.bits);
+      return where.Refuse("bits must be 0 to 6 or 8, but are ", run.bits);
     }
   }
   bool none = false;
@@ -76,27 +76,27 @@ absl::Status CheckLevels(const PlanPlace& where, const Codec& codec,
   for (int i = 0; i < levels.size(); ++i) {
     if (!std::isfinite(levels.Get(i)) ||
         (i > 0 && levels.Get(i) <= levels.Get(i - 1))) {
-      return where.Refuse("levels must be finite and rise, have ",
-                          levels.Get(i), " as number ", i);
+      return where.Refuse("levels must be finite and increasing, but level ", i,
+                          " is ", levels.Get(i));
     }
   }
   const std::vector<float> rounded = RoundedLevels(levels);
   for (size_t i = 1; i < rounded.size(); ++i) {
     if (rounded[i] > rounded[i - 1] && std::isfinite(rounded[i])) continue;
     return where.Refuse(
-        "levels must differ by at least 1/127 of the largest, but number ",
-        i - 1, " and number ", i, " are ", levels.Get(static_cast<int>(i) - 1),
+        "levels must differ by at least 1/127 of the largest, but levels ",
+        i - 1, " and ", i, " are ", levels.Get(static_cast<int>(i) - 1),
         " and ", levels.Get(static_cast<int>(i)));
   }
   for (const BitRun& run : runs) {
     if (run.bits == 0) continue;
     if (run.bits > kMostLevelBits) {
       return where.Refuse("codes with levels may have at most ", kMostLevelBits,
-                          " bits, have ", run.bits);
+                          " bits, but have ", run.bits);
     }
     if (levels.size() == 1 << run.bits) continue;
-    return where.Refuse("codes of ", run.bits, " bits want ", 1 << run.bits,
-                        " levels, have ", levels.size());
+    return where.Refuse("codes of ", run.bits, " bits need ", 1 << run.bits,
+                        " levels, but the codec has ", levels.size());
   }
   return absl::OkStatus();
 }
@@ -108,7 +108,8 @@ absl::Status CheckWidth(const PlanPlace& where, const Codec& codec,
   const int64_t schedule = codec.bits().schedule_size();
   if (schedule == 8 && latent.width % 8 != 0) {
     return where.Refuse("group ", latent.group,
-                        ": a schedule of 8 needs a width that 8 divides, have ",
+                        ": a schedule of 8 entries needs a latent whose width "
+                        "is a multiple of 8, but the width is ",
                         latent.width);
   }
   int64_t covered = 0;
@@ -125,7 +126,7 @@ absl::Status CheckWidth(const PlanPlace& where, const Codec& codec,
   }
   if (covered == latent.width) return absl::OkStatus();
   return where.Refuse("group ", latent.group, ": the runs of bits have ",
-                      covered, " channels, want its width, ", latent.width);
+                      covered, " channels, but the latent has ", latent.width);
 }
 
 absl::Status CheckBits(const PlanPlace& where, const Codec& codec,

@@ -1,4 +1,5 @@
-// The checks of ValidatePlan that concern the storage of latents.
+// The checks that ValidatePlan makes on codecs: whether they can store the
+// latents of the parts.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +14,14 @@
 
 namespace kvasir::plan {
 
-// The place in a plan to which an error refers. Error texts begin with it:
-// "layer 3 key part 0: ".
+// The place in a plan to which an error refers. Refuse() puts it at the
+// beginning of the error: "layer 3 key part 0: ".
 struct PlanPlace {
   int64_t layer = 0;
   Side side = Side::kKey;
   int part = -1;
-  // If not empty, used instead of the side's name: "joint", "eviction" or
-  // "selection".
+  // If not empty, used instead of the side's name: "joint", "eviction"
+  // or "selection".
   absl::string_view section = "";
 
   bool joint() const { return section == kJoint; }

@@ -12,7 +12,8 @@ using kvasir::v1::LayerPlan;
 
 constexpr uint32_t kSinks = 4;
 constexpr uint32_t kRecent = 64;
-// By default, 1 / kRecentPart of a budget's slots are for recent tokens.
+// By default, a budget that is given in slots has 1 / kRecentPart of its slots
+// for recent tokens.
 constexpr uint32_t kRecentPart = 4;
 
 uint32_t RecentOf(const EvictionSettings& settings, const LayerPlan& layer) {
@@ -24,9 +25,10 @@ uint32_t RecentOf(const EvictionSettings& settings, const LayerPlan& layer) {
       {recent, layer.key().exact_window(), layer.value().exact_window()});
 }
 
-// Stores whole keys before RoPE, because they can be rotated when they are
-// read. Keys with static ranges do not change: their ranges were measured on
-// rotated keys.
+// Stores full-rank keys before RoPE. With rolling positions, a key's position
+// is its slot index, which changes when tokens are evicted, so keys must be
+// rotated when they are read. Keys with static ranges stay as they are: their
+// ranges were measured on rotated keys.
 void StoreBeforeRope(LayerPlan* layer) {
   for (kvasir::v1::Part& part : *layer->mutable_key()->mutable_parts()) {
     if (part.has_full() && part.stored() == kvasir::v1::POST_ROPE &&

@@ -15,11 +15,11 @@
 
 namespace kvasir::plan {
 
-// The rule for the slots that stay in addition to sinks and recent tokens.
+// Selects the slots that stay in addition to sinks and recent tokens.
 enum class EvictionMethod {
-  // by the attention that a slot received, and by the accuracy of its codes
+  // the slots that received the most attention and have the most accurate codes
   kQHitter,
-  kH2o,        // only by the attention that a slot received
+  kH2o,        // the slots that received the most attention
   kStreaming,  // the latest slots
 };
 // Parses "q-hitter", "h2o" or "streaming". INVALID_ARGUMENT for another name;
@@ -39,17 +39,17 @@ struct EvictionSettings {
   // Default: 64, but at most a quarter of a budget that is given in slots, and
   // at least the plan's exact window.
   std::optional<uint32_t> recent;
-  // In Q-Hitter's score, attention has this weight and the accuracy of the
-  // codes has 1 - lambda. With 1, the method is H2O. The paper uses 0.5, but no
-  // value below 1 was better on a real model (docs/quality.md).
+  // Q-Hitter's score weights attention with lambda and the accuracy of the
+  // codes with 1 - lambda. If lambda is 1, the method is H2O. The paper uses
+  // 0.5, but no value below 1 was better on a real model (docs/quality.md).
   double lambda = 1;
   double decay = 1;
   uint32_t every_tokens = 128;
   uint32_t observation_window = 0;
   bool half_friendliness = false;
   // True: the position of a key for RoPE is its slot index instead of its index
-  // in the text. Then whole keys are stored before RoPE and rotated when they
-  // are read.
+  // in the text. Slot indices change when slots are evicted, so full-rank keys
+  // are then stored before RoPE and rotated when they are read.
   bool rolling = false;
 
   bool operator==(const EvictionSettings&) const = default;

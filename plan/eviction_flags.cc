@@ -10,8 +10,8 @@
 namespace kvasir::cli {
 namespace {
 
-// The eviction's settings as text for the plan's method name, including the
-// defaults.
+// Returns the eviction's settings, including the defaults, as flags for the
+// plan's provenance.
 std::string OptionsOf(const EvictionFlags& flags,
                       const plan::EvictionSettings& settings) {
   std::string options =

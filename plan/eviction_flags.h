@@ -1,5 +1,5 @@
-// The flags that add eviction to a plan, shared by all commands that use a
-// plan.
+// The flags that add eviction to a plan, shared by all commands that use
+// a plan.
 #pragma once
 
 #include <string>
@@ -24,8 +24,8 @@ struct EvictionFlags {
   bool operator==(const EvictionFlags&) const = default;
 };
 
-// Adds all eviction flags. If `of_plan`, the help texts are for a command that
-// uses an existing plan.
+// Adds all eviction flags. If `of_plan` is true, the help texts are for a
+// command that uses an existing plan.
 void AddEvictionFlags(CLI::App* command, EvictionFlags& flags, bool of_plan);
 
 // Adds all flags except method and budget, for a command that has its own flags
@@ -35,10 +35,11 @@ void AddEvictionSettings(CLI::App* command, plan::EvictionSettings& settings);
 // INVALID_ARGUMENT for flags that have no effect without --eviction.
 absl::Status CheckEvictionIsUsed(const EvictionFlags& flags);
 
-// If the flags select an eviction, replaces the plan's eviction and adds it to
-// the plan's method name. `shape` describes the plan's model. The layers in
-// `others` do not change. Errors: those of plan::ValidatePlan, and
-// INVALID_ARGUMENT if no layer outside `others` can evict.
+// If the flags select an eviction method, replaces the plan's eviction and
+// appends the new one to the plan's method name. `shape` describes the plan's
+// model. The layers with the indices in `others` do not change.
+// Errors: those of plan::ValidatePlan, and INVALID_ARGUMENT if no layer outside
+// `others` can evict.
 absl::Status PutEviction(const EvictionFlags& flags,
                          const plan::AttentionShape& shape,
                          kvasir::v1::KvPlan* plan,

@@ -9,8 +9,8 @@ namespace {
 
 constexpr double kSqrt2 = 1.4142135623730951;
 constexpr double kSqrt2Pi = 2.5066282746310002;
-// A large number, because Lloyd's iteration moves the outermost of 256 levels
-// slowly.
+// A large number, because Lloyd's iteration moves the outermost of 256
+// levels slowly.
 constexpr int kLloydRounds = 20000;
 constexpr double kLloydTolerance = 1e-10;
 

@@ -1,6 +1,6 @@
-// Computes and rounds levels, the numbers that codes stand for. They suit
-// nearly normally distributed numbers, like a latent after a random rotation or
-// a Hadamard transform.
+// Computes and rounds levels, the numbers that codes stand for. These levels
+// suit latents whose channels are nearly normally distributed, for example
+// after a random rotation or a Hadamard transform.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@ namespace kvasir::plan {
 // with the least mean square error (Lloyd 1982, Max 1960). `bits` is in [1, 8].
 std::vector<double> LloydMaxLevels(int64_t bits);
 
-// Rounds each level to a multiple of one step, from -127 to 127 steps, so
-// that attention can multiply codes as integers. The step is the largest
-// magnitude / 127, rounded down to 16 significant bits so that products are
-// exact. The largest magnitude becomes 127 steps. Levels that are already
-// rounded do not change.
+// Rounds each level to a multiple of one step, from -127 to 127 steps, so that
+// attention can multiply codes as integers. The step is the largest magnitude
+// divided by 127, rounded down to 16 significant bits so that products are
+// exact. The level with the largest magnitude becomes 127 or -127 steps. Levels
+// that are already rounded do not change.
 std::vector<float> RoundedLevels(absl::Span<const double> levels);
 
 }  // namespace kvasir::plan

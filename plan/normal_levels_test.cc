@@ -31,8 +31,7 @@ TEST(LloydMaxTest, QuantizerLevelsAscendAndAreSymmetricAroundZero) {
   }
 }
 
-TEST(RoundedLevelsTest,
-     RoundedLevelsAreMultiplesOfOneStepAndRoundToThemselves) {
+TEST(RoundedLevelsTest, RoundingLevelsTwiceEqualsRoundingThemOnce) {
   for (const int bits : {1, 2, 3, 4}) {
     const std::vector<float> rounded = RoundedLevels(LloydMaxLevels(bits));
     const float step = rounded.back() / 127.0f;

@@ -26,7 +26,7 @@ int64_t DataTypeBytes(DataType dtype) {
     case kvasir::v1::F16:
     case kvasir::v1::BF16:
       return 2;
-    default:  // A file may hold any number, because protobuf enums are open.
+    default:  // Protobuf enums are open: a file may have any number.
       return 0;
   }
 }
@@ -141,7 +141,7 @@ void ClampExactRows(int64_t tokens, KvPlan* plan) {
     layer.set_exact_sinks(static_cast<uint32_t>(sinks));
     for (kvasir::v1::SidePlan* side :
          {layer.mutable_key(), layer.mutable_value()}) {
-      // The window need not contain the tokens that are sinks already.
+      // The window need not cover tokens that are already sinks.
       const int64_t window =
           std::min<int64_t>(side->exact_window(), tokens - sinks);
       side->set_exact_window(static_cast<uint32_t>(window));

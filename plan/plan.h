@@ -3,8 +3,8 @@
 // because all cache code is driven by a plan.
 //
 // Errors: INVALID_ARGUMENT for a plan that contradicts itself or does not fit
-// the model. The text names layer, side ("key"/"value"), part, the value
-// found and the value wanted.
+// the model. The text names the layer, the side ("key" or "value") and the
+// part. It also states the value found and the values allowed.
 #pragma once
 
 #include <cstdint>
@@ -31,15 +31,16 @@ enum class Side { kKey, kValue };
 // Returns "key" or "value".
 absl::string_view SideName(Side side);
 
-// Bytes of one number; 0 for DATA_TYPE_UNSPECIFIED.
+// The size of one number in bytes; 0 for DATA_TYPE_UNSPECIFIED.
 int64_t DataTypeBytes(kvasir::v1::DataType dtype);
-// Convert between number types and their names: "f32", "f16", "bf16".
-// INVALID_ARGUMENT for another name; the error lists these.
+// These functions convert between number types and their names: "f32",
+// "f16" and "bf16". INVALID_ARGUMENT for another name; the error lists the
+// three names.
 absl::string_view DataTypeName(kvasir::v1::DataType dtype);
 absl::StatusOr<kvasir::v1::DataType> ParseDataType(absl::string_view name);
 
-// A plan without compression: all layers store whole keys and values as
-// `dtype`. Keys are stored after RoPE if the layer rotates them.
+// A plan without compression: all layers store full-rank, unquantized keys and
+// values as `dtype`. Keys are stored after RoPE if the layer rotates them.
 kvasir::v1::KvPlan FullRankPlan(const AttentionShape& shape,
                                 kvasir::v1::DataType dtype);
 
@@ -49,29 +50,30 @@ kvasir::v1::KvPlan FullRankPlan(const AttentionShape& shape,
 absl::StatusOr<kvasir::v1::KvPlan> ParsePlanJson(absl::string_view text,
                                                  absl::string_view name);
 
-// The plan's JSON form, indented, with a newline at its end. ParsePlanJson
-// reads it back to an equal plan.
+// Returns the plan as indented JSON that ends with a newline. ParsePlanJson
+// makes an equal plan from it.
 std::string PlanToJson(const kvasir::v1::KvPlan& plan);
 
-// Checks that the plan is valid for a model of this shape: for example that
-// groups partition the heads exactly, and that no settings contradict each
-// other.
+// Checks that the plan is valid for a model of this shape: for example
+// that groups partition the heads exactly, and that no settings contradict
+// each other.
 absl::Status ValidatePlan(const kvasir::v1::KvPlan& plan,
                           const AttentionShape& shape);
 
 // The numbers of tokens that are also stored exactly, in addition to their
-// codes. A field without a value keeps the plan's number.
+// codes. If a field has no value, SetExactTokens does not change that number in
+// the plan.
 struct ExactTokens {
-  std::optional<uint32_t> sinks;   // first tokens of a sequence
-  std::optional<uint32_t> window;  // tokens nearest to the query
+  std::optional<uint32_t> sinks;   // the first tokens of a sequence
+  std::optional<uint32_t> window;  // the tokens nearest to the query
 };
 // Sets the exact tokens of every side that stores codes. Returns false and
 // changes nothing if no side stores codes.
 bool SetExactTokens(const ExactTokens& exact, kvasir::v1::KvPlan* plan);
 
-// Shortens sinks and exact window so that together they are at most `tokens`,
-// the greatest length of a sequence. This saves memory, because their rows are
-// allocated for every sequence.
+// Reduces the numbers of exact sinks and of exact window tokens so that their
+// sum is at most `tokens`, the greatest length of a sequence. This saves
+// memory, because every sequence allocates a row for each of these tokens.
 void ClampExactRows(int64_t tokens, kvasir::v1::KvPlan* plan);
 
 }  // namespace kvasir::plan

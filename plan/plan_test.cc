@@ -19,7 +19,8 @@ using kvasir::v1::KvPlan;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// One layer of 4 KV heads of 16 dims, all of which rotate: 8 RoPE pairs.
+// A shape with one layer of 4 KV heads of 16 dimensions, all of which rotate: 8
+// RoPE pairs.
 AttentionShape Shape() {
   AttentionShape shape;
   shape.num_kv_heads = 4;
@@ -113,7 +114,7 @@ TEST(PlanTest, TheFullRankPlanIsValid) {
   }
 }
 
-TEST(PlanTest, JsonReadsBackToAnEqualPlan) {
+TEST(PlanTest, APlanThatIsWrittenAsJsonIsReadBackUnchanged) {
   KvPlan plan = FullRankPlan(Shape(), BF16);
   plan.set_base_model("a model");
   plan.mutable_layers(0)
@@ -150,7 +151,7 @@ TEST(PlanTest, TheErrorForTextThatIsNotAPlanNamesThePlaceInTheText) {
 }
 
 // Regression test: the error contained the whole key, however long it was.
-TEST(PlanTest, AnErrorRepeatsAtMost300BytesOfThePlan) {
+TEST(PlanTest, AParseErrorQuotesAtMost300BytesOfThePlan) {
   const std::string text = "{\"" + std::string(5 << 20, 'k') + "\":1}";
   const absl::Status status = ParsePlanJson(text, "kv_plan.json").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -292,7 +293,7 @@ TEST(PlanTest, ThePlansOfPublishedCompressionMethodsAreValid) {
 // Refusals of invalid plans
 // ---------------------------------------------------------------------------
 
-TEST(PlanTest, RefusesAnInvalidVersionTargetOrNumberOfLayersOrParts) {
+TEST(PlanTest, RefusesPlansWhoseGeneralFieldsAreInvalid) {
   AttentionShape two_layers = Shape();
   two_layers.layers.resize(2);
   KvPlan other_version = FullRankPlan(Shape(), BF16);
@@ -385,33 +386,33 @@ TEST(PlanTest, RefusesALatentRankThatIsZeroOrAboveTheDimsOfItsHeads) {
       {"above",
        PlanOfKeys(LowRank(rest, 65)),
        Shape(),
-       {"rank must be 1..64 (4 heads of 16 dims), have 65"}},
-      {"zero", PlanOfKeys(LowRank(rest, 0)), Shape(), {"have 0"}},
+       {"rank must be 1..64 (4 heads of 16 dims), but is 65"}},
+      {"zero", PlanOfKeys(LowRank(rest, 0)), Shape(), {"but is 0"}},
       {"above the pairs",
        PlanOfKeys(LowRank(four_pairs, 33)),
        Shape(),
-       {"rank must be 1..32 (4 heads of 8 dims), have 33"}},
+       {"rank must be 1..32 (4 heads of 8 dims), but is 33"}},
       {"complex rank",
        PlanOfKeys(R"({"rope_low_rank":{"groups":[
            {"heads":[0,1,2,3],"pairs":[0,3],"rank_per_pair":[2,5]}]},
            "uses":[{"fold":{}}],"stored":"POST_ROPE",
            "codec":{"dtype":"BF16"}})"),
        Shape(),
-       {"group 0 pair 3: rank must be 1..4", "have 5"}},
+       {"group 0 pair 3: rank must be 1..4", "but is 5"}},
       {"complex rank of a pair that comes again",
        PlanOfKeys(R"({"rope_low_rank":{"groups":[
            {"heads":[0,1,2,3],"pairs":[3,0,3],"rank_per_pair":[2,1,3]}]},
            "uses":[{"fold":{}}],"stored":"POST_ROPE",
            "codec":{"dtype":"BF16"}})"),
        Shape(),
-       {"group 0 pair 3: rank must be 1..4", "have 5"}},
+       {"group 0 pair 3: rank must be 1..4", "but is 5"}},
       {"rank per pair",
        PlanOfKeys(R"({"rope_low_rank":{"groups":[
            {"heads":[0,1,2,3],"pairs":[0,3],"rank_per_pair":[2]}]},
            "uses":[{"fold":{}}],"stored":"POST_ROPE",
            "codec":{"dtype":"BF16"}})"),
        Shape(),
-       {"have 1 ranks and 2 pairs"}},
+       {"has 1 ranks and 2 pairs"}},
   });
 }
 
@@ -425,8 +426,11 @@ TEST(PlanTest, RefusesInvalidListsOfRopePairs) {
   };
   ExpectRefused({
       {"beyond", pairs("[0,8]"), Shape(), {"RoPE pair 8 is not below 8"}},
-      {"twice", pairs("[1,1]"), Shape(), {"must rise, have 1 after 1"}},
-      {"unequal", pairs("[1]"), Shape(), {"head 0 keeps 1, head 1 keeps 2"}},
+      {"twice",
+       pairs("[1,1]"),
+       Shape(),
+       {"must be in increasing order, but 1 follows 1"}},
+      {"unequal", pairs("[1]"), Shape(), {"head 0 keeps 1 and head 1 keeps 2"}},
       {"none", pairs("[]"), Shape(), {"head 0 keeps 0"}},
       {"no rotation", pairs("[0,1]"), NoRope(), {"want stored NO_ROPE"}},
   });
@@ -502,7 +506,7 @@ TEST(PlanTest, RefusesInvalidPartsThatStoreKeysAndValuesJointly) {
        Parse(absl::StrCat(R"("joint":[)", LowRank(both + pre + numbers, 129),
                           "]")),
        Shape(),
-       {"rank must be 1..128 (4 heads of 32 dims), have 129"}},
+       {"rank must be 1..128 (4 heads of 32 dims), but is 129"}},
       {"covered by a side too",
        JointPlan(both + pre + numbers, key),
        Shape(),
@@ -536,7 +540,7 @@ TEST(PlanTest, RefusesInvalidPartsThatStoreKeysAndValuesJointly) {
   });
 }
 
-TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRopeRotation) {
+TEST(PlanTest, RefusesLiftsThatDoNotSuitTheSpaceAndTheStoredField) {
   const auto low_rank = [](const std::string& stored, const std::string& lift) {
     return PlanOfKeys(
         LowRank(absl::StrCat(R"("uses":[{")", lift, R"(":{}}],"stored":")",
@@ -607,7 +611,7 @@ TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRopeRotation) {
            "order":1,"coefficients":[1,2,3]}}],"stored":"PRE_ROPE",
            "codec":{"dtype":"BF16"})")),
        Shape(),
-       {"needs 0 (Taylor), 2 or 6 coefficients, have 3"}},
+       {"needs 0 (Taylor), 2 or 6 coefficients, but has 3"}},
       {"block",
        PlanOfKeys(LowRank(R"("uses":[{"anchored":{"order":1}}],
            "stored":"PRE_ROPE","codec":{"dtype":"BF16"})")),
@@ -616,7 +620,7 @@ TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRopeRotation) {
   });
 }
 
-TEST(PlanTest, RefusesLatentsStoredOnTheWrongSideOfTheRopeRotation) {
+TEST(PlanTest, RefusesInvalidValuesOfTheStoredField) {
   const auto full = [](const std::string& stored) {
     return PlanOfKeys(
         absl::StrCat(R"({"full":{},)", stored, R"("codec":{"dtype":"BF16"}})"));
@@ -682,7 +686,7 @@ TEST(PlanTest, RefusesCodecsWithContradictorySettings) {
        Shape(),
        {"so they must have no range"}},
       {"two entries", bits("[4,4]"), Shape(), {"1 or 8 entries, have 2"}},
-      {"seven bits", bits("[7]"), Shape(), {"0 to 6 or 8, have 7"}},
+      {"seven bits", bits("[7]"), Shape(), {"0 to 6 or 8, but are 7"}},
       {"no bits", bits("[0]"), Shape(), {"stores nothing"}},
       {"no order",
        bits("[8,4,4,2,0,0,0,0]"),
@@ -707,11 +711,11 @@ TEST(PlanTest, RefusesCodecsWithContradictorySettings) {
       {"nine bits",
        runs(R"({"channels":16,"bits":9})"),
        Shape(),
-       {"0 to 6 or 8, have 9"}},
+       {"0 to 6 or 8, but are 9"}},
       {"runs too short",
        runs(R"({"channels":8,"bits":4},{"channels":7,"bits":2})"),
        Shape(),
-       {"group 0: the runs of bits have 15 channels, want its width, 16"}},
+       {"group 0: the runs of bits have 15 channels, but the latent has 16"}},
       {"runs kept apart",
        codec(R"("bits":{"runs":[{"channels":8,"bits":4},{"channels":8,
                 "bits":2}]},"per_token":{},"param_dtype":"F16",
@@ -721,22 +725,25 @@ TEST(PlanTest, RefusesCodecsWithContradictorySettings) {
       {"falling levels",
        norm("[0.5,0.5,1,2]"),
        Shape(),
-       {"levels must be finite and rise"}},
+       {"levels must be finite and increasing"}},
       {"levels that are too close",
        norm("[-1,0.5,0.501,1]"),
        Shape(),
-       {"levels must differ by at least 1/127 of the largest, but number 1 "
-        "and number 2 are 0.5 and 0.501"}},
+       {"levels must differ by at least 1/127 of the largest, but levels 1 "
+        "and 2 are 0.5 and 0.501"}},
       {"levels",
        norm("[0.5,1]"),
        Shape(),
-       {"codes of 2 bits want 4 levels, have 2"}},
-      {"no levels", norm("[]"), Shape(), {"want 4 levels, have 0"}},
+       {"codes of 2 bits need 4 levels, but the codec has 2"}},
+      {"no levels",
+       norm("[]"),
+       Shape(),
+       {"need 4 levels, but the codec has 0"}},
       {"levels of many bits",
        codec(R"("bits":{"schedule":[5]},"param_dtype":"F16",
                 "per_token_norm":{"levels":[0,1]})"),
        Shape(),
-       {"codes with levels may have at most 4 bits, have 5"}},
+       {"codes with levels may have at most 4 bits, but have 5"}},
       {"unstored before others",
        runs(R"({"channels":4,"bits":4},{"channels":4,"bits":0},
                {"channels":8,"bits":2})"),
@@ -801,7 +808,10 @@ TEST(PlanTest, RefusesInvalidTransforms) {
        low_rank(absl::StrCat(eight, R"(,"hadamard_fused":{})")),
        Shape(),
        {"Hadamard transform mixes"}},
-      {"width", low_rank(eight, 12), Shape(), {"8 divides, have 12"}},
+      {"width",
+       low_rank(eight, 12),
+       Shape(),
+       {"a multiple of 8, but the width is 12"}},
       {"basis over pairs",
        PlanOfKeys(absl::StrCat(
            R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],"pairs":[0],
@@ -873,11 +883,11 @@ TEST(PlanTest, RefusesInvalidEvictionSettings) {
       {"lambda",
        eviction(R"("budget":8,"recent":6,"every_tokens":1,"lambda":1.5)"),
        Shape(),
-       {"must be in 0..1, have a lambda of 1.5"}},
+       {"must be from 0 to 1, but lambda is 1.5"}},
       {"lambda is no number",
        eviction(R"("budget":8,"recent":6,"every_tokens":1,"lambda":"NaN")"),
        Shape(),
-       {"must be in 0..1, have a lambda of nan"}},
+       {"must be from 0 to 1, but lambda is nan"}},
       {"ratio is no number",
        eviction(R"("budget_ratio":"NaN","recent":6,"every_tokens":1)"),
        Shape(),
@@ -885,7 +895,7 @@ TEST(PlanTest, RefusesInvalidEvictionSettings) {
       {"not a number",
        eviction(R"("budget":8,"recent":6,"every_tokens":1,"decay":"NaN")"),
        Shape(),
-       {"must be in 0..1"}},
+       {"must be from 0 to 1"}},
       {"positions",
        eviction(R"("budget":8,"recent":6,"every_tokens":1)"),
        Shape(),
@@ -952,15 +962,16 @@ TEST(PlanTest, RefusesEvictionOfTokensThatMustBeStoredExactly) {
   recent.mutable_layers(0)->mutable_eviction()->set_recent(31);
   KvPlan sinks = exact;
   sinks.mutable_layers(0)->mutable_eviction()->set_sinks(3);
-  ExpectRefused({{"window",
-                  recent,
-                  Shape(),
-                  {"the exact_window of 32 tokens must stay: want recent >= "
-                   "32, have 31"}},
-                 {"sinks",
-                  sinks,
-                  Shape(),
-                  {"the 4 exact_sinks must stay: want sinks >= 4, have 3"}}});
+  ExpectRefused(
+      {{"window",
+        recent,
+        Shape(),
+        {"eviction must keep the exact_window of 32 tokens, but "
+         "recent is only 31"}},
+       {"sinks",
+        sinks,
+        Shape(),
+        {"eviction must keep the 4 exact_sinks, but sinks is only 3"}}});
 }
 
 TEST(PlanTest, RefusesInvalidSelectionSettings) {

@@ -62,8 +62,8 @@ Part Full(kvasir::v1::Stored stored, const Codec& codec) {
   return part;
 }
 
-// A low-rank part: each group of `share` heads has a latent with half as many
-// numbers as these heads.
+// Returns a low-rank part. Each group of `share` heads has a latent with half
+// as many numbers as the heads have dimensions.
 Part HalfRank(const AttentionShape& shape, int64_t share, const Codec& codec) {
   Part part;
   for (int64_t head = 0; head < shape.num_kv_heads; head += share) {
@@ -77,8 +77,8 @@ Part HalfRank(const AttentionShape& shape, int64_t share, const Codec& codec) {
   return part;
 }
 
-// Values of half rank. As in the planners, the lift is folded into o_proj if
-// this takes fewer weights than a separate lift.
+// Returns a HalfRank part for values. As in the planners, its lift is folded
+// into o_proj if this takes fewer weights than a separate lift.
 Part HalfRankValues(const AttentionShape& shape, int64_t share,
                     const Codec& codec) {
   Part part = HalfRank(shape, share, codec);
@@ -96,8 +96,9 @@ Part HalfRankValues(const AttentionShape& shape, int64_t share,
   return part;
 }
 
-// The first and the latest tokens are also kept exact: they receive most
-// attention, so rounding costs most there (docs/quality.md).
+// The first and the latest tokens are also kept unquantized. They
+// receive most attention, so errors of their codes would cost most
+// quality (docs/quality.md).
 constexpr uint32_t kRotatedSinks = 4;
 constexpr uint32_t kRotatedWindow = 28;
 
@@ -125,8 +126,8 @@ LayerPlan Palu(const AttentionShape& shape, int64_t share, uint32_t bits) {
   return layer;
 }
 
-// Each head keeps one of every two neighbouring RoPE pairs. Heads differ in
-// which one they keep.
+// Each head keeps one of every two neighbouring RoPE pairs; which one depends
+// on the head.
 LayerPlan Rap(const AttentionShape& shape, uint32_t bits) {
   LayerPlan layer;
   Part key;
@@ -197,7 +198,8 @@ struct Entry {
   PlanPreset preset;
   std::function<LayerPlan(const AttentionShape&)> make;
   int64_t share = 1;  // heads in each group
-  // The codec of whole keys and values; set instead of `make`.
+  // If set, the plan stores full-rank keys and values with this codec, and
+  // `make` is empty.
   std::optional<Codec> whole = std::nullopt;
 };
 

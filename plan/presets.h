@@ -1,6 +1,7 @@
-// Makes compression plans by name. Presets that store whole keys and values can
-// be used with any checkpoint. The others are made without calibration, only
-// for benchmarks of speed; their quality is not meaningful.
+// Makes compression plans by name. Presets that store keys and values at
+// full rank can be used with any checkpoint. The other presets are not
+// calibrated: they serve only to measure speed, and the quality of their
+// outputs is not meaningful.
 #pragma once
 
 #include <optional>
@@ -13,10 +14,9 @@
 
 namespace kvasir::plan {
 
-// A named preset, its help text and its performance target.
 struct PlanPreset {
   std::string name;
-  // One line for help texts.
+  // One line that describes the preset in help texts.
   std::string text;
   // The performance target: the most time that attention may take, as a
   // multiple of its lower bound from bytes and FLOPs (bench/floors.h). Empty if
@@ -32,8 +32,8 @@ inline constexpr char kDensePreset[] = "dense-bf16";
 // A preset that serves a checkpoint without calibration. It is TurboQuant
 // (Zandieh et al. 2025) without random signs. Each head's key and value is
 // rotated by a Hadamard matrix and stored as 4-bit codes of Lloyd-Max levels,
-// with its length as one float16. The first and the latest tokens are also kept
-// exact.
+// with its length as one float16. The first and the latest tokens are also
+// kept exact.
 inline constexpr char kRotatedPreset[] = "rotated-4bit";
 
 // NOT_FOUND for an unknown name; the error lists the known names.
@@ -41,8 +41,8 @@ absl::StatusOr<PlanPreset> FindPlanPreset(const std::string& name);
 
 // Makes the preset's plan, which is the same for all layers of the model.
 // NOT_FOUND for an unknown name. INVALID_ARGUMENT if the preset's groups do not
-// divide the number of heads. INVALID_ARGUMENT also if RoPE does not rotate
-// whole heads, unless the preset stores whole keys.
+// divide the number of heads. INVALID_ARGUMENT also if RoPE does not rotate all
+// dimensions of each head, unless the preset stores full-rank keys.
 absl::StatusOr<kvasir::v1::KvPlan> MakePresetPlan(const std::string& name,
                                                   const AttentionShape& shape);
 

@@ -10,8 +10,8 @@
 namespace kvasir::plan {
 namespace {
 
-// The kind of replicated data. Kind, part and heads identify a replica within a
-// layer, and replicas are sorted by them in this order.
+// The kind of replicated data. A replica is identified within a layer by its
+// kind, its part and its heads, and replicas are sorted in this order.
 enum class Kind { kKey, kValue, kMetadata };
 using Key = std::tuple<Kind, int, std::vector<int64_t>>;
 using Found = std::map<Key, Replica>;

@@ -1,5 +1,6 @@
-// Finds the data of a token that several tensor-parallel ranks store. If heads
-// of several ranks share a latent, each of these ranks stores the whole latent.
+// Finds the cached data that several tensor-parallel ranks store for the same
+// token. If heads of several ranks share a latent, each of these ranks stores
+// the whole latent.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace kvasir::plan {
 
-// Data that two or more ranks each store: one part, for the same heads, in
+// A part's data that two or more ranks store for the same heads, in one or more
 // consecutive layers.
 struct Replica {
   int64_t first_layer = 0;

@@ -20,7 +20,7 @@ constexpr char kFullKey[] =
 constexpr char kFullValue[] =
     R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
 
-// A low_rank part in bf16 with these groups.
+// Returns the JSON of a low_rank part in bf16 with these groups.
 std::string LowRank(const std::vector<std::string>& groups,
                     const std::string& stored, const std::string& uses) {
   return absl::StrCat(R"({"low_rank":{"groups":[)", absl::StrJoin(groups, ","),
@@ -39,7 +39,7 @@ std::string Layer(const std::string& value, const std::string& rest = "") {
                       R"(]},"value":{"parts":[)", value, "]}", rest, "}");
 }
 
-// A plan for 8 query and 4 KV heads of 16 dimensions, resolved for each of
+// Resolves a plan for 8 query heads and 4 KV heads of 16 dimensions for each of
 // `size` ranks.
 using Ranked = std::vector<std::shared_ptr<const ResolvedPlan>>;
 Ranked Ranks(const std::vector<std::string>& layers, int64_t size) {
@@ -66,7 +66,7 @@ Ranked Ranks(const std::vector<std::string>& layers, int64_t size) {
 }
 
 // Lists the replicas as text: "0-1 value 0: heads 0,1 ranks 0,1 bytes 24 + 24"
-// (layers, side, part; bytes of the first copy + of the others).
+// (layers, side, part; bytes of the first copy, then of all others).
 std::vector<std::string> Listed(const Ranked& ranks) {
   std::vector<std::string> lines;
   for (const Replica& replica : FindReplicas(ranks)) {
@@ -88,7 +88,7 @@ TEST(ReplicasTest, AGroupOfHeadsThatLieOnOneRankIsNotReplicated) {
   EXPECT_THAT(Listed(Ranks({Layer(kFullValue)}, 4)), IsEmpty());
 }
 
-TEST(ReplicasTest, AGroupOfHeadsThatSpansRanksIsReplicatedOnEachOfThem) {
+TEST(ReplicasTest, AGroupOfHeadsThatSpansSeveralRanksIsReplicatedOnEachRank) {
   const std::string all = Layer(Values({Group("0,1,2,3", 12)}));
   const std::string wider = Layer(Values({Group("0,1,2,3", 20)}));
   const std::string odd = Layer(Values({Group("0,3", 6), Group("1,2", 10)}));

@@ -108,12 +108,12 @@ Transform TransformOf(const Codec& codec) {
   }
 }
 
-// True if channels of 0 bits stay in the latent, each with its range's minimum.
+// True if channels of 0 bits stay in the latent, with their static minimum.
 bool KeepsUnstored(const ResolvedPart& part) {
   return part.explicit_runs && part.range == RangeKind::kChannel;
 }
 
-// Returns the runs of bits. Neighbouring explicit runs with equal bits are one.
+// Returns the runs. Neighbouring runs of the plan with equal bits become one.
 std::vector<CodeRun> RunsOf(const Codec& codec, const ResolvedPart& part,
                             int64_t width) {
   std::vector<CodeRun> runs;
@@ -229,9 +229,9 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // Returns the dims of a head that a use covers: those of its pairs, if it
-  // lists any. Without pairs, the only use of a rotated part covers all dims,
-  // and other uses cover the dims that RoPE does not rotate.
+  // Returns the dimensions of a head that a use covers: those of its pairs, if
+  // it lists any. Without pairs, the only use of a rotated part covers all
+  // dimensions, and any other use covers those that RoPE does not rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {
@@ -361,8 +361,8 @@ class LayerResolver {
     return absl::OkStatus();
   }
 
-  // Checks that runs and ranges divide this rank's latents. ValidatePlan checks
-  // the whole model's latents, which are wider if each rank has its own basis.
+  // Checks that runs and ranges fit this rank's latents. ValidatePlan checks
+  // the whole model's, which are wider if each rank has its own basis.
   absl::Status CheckWidthsOfRank(const ResolvedPart& part) const {
     if (part.space != Space::kFull || part.bits.empty() ||
         part.transform != Transform::kBasisSequence) {
@@ -496,7 +496,7 @@ ResolvedSelection ResolveSelection(const kvasir::v1::Selection& selection,
               landmark.CodesBytes(latent) + landmark.ParamsBytes(latent)};
 }
 
-// Layers share their attention if this function returns equal texts for them.
+// Layers for which this returns equal texts share their attention.
 std::string AttentionKey(const LayerPlan& plan, bool rotates) {
   LayerPlan attention = plan;
   attention.clear_eviction();

@@ -18,7 +18,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// One layer of 8 query and 4 KV heads of 16 dims: 8 RoPE pairs.
+// A shape with one layer of 8 query heads and 4 KV heads of 16 dimensions: 8
+// RoPE pairs.
 AttentionShape Shape() {
   AttentionShape shape;
   shape.num_heads = 8;
@@ -86,8 +87,8 @@ struct Case {
   std::string key;
   std::string value;
   std::vector<std::string> keys;    // the expected lines of Listed
-  std::vector<std::string> values;  // empty: not checked
-  bool folded = false;              // whether the key's lift is folded
+  std::vector<std::string> values;  // if empty, they are not checked
+  bool folded = false;  // of the keys: the lift is folded into q_proj
   bool rebuilt = false;
   std::vector<int64_t> dims;
 };
@@ -268,7 +269,7 @@ TEST(ResolvedPlanTest,
   EXPECT_EQ(plan.page_groups[1].sliding_window, 32);
 }
 
-TEST(ResolvedPlanTest, ALayerWithoutRopeHasItsOwnResolvedAttention) {
+TEST(ResolvedPlanTest, LayersWithAndWithoutRopeShareNoResolvedAttention) {
   AttentionShape shape = Shape();
   shape.layers.resize(2);
   shape.layers[1].rope = false;
@@ -342,8 +343,8 @@ constexpr char kEviction[] =
        "every_tokens":8})";
 using Units = std::vector<std::vector<int64_t>>;
 
-// The eviction units if each KV head has its own bfloat16 latent for key and
-// value.
+// Returns the eviction units of a plan in which each KV head has its own
+// bfloat16 latents for key and value.
 Units UnitsOfHeads(int64_t num_heads, int64_t head_dim, TpShard shard = {}) {
   AttentionShape shape = Shape();
   shape.num_heads = shape.num_kv_heads = num_heads;
@@ -361,7 +362,8 @@ TEST(ResolvedPlanTest,
   for (const TpShard shard : {TpShard{0, 1}, TpShard{1, 2}}) {
     EXPECT_EQ(UnitsOfHeads(8, 42, shard),
               (Units{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}}));
-    EXPECT_EQ(UnitsOfHeads(8, 40, shard),  // exactly 5 %, which is too much
+    // The metadata would be exactly 5 %, but must be less.
+    EXPECT_EQ(UnitsOfHeads(8, 40, shard),
               (Units{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
     EXPECT_EQ(UnitsOfHeads(8, 16, shard), (Units{{0, 1, 2, 3}, {4, 5, 6, 7}}));
     EXPECT_EQ(UnitsOfHeads(8, 8, shard), (Units{{0, 1, 2, 3, 4, 5, 6, 7}}));
@@ -451,8 +453,8 @@ TEST(
                           R"(,"sinks":4,"decay":0.5,"half_friendliness":true,
                              "observation_window":8,"others":"LATEST"})"))},
       shape);
-  // These layers hold equally many slots at any length, so they share a page
-  // group.
+  // These layers hold the same number of slots at any length, so they share a
+  // page group.
   ASSERT_EQ(plan.page_groups.size(), 2u);
   EXPECT_THAT(plan.page_groups[0].layers, ElementsAre(0, 2));
   EXPECT_EQ(plan.page_groups[0].eviction.observation_window, 8);

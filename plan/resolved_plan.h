@@ -1,7 +1,7 @@
-// A compression plan, resolved once at start for one rank of one model: all
-// latents with their sizes, and the groups of layers that hold the same tokens.
-// Only planners and writers of artifacts use the plan's protobuf; all other
-// code uses a ResolvedPlan.
+// A compression plan, resolved once at start for one rank of one model. It has
+// all latents with their sizes, and the groups of layers that hold the same
+// tokens. Only planners and writers of artifacts use the plan's protobuf; all
+// other code uses a ResolvedPlan.
 #pragma once
 
 #include <compare>
@@ -28,9 +28,14 @@ enum class RopeSide { kBefore, kAfter, kNone };
 
 enum class Lift { kFold, kAtRuntime, kReconstruct, kAnchored };
 
-// The numbers that share one range (scale and minimum) of codes. kNone: the
-// numbers are stored unquantized.
-enum class RangeKind { kNone, kToken, kTokenNorm, kChannel, kSequence };
+// The numbers that share one range (scale and minimum) of codes.
+enum class RangeKind {
+  kNone,       // none: the numbers are stored unquantized
+  kToken,      // channels of one token
+  kTokenNorm,  // like kToken, but codes are relative to the latent's length
+  kChannel,    // one channel of all tokens
+  kSequence,   // one channel of all tokens of a sequence
+};
 
 enum class Transform {
   kNone,
@@ -63,7 +68,8 @@ struct ResolvedLatent {
   // RoPE pairs, ascending. In rope_pairs: those that the head keeps. In
   // rope_low_rank: those that the group's latent represents.
   std::vector<uint32_t> pairs;
-  // The pair of each complex channel; only in rope_low_rank.
+  // For each complex channel, the RoPE pair that it represents. Only
+  // in rope_low_rank.
   std::vector<uint32_t> channel_pairs;
   std::vector<CodeRun> runs;  // empty: unquantized numbers
 
@@ -71,13 +77,12 @@ struct ResolvedLatent {
   int64_t stored_channels() const;
 };
 
-// One use of a part: how some dimensions of a head are computed from the
-// part's latents.
+// Describes how some dimensions of a head are computed from a part's latents.
 struct ResolvedUse {
   Lift lift = Lift::kFold;
   int64_t dims = 0;          // the dimensions of a head that this use computes
-  int64_t rotated_dims = 0;  // how many of `dims` rotate
-  int64_t terms = 1;         // 1 + the order for kAnchored, else 1
+  int64_t rotated_dims = 0;  // the number of these dimensions that RoPE rotates
+  int64_t terms = 1;         // for kAnchored: its order + 1; else 1
 };
 
 // One part of the keys or values of a layer: its space, and how its latents are
@@ -85,7 +90,7 @@ struct ResolvedUse {
 // the uses of that side.
 struct ResolvedPart {
   Side side = Side::kKey;
-  bool joint = false;  // the latents serve key and value
+  bool joint = false;  // both key and value are computed from the latents
   int index = 0;       // index among its side's parts
   // The prefix of the part's tensor names after "model.layers.{l}.".
   std::string prefix;
@@ -104,26 +109,27 @@ struct ResolvedPart {
   // The type of the parameters of codes, such as scales, that are stored in
   // each slot or once for each sequence. Unspecified if there are none.
   kvasir::v1::DataType param_dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
-  // Bit widths as the plan lists them: one for all channels, or one for each
-  // run.
+  // The widths of codes in bits, as the plan lists them: one width for all
+  // channels, or one for each run.
   std::vector<int> bits;
-  // the numbers that codes stand for; only with RangeKind::kTokenNorm
+  // the numbers that codes stand for; only if `range` is kTokenNorm
   std::vector<float> levels;
   bool explicit_runs = false;  // the plan lists the channels of each run
-  // The number of channels that share a token's range. 0: each run has its own
-  // range.
+  // The number of channels that share a token's range. 0: each run has its
+  // own range.
   int64_t range_channels = 0;
 
   std::vector<ResolvedUse> uses;  // empty for a full space
   bool folded = false;            // the lift is folded into q_proj or o_proj
-  // whole keys are rebuilt from the latents before attention reads them
+  // full-rank keys are computed from the latents before attention reads them
   bool rebuilt = false;
   // The dimensions of a head that a low_rank part represents, ascending; empty
   // for other spaces.
   std::vector<int64_t> dims;
-  // The latents of the whole model, in the plan's order. A full space has one
-  // latent for each head. With a static basis, it has one for all heads. With a
-  // basis for each sequence, it has one for the heads of this rank.
+  // The latents of all ranks, in the plan's order. A part with a full space has
+  // one latent for each head. If its transform is kBasisStatic, it has one
+  // latent for all heads together. If it is kBasisSequence, it has one latent
+  // for the heads of this rank.
   std::vector<ResolvedLatent> latents;
 
   bool has_basis() const {
@@ -131,22 +137,22 @@ struct ResolvedPart {
            transform == Transform::kBasisSequence;
   }
   bool has_lift(Lift lift) const;
-  // False for a joint part on the value side, because the key side stores its
-  // latents.
+  // False for a joint part on the value side, because the key side stores
+  // its latents.
   bool stores_latents() const { return !joint || side == Side::kKey; }
-  int64_t channels() const;  // summed over the latents
-  // The latent of a KV head, which must exist (CHECK).
+  int64_t channels() const;  // of all latents together
+  // Returns the latent of a KV head. CHECKs that there is one.
   const ResolvedLatent& LatentOf(int64_t kv_head) const;
-  // Returns true if a rank with the heads `rank` stores the latent. It does
-  // if it has one of the latent's heads, or if the latent exists only on
-  // this rank.
+  // Returns true if a rank that has the heads `rank` stores the latent: one of
+  // these heads uses the latent, or the latent exists only on this rank.
   bool Holds(const ResolvedLatent& latent, const HeadRange& rank) const;
 
-  // The bytes that a latent takes in a slot. CodesBytes: its codes or numbers,
-  // rounded up to whole bytes. ParamsBytes: its parameters.
+  // The bytes that a latent takes in a slot. CodesBytes: its codes or
+  // unquantized numbers, rounded up to whole bytes. ParamsBytes: the parameters
+  // of its codes, such as scales.
   int64_t CodesBytes(const ResolvedLatent& latent) const;
   int64_t ParamsBytes(const ResolvedLatent& latent) const;
-  // How many ranges a token has in this latent.
+  // The number of ranges (scale and minimum) that a token has in this latent.
   int64_t NumRanges(const ResolvedLatent& latent) const;
 };
 
@@ -157,12 +163,13 @@ struct ResolvedSide {
   int64_t exact_window = 0;
   int64_t exact_sinks = 0;
 
-  // True if a part of this side stores codes. A joint part counts on both
-  // sides.
+  // True if a part of this side stores codes. A joint part counts on
+  // both sides.
   bool has_codes() const;
 };
 
-// The attention of one or more layers. Layers with equal attention share it.
+// The parts of a layer's keys and values. Layers with equal parts
+// share one object.
 struct ResolvedAttention {
   bool rotates = false;
   ResolvedSide key;
@@ -173,9 +180,9 @@ struct ResolvedAttention {
   }
 };
 
-// The bytes of a slot's metadata in one eviction unit: 4 for the position, 4
-// for the received attention, and 1 for the accuracy of each side that has
-// codes.
+// The bytes of a slot's metadata in one eviction unit: 4 for the position,
+// 4 for the received attention, and 1 for the accuracy of each side that
+// has codes.
 inline int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
   return 4 + 4 + (attention.key.has_codes() ? 1 : 0) +
          (attention.value.has_codes() ? 1 : 0);
@@ -183,14 +190,14 @@ inline int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
 
 // The rule by which a layer chooses the slots that it keeps.
 struct ResolvedEviction {
-  // Sets of KV heads that evict the same tokens. They cover the heads of all
-  // ranks. If the plan lists no units, ResolvePlan starts from the smallest
-  // sets for which no latent has heads in two sets. It merges neighbouring sets
-  // until their metadata takes less than 5 % of a slot.
+  // The eviction units: sets of KV heads that evict the same tokens. They cover
+  // the heads of all ranks. If the plan lists no units, ResolvePlan starts from
+  // the smallest sets for which no latent has heads in two sets. It merges
+  // neighbouring sets until their metadata takes less than 5 % of a slot.
   std::vector<std::vector<int64_t>> units;
   int64_t sinks = 0;
   int64_t recent = 0;
-  // true: slots with the best scores stay; false: the latest slots
+  // true: the slots with the best scores stay; false: the latest slots stay
   bool scored = true;
   float lambda = 0;
   // the factor of the codes' accuracy in a score: 1 or 0.5
@@ -202,12 +209,12 @@ struct ResolvedEviction {
 
 // How many slots of a sequence stay, and when the others are evicted.
 struct EvictionCounts {
-  int64_t budget_tokens = 0;  // slots that stay; 0: see budget_ratio
+  int64_t budget_tokens = 0;  // slots that stay; 0: budget_ratio applies
   double budget_ratio = 0;    // share of the prompt, at least `least_tokens`
   int64_t least_tokens = 0;
   int64_t every_tokens = 0;  // 0: nothing is evicted
-  // An eviction inside a prompt counts the attention of only this many latest
-  // queries. 0: of all queries.
+  // An eviction inside a prompt counts only the attention of the latest
+  // queries, as many as this number. 0: it counts the attention of all queries.
   int64_t observation_window = 0;
 
   bool evicts() const { return every_tokens > 0; }
@@ -238,16 +245,16 @@ struct ResolvedPageGroup {
   std::vector<int64_t> layers;  // ascending
 };
 
-// Immutable after it is made.
+// Immutable after ResolvePlan has returned it.
 struct ResolvedPlan {
   // the plan that was resolved
   kvasir::v1::KvPlan source;
   AttentionShape shape;
   TpShard shard;
-  HeadRange kv_heads;  // heads of this rank
-  // heads of this rank; empty if the shape has no query heads
+  HeadRange kv_heads;  // the KV heads of this rank
+  // the query heads of this rank; empty if the shape has none
   HeadRange query_heads;
-  std::vector<ResolvedAttention> attention;  // each different attention once
+  std::vector<ResolvedAttention> attention;  // without duplicates
   std::vector<ResolvedLayer> layers;
   std::vector<ResolvedPageGroup> page_groups;
 
@@ -288,7 +295,7 @@ absl::StatusOr<std::optional<LayerEviction>> ResolveLayerEviction(
 int64_t NumResolvedPlans();
 
 // Returns a part with one latent of `width` numbers, in which only the fields
-// about storage are set.
+// that determine how the latent is stored are set.
 ResolvedPart ResolveCodec(const kvasir::v1::Codec& codec, int64_t width);
 
 // How many channels of a latent with `width` numbers the codec stores: all

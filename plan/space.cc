@@ -15,7 +15,7 @@ namespace {
 
 using Indices = google::protobuf::RepeatedField<uint32_t>;
 
-// Checks that the indices rise strictly and are below `limit`.
+// Checks that the indices are below `limit` and in strictly increasing order.
 absl::Status CheckIndices(const PlanPlace& where, absl::string_view what,
                           const Indices& indices, int64_t limit) {
   int64_t previous = -1;
@@ -24,8 +24,8 @@ absl::Status CheckIndices(const PlanPlace& where, absl::string_view what,
       return where.Refuse(what, " ", index, " is not below ", limit);
     }
     if (index <= previous) {
-      return where.Refuse(what, "s must rise, have ", index, " after ",
-                          previous);
+      return where.Refuse(what, "s must be in increasing order, but ", index,
+                          " follows ", previous);
     }
     previous = index;
   }
@@ -54,8 +54,8 @@ absl::Status CheckAnchored(const PlanPlace& where, const Part::Use& use,
   constexpr uint32_t kMaxOrder = 8;
   if (anchored.block() < 1) return where.Refuse("ANCHORED needs a block >= 1");
   if (anchored.order() > kMaxOrder) {
-    return where.Refuse("ANCHORED order must be 0..", kMaxOrder, ", have ",
-                        anchored.order());
+    return where.Refuse("the order of ANCHORED must be at most ", kMaxOrder,
+                        ", but is ", anchored.order());
   }
   const int64_t per_pair = int64_t{anchored.order()} + 1;
   const int64_t have = anchored.coefficients_size();
@@ -63,7 +63,7 @@ absl::Status CheckAnchored(const PlanPlace& where, const Part::Use& use,
   if (have != 0 && have != per_pair && have != per_pair * pairs) {
     return where.Refuse("ANCHORED of order ", anchored.order(), " over ", pairs,
                         " pairs needs 0 (Taylor), ", per_pair, " or ",
-                        per_pair * pairs, " coefficients, have ", have);
+                        per_pair * pairs, " coefficients, but has ", have);
   }
   for (double coefficient : anchored.coefficients()) {
     if (!std::isfinite(coefficient)) {
@@ -73,9 +73,9 @@ absl::Status CheckAnchored(const PlanPlace& where, const Part::Use& use,
   return absl::OkStatus();
 }
 
-// Checks the lift of low-rank keys. Its matrix does not commute with RoPE, so
-// the possible lifts depend on whether the latent is stored before or after
-// RoPE.
+// Checks the lift of low-rank keys. The lift's matrix does not commute with
+// RoPE's rotation, so the possible lifts depend on whether the latent is stored
+// before or after RoPE.
 absl::Status CheckLowRankKeyLift(const PlanPlace& where, const Part& part,
                                  const Part::Use& use) {
   const auto lift = use.lift_case();
@@ -147,7 +147,7 @@ absl::StatusOr<std::vector<PlannedLatent>> RanksOf(const PlanPlace& where,
     if (rank < 1 || rank > most) {
       return where.Refuse("group ", g, ": rank must be 1..", most, " (",
                           groups.Get(g).heads_size(), " heads of ", dims,
-                          " dims), have ", rank);
+                          " dims), but is ", rank);
     }
     latents.push_back({g, rank});
   }
@@ -180,9 +180,9 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckRopePairs(
         CheckIndices(where, "RoPE pair", pairs, facts.num_pairs));
     if (pairs.empty() || pairs.size() != per_head.Get(0).pair_indices_size()) {
       return where.Refuse(
-          "every head keeps an equal count of pairs, at least "
-          "1: head 0 keeps ",
-          per_head.Get(0).pair_indices_size(), ", head ", head, " keeps ",
+          "every head must keep the same number of pairs, at least 1, but "
+          "head 0 keeps ",
+          per_head.Get(0).pair_indices_size(), " and head ", head, " keeps ",
           pairs.size());
     }
     for (uint32_t pair : pairs) {
@@ -204,8 +204,8 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckRopeLowRank(
     if (group.pairs_size() == 0 ||
         group.pairs_size() != group.rank_per_pair_size()) {
       return where.Refuse("group ", g,
-                          " wants a rank for each of its pairs, "
-                          "at least 1: have ",
+                          " must have at least 1 pair and a rank for each, "
+                          "but has ",
                           group.rank_per_pair_size(), " ranks and ",
                           group.pairs_size(), " pairs");
     }
@@ -224,7 +224,7 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckRopeLowRank(
       if (own < 1 || rank > group.heads_size()) {
         return where.Refuse("group ", g, " pair ", group.pairs(i),
                             ": rank must be 1..", group.heads_size(),
-                            " (the group's heads), have ",
+                            " (the group's heads), but is ",
                             own < 1 ? own : rank);
       }
       width += 2 * own;  // 2 numbers for each complex channel

@@ -13,7 +13,7 @@
 
 namespace kvasir::plan {
 
-// The properties of a model that the checks of one layer need.
+// The properties of the model that the checks of one layer need.
 struct LayerFacts {
   int64_t num_heads = 0;
   int64_t head_dim = 0;
@@ -54,9 +54,9 @@ absl::Status CheckPartition(const PlanPlace& where, const Groups& groups,
   return absl::OkStatus();
 }
 
-// A table that marks the dimensions of each head that some part of a side
-// already covers. It has a row for each head, a column for each RoPE pair, and
-// a last column for the dimensions that do not rotate.
+// Records which part of a side covers each dimension of each head, so that no
+// dimension is covered twice. The table has a row for each head, a column for
+// each RoPE pair, and a last column for the dimensions that do not rotate.
 class Coverage {
  public:
   explicit Coverage(const LayerFacts& facts)
@@ -110,8 +110,8 @@ class Coverage {
   std::vector<int8_t> owner_;
 };
 
-// Checks that the part's `stored` field is possible for the side and for the
-// layer's use of RoPE.
+// Checks the part's `stored` field (before or after RoPE, or never rotated).
+// The allowed values depend on the side and on whether the layer rotates keys.
 absl::Status CheckStored(const PlanPlace& where, const kvasir::v1::Part& part,
                          const LayerFacts& facts);
 

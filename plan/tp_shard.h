@@ -28,8 +28,8 @@ struct HeadRange {
 
 // The KV heads of one rank: each rank gets equally many consecutive heads. If
 // there are more ranks than heads, each head is held by size / num_kv_heads
-// neighbouring ranks. INVALID_ARGUMENT, with the numbers, if neither number
-// divides the other.
+// neighbouring ranks. INVALID_ARGUMENT if neither number divides the other, or
+// if `shard` is no valid rank; the error states the numbers.
 inline absl::StatusOr<HeadRange> KvHeadsOfRank(TpShard shard,
                                                int64_t num_kv_heads) {
   if (shard.size < 1 || shard.rank < 0 || shard.rank >= shard.size) {
@@ -53,8 +53,8 @@ inline absl::StatusOr<HeadRange> KvHeadsOfRank(TpShard shard,
       " tensor-parallel ranks: one number must divide the other"));
 }
 
-// A range of token ids. A rank holds their rows of the output head and of the
-// embedding.
+// A range of token ids. A rank holds their rows of the output head and of
+// the embedding.
 struct IdRange {
   int64_t first = 0;
   int64_t count = 0;
@@ -63,7 +63,8 @@ struct IdRange {
   friend bool operator==(const IdRange&, const IdRange&) = default;
 };
 
-// The packed output head is divided between ranks in panels of this many ids.
+// Packed weights have panels of 32 columns, so each rank gets whole panels of
+// the output head: this many token ids each.
 inline constexpr int64_t kIdsPerPanel = 32;
 
 // The token ids of one rank: consecutive whole panels, divided among the ranks

@@ -20,7 +20,7 @@ TEST(TpShardTest, ConsecutiveRanksShareAHeadIfThereAreMoreRanksThanHeads) {
   EXPECT_EQ(*KvHeadsOfRank({2, 4}, 2), (HeadRange{1, 1}));
 }
 
-TEST(TpShardTest, RefusesHeadsThatDoNotDivideEvenlyAndRanksThatDoNotExist) {
+TEST(TpShardTest, RefusesRanksThatDoNotExistOrCannotShareTheHeadsEqually) {
   EXPECT_THAT(KvHeadsOfRank({0, 3}, 8),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("8 KV heads cannot be divided among 3")));

@@ -26,8 +26,8 @@ bool TpSizeFits(const TpDealt& dealt, int64_t size);
 // All possible numbers of ranks, ascending.
 std::vector<int64_t> FittingTpSizes(const TpDealt& dealt);
 
-// INVALID_ARGUMENT if `size` ranks are not possible; the error names the
-// numbers and the possible sizes.
+// INVALID_ARGUMENT if the model cannot be split among `size` ranks; the error
+// states the model's sizes and the possible numbers of ranks.
 absl::Status CheckTpSize(const TpDealt& dealt, int64_t size);
 
 // Returns the end of an error text like CheckTpSize's: "possible numbers of

@@ -18,7 +18,8 @@ constexpr TpDealt kSmol = {
 
 TEST(TpSizeTest, ATpSizeAboveTheNumberOfKvHeadsMustBeAMultipleOfIt) {
   EXPECT_THAT(FittingTpSizes(kLlama8b), ElementsAre(1, 2, 4, 8, 16, 32));
-  // 9 ranks could share the query and KV heads, but not the 1536 features.
+  // 9 divides the 9 query heads and is a multiple of the 3 KV heads, but it
+  // does not divide the 1536 features.
   EXPECT_THAT(FittingTpSizes(kSmol), ElementsAre(1, 3));
   EXPECT_THAT(
       FittingTpSizes({.num_kv_heads = 6, .num_heads = 12, .num_features = 24}),

@@ -1,5 +1,5 @@
-// Implements ValidatePlan, which accepts all plans that can be interpreted.
-// worker::ServePlan then refuses those that this build does not serve.
+// Implements ValidatePlan. It accepts every plan that has a meaning;
+// worker::ServePlan later refuses plans that this build cannot serve.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -60,7 +60,7 @@ absl::Status CheckShape(const AttentionShape& shape) {
   return absl::OkStatus();
 }
 
-// The checks that do not depend on the side that a part serves.
+// Makes the checks of a part that are the same for keys and for values.
 absl::Status CheckPart(const PlanPlace& where, const Part& part,
                        const std::vector<PlannedLatent>& latents) {
   if (part.latent_bias() && !part.has_low_rank() && !part.has_rope_low_rank()) {
@@ -82,7 +82,7 @@ absl::Status CheckSidePart(const PlanPlace& where, const Part& part,
   const bool basis =
       part.codec().has_basis_static() || part.codec().has_basis_sequence();
   if (part.has_full() && basis) {
-    // a basis covers the concatenation of all heads
+    // a basis is over the concatenated dimensions of all heads
     latents[0].width = facts.num_heads * facts.head_dim;
   }
   return CheckPart(where, part, latents);
@@ -183,8 +183,8 @@ class SidesChecker {
   Coverage value_;
 };
 
-// True if the heads of a group, which share a latent, are in different eviction
-// units.
+// True if the heads of a group, which share a latent, are in different
+// eviction units.
 template <typename Groups>
 bool Straddles(const Groups& groups, const std::vector<int>& unit_of_head) {
   for (const auto& group : groups) {
@@ -228,14 +228,12 @@ absl::Status CheckExactTokensStay(const PlanPlace& where,
   const uint32_t window =
       std::max(plan.key().exact_window(), plan.value().exact_window());
   if (eviction.recent() < window) {
-    return where.Refuse("the exact_window of ", window,
-                        " tokens must stay: want recent >= ", window, ", have ",
-                        eviction.recent());
+    return where.Refuse("eviction must keep the exact_window of ", window,
+                        " tokens, but recent is only ", eviction.recent());
   }
   if (eviction.sinks() < plan.exact_sinks()) {
-    return where.Refuse("the ", plan.exact_sinks(),
-                        " exact_sinks must stay: want sinks >= ",
-                        plan.exact_sinks(), ", have ", eviction.sinks());
+    return where.Refuse("eviction must keep the ", plan.exact_sinks(),
+                        " exact_sinks, but sinks is only ", eviction.sinks());
   }
   return absl::OkStatus();
 }
@@ -269,9 +267,8 @@ absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
   }
   const auto unit_interval = [](double x) { return x >= 0 && x <= 1; };
   if (!unit_interval(eviction.lambda()) || !unit_interval(eviction.decay())) {
-    return where.Refuse("lambda and decay must be in 0..1, have a lambda of ",
-                        eviction.lambda(), " and a decay of ",
-                        eviction.decay());
+    return where.Refuse("lambda and decay must be from 0 to 1, but lambda is ",
+                        eviction.lambda(), " and decay is ", eviction.decay());
   }
   if (eviction.positions() == Eviction::ROLLING) {
     for (const auto* parts : {&plan.key().parts(), &plan.joint()}) {

@@ -19,7 +19,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Nouns that "who" may not stand for: they are things.
+# Things to which a comment may not refer as "who".
 THINGS = (
     "allocator|block|cache|call|checkpoint|client|codec|collector|command|component|"
     "connection|device|engine|executor|facade|folder|frontend|gateway|group|head|host|"
@@ -28,7 +28,7 @@ THINGS = (
     "sample|scheduler|sequence|server|service|slot|socket|step|stream|tensor|thread|"
     "token|value|warp|worker|writer"
 )
-# Things that can really have something in the place called by that word.
+# Before these nouns, the preposition that PATTERNS refuses for time and order names a real place.
 BACKED = (
     "gateway|proxy|proxies|balancer|interface|contract|listener|router|routers|facade|"
     "flag|server|service|Service|firewall|gateways|frontend|frontends|smg|API"
@@ -66,7 +66,7 @@ CPP_SUFFIXES = {".cc", ".h", ".cu", ".cuh", ".proto"}
 
 
 def cpp_comments(text):
-    """(line number, text) of each line of a comment; the last lines of one
+    """Yields (line number, text) of each line of a comment; the last lines of one
     paragraph follow each other without a gap."""
     for match in CPP.finditer(text):
         number = text.count("\n", 0, match.start()) + 1
@@ -89,7 +89,7 @@ def hash_comments(text):
 
 
 def docstrings(text):
-    """The lines of a Python file's triple-quoted strings that stand by themselves."""
+    """Yields the lines of a Python file's docstrings."""
     for match in re.finditer(r'^\s*"""((?:.|\n)*?)"""', text, re.M):
         number = text.count("\n", 0, match.start(1)) + 1
         for i, line in enumerate(match.group(1).split("\n")):
@@ -97,7 +97,7 @@ def docstrings(text):
 
 
 def paragraphs(lines):
-    """Joins lines that follow each other into (line number, text)."""
+    """Joins neighbouring lines to paragraphs, and yields (line number, text)."""
     current, begin, last = [], 0, -2
     for number, text, after_code in lines:
         text = text.strip()

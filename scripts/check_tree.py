@@ -1,18 +1,17 @@
 """Checks of the tree that need no compiler.
 
-- An #include stays within the link law of cmake/kvasir.cmake.
-- No folders include each other in a circle, directly or by way of others. Test code is
-  not looked at.
+- A folder includes only headers of folders that cmake/kvasir.cmake lets it link.
+- No folders include each other in a circle, directly or through others. Test code is not checked.
 - Every *_test.cc and test_*.py is named, uncommented, in the CMakeLists.txt of its
   folder or of one above it.
 - Headers have "#pragma once" and at most 400 lines, sources at most 700, kernels 800.
   Test code is not looked at.
 - A folder with more than 40 files of its own gets a warning.
-- Markdown cites only tests that exist, and only limits that this script has. A figure
-  in the table of README.md stands on the page that its row links.
+- Markdown cites only tests that exist, and only limits that this script has. A figure in the table
+  of README.md is also on the page to which its row links.
 - People write at most 45,000 words of Markdown, README.md has at most 150 lines,
   ARCHITECTURE.md 130, and the README.md of a folder 150.
-- Texts in docs/*.svg cross no edge of a box or of the picture.
+- Texts in docs/*.svg do not cross the edge of a box or of the picture.
 - Fixtures have at most 4 MiB together, the built-in model 16 MB, any other file 1 MB.
 - Shell scripts parse.
 """
@@ -35,7 +34,8 @@ KERNEL_LINES = 800
 MARKDOWN_WORDS = 45000
 MARKDOWN_LINES = {"README.md": 150, "ARCHITECTURE.md": 130}
 FOLDER_README_LINES = 150
-# A generated page says so in its first lines, in these words.
+# Generated pages have such a comment in their first lines. They are not counted as written
+# by people.
 WRITTEN_BY_A_PROGRAM = re.compile(r"<!-- .*(writes|wrote|written by)")
 
 
@@ -102,7 +102,7 @@ def crossing_texts(svg):
             size = float(style.get("font-size", 16))
             width = text_width(text, size, style.get("font-weight") == "bold")
             before = width * {"middle": 0.5, "end": 1}.get(style.get("text-anchor"), 0)
-            # Letters reach from 0.75 of their size above the line to 0.25 below.
+            # Letters reach from 0.75 of the font size above the baseline to 0.25 below it.
             place = (-before, -0.75 * size, width - before, 0.25 * size)
             turned = re.fullmatch(
                 r"translate\(([\d.]+) ([\d.]+)\) rotate\(-90\)", element.get("transform", "")
@@ -168,7 +168,7 @@ def circles(files):
 
 
 def cited_tests(path, known):
-    """Tests that a page names and that do not exist."""
+    """Returns the names of tests that a page cites but that do not exist."""
     text = path.read_text()
     for suite, test, any_end in re.findall(r"`(\w+Test)\.(\w*)(\*?)", text):
         cited = f"{suite}.{test}"
@@ -180,7 +180,7 @@ def cited_tests(path, known):
 
 
 def cited_limits(path):
-    """Limits of files and lines that a page cites, but that scripts/check does not have."""
+    """Returns the limits of files and lines that a page cites but that this script does not have."""
     limits = {HEADER_LINES, SOURCE_LINES, KERNEL_LINES, FOLDER_LIMIT, *MARKDOWN_LINES.values()}
     for sentence in re.split(r"(?<=[.;])\s", path.read_text()):
         if "`scripts/check`" not in sentence:
@@ -191,7 +191,7 @@ def cited_limits(path):
 
 
 def cited_figures(path):
-    """Figures in rows `| what | figure | [name](page) |` that the page does not have."""
+    """Returns errors for rows `| what | figure | [name](page) |` whose page lacks the figure."""
     for what, figure, page in re.findall(
         r"^\| ([^|]+) \| ([\d.]+) \| \[[^]]+\]\(([^)#]+)\) \|$", path.read_text(), re.M
     ):
@@ -200,7 +200,7 @@ def cited_figures(path):
 
 
 def markdown(files):
-    """Sizes and citations of pages."""
+    """Checks the lengths of the pages, and the tests, limits and figures that they cite."""
     known = set()
     for path in files:
         if path.suffix in (".cc", ".cu"):

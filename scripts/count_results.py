@@ -1,10 +1,10 @@
-"""Adds up the results below a folder and prints the runner's closing line.
+"""Adds up the test results in a folder and prints the last line of scripts/test.
 
 Each stage has a folder: gtest/*.xml (one per program, one case each),
 pytest*.xml, ctest.xml (JUnit; a program that left no XML of its own counts as
 one case) and `failed` when the stage as a whole failed. Exits 1 unless
-everything passed and something ran. Tests that were skipped because they need a
-GPU are counted separately, and a program that skipped itself says why.
+everything passed and something ran. Tests that were skipped because they need a GPU are counted
+separately. For programs that skipped all their tests, the reason that they printed is shown.
 """
 
 import pathlib
@@ -18,13 +18,13 @@ def wants_gpu(case):
 
 
 def why_skipped(case):
-    """The output lines in which a program says why it skipped itself."""
+    """Returns the output lines in which a program says why it skipped its tests."""
     said = case.findtext("system-out") or ""
     return [line for line in said.splitlines() if line.startswith("SKIPPED: ")]
 
 
 def count_cases(path):
-    """(passed, failed, skipped, names of failures) of one JUnit-like file."""
+    """Returns (passed, failed, skipped, names of failed tests) of a JUnit file."""
     passed = failed = skipped = 0
     failures = []
     for case in ElementTree.parse(path).getroot().iter("testcase"):
@@ -68,7 +68,7 @@ def count_stage(folder):
             name = case.get("name")
             bad = case.find("failure") is not None or case.get("status") == "fail"
             if name in own:
-                # A crash after the last case leaves an XML without failures.
+                # A program that crashes after its last test leaves a file without failures.
                 if bad and own[name][1] == 0:
                     total[1] += 1
                     failures.append(name)

@@ -48,7 +48,7 @@ def say(text):
 
 
 def find_gpu(driver):
-    """Facts about the first GPU, from the driver itself, so that nothing has to be built."""
+    """Returns facts about the first GPU. They come from the driver, so nothing has to be built."""
     try:
         cuda = ctypes.CDLL(driver)
     except OSError:
@@ -110,7 +110,7 @@ def sanitized(tool):
         return []
     if shutil.which("compute-sanitizer") is None:
         raise Refused(NOTHING_TO_RUN, "--sanitizer: compute-sanitizer is not on PATH")
-    # Tests make calls that CUDA refuses, and check the errors.
+    # Some tests make invalid CUDA calls and check the errors, so errors of the API are not reported.
     of_tool = ["--report-api-errors", "no"] if tool == "memcheck" else []
     return ["compute-sanitizer", "--tool", tool, *of_tool, "--error-exitcode", "1"]
 
@@ -180,7 +180,7 @@ class Tests:
         self.path = folder / "bin" / program
         self.prefix, self.limits = prefix, limits
         self.environment = environment_of(folder)
-        if prefix:  # a tool makes the program many times slower
+        if prefix:  # a sanitizer makes the program many times slower
             self.environment["KVASIR_GPU_SMALL"] = "1"
         self.result = {"program": program, "seconds": 0.0, "processes": 0, "tests": []}
 
@@ -237,7 +237,7 @@ class Tests:
         before = len(self.result["tests"])
         with tempfile.NamedTemporaryFile("w", suffix=".flags") as flags:
             command = [*self.prefix, self.path]
-            if not all_of_them:  # in a file, because the list is too long for an argument
+            if not all_of_them:  # the list is too long for an argument
                 flags.write("--gtest_filter=" + ":".join(names) + "\n")
                 flags.flush()
                 command.append(f"--gtest_flagfile={flags.name}")
@@ -267,7 +267,7 @@ class Tests:
         self.result["ended"], self.result["log"] = how, text[-LOG_CHARACTERS:]
 
     def take(self, done, before):
-        """Adds tests of this process that have ended and are not in the result yet."""
+        """Adds the tests of this process that have ended to the result, unless they are in it."""
         for name, status, lines in done[len(self.result["tests"]) - before:]:
             self.add(name, status, lines)
 
@@ -318,7 +318,7 @@ def environment_of(folder):
     environment = {**os.environ, "KVASIR_REQUIRE_GPU": "1", "KVASIR_SOURCE_DIR": str(folder)}
     environment["LD_LIBRARY_PATH"] = ":".join(
         filter(None, [str(folder / "lib"), os.environ.get("LD_LIBRARY_PATH")]))
-    environment.pop("GTEST_OUTPUT", None)  # a caller may use it to count its own tests
+    environment.pop("GTEST_OUTPUT", None)  # it would make the programs write into the caller's results
     return environment
 
 

@@ -23,7 +23,7 @@ class Failure(Exception):
 
 
 class Server:
-    """A process of `kvasir serve` on free ports. It is always stopped."""
+    """A process of `kvasir serve` on free ports, which is stopped when the `with` block ends."""
 
     def __init__(self, kvasir, model, flags, seconds):
         self.folder = tempfile.TemporaryDirectory(prefix="gpu-serve-")
@@ -100,7 +100,7 @@ def serve(arguments, plan, deadline):
         with ThreadPoolExecutor(requests) as threads:
             others = list(threads.map(lambda _: server.generate(tokens), range(requests)))
         seconds = time.monotonic() - begin
-        # Requests that share steps get the same answer.
+        # Equal requests get the same answer, even if they run in the same steps.
         check(all(other["text"] == first["text"] for other in others), "the same request got two answers")
         check(server.metric("kvasir_cache_leaked_pages") == 0, "pages leaked")
         code = server.stop()

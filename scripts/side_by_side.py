@@ -42,7 +42,7 @@ def command(folder):
 
 
 def measured(folder, name):
-    """{row: speed}; a time counts as its inverse."""
+    """Returns {row: speed}. The speed of a time is its inverse."""
     arguments, figures, keys = BENCHMARKS[name]
     run = subprocess.run([*command(folder), name, *arguments, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if run.returncode:
@@ -58,7 +58,7 @@ def measured(folder, name):
 
 
 def compare(old, new):
-    """(median of old, of new, of the ratios; the spread of the ratios)"""
+    """Returns (median of old, median of new, median of the ratios, spread of the ratios)."""
     ratios = sorted(b / a for a, b in zip(old, new))
     median = statistics.median(ratios)
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (0, 0, 0)

@@ -16,8 +16,8 @@ namespace kvasir::cli {
 
 inline constexpr int64_t kMaxPredictionBytes = int64_t{4} << 20;
 
-// Returns the path of a plan's prediction: "X.json.prediction.json" for
-// "X.json".
+// Returns the path of a plan's prediction: "X.json.prediction.json"
+// for "X.json".
 std::string PredictionPathOfPlan(const std::string& plan);
 
 // The size and the loss of one plan. bytes_per_token includes the bytes that a
@@ -42,8 +42,8 @@ struct Prediction {
 };
 
 // Parses a prediction and ignores fields that are not needed here.
-// INVALID_ARGUMENT names the file, the field, and the allowed and the found
-// value.
+// INVALID_ARGUMENT names the file, the field, and the allowed and the
+// found value.
 absl::StatusOr<Prediction> ParsePrediction(std::string_view json,
                                            const std::string& where);
 

@@ -50,7 +50,7 @@ struct RankSummary {
   int64_t ranks_per_kv_head = 1;
   std::vector<plan::Replica> replicas;
   std::vector<UnevenLayers> uneven;
-  // The bytes of weights of the whole model; empty: not counted.
+  // The bytes of weights of the whole model; empty if they were not counted.
   std::optional<int64_t> whole_weight_bytes;
 
   // Returns the KV bytes per token on the rank with the most bytes. All ranks
@@ -64,8 +64,8 @@ struct RankSummary {
   int64_t replicated_weight_bytes() const;
 };
 
-// Returns INVALID_ARGUMENT if the model, or a latent that several KV heads
-// share, cannot be divided among this number of ranks. The text names the
+// Returns INVALID_ARGUMENT if the model, or the channels of a basis in the
+// plan, cannot be divided among this number of ranks. The text names the
 // possible numbers.
 absl::StatusOr<RankPlans> ResolveForRanks(const kvasir::v1::KvPlan& plan,
                                           const model::DecoderSpec& spec,

@@ -36,7 +36,8 @@ struct DialTlsFlags {
   std::string certificate;
   std::string key;
   bool insecure = false;  // allow plain text to other machines
-  // The file that contains the token to send with each call; empty: send none.
+  // The file that contains the token to send with each call. If empty, no token
+  // is sent.
   std::string token_file;
 };
 void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options);

@@ -1,7 +1,7 @@
 // Command-line flags in one style: each flag is also a KVASIR_* environment
-// variable and a key of the --config file; sizes and times have units. A "usage
-// error" is a wrong command line, variable or file; it ends the program with
-// kExitUsage.
+// variable and a key of the --config file; sizes and times have units. A
+// "usage error" is a wrong command line, variable or file; it ends the program
+// with kExitUsage.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +18,17 @@
 
 namespace kvasir::cli {
 
-// Adds --config. A flag takes precedence over its environment variable, and the
-// variable over the file. A key in the file that names no flag is a usage
-// error.
+// Adds --config. A flag takes precedence over its environment variable, and
+// the variable over the file. A key in the file that names no flag is a
+// usage error.
 void AddConfigFile(CLI::App* app);
 
 // Returns the text of a --config file that sets the flags of `command` to their
 // current values.
 std::string EffectiveConfig(const CLI::App& command);
 
-// Prints "PROGRAM: WHAT" on standard error, with control characters escaped
-// (base::Printable).
+// Prints "PROGRAM: WHAT" on standard error, with control characters
+// escaped (base::Printable).
 void PrintError(const std::string& program, std::string_view what);
 
 // Parses the arguments and runs the command's callback; returns the `exit_code`
@@ -43,8 +43,8 @@ CLI::Validator Between(double least, double most);
 CLI::Validator AtLeast(double least);
 CLI::Validator Above(double limit);
 
-// Returns the environment variable of a flag: KVASIR_MAX_MODEL_LEN for
-// "--max-model-len".
+// Returns the environment variable of a flag: KVASIR_MAX_MODEL_LEN
+// for "--max-model-len".
 std::string EnvironmentName(const std::string& flag);
 
 // Adds a flag such as "--max-model-len" and its environment variable. --help

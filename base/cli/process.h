@@ -20,8 +20,8 @@ void PrepareProcess();
 void HoldShutdownSignals();
 bool ShutdownRequested();
 
-// Returns the path of this program as a person would type it in the current
-// folder.
+// Returns the path of this program as a person would type it in the
+// current folder.
 std::string ProgramPath();
 
 // Returns the path of another program of this build: `name` in the folder of

@@ -23,9 +23,10 @@ int NumFolders(const base::TempFolder& parent) {
   return count;
 }
 
-// A server that got SIGKILL used to leave its folder of sockets for ever.
+// Regression test: a server that got SIGKILL once left its folder of sockets
+// for ever.
 TEST(PrivateFolderTest,
-     CreatingAPrivateFolderRemovesThoseOfProcessesThatHaveEnded) {
+     CreatingAPrivateFolderRemovesTheFoldersOfEndedProcesses) {
   const base::TempFolder parent;
   const auto living = MakePrivateFolder(parent.path());
   KVASIR_ASSERT_OK(living);

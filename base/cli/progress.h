@@ -32,9 +32,9 @@ class TimeLeft {
 // Threads: use from one thread only.
 class Progress {
  public:
-  // `total` is the number of `unit`s; 0 if unknown. Prints nothing if `enabled`
-  // is false. `what` may contain any text: control characters are escaped
-  // (base::Printable).
+  // `total` is the number of `unit`s; 0 if unknown. Prints nothing if
+  // `enabled` is false. `what` may contain any text: control characters are
+  // escaped (base::Printable).
   Progress(std::string what, int64_t total, std::string unit, bool enabled);
   ~Progress();
   Progress(const Progress&) = delete;

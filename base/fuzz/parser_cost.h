@@ -1,5 +1,6 @@
 // Lets fuzz targets find parsers whose work is not linear in the length of
-// their input. Work is counted, not timed, so that a slow machine cannot fail.
+// their input. Work is counted, not timed, so that the result does not depend
+// on the speed of the machine.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,8 @@ inline constexpr std::string_view kSeparator = "\n--\n";
 // this length.
 inline constexpr size_t kMaxRepeatedBytes = 256 << 10;
 
-// The work, in the units below, that a parser may do for a text of any length.
+// The part of the allowed work, in the units below, that does not depend on the
+// text's length.
 inline constexpr uint64_t kConstantWork = 1'000'000;
 // The same limit for parsers of protobuf messages. It is higher, because
 // protobuf reserves up to 50 MB for a string before it finds that the message
@@ -42,7 +44,7 @@ inline constexpr uint64_t kConstantWorkOfMessage = 5'000'000;
 // bytes that any code allocates. In libraries that are not compiled for
 // fuzzing, only allocations count. So the comparisons and calls inside protobuf
 // do not count, nor do the bytes that memchr, memcmp and strlen read.
-// Threads: one.
+// Threads: use from one thread only.
 void ParseAtLinearCost(const uint8_t* data, size_t size, uint64_t work_per_byte,
                        absl::FunctionRef<void(std::string_view)> parse,
                        uint64_t constant_work = kConstantWork);

@@ -71,9 +71,9 @@ class Acceptor {
   // "unix:/run/kvasir.sock".
   const std::string& target() const { return target_; }
 
-  // Takes the connections that the system has already accepted, then closes the
-  // listening sockets, so that the system refuses later connections.
-  // Idempotent.
+  // Takes the connections that the system has already accepted, then
+  // closes the listening sockets, so that the system refuses later
+  // connections. Idempotent.
   void StopListening();
   // The number of accepted connections that are still open.
   size_t connections() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -94,7 +94,8 @@ class Acceptor {
   struct Socket {
     int listening = -1;
     Address address;
-    // The descriptor of a probe that has not been accepted yet; -1: none.
+    // The descriptor of a probe that has not been accepted yet; -1 if there
+    // is none.
     int probe = -1;
     Address probe_address;
     absl::Time opened_at = absl::InfinitePast();

@@ -54,8 +54,8 @@ class Kept {
   size_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// A client whose constructor connects and whose destructor closes the
-// connection.
+// A client whose constructor connects and whose destructor closes
+// the connection.
 class Caller {
  public:
   explicit Caller(const Acceptor& acceptor) : Caller(acceptor.port(), "") {}
@@ -110,7 +110,7 @@ class AcceptorTest : public ::testing::Test {
   Kept kept_;
 };
 
-TEST_F(AcceptorTest, AcceptsConnectionsAndCountsThoseThatAreOpen) {
+TEST_F(AcceptorTest, CountsTheAcceptedConnectionsThatAreOpen) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping());
   EXPECT_EQ(acceptor->target(), absl::StrCat("127.0.0.1:", acceptor->port()));

@@ -37,8 +37,8 @@ void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(std::min<int64_t>(
       options.max_receive_message_bytes, std::numeric_limits<int>::max())));
   // A megabyte of gzip may decompress into a message of a gigabyte. Compressed
-  // messages are therefore refused (UNIMPLEMENTED) before anything decompresses
-  // them.
+  // messages are therefore refused (UNIMPLEMENTED) before anything
+  // decompresses them.
   builder->AddChannelArgument(
       GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
       1 << GRPC_COMPRESS_NONE);
@@ -74,9 +74,9 @@ void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetResourceQuota(quota);
 }
 
-// Turns reflection on or off for one server. gRPC's reflection library adds its
-// plugin to every server of a process that links it; this option removes it
-// again.
+// Turns reflection on or off for one server. gRPC's reflection library adds
+// its plugin to every server of a process that links it; this option removes
+// it again.
 class Reflection final : public grpc::ServerBuilderOption {
  public:
   explicit Reflection(bool wanted) : wanted_(wanted) {}

@@ -1,5 +1,5 @@
-// A gRPC listener with every limit set, used for worker, router and admin
-// ports.
+// A gRPC listener with every limit set, used for worker, router and
+// admin ports.
 #pragma once
 
 #include <grpcpp/generic/async_generic_service.h>
@@ -34,18 +34,18 @@ struct GrpcServerOptions {
   int max_metadata_bytes = 16 << 10;
   absl::Duration handshake_timeout = absl::Seconds(10);
   // A peer that pings more often while the server sends it nothing is
-  // disconnected after `max_ping_strikes` such pings; 0 strikes: never (for
-  // trusted peers only). Clients may ping once a second. The default is half of
-  // that, because pings may arrive early.
+  // disconnected after `max_ping_strikes` such pings. If max_ping_strikes is 0,
+  // it is never disconnected; use this only for trusted peers. Clients may ping
+  // once a second. The default is half of that, because pings may arrive early.
   absl::Duration min_ping_interval = absl::Milliseconds(500);
   int max_ping_strikes = 2;
   // The server sends GOAWAY on a connection older than this, so that clients
-  // spread over replaced and added servers. Calls that run on it may finish.
-  // Infinite: the server never closes a connection because of its age.
+  // spread over replaced and added servers. Calls that run on it may finish. If
+  // infinite, the server never closes a connection because of its age.
   absl::Duration max_connection_age = absl::Hours(1);
   // The server sends GOAWAY on a connection without calls after this time.
   absl::Duration max_connection_idle = absl::Minutes(5);
-  // If this many connections are open, new ones are closed. 0: half of the
+  // If this many connections are open, new ones are closed. 0 means half of the
   // process's limit of open descriptors.
   size_t max_connections = 0;
   // See Acceptor::Options::replace_oldest.
@@ -79,7 +79,7 @@ int64_t MaxMessageBytesFor(int64_t max_model_len_tokens);
 
 // Owns the running server. Registered services must outlive it; without
 // services, the server has only its health service.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class GrpcServer {
  public:
   // Returns FAILED_PRECONDITION if the address cannot be bound, for example

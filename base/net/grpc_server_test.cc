@@ -244,8 +244,8 @@ TEST(GrpcServerTest, AConnectionAboveTheAgeLimitEndsAfterItsRunningCall) {
   stub.UnaryCall(&context, "/kvasir.test.Held/Call", {}, &out, &in,
                  [&](const grpc::Status& status) { done.set_value(status); });
   grpc::ServerUnaryReactor* const reactor = service.running.get_future().get();
-  // When the GOAWAY of the old connection arrives, the channel is no longer
-  // ready.
+  // When the GOAWAY of the old connection arrives, the channel is no
+  // longer ready.
   const auto end = absl::Now() + absl::Seconds(20);
   while (channel->GetState(false) == GRPC_CHANNEL_READY && absl::Now() < end) {
     absl::SleepFor(absl::Milliseconds(1));
@@ -355,7 +355,7 @@ int PingsAnswered(int port, int count, absl::Duration pause) {
 }
 
 // Regression test: the gateway smg pings its connections every 30 s, even
-// without requests.
+// without requests, and the server once closed them.
 TEST(GrpcServerTest, AConnectionWithPingsButWithoutCallsStaysOpen) {
   GrpcServerOptions options;
   options.min_ping_interval = absl::Milliseconds(1);
@@ -363,8 +363,8 @@ TEST(GrpcServerTest, AConnectionWithPingsButWithoutCallsStaysOpen) {
   EXPECT_EQ(PingsAnswered(server->port(), 10, absl::Milliseconds(20)), 10);
 }
 
-// Regression test: clients with pings every 3 s lost each unary call that took
-// 13 s ("Too many pings").
+// Regression test: clients with pings every 3 s once lost each unary call that
+// took 13 s ("Too many pings").
 TEST(GrpcServerTest, ACallOfAClientThatPingsOnceASecondIsNotEnded) {
   HeldService service;
   KVASIR_ASSERT_OK_AND_ASSIGN(

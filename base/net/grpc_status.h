@@ -55,10 +55,10 @@ inline absl::Status FromGrpcStatus(const grpc::Status& status) {
       status.error_message());
 }
 
-// Returns the status of a client's call that has ended. If a deadline passes
-// while the server is closing the connection, gRPC 1.51 reports UNAVAILABLE
-// ("Stream removed (GOAWAY received)"); this function then returns
-// DEADLINE_EXCEEDED.
+// Returns the status of a client's call that has ended. If a deadline
+// passes while the server is closing the connection, gRPC 1.51 reports
+// UNAVAILABLE ("Stream removed (GOAWAY received)"); this function then
+// returns DEADLINE_EXCEEDED.
 inline absl::Status StatusOfCall(const grpc::Status& status,
                                  const grpc::ClientContext& context) {
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&

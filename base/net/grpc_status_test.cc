@@ -46,8 +46,7 @@ TEST(GrpcStatusTest,
               StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
 }
 
-TEST(GrpcDeadlineTest,
-     ConvertingADeadlineKeepsItsRemainingTimeAndInfinityStaysInfinite) {
+TEST(GrpcDeadlineTest, ConvertingADeadlineKeepsItsRemainingTime) {
   EXPECT_EQ(FromGrpcDeadline(std::chrono::system_clock::time_point::max()),
             absl::InfiniteFuture());
   // The process's clock and the wall clock may differ, so compare the time that

@@ -15,22 +15,23 @@
 
 namespace kvasir::base {
 
-// Four times the metadata limit of a server (GrpcServerOptions). So if a peer
-// ends a block that is too large, gRPC's own limit applies first.
+// The longest header block: four times a server's default metadata limit
+// (GrpcServerOptions). So if a block is only a little too large for gRPC, gRPC
+// itself refuses it.
 inline constexpr uint32_t kMaxHeaderBlockBytes = 64 << 10;
 
 // Connections whose descriptor number is this large or larger are not scanned.
 inline constexpr size_t kMaxDescriptors = 1 << 20;
 
-// Parses the frames that the client of one connection sends, beginning with the
-// preface of HTTP/2 (RFC 9113, 3.4 and 4.1). gRPC itself refuses other
-// protocols.
-// Threads: one at a time.
+// Parses the frames that the client of one connection sends, beginning
+// with the preface of HTTP/2 (RFC 9113, 3.4 and 4.1). gRPC itself refuses
+// other protocols.
+// Threads: only one thread at a time may use it.
 class HeaderBlockScanner {
  public:
-  // Scans the next bytes of the client. Returns false once a frame has made a
-  // header block, including its frame headers, longer than
-  // kMaxHeaderBlockBytes.
+  // Scans the next bytes of the client. Returns false once a frame
+  // has made a header block, including its frame headers, longer
+  // than kMaxHeaderBlockBytes.
   bool Scan(absl::string_view bytes);
 
  private:
@@ -60,12 +61,12 @@ class HeaderBlockScanner {
 // functions of these names, which call the real ones and scan the bytes that
 // they return.
 //
-// Threads: any thread, before gRPC receives the descriptor.
+// Threads: any thread may call it, before gRPC receives the descriptor.
 void LimitHeaderBlocks(int connection);
 
 // Exports kvasir_header_blocks_refused_total, the sum over all listeners of
 // the process.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class HeaderBlockMetrics final : public prometheus::Collectable {
  public:
   std::vector<prometheus::MetricFamily> Collect() const override;

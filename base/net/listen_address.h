@@ -1,5 +1,5 @@
-// The address where a server listens, and checks that say why it cannot listen
-// there.
+// The address where a server listens, and checks that say why it cannot
+// listen there.
 #pragma once
 
 #include <string>
@@ -12,12 +12,12 @@ struct ListenAddress {
   // If not empty, the server listens on a Unix socket at this path, and host
   // and port are ignored.
   std::string unix_path;
-  // The socket file's mode (permissions). 0: the mode that the process's umask
-  // gives.
+  // The permissions of the socket file. 0 means those that the process's
+  // umask gives.
   unsigned unix_mode = 0;
   // An IPv4 or IPv6 address, or a name.
   std::string host = "127.0.0.1";
-  // 0: any free port, which the server reports.
+  // 0 means any free port; the server reports which one it uses.
   int port = 0;
   // The flags that errors name: "choose another address with --port".
   std::string flag = "--port";

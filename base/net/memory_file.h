@@ -16,7 +16,8 @@ namespace kvasir::base {
 // Owns: one descriptor, whose number is part of the path. Readers must be done
 // before this object is destroyed, because the system may then give the number
 // to another file.
-// Threads: one at a time; readers may be on other threads.
+// Threads: only one thread at a time may use it, but readers of the path may be
+//   on any thread.
 class MemoryFile {
  public:
   // UNAVAILABLE if the system has no memory or descriptors for the file.
@@ -29,11 +30,11 @@ class MemoryFile {
   // Valid only in this process.
   const std::string& path() const { return path_; }
 
-  // Replaces the content. A reader that opens the path from now on reads all of
-  // the new text; a reader that already has it open continues with the old
+  // Replaces the content. A reader that opens the path from now on reads all
+  // of the new text; a reader that already has it open continues with the old
   // text. Each new modification time is at least a second later, because some
-  // readers compare only whole seconds. On an error (UNAVAILABLE), nothing has
-  // changed.
+  // readers compare only whole seconds. On an error (UNAVAILABLE), nothing
+  // has changed.
   absl::Status Replace(const std::string& text);
 
   struct Change {

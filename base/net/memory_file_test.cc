@@ -74,8 +74,8 @@ TEST(MemoryFileTest, EveryChangeGetsALaterSecondAsItsModificationTime) {
   }
 }
 
-// Sets a resource limit of the process and restores the old limit when
-// destroyed.
+// Sets a resource limit of the process and restores the old limit
+// when destroyed.
 class Limit {
  public:
   Limit(__rlimit_resource which, rlim_t most) : which_(which) {
@@ -91,8 +91,8 @@ class Limit {
   rlimit before_ = {};
 };
 
-// If only some of the files changed, a new key could be in use with an old
-// certificate.
+// If only some of the files changed, a new key could be in use with an
+// old certificate.
 TEST(MemoryFileTest, SeveralFilesChangeTogetherOrNotAtAll) {
   // Open eight descriptors before the files. After they are closed, their
   // numbers are free for new descriptors even under the limit set below.

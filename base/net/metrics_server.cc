@@ -82,8 +82,8 @@ std::string Response(absl::string_view status, absl::string_view type,
 
 }  // namespace
 
-// Metrics about scrapes, with the names that prometheus-cpp's own HTTP server
-// uses.
+// Metrics about scrapes, with the names that prometheus-cpp's own HTTP
+// server uses.
 struct MetricsServer::OwnMetrics {
   const std::shared_ptr<prometheus::Registry> registry =
       std::make_shared<prometheus::Registry>();
@@ -185,8 +185,8 @@ void MetricsServer::Loop() {
                                0, absl::ToInt64Milliseconds(absl::Ceil(
                                       next - before, absl::Milliseconds(1)))));
     if (::poll(waits.data(), waits.size(), wait) < 0) {
-      // poll() was interrupted, or the kernel is short of memory: try again
-      // soon.
+      // poll() was interrupted, or the kernel is short of memory: try
+      // again soon.
       ::poll(nullptr, 0, /*timeout=*/10);
       continue;
     }

@@ -40,9 +40,9 @@ const std::vector<double>& FineBuckets();
 // 65th connection closes the oldest one, so that clients which keep
 // connections open cannot block a scrape.
 //
-// Owns: its listener, its connections and its thread, which collects from the
-// sources.
-// Threads: any.
+// Owns: its listener, its connections and its thread, which collects from
+// the sources.
+// Threads: its methods may be called from any thread.
 class MetricsServer {
  public:
   // Listens on `host:port`; port 0 picks a free one. UNAVAILABLE names the

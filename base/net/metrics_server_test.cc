@@ -218,7 +218,7 @@ std::string AnswerTo(int port, const std::string& method,
   return answer;
 }
 
-// Regression test: `wget --spider` was refused.
+// Regression test: `wget --spider` was once refused.
 TEST(MetricsServerTest, AHeadRequestGetsTheHeadersOfTheAnswerToGet) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               MetricsServer::Start("127.0.0.1", 0));

@@ -28,7 +28,7 @@ absl::StatusOr<ProcessStat> ParseProcessStat(absl::string_view text);
 // Exports the metric families process_*, which it reads from /proc/self at
 // every scrape. A family that cannot be read is left out.
 //
-// Threads: any.
+// Threads: its methods may be called from any thread.
 class ProcessMetrics final : public prometheus::Collectable {
  public:
   std::vector<prometheus::MetricFamily> Collect() const override;

@@ -81,8 +81,8 @@ class OneOfNames final : public tls::ExternalCertificateVerifier {
     return found;
   }
 
-  // `want` goes only to our log, so that the peer does not learn the allowed
-  // names.
+  // `want` goes only to our log, so that the peer does not learn the
+  // allowed names.
   grpc::Status Refuse(const std::vector<std::string>& found,
                       const std::string& want, const std::string& none) const {
     const std::string has =

@@ -63,8 +63,8 @@ void TlsRefusals::Add(TlsRefusal cause, absl::string_view detail) {
                 {"detail", std::string_view(detail.data(), detail.size())},
                 {"since_last_line", *unlogged}});
   }
-  // Count after logging, so that a test that sees the count also finds the log
-  // line.
+  // Count after logging, so that a test that sees the count also finds the
+  // log line.
   MutexLock lock(&mutex_);
   ++counts_[static_cast<size_t>(cause)];
 }

@@ -35,7 +35,7 @@ enum class TlsRefusal {
 // the line is about something else.
 std::optional<TlsRefusal> TlsRefusalOf(absl::string_view grpc_line);
 
-// Threads: any.
+// Threads: its methods may be called from any thread.
 class TlsRefusals final : public prometheus::Collectable {
  public:
   explicit TlsRefusals(const Clock& clock = Clock::Real()) : lines_(clock) {}

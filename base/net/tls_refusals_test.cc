@@ -20,8 +20,8 @@ std::string Failed(const std::string& what) {
          what + ".";
 }
 
-// The log lines are copied from gRPC 1.51; test_tls.py provokes them by real
-// handshakes.
+// The log lines are copied from gRPC 1.51; test_tls.py provokes them by
+// real handshakes.
 TEST(TlsRefusalsTest, LogLinesOfGrpcAboutFailedHandshakesAreClassifiedByCause) {
   EXPECT_EQ(TlsRefusalOf(Failed("peer did not return a certificate")),
             TlsRefusal::kNoCertificate);
@@ -43,7 +43,8 @@ TEST(TlsRefusalsTest,
   for (int i = 0; i < 5; ++i) refusals.Add(TlsRefusal::kNames, "nobody");
   EXPECT_TRUE(refusals.AddGrpcLine(Failed("certificate verify failed")));
   EXPECT_FALSE(refusals.AddGrpcLine("something else"));
-  // gRPC logs this line even if another name of the certificate is accepted.
+  // This line is recognized but not counted, because gRPC logs it even if
+  // another name of the certificate is allowed.
   EXPECT_TRUE(refusals.AddGrpcLine("No match found for server name: x."));
   clock.Advance(absl::Seconds(59));
   refusals.Add(TlsRefusal::kNames, "not in the log");

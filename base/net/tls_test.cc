@@ -209,8 +209,8 @@ TEST_F(TlsTest, AServerServesClientsThatTrustItsAuthorityAndRefusesPlainText) {
   uint64_t before = Refused(TlsRefusal::kNoTls);
   EXPECT_NE(Ask(*server, grpc::InsecureChannelCredentials()), "");
   ExpectRefused(TlsRefusal::kNoTls, before);
-  // A client that trusts only another authority refuses the server's
-  // certificate.
+  // A client that trusts only another authority refuses the
+  // server's certificate.
   Write("other.pem", MakeAuthority("another").certificate);
   TlsOptions other = AuthorityAlone();
   other.files.authorities = Path("other.pem");
@@ -231,8 +231,8 @@ TEST_F(TlsTest, AServerCertificateMustNameTheDialledHostOrAnAllowedName) {
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
   EXPECT_EQ(Reach(*server, With(client, {"nobody", "spiffe://kvasir/worker"})),
             "");
-  // The client's error contains the server's names and the flag that excludes
-  // them.
+  // The client's error contains the server's names and the flag that
+  // excludes them.
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
   EXPECT_THAT(Reach(*server, With(client, {"spiffe://kvasir/work"})),
               HasSubstr("none of the certificate's names is allowed by "
@@ -259,8 +259,8 @@ TEST_F(TlsTest, MutualTlsAdmitsOnlyClientsWithACertificateForAnAllowedName) {
                     HasSubstr("[guest.kvasir]"), HasSubstr("[router.kvasir]"),
                     HasSubstr("--tls-client-names")));
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
-  // An allowed name does not help if another authority has signed the
-  // certificate.
+  // An allowed name does not help if another authority has signed
+  // the certificate.
   const TestCertificate other = MakeAuthority("another");
   const TestCertificate forged =
       MakeCertificate(other, {.names = {"DNS:router.kvasir"}});
@@ -360,8 +360,8 @@ TEST_F(TlsTest, ExportsWhenTheCertificateOfEachFileExpires) {
   EXPECT_EQ(Numbers().at("kvasir_tls_files_refused admin"), 1);
 }
 
-// Regression test: an expired authority was once reported until a restart left
-// it out.
+// Regression test: an expired authority was once only reported, and stayed in
+// use until a restart.
 TEST_F(TlsTest, AnAuthorityThatExpiresWhileInUseIsNoLongerTrusted) {
   const std::string old = MakeAuthorityWith({.common_name = "old",
                                              .valid_until = absl::Minutes(20)})
@@ -396,8 +396,8 @@ TEST_F(TlsTest, AnAuthorityThatExpiresWhileInUseIsNoLongerTrusted) {
   EXPECT_EQ(look(), "") << "once";
 }
 
-// A certificate that is not yet valid is refused at first and used once it is
-// valid.
+// A certificate that is not yet valid is refused at first and used once it
+// is valid.
 TEST_F(TlsTest, RefusedTlsFilesAreCheckedAgainLater) {
   KVASIR_ASSERT_OK(watch_.Server(Options("server")).status());
   Put("server", {.names = {},

@@ -362,8 +362,8 @@ class Bench {
     KVASIR_ASSIGN_OR_RETURN(
         const model::ModelShape shape,
         model::FindShape(asked.at("shape").get<std::string>()));
-    // Opens the device once to return its errors, because the function below
-    // cannot return errors.
+    // Opens the device once only to return its errors, because the function
+    // that opens it below cannot return errors.
     KVASIR_RETURN_IF_ERROR(
         OpenGpu(name_, module_, Products::kLibrary).status());
     KVASIR_ASSIGN_OR_RETURN(

@@ -21,11 +21,11 @@ import sys
 import time
 import warnings
 
-BEGIN = time.monotonic()  # importing PyTorch counts as time of the stage
-# The part of --seconds that is kept for ending, because the caller then kills this process.
+BEGIN = time.monotonic()  # before PyTorch is imported, because this time counts, too
+# The part of --seconds that is reserved for a proper end, before the caller kills this process.
 RESERVE_SECONDS = 5.0
 PLANS = ["dense-bf16", "dense-8bit", "dense-4bit", "rotated-4bit", "rap-50", "rap-50-4bit"]
-SHAPES = {  # query heads, KV heads, numbers of a head
+SHAPES = {  # query heads, KV heads, dims of a head
     "llama-3-8b": (32, 8, 128), "llama-2-7b": (32, 32, 128), "kvasir-tiny": (16, 8, 32),
 }
 # The most important rows come first, because time may be up before the last.
@@ -38,19 +38,21 @@ SPEEDUPS = {"dense-4bit": 2.6, "rotated-4bit": 2.6, "rap-50": 1.7, "rap-50-4bit"
 # Attention of a whole prompt, with targets as a share of the rate of mma.sync.
 PREFILL_SHAPE, PREFILL_TOKENS = "llama-3-8b", 8192
 PREFILL_SHARES = {"dense-bf16": 0.6, "dense-8bit": 0.6, "rotated-4bit": 0.6}
-MULTIPLY_STEPS = 40000  # takes milliseconds
-# Decode steps of models with random weights: plans, and (batch, context, share of the floor).
-# A dense cache of 32 x 16K does not fit into 80 GiB with the weights, but half of it does.
+MULTIPLY_STEPS = 40000  # these products take milliseconds
+# Decode steps of models with random weights: the plans, and (batch, context, target). The target is
+# the least possible time, given the bytes that are read, as a share of the measured time. With the
+# weights, a dense cache of 32 x 16K tokens does not fit into 80 GiB, but half of it does.
 DECODE_SHAPE, DECODE_LAYERS, DECODE_WEIGHTS = "llama-3-8b", 32, 16.1e9
 DECODE_PLANS = ["dense-bf16", "rotated-4bit", "rap-50-4bit"]
 DECODE_ROWS = [(1, 4096, 0.75), (16, 16384, None), (32, 16384, 0.6)]
-# Further sizes of Hugging Face's decoder of a shape.
+# Sizes that Hugging Face's decoder of a shape needs in addition.
 DECODERS = {
     "llama-3-8b": {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
                    "num_hidden_layers": DECODE_LAYERS, "max_position_embeddings": 1 << 17},
     "kvasir-tiny": {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 6},
 }
-# Sizes of a decode step's all-reduces, of a long prompt's, and one that shows the links' bandwidth.
+# Bytes of all-reduces: as in a decode step, as in a long prompt, and enough to show the bandwidth of
+# the links between GPUs.
 ALL_REDUCE_BYTES = [16 << 10, 1 << 20, 256 << 20]
 PAIRS, FEWEST_PAIRS, MOST_SPREAD = 9, 7, 0.15
 PAGE = 64
@@ -86,7 +88,7 @@ class Bench:
             print(json.dumps(request), file=self.process.stdin, flush=True)
         except OSError:
             raise self.ended(request) from None
-        # An answer is one line, so nothing of it has been buffered yet.
+        # An answer is one line and is read completely, so no part of this answer is buffered yet.
         if not select.select([self.process.stdout], [], [], max(0.0, self.seconds_left()))[0]:
             self.process.kill()
             raise TimeUp
@@ -115,7 +117,7 @@ class Bench:
             return 0
         try:
             self.process.stdin.close()
-        except OSError:  # from a request after the process ended
+        except OSError:  # caused by a request after the process ended
             pass
         return self.process.wait()
 
@@ -123,9 +125,9 @@ class Bench:
 # ------------------------------------------------------------------ baselines
 
 class Torch:
-    """PyTorch's attention over a dense bf16 cache with each of its back ends. The queries are one
-    new token of each sequence, or whole prompts. With one token also FlashInfer's attention, if it
-    is installed. Every sample reads another cache."""
+    """PyTorch's attention over a dense bf16 cache, with each of its back ends. The queries are one
+    new token of each sequence, or whole prompts. For one token, FlashInfer's attention is also
+    measured if it is installed. Every sample reads another cache."""
 
     def __init__(self):
         import torch
@@ -169,8 +171,8 @@ class Torch:
         return list(self.calls)
 
     def refusal(self, call):
-        """Warms the call up. Returns why it does not serve, or an empty text. In that case PyTorch
-        also warns about each of its back ends; these warnings are dropped."""
+        """Runs the call once to warm it up. Returns an empty text, or why the call fails. If it
+        fails, PyTorch also warns about each of its back ends; these warnings are dropped."""
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
@@ -272,7 +274,7 @@ class Transformers:
         return (batch, context) in self.rows
 
     def sample(self, batch, context):
-        """Returns the seconds of a step."""
+        """Returns the seconds that one step takes."""
         row = self.rows[batch, context]
         for layer in row["cache"].layers:
             layer.cumulative_length.fill_(context)
@@ -284,7 +286,7 @@ class Transformers:
         return seconds() / row["steps"]
 
     def clock(self):
-        """Starts a clock by the GPU's events. Returns a function that returns the seconds since."""
+        """Starts a clock that uses the GPU's events. The returned function returns the seconds since."""
         begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
 
@@ -364,7 +366,7 @@ class Run:
         """`decoder` is the result of decoder_baseline."""
         self.arguments, self.bench, self.others = arguments, bench, others
         self.decoder, decoder_version = decoder
-        self.decoder_keeps = 0.0  # bytes of its weights and rows that stay next to ours
+        self.decoder_keeps = 0.0  # bytes of its weights and rows that stay in memory next to ours
         self.alone = {}  # (batch, context) -> seconds, for rows without room next to ours
         self.out_of_time, self.whole_shapes = [], []
         self.pairs = 2 if arguments.quick else PAIRS
@@ -436,7 +438,7 @@ class Run:
         return self.bench.ask(do="multiply", steps=2 if self.arguments.quick else MULTIPLY_STEPS)["operations_per_second"]
 
     def free_bytes(self):
-        """Bytes that caches may take; unlimited on an emulated device, whose rows are small."""
+        """Returns the bytes that caches may take. Unlimited on an emulated device, whose rows are small."""
         free = self.bench.facts["free_bytes"]
         return 0.9 * free - 2 * self.copy_bytes if free else math.inf
 

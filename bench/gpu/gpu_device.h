@@ -12,10 +12,11 @@
 
 namespace kvasir::bench {
 
-// Opens the device "cuda:N", or the device "emulated", which is loaded from the
-// shared library `module` and always uses its own matrix products. Errors:
-// INVALID_ARGUMENT for another name, UNIMPLEMENTED for CUDA in a build without
-// nvcc, and the errors of MakeCudaDevice and LoadDevice.
+// Opens the device "cuda" or "cuda:N", or the device "emulated", which is
+// loaded from the shared library `module` and always uses its own matrix
+// products. Errors: INVALID_ARGUMENT for another name (in a build without nvcc,
+// UNIMPLEMENTED for every name but "emulated"), and the errors of
+// MakeCudaDevice and LoadDevice.
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenGpu(
     const std::string& name, const std::string& module, Products products);
 

@@ -33,18 +33,18 @@ from performance_page import number, size, table  # noqa: E402
 START_SECONDS = 120
 BURST_SECONDS = 1800
 POLL_SECONDS = 0.05
-SEQUENCES = 4  # of the 8-bit cache, which the pool holds
+SEQUENCES = 4  # sequences of the 8-bit cache that the pool holds
 SPREAD_LIMIT = 0.15
 MIN_ROUNDS = 7
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A server: a plan, what evicts from it, and its row in the study of quality."""
+    """A server's cache: its plan, its flags for eviction, and its row in the study of eviction."""
     plan: str
-    quality: settings.Row | None  # None: the dense cache, from which others diverge
+    quality: settings.Row | None  # None: the dense cache, from which divergences are measured
     flags: tuple = ()
-    targets: bool = False  # judged against the 8-bit cache
+    targets: bool = False  # true if the page compares it with targets
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class Cache:
 
 
 def evicting(plan: str, cache: settings.Cache, share: float, targets: bool = False) -> Cache:
-    """A cache that evicts by H2O, which is Q-Hitter with λ = 1."""
+    """Returns a cache that evicts by H2O, which is Q-Hitter with λ = 1."""
     return Cache(plan, settings.Row(cache, "h2o", share),
                  ("--eviction", "h2o", "--eviction-budget", f"{share:g}"), targets)
 
@@ -75,9 +75,10 @@ ANCHOR = settings.Row(settings.CODES[4], "none")
 
 @dataclass
 class Bursts:
-    """Measurements of a server's bursts, in order."""
+    """The measurements of a server. Each list has one entry for each burst."""
     tokens_per_second: list = field(default_factory=list)
-    running: list = field(default_factory=list)   # mean while requests waited
+    # the mean number of running requests while others waited
+    running: list = field(default_factory=list)
     peak: list = field(default_factory=list)
     preemptions: list = field(default_factory=list)
     itl_ms_p95: list = field(default_factory=list)
@@ -108,7 +109,7 @@ class Watch(threading.Thread):
                                  gauges["kvasir_num_requests_waiting"]))
 
     def limited(self) -> list[float]:
-        """Running requests while others waited: as many as the pool holds."""
+        """Returns the numbers of running requests while others waited. The pool holds no more."""
         return [running for running, waiting in self.samples if waiting > 0 and running > 0]
 
 
@@ -188,7 +189,7 @@ def inspected(options, cache: Cache) -> dict:
 
 def measure(options) -> dict[str, dict]:
     tokens = options.prompt_tokens + options.output_tokens
-    # Whole pages of each sequence.
+    # Each sequence takes whole pages.
     pages = -(-tokens // options.page_tokens)
     pool = int(SEQUENCES * pages * options.page_tokens *
                inspected(options, EIGHT)["kv_bytes_per_token"])
@@ -200,7 +201,7 @@ def measure(options) -> dict[str, dict]:
             for turn in range(options.rounds + 1):
                 begin = time.monotonic()
                 for server in servers[turn % len(servers):] + servers[:turn % len(servers)]:
-                    server.burst(1000 + turn, turn > 0)  # the first warms up
+                    server.burst(1000 + turn, turn > 0)  # the first round warms up
                 print(f"round {turn} of {options.rounds}: {time.monotonic() - begin:.0f} s",
                       file=sys.stderr)
             held = {server.cache.name: metrics(server.metrics) for server in servers}
@@ -227,7 +228,7 @@ def divergences(options) -> dict[settings.Row, float]:
 
 # -------------------------------------------------------------------------- page
 
-# Explains the committed table; check it again when the figures change.
+# This text explains the committed table. Check it again when the figures change.
 NOTE = """More sequences at once give no more tokens a second here, because from four on the arithmetic of
 a step limits two cores, and not the reading of weights. Between their tokens, running sequences wait
 for the prompts of others, so ITL grows. With 4 bits, half of the slots cannot give four times the

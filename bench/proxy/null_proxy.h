@@ -14,7 +14,7 @@ namespace kvasir::bench {
 
 // A running server with its services.
 //
-// Owns: the services and the server, which ends first.
+// Owns: the services, and the server, which ends before the services do.
 // Threads: those of gRPC.
 class BareServer {
  public:

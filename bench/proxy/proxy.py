@@ -52,7 +52,7 @@ Medians over rounds, by way. CPU time is that of the worker, the null proxy or t
 
 
 def certificates(folder: Path) -> list:
-    """Makes an authority, a key and its certificate in the folder. Returns their flags."""
+    """Makes an authority, a key and its certificate in the folder. Returns the flags for them."""
     def openssl(*arguments):
         subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
 
@@ -80,7 +80,7 @@ def ways(rows) -> str:
 
 
 def verdicts(report) -> str:
-    """Says in words which targets are met."""
+    """Returns sentences that say which targets are met."""
     found = {"met": [], "missed": [], "undecided": []}
     for name, target in report["targets"].items():
         (kind, limit), = target.items()

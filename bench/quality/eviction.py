@@ -65,8 +65,8 @@ class Study:
 
     def passage(self, name: str, windows: int, tokens: int, repeats: int = 0
                 ) -> Passage:
-        """Joins the beginnings of the held-out texts, long enough that each gives the same
-        number of windows."""
+        """Joins the beginnings of the held-out texts. They are long enough that each text gives
+        the same number of windows."""
         texts = len(settings.DOMAINS)
         per_text = (settings.BYTES_PER_WINDOW * max(windows, texts) * tokens //
                     settings.TOKENS // texts)
@@ -102,7 +102,7 @@ class Study:
                              f"{' '.join(map(str, command))}")
 
     def artifact(self, cache: settings.Cache) -> pathlib.Path:
-        """Applies the cache's plan once."""
+        """Returns the folder of the cache's artifact, and makes it if it does not exist."""
         plan = json.dumps(cache.plan())
         folder = self.work / "artifacts" / digest(self.identity, self.tool_digest,
                                                  plan)

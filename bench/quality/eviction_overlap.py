@@ -11,12 +11,14 @@ import quality_chart
 from frontier import tell
 from quality_store import Store, digest, file_digest, write
 
-# For each cache, the share of each layer's heavy tokens in common with the cache of numbers.
+# For each cache and layer, which share of the uncompressed cache's heavy tokens is also heavy in
+# this cache.
 Found = dict[settings.Cache, list[float]]
 
 
 def heavy(layer: dict, prompt: int) -> set[int]:
-    """The prompt's tokens that stay only by their score, in a layer that evicts as one."""
+    """Returns the prompt's tokens that stay because of their score and not as sinks or recent
+    tokens. All heads of the layer must evict together."""
     unit, = layer["units"]
     return {token for token, gone in enumerate(unit["gone_at"][:prompt])
             if gone is None and layer["sinks"] <= token < prompt - layer["recent"]}
@@ -43,7 +45,7 @@ def traced(engine: pathlib.Path, model: pathlib.Path, text: pathlib.Path,
 def measure(engine: pathlib.Path, model: pathlib.Path, texts: list[pathlib.Path],
             work: pathlib.Path, store: Store, used: list[str], only_known: bool
             ) -> tuple[Found, float]:
-    """Returns means over texts, and the share that a random choice would have in common."""
+    """Returns the shares, averaged over texts, and the share of a random choice of tokens."""
     plans = {}
     for cache in (settings.DENSE, *settings.CODES.values()):
         plans[cache] = work / f"overlap-{cache.key_bits}.json"

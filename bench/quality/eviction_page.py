@@ -19,7 +19,7 @@ class Measured:
     window_kl: list[float]
     window_nats: list[float]
     teacher_nats: list[float]
-    repeat_nats: list[float]  # of second copies
+    repeat_nats: list[float]  # losses of the second copies of passages
     slot_bytes: float
     top1: float
 
@@ -43,7 +43,7 @@ class Run:
     long: Found
     streams: streams.Found
     overlaps: overlap.Found
-    by_lot: float  # the share of tokens that are chosen at random
+    by_lot: float  # the overlap of a random choice of tokens
     version: str
     date: str
 
@@ -56,8 +56,9 @@ class Judgement:
     claim: Claim
     left: Measured
     right: Measured
-    log_ratio: stats.Interval  # of KL, by window; at most 0 is claimed
-    adjusted: float            # p-value among the claims of its family
+    # log(KL of left / KL of right), paired by window. The claim is that it is at most 0.
+    log_ratio: stats.Interval
+    adjusted: float  # the p-value, corrected for the number of claims in the family
 
     @property
     def verdict(self) -> str:
@@ -67,7 +68,8 @@ class Judgement:
 
 
 def judge(found: Found) -> list[Judgement]:
-    """Judges the claims that have both rows; a family is corrected for only those."""
+    """Judges the claims of which both rows were measured. The p-values of a family are corrected
+    for the number of these claims."""
     judged = []
     for family in dict.fromkeys(claim.family for claim in settings.CLAIMS):
         claims = [claim for claim in settings.CLAIMS if claim.family == family

@@ -11,23 +11,22 @@ from dataclasses import dataclass, field
 MODEL = "smollm2"
 LAYERS, KV_HEADS = 30, 3
 DOMAINS = ("books", "encyclopedia", "code", "dialogue")
-SEED = 42  # of the method `random`
-ERROR_RATE = 0.05  # of a family of claims (Holm's procedure)
+SEED = 42  # seed of the method `random`
+ERROR_RATE = 0.05  # error rate of a family of claims (Holm's procedure)
 
-TOKENS, LONG = 2048, 8192  # of a window
-# Bytes of a held-out text for each window of TOKENS tokens; they give more tokens than
-# that.
+TOKENS, LONG = 2048, 8192  # tokens of a window
+# Bytes of a held-out text for each window of TOKENS tokens. They give more than TOKENS tokens.
 BYTES_PER_WINDOW = 8500
-# A passage, another text, and the passage again.
+# A repeat test has a passage, another text, and the passage again.
 PASSAGE_TOKENS, FILLER_TOKENS = 600, 800
-# `evaluate` needs windows in any case.
+# Repeat tests also run a few short windows, because `evaluate` needs at least two.
 SHORT_TOKENS, SHORT_WINDOWS = 128, 2
 
 
 @functools.cache
 def normal_levels(bits: int) -> list[float]:
-    """The same levels as plan::LloydMaxLevels: a standard normal number is rounded to them
-    with the least mean square error."""
+    """Returns the same levels as plan::LloydMaxLevels. Rounding a standard normal number to
+    them has the least mean square error."""
     normal = statistics.NormalDist()
     levels = [normal.inv_cdf((i + 0.5) / 2**bits) for i in range(2**bits)]
     for _ in range(2000):
@@ -43,11 +42,11 @@ def normal_levels(bits: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Cache:
-    """Whole keys and values: 4 and 3 bits as in `--kv-plan rotated-4bit`, without its
-    exact tokens; 8 as in `dense-8bit`; 16: numbers."""
+    """A cache of whole keys and values. 4 and 3 bits are the codes of `--kv-plan rotated-4bit`
+    without its exact tokens, 8 bits the codes of `dense-8bit`. 16 bits are not coded."""
     key_bits: int
     value_bits: int
-    exact: str = ""  # exact tokens: "sinks=4,window=28"
+    exact: str = ""  # exact tokens, such as "sinks=4,window=28"
 
     @property
     def name(self) -> str:
@@ -78,7 +77,7 @@ class Cache:
 @dataclass(frozen=True)
 class Row:
     cache: Cache
-    method: str  # of evaluate's --eviction
+    method: str  # a method of evaluate's --eviction
     budget: float = 0.0  # share of the window that stays; 0: all
     weight: float = 0.5  # lambda of q-hitter
     recent: int = 64
@@ -87,7 +86,7 @@ class Row:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Options that hold for the whole command."""
+        """Returns the options that apply to all rows of a command."""
         return ("--eviction-lambda", f"{self.weight:g}",
                 "--eviction-recent", str(self.recent))
 
@@ -106,7 +105,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """KL(left) <= KL(right)."""
+    """The claim that KL(left) <= KL(right)."""
     family: str
     left: Row
     right: Row
@@ -119,19 +118,22 @@ class Claim:
 
 @dataclass(frozen=True)
 class StreamRow:
-    """A text through a cache of at most STREAM_SLOTS slots."""
-    method: str  # of the server's --eviction; "window": dense, computed again
+    """A run that streams a text through a cache of at most STREAM_SLOTS slots."""
+    # A method of the server's --eviction, or "window": windows of the dense cache that are
+    # computed again.
+    method: str
     heavy: float = 0.0  # share of the slots that stay by score, sinks among them
-    rolling: bool = True  # positions count slots, otherwise tokens seen
+    rolling: bool = True  # a token's position is its slot, otherwise its place in the text
     # Also measured with the small budget.
     quick: bool = field(default=False, compare=False)
 
     @property
     def flags(self) -> list[str]:
-        """Flags of `kvasir perplexity`."""
+        """Returns the flags of `kvasir perplexity`."""
         if self.method == "window":
             return ["--window", str(STREAM_SLOTS), "--stride", str(STREAM_STRIDE)]
-        kept = STREAM_SLOTS - STREAM_EVERY  # others come until slots go again
+        # Up to STREAM_EVERY more tokens are added before the next eviction.
+        kept = STREAM_SLOTS - STREAM_EVERY
         flags = ["--stream", "--eviction", self.method, "--eviction-budget", str(kept),
                  "--eviction-every", str(STREAM_EVERY), "--eviction-sinks",
                  str(STREAM_SINKS)]
@@ -150,12 +152,12 @@ class StreamRow:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is measured."""
+    """Says how much of the study is measured."""
     name: str
-    windows: int  # of TOKENS tokens, as many of each text
-    copies: int  # of far passages
+    windows: int  # windows of TOKENS tokens, equally many of each text
+    copies: int  # repeat tests
     long_windows: int
-    stream_bytes: int  # of the novel's beginning
+    stream_bytes: int  # bytes of the novel, from its beginning
     all_rows: bool
 
     def of(self, rows: list[Row]) -> list[Row]:
@@ -169,14 +171,14 @@ BUDGETS = {budget.name: budget for budget in (FULL, QUICK)}
 DENSE = Cache(16, 16)
 CODES = {bits: Cache(bits, bits) for bits in (8, 4, 3)}
 SERVED = Cache(4, 4, "sinks=4,window=28")
-KEYS, VALUES = Cache(4, 16), Cache(16, 4)  # codes on only one side
+KEYS, VALUES = Cache(4, 16), Cache(16, 4)  # only keys, or only values, are coded
 METHODS = ("h2o", "q-hitter", "streaming", "recent", "random")
 SHARES = (0.5, 0.2, 0.1)
 
 
 def matrix() -> list[Row]:
-    """Combines caches, methods and budgets, and adds codes without eviction. Without codes
-    Q-Hitter is H2O."""
+    """Combines caches, methods and budgets, and adds codes without eviction. Leaves out Q-Hitter
+    without codes, because it is then the same as H2O."""
     rows = []
     for cache in (CODES[4], CODES[3], DENSE, CODES[8]):
         quick_codes = cache in (CODES[4], CODES[3])
@@ -220,9 +222,9 @@ LONG_ROWS = [Row(CODES[4], "none"), *(
     for share, methods in ((0.2, ("streaming", "h2o", "q-hitter")),
                            (0.5, ("h2o", "q-hitter"))) for method in methods)]
 
-# A byte is about a quarter of a token: the text passes the model's own LONG.
+# A token has about four bytes, so the text is longer than LONG, the model's maximum length.
 STREAM_SLOTS, STREAM_STRIDE, STREAM_EVERY, STREAM_SINKS = 1024, 256, 128, 4
-STREAM_TARGET = 1.03  # loss over that of windows that are computed again
+STREAM_TARGET = 1.03  # loss divided by that of windows that are computed again
 STREAM_WINDOW = StreamRow("window", quick=True)
 STREAM_CLAIM = StreamRow("h2o", 1 / 16, quick=True)
 STREAMS = [STREAM_WINDOW, STREAM_CLAIM, StreamRow("streaming", quick=True),
@@ -230,7 +232,8 @@ STREAMS = [STREAM_WINDOW, STREAM_CLAIM, StreamRow("streaming", quick=True),
            StreamRow("h2o", 1 / 16, rolling=False, quick=True),
            StreamRow("streaming", rolling=False)]
 
-# To find heavy tokens, each cache evicts by attention received, and a layer as one.
+# To find heavy tokens, each cache evicts by received attention, and all heads of a layer evict
+# together.
 OVERLAP_SINKS, OVERLAP_RECENT, OVERLAP_SHARE, OVERLAP_BYTES = 4, 64, 0.2, 6000
 
 

@@ -16,7 +16,7 @@ from quality_store import Store, digest, file_digest
 class Stream:
     parts: list[float]  # nats per token of each tenth
     tokens: list[int]
-    held_bytes: int     # the most bytes of pages
+    held_bytes: int     # the most bytes of pages that the run held
 
     @property
     def nats(self) -> float:
@@ -30,7 +30,7 @@ Found = dict[StreamRow, Stream]
 def measure(engine: pathlib.Path, model: pathlib.Path, text: pathlib.Path,
             store: Store, used: list[str], rows: list[StreamRow], only_known: bool,
             threads: int | None = None) -> Found:
-    """Measures the rows that the store lacks. `used` gets the keys of all rows."""
+    """Measures the rows that the store lacks, and appends the keys of all rows to `used`."""
     identity = digest(*map(file_digest, (model / "model.safetensors", text)))
     found: Found = {}
     for row in rows:
@@ -58,7 +58,8 @@ def measure(engine: pathlib.Path, model: pathlib.Path, text: pathlib.Path,
 
 
 def lines(found: Found) -> list[str]:
-    """Divides each tenth's loss by that of windows that are computed again."""
+    """Makes the table. The loss of each tenth is divided by that of windows that are computed
+    again."""
     window = found.get(settings.STREAM_WINDOW)
     if window is None or len(found) == 1:
         return []

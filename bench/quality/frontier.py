@@ -33,19 +33,19 @@ class Passage:
     """A text, and the windows and repeats that are taken from it."""
     name: str
     path: pathlib.Path
-    tokens: int  # of a window
+    tokens: int  # tokens of a window
     windows: int
     repeats: int
 
     def work(self) -> int:
-        """Tokens that a row reads. Long windows count double, because their attention takes
-        longer."""
+        """Returns how many tokens a row reads, as a measure of time. Long windows count double,
+        because their attention takes longer."""
         read = self.windows * self.tokens * (2 if self.tokens > SHORT else 1)
         return read + 768 * self.repeats
 
 
 def exact_tokens(plan: dict) -> tuple[int, int]:
-    """The most sinks and the longest window of any layer of a kv_plan.json."""
+    """Returns the most sinks and the longest window of any layer of a kv_plan.json."""
     sinks = window = 0
     stack = [plan.get("layers", [])]
     while stack:
@@ -60,8 +60,8 @@ def exact_tokens(plan: dict) -> tuple[int, int]:
 
 
 def asked_tokens(exact: str, own: tuple[int, int]) -> tuple[int, int]:
-    """Replaces a plan's own numbers by those of "sinks=4,window=128"; either may be
-    absent."""
+    """Returns (sinks, window): the numbers in a text such as "sinks=4,window=128", or those of
+    the plan (`own`) if they are absent."""
     asked = dict(word.split("=") for word in exact.split(",") if word)
     return (int(asked.get("sinks", own[0])), int(asked.get("window", own[1])))
 
@@ -167,14 +167,14 @@ class Study:
     # ----------------------------------------------------------- measurements
 
     def exact(self, row: Row) -> str:
-        """The row's exact tokens, or nothing if its plan already has them."""
+        """Returns the row's exact tokens, or an empty text if its plan already has them."""
         if row.artifact is None:
             return row.exact
         own = tuple(self.remembered(row.artifact)["exact"])
         return "" if asked_tokens(row.exact, own) == own else row.exact
 
     def candidate(self, row: Row) -> str:
-        """The row as an argument of `evaluate`."""
+        """Returns the row as an argument of `evaluate`."""
         if row.artifact is None:
             return row.candidate(None)
         folder, exact = self.artifact(row.artifact), self.exact(row)
@@ -192,7 +192,7 @@ class Study:
                                for passage in passages)
 
     def evaluate(self, rows: list[Row], passage: Passage) -> None:
-        # Rows whose plan has the exact tokens that another asks for are one.
+        # If two rows have the same codes and exact tokens, only one of them is measured.
         todo: dict[str, Row] = {}
         for row in rows:
             todo.setdefault(self.key(row, passage), row)
@@ -246,7 +246,7 @@ class Study:
     # ----------------------------------------------------------------- engine
 
     def compare(self, rows: list[Row], only_known: bool) -> list[quality_engine.Comparison]:
-        """The server's loss beside the oracle's, on the first held-out text."""
+        """Compares the server's loss with the oracle's, on the first held-out text."""
         passage = self.short_passages()[0]
         found = []
         for row in rows:
@@ -274,7 +274,7 @@ def tell(text: str) -> None:
 
 
 def default_model() -> pathlib.Path:
-    """Where models/fetch leaves it."""
+    """Returns the folder to which models/fetch writes the model."""
     cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(cache) / "kvasir" / "models" / settings.MODEL
 
@@ -288,8 +288,8 @@ def add_store_options(parser: argparse.ArgumentParser, path: pathlib.Path) -> No
     parser.add_argument("--known", action="store_true",
                         help="measure nothing: the page of what is there")
     parser.add_argument("--recheck", type=int, default=0, metavar="N",
-                        help="measure N known rows of a table again, by lot, and "
-                        "compare")
+                        help="measure N known rows of a table again, chosen at "
+                        "random, and compare")
 
 
 def main() -> None:
@@ -343,7 +343,8 @@ def main() -> None:
     print(f"wrote {args.out / 'quality.md'}", file=sys.stderr)
     wrong = [row.name for row in compared if not row.sound]
     if wrong:
-        raise SystemExit("the engine is not the oracle: " + ", ".join(wrong))
+        raise SystemExit("the engine's loss differs too much from the oracle's: " +
+                         ", ".join(wrong))
 
 
 if __name__ == "__main__":

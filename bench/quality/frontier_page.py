@@ -17,9 +17,9 @@ from frontier_settings import LONG, SHORT, Budget, Claim, Row
 
 @dataclass(frozen=True)
 class Measured:
-    """A row over its texts, with windows in the texts' order."""
-    bytes_per_token: float   # of one more token
-    fixed_bytes: float       # of a sequence of any length
+    """The results of a row for all texts. Windows are in the order of the texts."""
+    bytes_per_token: float   # for one more token
+    fixed_bytes: float       # for a sequence, independent of its length
     window_tokens: int
     window_kl: list[float]
     window_nats: list[float]
@@ -31,8 +31,8 @@ class Measured:
 
     @classmethod
     def merge(cls, texts: dict[str, dict], window_tokens: int) -> "Measured":
-        """texts: name -> {"teacher": ..., "row": ...} of evaluate; all have the same
-        number of windows."""
+        """Joins the results of texts: name -> {"teacher": ..., "row": ...} of evaluate. All texts
+        have the same number of windows."""
         rows = {name: text["row"] for name, text in texts.items()}
         first = next(iter(rows.values()))
 
@@ -54,7 +54,7 @@ class Measured:
 
     @property
     def bytes(self) -> float:
-        """Bytes of a token in a sequence as long as a window, exact tokens included."""
+        """Returns the bytes per token of a sequence as long as a window, exact tokens included."""
         return self.bytes_per_token + self.fixed_bytes / self.window_tokens
 
     @property
@@ -69,7 +69,7 @@ class Measured:
 @dataclass(frozen=True)
 class Run:
     budget: Budget
-    short: dict[str, Measured]  # by the row's name
+    short: dict[str, Measured]  # the keys are names of rows
     long: dict[str, Measured]
     compared: list[quality_engine.Comparison]
     predictions: dict[str, dict]
@@ -88,8 +88,9 @@ class Judgement:
     claim: Claim
     left: Measured
     right: Measured
-    log_ratio: stats.Interval  # of KL, by window; at most 0 is claimed
-    adjusted: float            # p-value among the claims of its family
+    # log(KL of left / KL of right), paired by window. The claim is that it is at most 0.
+    log_ratio: stats.Interval
+    adjusted: float  # the p-value, corrected for the number of claims in the family
 
     @property
     def share(self) -> float:
@@ -97,7 +98,7 @@ class Judgement:
 
     @property
     def too_large(self) -> str:
-        """The size of the left row if the claim allows less, else empty."""
+        """Returns the size of the left row if the claim allows only less, else an empty text."""
         claim = self.claim
         if claim.share is not None and self.share > claim.share:
             return f"{self.share:.3f} of its bytes"
@@ -123,7 +124,8 @@ def log_ratios(left: list[float], right: list[float]) -> list[float]:
 
 
 def judge(run: Run) -> list[Judgement]:
-    """Judges the claims that have both rows; a family is corrected for only those."""
+    """Judges the claims of which both rows were measured. The p-values of a family are corrected
+    for the number of these claims."""
     found = []
     for family in dict.fromkeys(claim.family for claim in settings.CLAIMS):
         pairs = [(claim, left, right) for claim in settings.CLAIMS
@@ -242,7 +244,8 @@ def engine_lines(run: Run) -> list[str]:
 
 def chart(run: Run, groups: dict[str, dict[str, list[Row]]], tokens: int,
           title: str) -> str:
-    # All groups of both pictures, so that a group looks the same in each.
+    # Includes groups without rows, because a group's place in the list decides its colour and
+    # shape. So a group looks the same in both charts.
     found: dict[str, dict[str, list[quality_chart.Point]]] = {
         group: {} for group in settings.CHART}
     for group, series in groups.items():

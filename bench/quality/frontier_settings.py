@@ -9,7 +9,7 @@ window, exact tokens included."""
 from dataclasses import dataclass
 
 MODEL = "smollm2"
-NUMBERS_PER_TOKEN = 11520  # 30 layers, keys and values of 3 heads of 64
+NUMBERS_PER_TOKEN = 11520  # 30 layers * (keys and values) * 3 heads * 64 dims
 DENSE_BYTES = 2 * NUMBERS_PER_TOKEN
 
 SEED = 42
@@ -18,7 +18,7 @@ DOMAINS = ("books", "encyclopedia", "code", "dialogue")
 CALIBRATION_TOKENS = 32768
 
 SHORT, LONG = 1024, 8192  # tokens of a window
-# Bytes of every held-out text for the windows of LONG tokens; they give more tokens.
+# Bytes of every held-out text for the windows of LONG tokens. They give more than enough tokens.
 LONG_BYTES_PER_TEXT = 34000
 
 # The error rate of a family of claims (Holm's procedure).
@@ -27,7 +27,8 @@ ERROR_RATE = 0.05
 
 @dataclass(frozen=True)
 class Artifact:
-    """The options of `plan`, without model, calibration and out."""
+    """An artifact, given by the options of `plan` without those for model, calibration and
+    output."""
     method: tuple
     built_in_texts: bool = False  # auto calibrates on its own domains
 
@@ -42,7 +43,7 @@ class Row:
     quick: bool = False  # also measured with the small budget
 
     def candidate(self, folder) -> str:
-        """The row as an argument of `evaluate`."""
+        """Returns the row as an argument of `evaluate`."""
         if self.baseline is not None:
             return self.baseline
         return f"{folder}:{self.exact}" if self.exact else str(folder)
@@ -50,10 +51,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """KL(left) <= KL(right), if left takes at most `share` of right's bytes, or at most
-    `bits` for each of the model's numbers."""
+    """The claim that KL(left) <= KL(right) and that left takes at most `share` of right's bytes,
+    or at most `bits` bits for each key and value number."""
     name: str
-    family: str  # of claims that are corrected together
+    family: str  # p-values of a family's claims are corrected together
     left: Row
     right: Row
     tokens: int
@@ -70,13 +71,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much of it is measured."""
+    """Says how much of the study is measured."""
     name: str
-    windows_per_text: int  # of SHORT tokens
+    windows_per_text: int  # windows of SHORT tokens
     repeats_per_text: int
     long_windows: int
     all_rows: bool
-    engine: bool  # the server's loss beside the oracle's
+    engine: bool  # also compares the server's loss with the oracle's
 
     def rows(self) -> list[Row]:
         return [row for row in ROWS if self.all_rows or row.quick]
@@ -91,7 +92,7 @@ BUDGETS = {budget.name: budget for budget in (FULL, QUICK)}
 
 
 def bits(per_number: float) -> int:
-    """Bytes per token."""
+    """Returns the bytes per token if each number takes `per_number` bits."""
     return round(per_number * NUMBERS_PER_TOKEN / 8)
 
 
@@ -126,7 +127,7 @@ NO_WINDOW = "sinks=4,window=0"  # in place of a plan's own
 
 
 def with_exact(row: Row, exact: str, quick: bool = False) -> Row:
-    """The same codes, other exact tokens."""
+    """Returns the row with other exact tokens and the same codes."""
     said = {SINKS: "4 exact", NO_WINDOW: "4 exact", SHIPPED: "4 + 28 exact",
             RECENT: "4 + 128 exact"}[exact]
     if row.baseline is not None:
@@ -198,7 +199,7 @@ ROWS = OURS + PAPERS + BASELINES
 
 # --------------------------------------------------------- at the longer length
 
-# Exact tokens of baselines have no codes.
+# An exact token of a baseline has no codes, so its bytes replace those of codes.
 _RECENT_BYTES = bits(3.25) + (128 + 4) * (DENSE_BYTES - bits(3.25)) / LONG
 LONG_STORAGE = auto("planned for 8K, storage, 0.6 of rotated 3 bits, 4 + 128 exact",
                     "storage", int(0.6 * _RECENT_BYTES), LONG)
@@ -255,7 +256,7 @@ LONG_CHART = {
 # ----------------------------------------------------------------------- claims
 
 CLAIMS = [
-    # The planner's purpose.
+    # The targets for which the planner was made.
     Claim("storage_rotated_4", "targets", STORAGE[2.25], ROTATED_SINKS[4], SHORT,
           share=0.55),
     Claim("cpu_rotated_4", "targets", CPU, ROTATED_SINKS[4], SHORT, share=0.80),
@@ -264,12 +265,12 @@ CLAIMS = [
     Claim("storage_kivi_4", "targets", STORAGE[3], KIVI[4, 0], SHORT, bits=3.0),
     Claim("storage_kivi_4_recent", "targets", PLANNED_RECENT[STORAGE[3]],
           KIVI[4, 128], SHORT, share=0.80),
-    # Against plans that need no calibration, as they are served.
+    # The right rows are plans that the server uses without a calibration.
     Claim("storage_shipped", "targets", STORAGE[3], ROTATED_SHIPPED[4], SHORT,
           share=0.65),
     Claim("cpu_shipped", "targets", LONG_CPU, ROTATED_SHIPPED[4], LONG, share=0.80),
-    # The planner's space contains the papers' methods, so none is better at its bytes.
-    # The rest are caches that other servers use.
+    # Rows of the papers' methods: the planner can also choose these methods, so none of them
+    # should be better at equal bytes. The remaining rows are caches that other servers use.
     *(Claim(name, "order", left, right, tokens, share=1.0)
       for name, left, right, tokens in (
           ("palu", STORAGE[3], PALU, SHORT),

@@ -2,7 +2,7 @@
 """Measures what compression costs the built-in model, and writes its part of
 docs/quality.md.
 
-The tables of the papers, as far as they go on one model. Called by
+It repeats those tables of the papers that one model can show. Called by
 bench/quality/quality.sh.
 
 Every table is a list of configurations. Each is a `kvasir-compress apply` command,
@@ -53,7 +53,7 @@ class Study:
         self.results = self.work / "results"
         self.results.mkdir(parents=True, exist_ok=True)
         self.teacher: dict = {}
-        self.last_measured = 0.0  # seconds of the epoch
+        self.last_measured = 0.0  # seconds since the epoch
         self.last_compared = 0.0
         self.rows: dict[tuple[str, int], dict] = {}
         identity = hashlib.sha256(self.tool.read_bytes())
@@ -84,7 +84,7 @@ class Study:
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def oracle_options(self) -> list:
-        """The options for what is evaluated besides the loss."""
+        """Returns the options for measurements other than the loss."""
         if self.engine_only:
             return []
         return ["--repeat-test", "--repeats", settings.REPEATS,
@@ -109,7 +109,7 @@ class Study:
             shutil.rmtree(plain)
 
     def artifact(self, config: settings.Config, seed: int) -> pathlib.Path:
-        """Returns an artifact that stays in the work folder, to compare another engine."""
+        """Returns an artifact that stays in the work folder, for the comparison with the engine."""
         folder = self.work / "artifacts" / self.key(config, seed)
         if not folder.exists():
             folder.parent.mkdir(exist_ok=True)
@@ -119,7 +119,7 @@ class Study:
         return folder
 
     def measure(self, configs: list[settings.Config]) -> None:
-        """Evaluates a few at a time of those that are not in the work folder."""
+        """Evaluates the configurations without a result in the work folder, a few at a time."""
         todo = []
         for config in configs:
             for seed in self.seeds_of(config):
@@ -192,7 +192,7 @@ class Study:
         self.rows[config.name, seed] = found["row"]
 
     def row(self, config: settings.Config, field: str) -> float:
-        """A field, averaged over seeds."""
+        """Returns a field, averaged over seeds."""
         values = [self.rows[config.name, seed][field]
                   for seed in self.seeds_of(config)]
         return sum(values) / len(values)
@@ -204,12 +204,12 @@ class Study:
             for seed in seeds or self.seeds_of(config)])
 
     def added(self, config: settings.Config) -> stats.Interval:
-        """The nats per token above the teacher's."""
+        """Returns how many nats per token the loss exceeds the teacher's."""
         return stats.combine([(1, self.losses(config)),
                               (-1, self.teacher["window_nats"])])
 
     def spread(self, config: settings.Config) -> str:
-        """The largest minus the smallest mean loss over calibration seeds."""
+        """Returns the largest minus the smallest mean loss of the calibration seeds."""
         values = [self.rows[config.name, seed]["nats_per_token"]
                   for seed in self.seeds_of(config)]
         return f"{max(values) - min(values):.4f}" if len(values) > 1 else "–"
@@ -243,14 +243,14 @@ def table_lines(study: Study, table: settings.Table) -> list[str]:
 
 
 def check_bytes(study: Study, table: settings.Table) -> None:
-    """Checks that rows to be compared at equal bytes have them within 1 %, in the
-    payload and in pages."""
+    """Checks that the rows of a group have equal bytes within 1 %, both without and with the
+    padding of pages."""
     for group in table.equal_bytes:
         for what in ("kv_payload_bytes_per_token", "kv_bytes_per_token"):
             sizes = [study.row(config, what) for config in group]
             if max(sizes) > 1.01 * min(sizes):
                 raise SystemExit(
-                    f"{table.name}: not of equal {what}: " + ", ".join(
+                    f"{table.name}: {what} must be equal within 1 %: " + ", ".join(
                         f"{config.name} {size:.1f}"
                         for config, size in zip(group, sizes)))
 
@@ -266,8 +266,8 @@ def difference(study: Study, claim: settings.Claim,
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    mean: stats.Interval          # of the mean over seeds
-    by_seed: list[stats.Interval]  # empty: nothing depends on the seed
+    mean: stats.Interval           # the difference, averaged over seeds
+    by_seed: list[stats.Interval]  # empty if no configuration depends on the seed
     verdict: str
 
 
@@ -435,7 +435,8 @@ def main() -> None:
     wrong = [row.name for rows in compared.values() for row in rows
              if not row.sound]
     if wrong:
-        raise SystemExit("the engine is not the oracle: " + ", ".join(wrong))
+        raise SystemExit("the engine's loss differs too much from the oracle's: " +
+                         ", ".join(wrong))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes docs/quality.md and its charts from nothing: builds the programs, makes and
-# evaluates every row of the settings, judges the claims. An interrupted run goes on
-# where it was.
+# evaluates every row of the settings, judges the claims. An interrupted run continues
+# where it stopped.
 #
 #   bench/quality/quality.sh                    all of it
 #   bench/quality/quality.sh smollm2            the first part of the page, from

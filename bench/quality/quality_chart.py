@@ -1,4 +1,4 @@
-"""Quality against bytes as SVGs that follow the reader's colour scheme."""
+"""Draws charts as SVGs that follow the reader's colour scheme."""
 
 import math
 from typing import NamedTuple
@@ -15,7 +15,7 @@ STYLE = ("<style>text{fill:#334155}.g{stroke:#cbd5e1}.bg{fill:#fff}"
 
 
 def decades(low: float, high: float, steps=(1, 2, 5)) -> list[float]:
-    """Round numbers from low to high, ends included."""
+    """Returns round numbers from low to high, ends included."""
     first, last = (math.floor(math.log10(end)) for end in (low, high))
     ticks = [float(f"{step}e{power}") for power in range(first - 1, last + 1)
              for step in steps]
@@ -25,9 +25,9 @@ def decades(low: float, high: float, steps=(1, 2, 5)) -> list[float]:
 def curves(series: dict[str, list[tuple[float, float, float]]], title: str,
            x_title: str, y_title: str, reference: tuple[str, float],
            floor: float = 1e-3) -> str:
-    """series: name -> points (x, y, half width); y on a logarithmic scale, less
-    of both is better; points below `floor` are drawn on it, hollow.
-    reference: name and x of what has a y of 0."""
+    """Draws curves. Less is better on both axes, and y has a logarithmic scale.
+    series: name -> points (x, y, half width of the interval). Points with a y below `floor`
+    are drawn hollow at `floor`. reference: the name and the x of the cache whose y is 0."""
     points = [p for line in series.values() for p in line]
     x_low = 0.0
     x_high = max(reference[1], *(p[0] for p in points)) * 1.05
@@ -122,9 +122,10 @@ LEGEND_STEP = 18
 
 def frontier(groups: dict[str, dict[str, list[Point]]], title: str, x_title: str,
              y_title: str, reference: tuple[str, float], floor: float = 1e-4) -> str:
-    """groups: group -> series -> points; both scales logarithmic, less of both is
-    better; a group has a shape, a series a colour. Points below `floor` are drawn
-    on it, hollow. reference: name and x of what has a y of 0."""
+    """Draws groups of curves with logarithmic scales. Less is better on both axes.
+    groups: group -> series -> points. All points of a group have one shape, all points of a
+    series one colour. Points with a y below `floor` are drawn hollow at `floor`.
+    reference: the name and the x of the cache whose y is 0."""
     points = [point for series in groups.values() for line in series.values()
               for point in line]
     x_low = min([reference[1]] + [p.x for p in points]) / 1.25
@@ -196,7 +197,7 @@ def frontier(groups: dict[str, dict[str, list[Point]]], title: str, x_title: str
 
 def drawn(line: list[Point], colour: str, marker: str, x, y, floor: float
           ) -> list[str]:
-    """A series: its line, the points' intervals and the points."""
+    """Returns the SVG of a series: its line, the points' intervals and the points."""
     path = " ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in line)
     out = [f'<polyline points="{path}" fill="none" stroke="{colour}" '
            'stroke-width="1.5"/>']
@@ -214,8 +215,8 @@ def drawn(line: list[Point], colour: str, marker: str, x, y, floor: float
 
 def by_layer(series: dict[str, list[float]], title: str, x_title: str, y_title: str,
              reference: tuple[str, float]) -> str:
-    """series: name -> a share of each layer, 0 to 1, more is better. reference: name
-    and share of what knows nothing, a dashed line."""
+    """Draws a share from 0 to 1 for each layer; more is better. series: name -> the shares.
+    reference: the name and the share of a random choice, drawn as a dashed line."""
     layers = max(map(len, series.values()))
 
     def x(layer):

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import quality_page
 
-# Tokens of a step; tests show that the bits are the same for any.
+# Tokens of a step. Tests show that the result has the same bits for any number.
 CHUNK_TOKENS = 64
-# Windows that also run one token at a time.
+# The number of windows that also run one token at a time.
 DECODED_WINDOWS = 2
-# Relative differences of the loss: for rounding of sums, and for one code more or less.
+# Limits for the relative difference of the loss. Without codes only the rounding of sums differs;
+# with codes a number may also be rounded to a neighbouring code.
 LIMITS = {"numbers": 0.0005, "codes": 0.005}
 
 
@@ -30,12 +31,12 @@ class Comparison:
 
 
 def served(table) -> list:
-    """The rows that are artifacts, which the server can load."""
+    """Returns the rows that are artifacts, because the server can load only these."""
     return [config for config in table.configs if config.baseline is None]
 
 
 def kind_of(plan: str) -> str:
-    """Whether anything is cached as codes, by the text of kv_plan.json."""
+    """Returns "codes" if the text of a kv_plan.json stores anything as codes, else "numbers"."""
     def has_bits(value) -> bool:
         if isinstance(value, dict):
             return "bits" in value or any(map(has_bits, value.values()))
@@ -57,7 +58,8 @@ def measure(engine: pathlib.Path, artifact: pathlib.Path, text: pathlib.Path,
         return json.loads(done.stdout)
     decoded_windows = min(windows, DECODED_WINDOWS)
     prompt = run(windows, "--chunk", str(CHUNK_TOKENS))
-    # Decoded tokens lift nothing.
+    # Decoded tokens never lift latents to heads, as the chunks of a prompt may do; --deterministic
+    # prevents it.
     decoded = run(decoded_windows, "--chunk", "1", "--deterministic")
     return {"nats_per_token": math.log(prompt["perplexity"]),
             "decoded_windows": decoded_windows,
@@ -124,7 +126,7 @@ def lines(tables: dict[str, list[Comparison]], *, seed: int, windows: int,
             rows = [row for row in found if row.kind == kind]
             if not rows:
                 continue
-            # A loss over the limit before bytes that differ.
+            # The worst row: a loss over the limit counts more than bytes that differ.
             worst = max(rows, key=lambda row: (
                 row.relative > LIMITS[kind], not row.same_bytes, row.relative))
             text.append(f"| {title} | {kind} | {len(rows)} | "

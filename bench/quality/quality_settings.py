@@ -15,19 +15,19 @@ KEY_ERROR_WINDOWS = 8
 CALIBRATION_TOKENS = 16384
 RATIOS = (0.9, 0.7, 0.5)
 
-# The same adapters, data and steps for every arm of the recovery table.
+# Every recovered row of the recovery table uses the same adapters, data and steps.
 RECOVERY = ("--steps", 60, "--batch-tokens", 4096, "--rank", 16, "--lr", 1e-3)
 
 
 @dataclass(frozen=True)
 class Config:
-    """A row: the options of `apply` (without model, text, seed and out), or a
-    baseline of the oracle."""
+    """A row of a table: the options of `apply` (without those for model, text, seed and output),
+    or the name of a baseline for `evaluate`."""
     name: str
     apply: tuple = ()
     baseline: str | None = None
     recover: tuple | None = None
-    seeded: bool = True  # depends on the calibration's seed
+    seeded: bool = True  # true if the row depends on the calibration's seed
 
     def identity(self) -> list:
         return [list(map(str, self.apply)), self.baseline,
@@ -36,7 +36,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Claim:
-    """constant + sum of factor * loss (+ teacher * its loss) <= 0."""
+    """The claim that constant + sum of factor * loss + teacher * (the teacher's loss) <= 0."""
     name: str
     text: str
     source: str
@@ -52,7 +52,7 @@ class Table:
     text: str
     configs: list[Config]
     claims: list[Claim] = field(default_factory=list)
-    # Groups of rows that must have equal bytes, within 1 %.
+    # Groups of rows. The rows of a group must have equal bytes within 1 %.
     equal_bytes: list[list[Config]] = field(default_factory=list)
     extra: list[Callable] = field(default_factory=list)
 
@@ -221,7 +221,8 @@ RECOVERED = [*((RAP[key], found) for key, found in RAP_RECOVERED.items()),
 
 
 def recovery_gains(study) -> str:
-    """Compares before and after, without the gain of the dense control."""
+    """Compares the losses before and after recovery. The gain that the same training gives the
+    dense model is subtracted."""
     control = study.losses(DENSE_RECOVERED)
     teacher = study.teacher["window_nats"]
     lines = ["Before and after; *net* excludes the gain of the dense row by the same "
@@ -241,7 +242,7 @@ def recovery_gains(study) -> str:
 
 
 def pair_claims(rows, name, after=""):
-    """The order of pairs in RAP's figure 13."""
+    """Returns the claims of RAP's figure 13 about how to choose pairs."""
     return [at_most(f"{name}_fisher_{ratio}", f"Fisher ≤ magnitude at "
                     f"{percent(ratio)}, fisher-root{after}", "RAP figure 13",
                     rows[ratio, "fisher", "fisher-root"],
@@ -250,7 +251,7 @@ def pair_claims(rows, name, after=""):
 
 
 def budget_claims():
-    """The order of budgets in RAP's figure 13."""
+    """Returns the claims of RAP's figure 13 about how to divide the budget among layers."""
     return [at_most(f"rap_fisher_root_{ratio}", f"fisher-root ≤ uniform at "
                     f"{percent(ratio)}, Fisher", "RAP figure 13",
                     RAP[ratio, "fisher", "fisher-root"],
@@ -360,8 +361,8 @@ SCHEDULES = {
     "2": "8,4,4,0,0,0,0,0",
     "1.25": "4,4,2,0,0,0,0,0",
 }
-# Whole layers have one width, so that sixths of a bit can be had: never fewer
-# than SVDq has.
+# The average bits of direct codes. A whole layer has one width, so with six layers averages are
+# sixths of a bit (or of four bits). Direct codes never get fewer bits than SVDq.
 DIRECT = {"3": "3", "2": "2", "1.25": "1.334"}
 SVDQ = {}
 for _bits, _schedule in SCHEDULES.items():

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 
 def t_quantile(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t: the normal quantile with the first four
-    corrections in 1/degrees."""
+    """Returns the 97.5 % quantile of Student's t. It is the normal quantile with the first four
+    corrections in powers of 1/degrees."""
     z = statistics.NormalDist().inv_cdf(0.975)
     n = degrees
     terms = (
@@ -38,7 +38,7 @@ class Interval:
 
 
 def interval(samples: list[float]) -> Interval:
-    """Mean and half width of its 95 % interval."""
+    """Returns the mean of the samples and the half width of its 95 % interval."""
     n = len(samples)
     mean = statistics.fmean(samples)
     if n < 2:
@@ -49,8 +49,8 @@ def interval(samples: list[float]) -> Interval:
 
 def combine(terms: list[tuple[float, list[float]]], constant: float = 0.0
             ) -> Interval:
-    """The paired interval of constant + sum of factor * loss, where each loss
-    is a list of nats over the same windows."""
+    """Returns the interval of constant + sum of factor * loss. Each loss is a list of nats, one
+    for each window, and all lists are for the same windows."""
     length = len(terms[0][1])
     if any(len(losses) != length for _, losses in terms):
         raise ValueError("losses of different windows")
@@ -73,12 +73,12 @@ def verdict(difference: Interval, by_seed: list[Interval]) -> str:
 
 
 def mean_of_seeds(runs: list[list[float]]) -> list[float]:
-    """The mean over calibration seeds for each window."""
+    """Returns the mean over calibration seeds for each window."""
     return [statistics.fmean(values) for values in zip(*runs, strict=True)]
 
 
 def two_sided(samples: list[float]) -> float:
-    """The p-value of "their mean is 0" by Student's t."""
+    """Returns the p-value of the hypothesis that the samples' mean is 0, by Student's t."""
     n = len(samples)
     if n < 2:
         return 1.0
@@ -89,8 +89,8 @@ def two_sided(samples: list[float]) -> float:
 
 
 def t_tails(t: float, degrees: int) -> float:
-    """P(|T| > t), in the angle atan(t / sqrt(degrees)), where the density is a power
-    of the cosine (Simpson's rule)."""
+    """Returns P(|T| > t). It is integrated by Simpson's rule over the angle
+    atan(t / sqrt(degrees)), in which the density is a power of the cosine."""
     def integral(low: float, high: float, steps: int = 2000) -> float:
         width = (high - low) / steps
         values = [max(math.cos(low + k * width), 0.0) ** (degrees - 1)
@@ -113,8 +113,8 @@ def holm(p_values: list[float]) -> list[float]:
 
 
 def ranks_agree(first: list[float], second: list[float]) -> float:
-    """Spearman's correlation; equal numbers share their mean rank. It is nan if all numbers
-    are equal."""
+    """Returns Spearman's correlation. Equal numbers share their mean rank. The result is nan if
+    all numbers of a list are equal."""
     def ranks(values: list[float]) -> list[float]:
         return [sum(other < value for other in values) +
                 (sum(other == value for other in values) - 1) / 2

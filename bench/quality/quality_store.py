@@ -8,8 +8,8 @@ import random
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# The largest relative difference of a loss or divergence that is measured again: another
-# machine adds in another order.
+# The largest relative difference that is allowed if a loss or divergence is measured again. Another
+# machine may add in another order.
 RECHECK_LIMIT = 0.02
 DIGITS = 7
 
@@ -32,7 +32,7 @@ def write(path: pathlib.Path, text: str) -> None:
 
 
 def commit() -> str:
-    """The commit of the tree, with "+" if it was changed since."""
+    """Returns the commit of the tree, with "+" if files have changed since."""
     def git(*command):
         return subprocess.run(["git", "-C", str(ROOT), *command], text=True,
                               capture_output=True, check=True).stdout.strip()
@@ -52,14 +52,15 @@ def rounded(value):
 
 
 class Store:
-    """One line of JSON for each measurement. `key` identifies model, texts, settings and row;
-    `about` describes them; `commit` and `date` say by which programs and when."""
+    """A file with one line of JSON for each measurement. `key` identifies model, texts, settings
+    and row, and `about` describes them. `commit` and `date` say by which programs and when the
+    row was measured."""
 
     def __init__(self, path: pathlib.Path, date: str, again: bool = False):
-        """again: ignores measurements of other commits."""
+        """If `again` is true, measurements of other commits are ignored."""
         self.path, self.date, self.commit = path, date, commit()
         self.lines: dict[str, dict] = {}
-        self.old: dict[str, dict] = {}  # measured again in this run
+        self.old: dict[str, dict] = {}  # earlier results of rows that this run measures again
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()
                                       if path.exists() else [], 1):
             try:
@@ -128,8 +129,8 @@ class Store:
 
 
 class Pending:
-    """The rows of a running `evaluate`. It writes its report after each row, and finished
-    rows are kept, however it or this program ends."""
+    """The rows of a running `evaluate`. It writes its report after each row, so that finished
+    rows are kept even if it or this program is killed."""
 
     def __init__(self, work: pathlib.Path, store: Store):
         self.report = work / "evaluation.json"
@@ -137,7 +138,8 @@ class Pending:
         self.store = store
 
     def begin(self, rows: list[tuple[str, str]]) -> None:
-        """rows: (key, about) of each, in the order of the report."""
+        """Records which rows `evaluate` will measure. rows: (key, about) of each, in the order of
+        the report."""
         self.report.unlink(missing_ok=True)
         write(self.list, json.dumps(rows))
 

@@ -80,8 +80,8 @@ absl::Status BenchEngine::FillWithRandomLatents(int64_t count,
         model_->layout().page_tokens(), seed += 100, model_->rank().device()));
     progress.Update(++done);
   }
-  // Fill exact rows (tokens stored without codes) after all codes, because they
-  // may lie in the memory of another layer.
+  // Fill exact rows (tokens stored without codes) after all codes. They may lie
+  // in another layer's memory, where filling in codes would overwrite them.
   for (const worker::KvArenas::Layer& layer : arenas.layers()) {
     KVASIR_RETURN_IF_ERROR(bench::FillWithRandomExactRows(
         arenas, layer, seed += 100, model_->rank().device()));

@@ -25,7 +25,8 @@ class LengthDistribution {
   // The longest possible length. For a lognormal distribution, which has no
   // limit, it is the median.
   int64_t longest() const;
-  // The same distribution with its lengths cut to `most` (at least 1).
+  // Returns the same distribution, in which lengths above `most` (at least 1)
+  // become `most`.
   LengthDistribution CutTo(int64_t most) const;
 
  private:
@@ -39,9 +40,9 @@ struct LoadOptions {
   std::string model;
   std::string name = "load";  // prefix of the requests' ids
   int num_requests = 0;
-  // Closed loop: the number of requests at a time. Open loop: the most requests
-  // that may run at the same time; further ones are sent late, and their
-  // latency includes the delay.
+  // Closed loop: the number of requests that run at the same time. Open loop:
+  // the most requests that may run at the same time; further ones are sent
+  // late, and their latency includes the delay.
   int concurrency = 1;
   // Requests per second with exponential gaps (Poisson); 0: closed loop.
   double rate = 0.0;

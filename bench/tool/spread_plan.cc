@@ -19,8 +19,8 @@ using kvasir::v1::RopeLowRankSpace;
 // the multiple to which numbers of channels are rounded
 constexpr int64_t kGrain = 8;
 
-// Changes the channels of a latent from `from` to `to`. Each run (neighbouring
-// channels with the same bits) keeps its share of them.
+// Changes the number of a latent's channels from `from` to `to`. Each run
+// (neighbouring channels with the same bits) keeps its share of them.
 absl::Status StretchRuns(int64_t from, int64_t to, kvasir::v1::Codec* codec) {
   if (!codec->has_bits() || from == to) return absl::OkStatus();
   int64_t end = 0;

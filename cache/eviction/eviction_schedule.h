@@ -1,7 +1,8 @@
 // Determines when slots of a sequence are evicted, and how many stay. This
 // depends only on the plan's counts, the prompt's length and the number of
 // tokens so far. The executor decides which slots stay, because it has the
-// scores.
+// scores. Below, K is the number of slots that stay (KeptSlots), and E
+// is EvictionCounts::every_tokens.
 //
 //   slots:  K + E |        /|      /|
 //                 |       / |  /| / |/|  /
@@ -12,15 +13,15 @@
 //                           end
 //
 // An eviction point is a number of tokens. When the sequence has this number of
-// tokens, slots are evicted before its next step, so a step must end at each
+// tokens, slots are evicted before its next step. So a step must end at each
 // point that it reaches. Points depend only on lengths, and no step crosses
 // one. So a token always sees the same slots: chunk sizes, the rest of the
 // batch and preemptions do not matter. Slots of a prompt are already evicted
 // while it is computed, so a prompt larger than the pool can be served.
 //
-// The functions are pure, so any thread may call them.
-// Source: the papers of Q-Hitter and H2O, which evict at the prompt's end and
-// then at every token.
+// The functions are pure, so any thread may call them. Based on Q-Hitter and
+// H2O. Those papers evict at the prompt's end and then at every token; here
+// there are only the points above.
 #pragma once
 
 #include <cstdint>
@@ -34,14 +35,15 @@ namespace kvasir::cache {
 // at an eviction point. At least 1.
 int64_t KeptSlots(const plan::EvictionCounts& counts, int64_t prompt_tokens);
 
-// Converts a budget that is a share of the prompt into a number of slots, for a
-// prompt of known length. Output tokens do not increase the number.
+// Returns `counts` with a fixed budget: KeptSlots for this prompt replaces a
+// budget that is a share of the prompt. So output tokens do not increase
+// the budget.
 plan::EvictionCounts OfPrompt(const plan::EvictionCounts& counts,
                               int64_t prompt_tokens);
 
-// The most slots that a sequence with up to `length` tokens holds at any time,
-// whatever its prompt's length: at most K + E. The sequence's steps must end at
-// eviction points.
+// Returns the most slots that a sequence holds at any time until it has
+// `length` tokens, for any length of its prompt. This is at most K + E. The
+// caller must end the sequence's steps at eviction points.
 int64_t MostSlots(const plan::EvictionCounts& counts, int64_t length);
 
 class EvictionSchedule {
@@ -69,10 +71,11 @@ class EvictionSchedule {
 
   // A query is counted if its attention is added to the scores that decide
   // which slots are evicted. Returns the first counted query of [begin, end);
-  // all later ones are counted too. Output queries always count. Queries of the
-  // prompt all count without an observation window; with one, only the last
-  // `window` queries before each point and before the prompt's end count.
-  // Neither a point nor the prompt's end may lie inside (begin, end).
+  // all later ones are counted too. Output queries always count. Without an
+  // observation window, all queries of the prompt count. With a window, only
+  // the last queries before each point and before the prompt's end count, as
+  // many as the window has. Neither a point nor the prompt's end may lie inside
+  // (begin, end).
   int64_t FirstCounted(int64_t begin, int64_t end) const;
 
  private:

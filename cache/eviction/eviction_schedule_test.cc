@@ -66,7 +66,7 @@ TEST(EvictionScheduleTest, ABudgetOfTheWholeSequenceLengthEvictsNothing) {
 }
 
 TEST(EvictionScheduleTest,
-     ABudgetShareOfThePromptIsNeverBelowTheSinksAndRecentTokens) {
+     ABudgetThatIsAShareOfThePromptKeepsAtLeastTheSinksAndRecentTokens) {
   const EvictionCounts fifth = {
       .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
   EXPECT_EQ(KeptSlots(fifth, 1000), 200);
@@ -113,8 +113,8 @@ TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAnEvictionAddToTheScores) {
   EXPECT_EQ(with_window(2, 6).FirstCounted(0, 6), 4);
 }
 
-// Compares with a simulation of single tokens: at a multiple of E and at the
-// prompt's end, a sequence with more than K slots drops to K.
+// Compares with a simulation that adds single tokens. If a sequence has more
+// than K slots at a multiple of E or at the prompt's end, only K stay.
 TEST(EvictionScheduleTest, ScheduleMatchesATokenByTokenSimulation) {
   std::mt19937_64 random(7);
   const auto below = [&random](int64_t limit) {

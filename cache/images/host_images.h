@@ -25,8 +25,8 @@ namespace kvasir::cache {
 // `copies` and `counts` must outlive this object.
 // Owns: the host pools.
 // Threads: used only by the scheduler thread.
-// Errors: "no pages" is an empty optional or a ReserveResult; misuse is a
-// CHECK.
+// Errors: if a pool has too few free pages, the result is an empty optional or
+// a ReserveResult that is not ok. Misuse is a CHECK.
 class HostImages {
  public:
   HostImages(const KvCacheConfig& config, PrefixCache* cache,
@@ -39,8 +39,9 @@ class HostImages {
   std::optional<SequenceImage> Export(const SequenceState& sequence,
                                       const TailPolicy& tails);
   // Returns whether the device pools have room for an Import. `found` are the
-  // nodes of the prefix index for the image's full pages. `num_tokens` counts
-  // the image's tokens and those that the sequence will run after them.
+  // nodes of the prefix index for the image's full pages. `num_tokens` is the
+  // number of the image's tokens plus the tokens that the sequence will run
+  // after them.
   ReserveResult CheckRoom(const SequenceImage& image,
                           const std::vector<PrefixNodeId>& found,
                           size_t num_tokens, const StartOptions& options) const;

@@ -139,7 +139,7 @@ absl::Status CheckIdentity(const ImageFormat& format, Reader* reader) {
   KVASIR_RETURN_IF_ERROR(
       CheckSame("numerics_id", numerics_id, format.numerics_id));
   KVASIR_RETURN_IF_ERROR(
-      CheckSame("tokens of a page", page_tokens, format.page_tokens));
+      CheckSame("number of tokens of a page", page_tokens, format.page_tokens));
   KVASIR_RETURN_IF_ERROR(
       CheckSame("page format", format_id, format.page_format_id));
   return CheckSame("number of page groups", num_groups,
@@ -155,14 +155,15 @@ absl::Status CheckGroup(size_t index, int64_t logical_tokens,
     return InvalidImage("page group ", index, ": ", field, " is ", value,
                         ", but must be 0 to ", most);
   };
+  KVASIR_RETURN_IF_ERROR(check("the number of physical tokens",
+                               group.physical_tokens, logical_tokens));
   KVASIR_RETURN_IF_ERROR(
-      check("physical tokens", group.physical_tokens, logical_tokens));
-  KVASIR_RETURN_IF_ERROR(
-      check("first page", group.first_page,
+      check("the index of the first page", group.first_page,
             (logical_tokens - group.physical_tokens) / page_tokens));
-  KVASIR_RETURN_IF_ERROR(
-      check("side pages", group.num_side_pages, kMaxSequenceTokens));
-  KVASIR_RETURN_IF_ERROR(check("slots that stay", group.kept_slots,
+  KVASIR_RETURN_IF_ERROR(check("the number of side pages", group.num_side_pages,
+                               kMaxSequenceTokens));
+  KVASIR_RETURN_IF_ERROR(check("the number of slots that stay",
+                               group.kept_slots,
                                std::numeric_limits<int64_t>::max()));
   const int64_t pages = (group.physical_tokens + page_tokens - 1) / page_tokens;
   if (group.num_pages == pages) return absl::OkStatus();
@@ -261,8 +262,9 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
     group.num_side_pages = reader.Number(4);
     group.kept_slots = reader.Number(8);
     KVASIR_RETURN_IF_ERROR(reader.status());
-    KVASIR_RETURN_IF_ERROR(CheckSame(absl::StrCat("page bytes of group ", g),
-                                     page_bytes, format.page_bytes[g]));
+    KVASIR_RETURN_IF_ERROR(
+        CheckSame(absl::StrCat("size in bytes of a page of group ", g),
+                  page_bytes, format.page_bytes[g]));
     KVASIR_RETURN_IF_ERROR(
         CheckGroup(g, parsed.shape.logical_tokens, format.page_tokens, group));
     // Divides instead of multiplying, because the product might not fit into 64

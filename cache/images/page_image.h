@@ -28,11 +28,13 @@ struct ImageFormat {
   std::string page_format_id;  // as PageFormatId returns it
   std::string cache_id;        // as CacheId returns it
   // Identifies, in at most 32 bytes, the arithmetic that computes the pages.
-  // With other arithmetic, the sequence's next tokens would get other bits.
+  // Another arithmetic would give the sequence's next tokens latents with
+  // other bits.
   std::string numerics_id;
   plan::TpShard shard;
   int64_t page_tokens = 0;
-  // bytes of a page over all layers of its group, by PageGroupId
+  // the size of a page, summed over the layers of its group; indexed
+  // by PageGroupId
   std::vector<int64_t> page_bytes;
 };
 ImageFormat ImageFormatOf(const PageLayout& layout, std::string cache_id,
@@ -54,11 +56,11 @@ struct ParsedImage {
 // Checks and splits an image. Its result may be given to
 // KvCache::TakeImagePages and to the executor. Errors name the field, its value
 // and the value wanted:
-//   INVALID_ARGUMENT     not an image, cut, longer than it says, or with
-//                        sizes that contradict each other
+//   INVALID_ARGUMENT     not an image, cut off, longer than its header
+//                        says, or with sizes that contradict each other
 //   FAILED_PRECONDITION  another version, page format, cache, arithmetic or
 //                        rank
-//   DATA_LOSS            the bytes are not those that were written
+//   DATA_LOSS            the checksum shows that bytes have changed
 absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
                                        const ImageFormat& format);
 

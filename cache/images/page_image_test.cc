@@ -39,7 +39,7 @@ std::string Image(const ImageFormat& format = Format(),
   return ImageHeader(format, shape, payload) + payload;
 }
 
-// The offsets of fields in the header.
+// The byte offsets of some fields in the header.
 constexpr size_t kVersion = 8;
 constexpr size_t kRank = 108;
 constexpr size_t kGroups = 120;
@@ -138,10 +138,13 @@ TEST(PageImageTest, TheErrorNamesTheFieldInWhichAnImageDiffersFromThisRank) {
   refused(format, "number of page groups is 1, but this process needs 2");
   format = Format();
   format.page_bytes[1] = 31;
-  refused(format, "page bytes of group 1 is 31, but this process needs 30");
+  refused(
+      format,
+      "size in bytes of a page of group 1 is 31, but this process needs 30");
   format = Format();
   format.page_tokens = 32;
-  refused(format, "tokens of a page is 32, but this process needs 16");
+  refused(format,
+          "number of tokens of a page is 32, but this process needs 16");
   ExpectRefused(With(kVersion, 2, 4), absl::StatusCode::kFailedPrecondition,
                 "version is 2, but this process needs 3");
   ExpectRefused(With(0, 'x', 1), absl::StatusCode::kInvalidArgument,
@@ -160,16 +163,18 @@ TEST(PageImageTest, TheErrorNamesTheFieldOfAnImageWithInconsistentSizes) {
   refused(With(kLogical, ~0ull, 8), "logical tokens are -1");
   refused(With(kLogical, 1ull << 40, 8), "logical tokens are 1099511627776");
   refused(With(kPrompt, 1ull << 63, 8), "tokens of the prompt are -9223372036");
-  refused(With(kFirstGroup + 28, ~0ull, 8), "group 0: slots that stay is -1");
+  refused(With(kFirstGroup + 28, ~0ull, 8),
+          "group 0: the number of slots that stay is -1");
   refused(With(kLogical, 49, 8),
-          "group 0: physical tokens is 50, but must be 0 to 49");
+          "group 0: the number of physical tokens is 50, but must be 0 to 49");
   refused(With(kFirstGroup + 8, 1ull << 63, 8),
-          "group 0: physical tokens is -9223372036854775808");
+          "group 0: the number of physical tokens is -9223372036854775808");
   refused(With(kFirstGroup + 16, 1, 4),
-          "group 0: first page is 1, but must be 0 to 0");
+          "group 0: the index of the first page is 1, but must be 0 to 0");
   refused(With(kFirstGroup + 20, 5, 4),
           "group 0: the number of pages for 50 slots is 5, but must be 4");
-  refused(With(kFirstGroup + 24, ~0u, 4), "group 0: side pages is 4294967295");
+  refused(With(kFirstGroup + 24, ~0u, 4),
+          "group 0: the number of side pages is 4294967295");
   refused(With(kFirstGroup + 24, 1u << 29, 4),
           "group 0: it has 536870916 pages of 100 bytes, but the whole image "
           "has only");

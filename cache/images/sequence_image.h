@@ -14,11 +14,11 @@
 
 namespace kvasir::cache {
 
-// The part of a sequence's image that belongs to one page group.
+// How many slots and pages an image has in one page group.
 struct ImageGroupShape {
-  int64_t physical_tokens = 0;  // slots held
+  int64_t physical_tokens = 0;  // slots that the sequence holds
   int64_t first_page = 0;  // the first entry of the block table that has a page
-  int64_t num_pages = 0;   // pages of tokens
+  int64_t num_pages = 0;   // token pages, without side pages
   int64_t num_side_pages = 0;
   // EvictionSchedule::kept_slots. 0: the sequence evicts no slots in this
   // group.
@@ -29,7 +29,8 @@ struct ImageGroupShape {
 };
 
 struct ImageShape {
-  int64_t logical_tokens = 0;  // tokens seen
+  // tokens that the sequence has seen, evicted ones included
+  int64_t logical_tokens = 0;
   // The prompt's length if the sequence evicts slots, because eviction points
   // depend on this length; otherwise 0.
   int64_t prompt_tokens = 0;

@@ -42,10 +42,9 @@ struct CacheIdentity {
 std::string CacheId(const kvasir::v1::KvPlan& plan,
                     const CacheIdentity& identity);
 
-// A hash, as 32 hex digits, for the header of page images. If two processes
-// have equal ids, their pages have every byte in the same place, and they are
-// the same rank of the same number of ranks. The cache_id identifies what the
-// bytes mean.
+// A hash, as 32 hex digits, for the header of page images. Processes with equal
+// ids store every byte of a page in the same place. They are also the same rank
+// of the same number of ranks. The cache_id identifies what the bytes mean.
 std::string PageFormatId(const PageLayout& layout);
 
 }  // namespace kvasir::cache

@@ -104,8 +104,8 @@ class Arena {
 
   int64_t layer_;
   int64_t page_bytes_;
-  int64_t page_;            // the first page with room
-  int64_t used_bytes_ = 0;  // used bytes of this page
+  int64_t page_;            // index of the first side page with room
+  int64_t used_bytes_ = 0;  // used bytes of page page_
 };
 
 // The exact rows of a layer's keys or values, which are not placed yet.
@@ -252,8 +252,9 @@ class RowPlacer {
   }
 
   // Splits the rows of `ring` over at most `most_arenas` arenas. Each turn
-  // chooses the arena with the least room with which the remaining turns can
-  // still place all other rows. Returns false if the rows do not fit.
+  // chooses one arena. It is the one with the least room among those after
+  // which the remaining turns can still place all other rows. Returns false if
+  // the rows do not fit.
   static bool Split(int64_t side_pages, int64_t most_arenas, ExactRing* ring,
                     std::vector<Arena>* arenas) {
     int64_t left = ring->tokens();

@@ -11,8 +11,8 @@
 namespace kvasir::cache {
 namespace {
 
-// A byte count to which products are added. An overflow is recorded instead of
-// wrapping around.
+// A sum of byte counts. Add() adds the product of its arguments. An overflow is
+// recorded and does not wrap around.
 class Bytes {
  public:
   void Add(int64_t a, int64_t b = 1, int64_t c = 1) {
@@ -182,7 +182,7 @@ absl::Status LayOutSelection(const plan::ResolvedSelection& selection,
   layer.landmarks = cursor.Take(c.format.page_tokens / chunk,
                                 c.kv_heads.count * selection.landmark_bytes);
   if (selection.exact_outliers) {
-    Bytes row;  // a token's key and value in this layer
+    Bytes row;  // the bytes of a token's key and value in this layer
     row.Add(2 * kExactNumberBytes, c.kv_heads.count, c.head_dim);
     outlier_bytes.Add(selection.outlier_chunks, chunk, row.value());
   }

@@ -16,8 +16,9 @@ int64_t AlignRegion(int64_t bytes);
 
 // The layouts of all layers on the rank that holds `kv_heads`. The exact rows
 // of a page group are distributed over its layers' arenas. Returns
-// INVALID_ARGUMENT with the layer if a size exceeds kMaxPageIdBytes, or if the
-// chunks from which attention selects do not divide the page.
+// INVALID_ARGUMENT, which names the layer, if a size exceeds kMaxPageIdBytes,
+// or if page_tokens is not a multiple of the chunk size of
+// attention's selection.
 absl::StatusOr<std::vector<LayerLayout>> LayOutLayers(
     const plan::ResolvedPlan& plan, const PageFormat& format,
     plan::HeadRange kv_heads);

@@ -19,8 +19,8 @@
 // hold the latents of its first tokens (sinks) and of its latest tokens (exact
 // windows, stored as rings) as 16-bit numbers. A page id names a page in every
 // layer's arena, and these pages differ in size. So the rows of a side (a
-// layer's keys or values) go where there is room: into a few segments, each in
-// one arena of the page group.
+// layer's keys or values) are stored where there is room. They form a few
+// segments, each in one arena of the page group.
 //   side page in an arena: | rows of a side | rows of another ... |
 //   row: | part 0: group 0, group 1 ... | part 1 ... |
 #pragma once
@@ -52,8 +52,8 @@ inline constexpr int64_t kTileSlots = 64;
 // vector loads and bulk copies.
 inline constexpr int64_t kRegionAlignmentBytes = 128;
 
-// The place of one kind of data in a tile (in the page, for data outside the
-// tiles), with equal room for each slot.
+// The part of a tile that holds one kind of data, with equal room for each
+// slot. Data outside the tiles has such a region in the page.
 struct Region {
   int64_t offset_bytes = 0;  // from the start of the tile or page
   int64_t slot_bytes = 0;    // bytes that a slot uses
@@ -162,7 +162,8 @@ struct LayerLayout {
   // each chunk. No slots if attention always uses all tokens.
   Region landmarks;
   SlotMetadataLayout slot_metadata;
-  int64_t tile_bytes = 0;     // with padding; a multiple of the alignment
+  // with padding; a multiple of kRegionAlignmentBytes
+  int64_t tile_bytes = 0;
   int64_t page_bytes = 0;     // with padding
   int64_t payload_bytes = 0;  // without padding
   // The bytes of basis, mean and exact rows, which a sequence has in addition
@@ -236,8 +237,10 @@ using PageCounts = std::vector<int64_t>;
 // Units: all sizes are bytes of one rank.
 class PageLayout {
  public:
-  // INVALID_ARGUMENT for a format out of range, pages that are not a multiple
-  // of the selection's chunk, or a size that overflows int64.
+  // Returns INVALID_ARGUMENT if a field of `format` is out of range, or if
+  // page_tokens is not a multiple of the chunk size of attention's selection.
+  // Also returns it if a page over all layers, or a sequence's side pages, take
+  // more than kMaxPageIdBytes.
   static absl::StatusOr<PageLayout> Create(const plan::ResolvedPlan& plan,
                                            const PageFormat& format);
   // Like the function above, but resolves the plan first, and also returns the
@@ -258,13 +261,15 @@ class PageLayout {
   const std::vector<PageGroupLayout>& page_groups() const { return groups_; }
   const PageGroupLayout& page_group(PageGroupId id) const;
 
-  // The bytes that one more token takes as long as no window or eviction gives
-  // up tokens: with the padding of pages, and without it (payload). It may be a
-  // fraction, because a page's bytes need not be a multiple of its tokens.
+  // The bytes that one more token takes, with and without (payload) the padding
+  // of pages. This assumes that no window or eviction gives up tokens. The
+  // numbers may be fractions, because a page's bytes need not be a multiple of
+  // its tokens.
   double marginal_bytes_per_token() const;
   double marginal_payload_bytes_per_token() const;
-  // The bytes of a token in the keys or values of one layer (payload and
-  // parameters). The bytes of a joint part count for the keys.
+  // The bytes of a token in the keys or values of one layer, without padding:
+  // its codes (or unquantized numbers) and its ranges. The bytes of a joint
+  // part count for the keys.
   double PayloadBytesPerToken(int64_t layer, plan::Side side) const;
 
   // The bytes of one sequence's side pages, and how many of them hold data.
@@ -280,8 +285,8 @@ class PageLayout {
   // length_tokens is 0 .. kMaxSequenceTokens (CHECK).
   int64_t BytesAtLength(int64_t length_tokens, int64_t chunk_tokens) const;
 
-  // The bytes that a token would take on this rank if whole bf16 keys and
-  // values were cached.
+  // The bytes that a token would take on this rank if keys and values were
+  // cached uncompressed, as bf16.
   int64_t dense_bf16_bytes_per_token() const { return dense_bf16_bytes_; }
   // dense_bf16_bytes_per_token / marginal_bytes_per_token.
   double compression_ratio() const;
@@ -289,9 +294,9 @@ class PageLayout {
   // The arguments of PagesForBudget, which divides `budget_bytes` among the
   // page groups. First, every group gets the pages that one sequence of
   // `max_model_len` holds, as far as the budget allows. The rest is distributed
-  // in proportion to these numbers of pages. The budget is never exceeded.
-  // Lengths above kMaxSequenceTokens count as kMaxSequenceTokens
-  // (OneSequenceFits refuses them).
+  // in proportion to the number of pages that such a sequence holds in each
+  // group. The budget is never exceeded. Lengths above kMaxSequenceTokens count
+  // as kMaxSequenceTokens (OneSequenceFits refuses them).
   struct BudgetRequest {
     int64_t budget_bytes = 0;
     int64_t max_model_len = 0;

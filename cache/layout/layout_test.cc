@@ -304,8 +304,9 @@ TEST(PageLayoutTest, ChannelsOfZeroBitsInAScheduleTakeNoSpace) {
   EXPECT_EQ(group.width, 128);
   EXPECT_EQ(group.codes.slot_bytes, 16 * (8 + 4 + 4 + 2) / 8);
   EXPECT_EQ(group.params.num_slots, 0);
-  // A sequence has numbers of 2 bytes: a basis of 64 stored channels times 128,
-  // a mean of 128, and a scale and a minimum of each stored channel.
+  // A sequence has a basis of 64 stored channels times 128 numbers, a mean of
+  // 128 numbers, and a scale and a minimum of each stored channel. Each number
+  // has 2 bytes.
   EXPECT_EQ(layout.layer(0).sequence_bytes, 2 * (64 * 128 + 128 + 2 * 64));
   const int64_t side_pages =
       (layout.layer(0).sequence_bytes + layout.layer(0).page_bytes - 1) /
@@ -628,7 +629,7 @@ TEST(PageLayoutTest, ExactRowsOfSinksAreStoredBeforeTheRingOfRecentTokens) {
                        .row_bytes = 256,
                        .segments = {{.num_rows = 24, .rows_per_page = 10}}}));
   // The rows of the values' sinks are in the last page of the keys' rows, which
-  // these fill only partly.
+  // the keys' rows fill only partly.
   EXPECT_EQ(laid.value.exact, (ExactRing{.sink_tokens = 4,
                                          .window_tokens = 0,
                                          .row_bytes = 256,
@@ -691,10 +692,10 @@ TEST(PageLayoutTest, AJointLatentOfKeyAndValueIsStoredOnce) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   const PageLayout layout = LayOut(PlanOfKeyAndValue(0), shape, PageTokens(64));
   const LayerLayout& layer = layout.layer(0);
-  // A token has two latents. The first one takes 14 bytes of codes (6 channels
-  // of 8 bits, 12 of 4 and 6 of 2) and 16 bytes for its four ranges. The second
-  // one has a third of the channels: 5 bytes of codes, and 16 bytes for its
-  // four ranges.
+  // A token has two latents. The first one has 6 channels of 8 bits, 12 of 4
+  // and 6 of 2. Its codes take 14 bytes, and its four ranges 16 bytes. The
+  // second one has a third of the channels: 5 bytes of codes, and 16 bytes for
+  // its four ranges.
   EXPECT_EQ(layer.payload_bytes, 64 * (14 + 16 + 5 + 16));
   EXPECT_EQ(layout.PayloadBytesPerToken(0, plan::Side::kKey), 51);
   EXPECT_EQ(layout.PayloadBytesPerToken(0, plan::Side::kValue), 0);
@@ -852,9 +853,9 @@ int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   return *std::max_element(ends.begin(), ends.end());
 }
 
-// Checks how many bytes side pages waste. Not counting one page id, it may be a
-// tenth of the bytes of exact rows, or an eighth if pages have fewer than 64
-// slots, because such pages hold few rows.
+// Checks that side pages waste few bytes. The bytes of one page id are not
+// counted. The others may be at most a tenth of the bytes of exact rows. If
+// pages have fewer than 64 slots, they hold few rows, and an eighth is allowed.
 void ExpectLittleWaste(const PageLayout& layout) {
   ExpectRowsHavePlaces(layout);
   const PageGroupLayout& group = layout.page_groups()[0];
@@ -984,7 +985,7 @@ TEST(PageLayoutTest, ExactRowsOfJointPartsOfDifferentWidthsHaveLittlePadding) {
 
 // Regression test: the greedy filling fails with 60 pages but succeeds with 46,
 // so bisection by itself returned more pages than necessary.
-TEST(ExactRowsTest, UsesFewerSidePagesThanASearchByBisectionAloneWouldFind) {
+TEST(ExactRowsTest, FindsAPlacementWithFewerSidePagesThanBisectionFinds) {
   struct Rows {
     int64_t tokens;
     int64_t row_bytes;
@@ -1092,7 +1093,7 @@ TEST(PageLayoutTest, RefusesPageTokensOutOfRange) {
   }
 }
 
-TEST(PageLayoutTest, TheWholePagesOfAByteBudgetNeverExceedIt) {
+TEST(PageLayoutTest, PagesForAByteBudgetNeverTakeMoreBytesThanTheBudget) {
   const plan::AttentionShape shape = Shape(2, 1, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));

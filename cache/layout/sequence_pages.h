@@ -36,9 +36,10 @@ struct SequencePages {
   // of the partly filled page instead of the parent's page.
   int64_t Held(int64_t length_tokens, int64_t chunk_tokens) const;
 
-  // The number of pages that a sequence must still get, out of Held(), if it
-  // starts with a cached prefix of `found_tokens` tokens (whole pages). At its
-  // start it already holds the found pages inside the window, but no side page.
+  // The number of further pages that a sequence needs to reach Held() if it
+  // starts with a cached prefix of `found_tokens` tokens, which fill whole
+  // pages. At its start the sequence holds the prefix's pages inside the
+  // window, but no side page.
   int64_t Missing(int64_t length_tokens, int64_t chunk_tokens,
                   int64_t found_tokens) const;
 };

@@ -10,8 +10,8 @@ namespace {
 
 constexpr PageGroupId kGroup(0);
 
-// The number of pages that a sequence holds, as a layout computes it and as a
-// cache with the same layout computes it.
+// How many pages a sequence holds, computed by a layout and by a cache with the
+// same layout.
 struct BothAnswers {
   int64_t layout = 0;
   int64_t cache = 0;
@@ -94,7 +94,7 @@ TEST(SequencePagesTest,
 // including those outside the window. After 40 found tokens, it believed that
 // no page was missing.
 TEST(SequencePagesTest,
-     OnlyPagesOfTheCachedPrefixInsideTheWindowReduceTheMissingPages) {
+     CachedPagesOutsideTheWindowDoNotReduceTheNumberOfMissingPages) {
   const SequencePages windowed = {.page_tokens = 4, .sliding_window = 5};
   EXPECT_EQ(windowed.Held(45, 8), 4);
   // The query at position 40 attends to tokens from 36 on, so only page 9 of

@@ -27,9 +27,10 @@ struct KvCacheConfig {
     // padding. Used only to report bytes.
     int64_t page_bytes = 0;
     int64_t payload_bytes = 0;
-    // The bytes in one sequence's side pages that hold data.
+    // How many bytes of one sequence's side pages hold data.
     int64_t side_payload_bytes = 0;
-    // The number of pages of the host pool. 0: nothing can be exported.
+    // The number of this group's pages in the host pool. 0: no sequence can
+    // be exported.
     int64_t num_host_pages = 0;
   };
   int64_t page_tokens = 0;    // called P in comments

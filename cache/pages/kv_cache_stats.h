@@ -11,8 +11,8 @@ namespace kvasir::cache {
 struct PageGroupStats {
   int64_t num_pages = 0;
   int64_t used_pages = 0;    // referenced by a sequence
-  int64_t free_pages = 0;    // available at once, cached pages included
-  int64_t cached_pages = 0;  // free, but prompts can still find them
+  int64_t free_pages = 0;    // can be allocated at once; includes cached pages
+  int64_t cached_pages = 0;  // free pages that prompts can still find
   int64_t side_pages = 0;    // used pages other than token pages
   int64_t tail_pages = 0;    // copies of side pages that prompts can find
   // Slots of used token pages, and how many of these slots hold a token.
@@ -21,7 +21,8 @@ struct PageGroupStats {
   // The number of slots that sequences hold. A shared slot counts once for each
   // sequence.
   int64_t physical_tokens = 0;
-  // The bytes of num_pages, used_pages and cached_pages.
+  // pool_bytes, used_bytes and cached_bytes are the bytes of num_pages,
+  // used_pages and cached_pages.
   int64_t pool_bytes = 0;
   int64_t used_bytes = 0;
   int64_t cached_bytes = 0;
@@ -40,7 +41,8 @@ struct PageGroupStats {
   int64_t host_used_bytes = 0;
 };
 
-// Counts since construction, except for the fields marked as gauges.
+// Counts since the cache was constructed, except for the fields marked
+// as gauges.
 struct KvCacheStats {
   std::vector<PageGroupStats> groups;  // gauges
   int64_t sequences = 0;               // gauge
@@ -57,7 +59,8 @@ struct KvCacheStats {
   // The number of cached pages that were dropped because the page or its index
   // node was needed.
   int64_t pages_evicted = 0;
-  int64_t pages_copied = 0;  // shared pages before a write, and side pages
+  // copies of shared pages before a write, and of side pages
+  int64_t pages_copied = 0;
   int64_t pages_published = 0;
   int64_t pages_unpublished = 0;  // full pages for which the index had no room
   int64_t tails_published = 0;
@@ -65,7 +68,7 @@ struct KvCacheStats {
   // Evictions of slots, counted once per sequence and group.
   int64_t evictions = 0;
   int64_t slots_evicted = 0;
-  int64_t pages_reclaimed = 0;  // by evictions
+  int64_t pages_reclaimed = 0;  // token pages that evictions freed
   int64_t page_hashes = 0;
   int64_t table_entries_sent = 0;
   int64_t forks = 0;

@@ -53,7 +53,8 @@ class PagePin {
 
 // Owns: the state of N pages, not their bytes.
 // Threads: used only by the scheduler thread.
-// Errors: an exhausted free list is an empty optional; misuse is a CHECK.
+// Errors: if no page is free, Allocate returns an empty optional. Misuse is
+// a CHECK.
 // Cost: every method is O(1).
 class PagePool {
  public:
@@ -87,8 +88,8 @@ class PagePool {
 
   int32_t references(PageId page) const { return state(page).references; }
 
-  // Sets the number of tokens that the page holds, for statistics of waste. The
-  // number is included in the statistics only while the page is used.
+  // Sets how many slots of the page hold a token. total_filled_slots() counts
+  // them while the page is used.
   void SetFilledSlots(PageId page, int32_t slots);
   int32_t filled_slots(PageId page) const { return state(page).filled_slots; }
 
@@ -96,7 +97,8 @@ class PagePool {
   int64_t free_pages() const { return num_free_; }
   int64_t cached_pages() const { return num_cached_; }
   int64_t used_pages() const { return num_pages() - num_free_ - num_cached_; }
-  // The pages that allocations can get, cached pages included.
+  // The number of pages that can be allocated, including cached pages after
+  // their tags are cleared.
   int64_t available_pages() const { return num_free_ + num_cached_; }
   int64_t total_references() const { return total_references_; }
   // The sum of the filled slots of all used pages.

@@ -17,7 +17,7 @@ std::vector<int32_t> CachedOldestFirst(const PagePool& pool) {
   return pages;
 }
 
-TEST(PagePoolTest, AllocatesThePageThatWasFreedLastAfterAllPagesHaveBeenUsed) {
+TEST(PagePoolTest, OnceAllPagesHaveBeenUsedTheLastFreedPageIsAllocatedFirst) {
   PagePool pool(3);
   std::optional<PagePin> a = pool.Allocate();
   std::optional<PagePin> b = pool.Allocate();
@@ -133,7 +133,7 @@ TEST(PagePoolTest, FilledSlotsAreCountedOnlyWhileTheirPageIsInUse) {
   EXPECT_TRUE(pool.CountersAgree());
 }
 
-TEST(PagePoolDeathTest, SharingOrTaggingAFreePageAborts) {
+TEST(PagePoolDeathTest, InvalidOperationsOnPagesAbort) {
   PagePool pool(2);
   PagePin a = *pool.Allocate();
   EXPECT_DEATH(pool.Share(PageId(1)), "tag");      // a free page holds nothing

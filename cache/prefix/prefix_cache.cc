@@ -153,8 +153,9 @@ void PrefixCache::PublishPage(int64_t index, PrefixChain* sequence) {
     }
     sequence->chain = index_->Publish(page);
   }
-  // The chain is empty if this page or an earlier one could not be published: a
-  // page whose parent is not in the index could never be found.
+  // The chain is empty if this page or an earlier one could not be published.
+  // Later pages are then not published, because no prompt could find a page
+  // whose parent is not in the index.
   ++(sequence->chain ? counts_.pages_published : counts_.pages_unpublished);
 }
 

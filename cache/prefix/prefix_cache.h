@@ -1,11 +1,11 @@
 // The page pools of all groups, together with the index that finds pages by
-// their tokens. It determines which pages a prompt can reuse, which pages a
-// sequence publishes, and which cached page is evicted if a pool has no free
-// one.
+// their tokens. It determines which pages a prompt can reuse and which pages a
+// sequence publishes. If a pool has no free page, it chooses the cached page
+// that is evicted.
 //
-// If sequences own side pages (exact windows), a prefix is found only up to a
-// tail: a copy of the side pages of a sequence that had committed exactly these
-// tokens. tail_policy.h decides where tails are made.
+// If sequences own side pages (for exact windows), a prefix is found only up to
+// a tail. A tail is a copy of the side pages of a sequence that had committed
+// exactly the tokens up to there. tail_policy.h decides where tails are made.
 #pragma once
 
 #include <cstdint>
@@ -53,8 +53,8 @@ struct PrefixChain {
 // CHECK.
 class PrefixCache {
  public:
-  // `counts` and `config` must outlive this object. A null `hasher` means the
-  // hash keyed by config.cache_id.
+  // `counts` and `config` must outlive this object. If `hasher` is null, the
+  // cache makes one with MakePrefixHasher(config.cache_id).
   PrefixCache(const KvCacheConfig& config, std::unique_ptr<PrefixHasher> hasher,
               KvCacheStats* counts);
   PrefixCache(const PrefixCache&) = delete;
@@ -121,17 +121,18 @@ class PrefixCache {
     }
   }
 
-  // Publishes a tail at the end of the chain if the policy wants one after
-  // `logical_tokens` and there are pages for it; returns its pages, or null.
-  // The caller must immediately list copies of the sequence's side pages into
-  // these pages.
+  // Publishes a tail at the end of the chain if the sequence's TailPolicy wants
+  // one after `logical_tokens` and there are pages for it. Returns the tail's
+  // pages, or null if no tail was published. The caller must immediately list
+  // copies of the sequence's side pages into these pages.
   const TailPages* PublishTail(int64_t logical_tokens, PrefixChain* sequence);
   const TailPages& tail(PrefixNodeId node) const { return index_->tail(node); }
   void KeepTail(PrefixNodeId node) { index_->KeepTail(node); }
   // Drops the tail to which a page belongs, if there is one.
   void ForgetTailOf(size_t group, PageId page);
-  // Call it after the sequence's token pages were released, so that its tails
-  // are not evicted before these pages.
+  // Makes all tails of the chain the newest ones. Call it after the sequence's
+  // token pages were released, so that the tails are not evicted before
+  // these pages.
   void WarmTails(const PrefixRef& chain);
 
  private:

@@ -17,8 +17,8 @@
 
 namespace kvasir::cache {
 
-// Increase it when equal inputs get different hashes. Routers and workers must
-// have the same version.
+// Increase this number whenever a change of the code gives the same inputs
+// other hashes. Routers and workers must have the same version.
 inline constexpr uint32_t kPrefixHashVersion = 1;
 
 struct PrefixHash {

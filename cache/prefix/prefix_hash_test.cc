@@ -18,8 +18,8 @@ std::string Hex(const PrefixHash& hash) {
 
 TEST(PrefixHashTest, HashesAreEqualOnEveryMachine) {
   // The expected values come from Python's hashlib:
-  // blake2b(key=blake2b(b"cache-1").digest(), digest_size=16) over 00 "tenant",
-  // then over 01, the parent and the ids.
+  // blake2b(key=blake2b(b"cache-1").digest(), digest_size=16). The root hashes
+  // byte 00 and "tenant"; a page hashes byte 01, the parent's hash and the ids.
   const auto hasher = MakePrefixHasher("cache-1");
   const PrefixHash root = hasher->Root("tenant");
   EXPECT_EQ(Hex(root), "cb4289c2622e3dc4e928fe0ba5bfbe0d");

@@ -138,8 +138,8 @@ void PrefixIndex::WarmTails(PrefixNodeId id) {
 void PrefixIndex::MakeNewest(TailList::iterator tail) {
   tails_.splice(tails_.end(), tails_, tail);
   for (size_t g = 0; g < pools_.size(); ++g) {
-    // Taking and dropping a reference moves a cached page to the end of the
-    // eviction order.
+    // Share() takes a reference and its temporary pin drops it again. This
+    // moves a cached page to the end of the eviction order.
     for (const PageId page : tail->pages[g]) pools_[g]->Share(page);
   }
 }

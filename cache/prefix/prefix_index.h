@@ -6,8 +6,9 @@
 //                          `--------- [3 0 6 6]
 //
 // A node is looked up by hash, and used only if its parent and its token ids
-// are equal to those asked for. So a hash collision is a miss. A node outlives
-// its pages while it has children or a sequence publishes below it.
+// are equal to those asked for. So a hash collision is a miss. A node that has
+// lost its pages is kept as long as it has children or a sequence publishes
+// pages below it.
 //
 // A node may have a tail: copies of the side pages of a sequence that had
 // committed exactly the node's tokens. A tail is dropped as soon as one of its
@@ -75,9 +76,11 @@ struct PrefixIndexOptions {
   int64_t max_nodes = 0;
 };
 
-// Owns: nodes and the tags of the pools' pages. The pools own the pages.
+// Owns: the tree's nodes, and the tags of pages (PagePool::SetTag). The pools
+// own the pages themselves.
 // Threads: used only by the scheduler thread.
-// Errors: "not found" and "no room" are invalid ids; misuse is a CHECK.
+// Errors: if a node is not found or there is no room for it, functions return
+// an invalid id or an empty reference. Misuse is a CHECK.
 class PrefixIndex {
  public:
   // `pools` is indexed by PageGroupId. The pools must outlive the index.
@@ -139,8 +142,8 @@ class PrefixIndex {
   // the newest one, and its publisher's next tail no longer replaces it.
   void KeepTail(PrefixNodeId node);
   // Makes the tails of the node and of its ancestors the newest ones. Their
-  // cached pages move to the end of the lists, so they are evicted together
-  // with the pages of their nodes and not before.
+  // cached pages move to the end of the pools' lists of cached pages. So they
+  // are evicted together with the pages of their nodes, and not before.
   void WarmTails(PrefixNodeId node);
   // The next three functions remove tails. They return the number of pages that
   // they removed from the index.
@@ -165,7 +168,7 @@ class PrefixIndex {
   struct Node {
     PrefixHash hash;
     int32_t parent = -1;     // -1: a root
-    int32_t references = 0;  // children and PrefixRefs
+    int32_t references = 0;  // the number of its children and PrefixRefs
     int32_t num_pages = 0;   // summed over the groups
     bool in_use = false;
   };
@@ -205,12 +208,13 @@ class PrefixIndex {
   std::vector<std::unique_ptr<int32_t[]>> token_blocks_;
   std::vector<PrefixNodeId> unused_;
   int64_t num_nodes_ = 0;
-  absl::flat_hash_map<PrefixHash, PrefixNodeId> by_hash_;  // without roots
+  absl::flat_hash_map<PrefixHash, PrefixNodeId> by_hash_;  // nodes except roots
   absl::flat_hash_map<std::string, PrefixNodeId> roots_;
-  absl::flat_hash_map<PrefixNodeId, std::string> salts_;  // key: a root
-  TailList tails_;                                        // oldest first
+  // the salt of each root
+  absl::flat_hash_map<PrefixNodeId, std::string> salts_;
+  TailList tails_;  // oldest first
   absl::flat_hash_map<PrefixNodeId, TailList::iterator> tail_of_;
-  std::vector<int64_t> tail_pages_;  // pages in all tails, by group
+  std::vector<int64_t> tail_pages_;  // number of pages in all tails, by group
 };
 
 }  // namespace kvasir::cache

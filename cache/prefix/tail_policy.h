@@ -39,9 +39,9 @@ class TailPolicy {
 
   // The boundary at which a step of the prompt should end if it reaches that
   // far; 0: none. There is only one, so that it costs at most one additional
-  // step. It is the fork point: the last boundary of which the index has the
-  // pages but no tail. Without a fork point it is the last boundary of the
-  // prompt.
+  // step. It is the fork point: the last boundary for which the index has the
+  // token pages but no tail. If there is no fork point, it is the last boundary
+  // of the prompt.
   int64_t cut_tokens() const { return cut_tokens_; }
 
   // The kind of tail that is published when a step ends with `tokens` committed
@@ -54,8 +54,8 @@ class TailPolicy {
   int64_t cut_tokens_ = 0;
 };
 
-// The most pages of a group that tails may take: a quarter of the pool, but at
-// least one tail.
+// Returns how many pages of a group tails may take: a quarter of the pool, but
+// at least the pages of one tail.
 int64_t MaxTailPages(int64_t num_pages, int64_t pages_per_tail);
 
 }  // namespace kvasir::cache

@@ -50,10 +50,10 @@ class BlockTable {
   void SetLengthsOf(const BlockTable& other);
   void SetLengths(int64_t logical_tokens, int64_t next_slot);
 
-  // Shrinks the table to its first `kept` slots (1 .. next_slot): an eviction
-  // moves all slots that stay to the front. The next token goes after them, and
-  // later pages are given up. No entry may have been given up at the front.
-  // Returns the number of pages given up.
+  // Shrinks the table to its first `kept` slots (1 .. next_slot), to which the
+  // executor moves the slots that stay. The next token goes after these slots,
+  // and the pages after them are given up. No entry may have been given up at
+  // the front (CHECK). Returns the number of pages given up.
   int64_t Compact(int64_t kept);
 
   // Gives up the pages before entry `first_live` (at most num_entries). Returns
@@ -89,7 +89,7 @@ class BlockTable {
 
  private:
   int64_t page_tokens_;
-  std::vector<PagePin> entries_;  // an empty pin: released
+  std::vector<PagePin> entries_;  // an empty pin is a released entry
   int64_t first_live_ = 0;
   int64_t next_slot_ = 0;
   int64_t logical_tokens_ = 0;

@@ -125,7 +125,7 @@ TEST_F(BlockTableTest, CachedTokensOutsideTheSlidingWindowHaveNoPages) {
   EXPECT_EQ(delta.appended_pages(2), 0);
 }
 
-TEST_F(BlockTableTest, AdvancingPastThePagesOrReleasingUnwrittenPagesAborts) {
+TEST_F(BlockTableTest, InvalidChangesOfABlockTableAbort) {
   Append(1);
   EXPECT_DEATH(table_.Advance(5), "MissingEntries");
   // the slots of this page are not written yet

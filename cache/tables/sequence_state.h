@@ -47,8 +47,8 @@ struct GroupState {
     for (const PagePin& page : tail_pages) function(page.page());
     if (fork_page) function(fork_page.page());
   }
-  // How many page references this sequence holds. ForEachPage visits the same
-  // references.
+  // How many references to pages this sequence holds in the group: as many as
+  // ForEachPage visits.
   int64_t num_references() const {
     return table.num_live() +
            static_cast<int64_t>(side_pages.size() + tail_pages.size()) +

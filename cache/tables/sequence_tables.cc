@@ -351,9 +351,9 @@ void SequenceTables::TakeDeltas(SequenceState* sequence,
           begin + written_before, begin + sequence->reserved_tokens)));
     }
     if (state.side_pages.empty() || state.side_pages_sent) continue;
-    // The side pages are sent in the delta of the block table. There is one,
-    // because side pages come with the first reservation, which also makes the
-    // table.
+    // The side pages are sent in the delta of the block table. This delta
+    // exists, because the first reservation allocates the side pages and also
+    // makes the table.
     kvasir::v1::BlockTableDelta* delta =
         out->mutable_block_tables(out->block_tables_size() - 1);
     for (const PagePin& page : state.side_pages) {

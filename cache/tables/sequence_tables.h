@@ -1,6 +1,6 @@
-// Manages the block tables and side pages of sequences: they grow, fork, shrink
-// and are sent to the executor. PrefixCache provides the pages, PageCopies
-// lists the copies.
+// Manages the block tables and side pages of sequences: makes them grow, fork
+// and shrink, and reports their changes to the executor. PrefixCache provides
+// the pages, and PageCopies collects the page copies.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,8 @@ struct ReserveResult {
 // parameter. `cache`, `copies` and `counts` must outlive this object.
 // Owns: the list of slot evictions of the next step.
 // Threads: used only by the scheduler thread.
-// Errors: "no pages" is a ReserveResult; misuse is a CHECK.
+// Errors: if a pool has too few free pages, the result is a ReserveResult that
+// is not ok. Misuse is a CHECK.
 class SequenceTables {
  public:
   SequenceTables(const KvCacheConfig& config, PrefixCache* cache,

@@ -15,7 +15,7 @@ namespace kvasir::cache {
 
 // The arguments of a command, sorted by kind: numbers, names and options.
 struct KvCacheScenario::Words {
-  std::vector<int32_t> numbers;  // with ranges expanded
+  std::vector<int32_t> numbers;  // ids; a range such as 1..3 adds all its ids
   std::vector<std::string> names;
   PageGroupId group{0};
   // The slots that stay at an eviction. -1: not given; 0: all.

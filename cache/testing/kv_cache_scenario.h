@@ -1,6 +1,6 @@
-// A small language for tests of KvCache. A line has one command, then the
-// expected answer after "->", then a comment after "#". The cache's invariants
-// are checked after each command.
+// A small language for tests of KvCache. Each line has one command, optionally
+// followed by "->" and the expected answer, and by "#" and a comment. The
+// cache's invariants are checked after each command.
 //
 //   start NAME TOKENS [salt=X] [noreuse] [nopublish] [prompt=N]
 //         [keep=N|all]           -> cached N      (slots that stay)

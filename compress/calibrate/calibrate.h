@@ -30,7 +30,7 @@ struct CalibrateOptions {
   at::Device device = at::kCPU;
   int threads = 1;
   // Number of sequences that are processed together; 0 means one per thread.
-  // The result does not depend on it.
+  // Except for rounding (see Calibrate), the result does not depend on it.
   int64_t micro_batch = 0;
   // Folder for finished calibrations and for the states of stopped runs. If the
   // path is empty, nothing is saved.

@@ -114,8 +114,7 @@ std::vector<DomainText> Domains(const std::vector<int64_t>& lengths) {
   return domains;
 }
 
-TEST(SampleDomainsTest,
-     DomainsGetEqualSharesOfWhichTheLastSequencesAreHeldOut) {
+TEST(SampleDomainsTest, TheLastSequencesOfEachDomainAreHeldOut) {
   const std::vector<DomainText> domains = Domains({300, 500, 220});
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample sample,

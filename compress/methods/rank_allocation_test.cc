@@ -160,8 +160,7 @@ TEST(RankAllocationTest, InvalidPoolsAreRefused) {
   EXPECT_THAT(
       AllocateRanks({.units = {{1, 64}, {1, 64}}, .target = 15, .multiple = 8}),
       invalid("the budget is 15 numbers per token, but 2 ranks that are "
-              "multiples of 8 take at least 16: lower --rank-multiple or keep "
-              "more"));
+              "with a rank multiple of 8, take 16: lower --rank-multiple"));
   EXPECT_THAT(AllocateRanks({.units = {{0, 64}}, .target = 32}),
               invalid("the score of every unit is zero"));
   EXPECT_THAT(AllocateRanks({.units = {{std::nan(""), 64}}, .target = 32}),

@@ -94,12 +94,13 @@ TEST_F(SvdqTest, InvalidSchedulesAreRefused) {
   EXPECT_THAT(PlanSvdq(request_, {.schedule = {4}}),
               invalid("must have 8 bit widths, has 1"));
   EXPECT_THAT(PlanSvdq(request_, {.schedule = {8, 7, 4, 4, 0, 0, 0, 0}}),
-              invalid("bits must be 0 to 6 or 8, have 7"));
+              invalid("bits must be 0 to 6 or 8, but are 7"));
   EXPECT_THAT(PlanSvdq(request_, {.schedule = {0, 0, 0, 0, 0, 0, 0, 0}}),
               invalid("stores nothing"));
   const PlanRequest odd =
       RequestOf({.heads = 3, .kv_heads = 3, .head_dim = 4, .rotary_dim = 4});
-  EXPECT_THAT(PlanSvdq(odd, {}), invalid("a width that 8 divides, have 12"));
+  EXPECT_THAT(PlanSvdq(odd, {}),
+              invalid("a multiple of 8, but the width is 12"));
   request_.keep = 2;
   EXPECT_THAT(PlanSvdq(request_, {}), invalid("kept share"));
 }

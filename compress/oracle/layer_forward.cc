@@ -177,9 +177,8 @@ absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
   return coded->values;
 }
 
-// Returns whether all latents of the part can be coded in one call. This
-// requires equal widths, ranges that are not static, and no observer that wants
-// the codes of each latent.
+// Returns whether all latents of the part can be coded in one call: if widths
+// are equal, ranges are not static, and no observer wants each latent's codes.
 bool CodesAlike(const Call& call, const ProgramPart& part) {
   const LatentCodec& first = part.latents[0].codec;
   if (first.channel_static) return false;
@@ -331,8 +330,7 @@ at::Tensor AddDims(const Call& call, const ProgramPart& part,
 // The latents of a part [B, T, sum of R'] as they are read from the cache.
 struct ReadLatents {
   at::Tensor coded;
-  // The latents in exact rows; defined if any tokens are kept exact.
-  at::Tensor exact;
+  at::Tensor exact;  // latents in exact rows; defined if tokens stay exact
 };
 
 struct Keys {

@@ -1031,9 +1031,9 @@ TEST(KeyBiasTest, TheBiasOfSlowPairsAndOfTheFourLargestPairsIsLeftOut) {
   rope.rotary_dim = 14;
   rope.frequencies = {1.0, 0.5, 0.1, 0.02, 0.01, 0.003, 0.001};
   rope.attention_factor = 1.5;
-  // Pairs 1 to 4 would remain largest and are left out exactly. Pairs 5
-  // and 6 turn slowly and are left out as at the centre of their tile.
-  // Pair 0 remains.
+  // The biases of pairs 1 to 4 would remain largest and are left out exactly.
+  // Pairs 5 and 6 turn slowly, so their biases are left out as at the centre of
+  // the tile. The bias of pair 0 remains.
   const std::vector<double> lengths = {0.5, 9, 8, 7, 6, 20, 30};
   for (const auto pairing :
        {model::RopePairing::kHalfSplit, model::RopePairing::kInterleaved}) {

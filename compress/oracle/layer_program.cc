@@ -82,8 +82,8 @@ absl::Status CompileFull(const SideContext& c, const ResolvedPart& from,
                          ProgramPart& part) {
   const int64_t heads = c.spec->num_kv_heads;
   part.has_bias = c.spec->qkv_bias;
-  // Codes in static ranges include the bias, because the ranges were measured
-  // with it. Only ranges and norms of single tokens allow to leave it out.
+  // Codes leave the bias out only if each token has its own range. Static
+  // ranges were measured with the bias, so codes in them include it.
   part.leaves_bias_out = c.side == plan::Side::kKey && part.has_bias &&
                          c.spec->qk_norm == model::QkNorm::kNone &&
                          !from.joint && !from.has_basis() &&

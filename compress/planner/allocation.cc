@@ -97,8 +97,8 @@ class WidthTable {
                            (stored ? part_.loss_per_channel *
                                          static_cast<double>(group.channels)
                                    : 0.0);
-        // Widths never grow from group to group. If the first group had no
-        // bits, the part would store nothing.
+        // The first group must have bits. Widths never grow from group to
+        // group, so without them the part would store nothing.
         const bool may = stored || i > 1;
         for (int64_t u = 0; u < num_units_; ++u) {
           const double wider =

@@ -16,8 +16,8 @@ struct Roots {
   at::Tensor inverse;  // F^-1/2
 };
 
-// Computes the root of the matrix and its inverse. The matrix must be
-// Hermitian, and positive definite up to rounding.
+// Computes the square root of the matrix, and the inverse of this root. The
+// matrix must be Hermitian, and positive definite up to rounding.
 Roots RootsOf(const at::Tensor& matrix) {
   auto [values, vectors] = at::linalg_eigh(matrix);
   const double most = values.max().item<double>();

@@ -218,8 +218,7 @@ TEST(AttentionMassRulesTest,
   EXPECT_EQ(sequences[4].weights_at, -1);
 }
 
-TEST(AttentionMassRulesTest,
-     AttentionMassWithInvalidEvictionUnitsOrTooManyRowsIsRefused) {
+TEST(AttentionMassRulesTest, InvalidAttentionMassParametersAreRefused) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;
@@ -239,17 +238,18 @@ TEST(AttentionMassRulesTest,
   };
   const std::vector<int32_t> beyond = {0, 0, 1, 2};
   refuses([&](auto& p) { p.unit_of_head = beyond.data(); },
-          "unit_of_head of a KV head: want 0 to 1, have 2");
+          "unit_of_head of a KV head: must be 0 to 1, but is 2");
   refuses([](auto& p) { p.unit_of_head = nullptr; },
-          "unit_of_head of a KV head: want 0 to 1, have -1");
+          "unit_of_head of a KV head: must be 0 to 1, but is -1");
   refuses([](auto& p) { p.metadata.num_units = 0; },
-          "units of slot metadata for attention mass: want at least 1, have 0");
+          "units of slot metadata for attention mass: must be at least 1, but "
+          "is 0");
   refuses([](auto& p) { p.mass.most_rows = 2; },
-          "rows of a step that adds attention mass: want 0 to 2, have 3");
+          "rows of a step that adds attention mass: must be 0 to 2, but is 3");
   sequence.num_rows = 1;
   sequence.weights_at = 16;
   refuses([](auto& p) { p.mass.most_weights = 1000; },
-          "floats of kept attention weights: want 0 to 1000, have 1056");
+          "floats of kept attention weights: must be 0 to 1000, but is 1056");
 }
 
 }  // namespace

@@ -117,7 +117,8 @@ std::string NameOf(const Case& each) {
          (each.by_level ? ", levels" : "");
 }
 
-TEST(CodeDotsTest, DotsWithKeysErrByAtMostHalfAUnitPerNumberOnEveryTarget) {
+TEST(CodeDotsTest,
+     ErrorsOfKeyDotProductsAreAtMostHalfAUnitPerNumberOnEveryTarget) {
   for (const Case& each : Cases()) {
     SCOPED_TRACE(NameOf(each));
     const Slots slots(each.bits, each.before, each.width, each.by_level, 3);
@@ -180,7 +181,7 @@ TEST(CodeDotsTest, DotsWithKeysErrByAtMostHalfAUnitPerNumberOnEveryTarget) {
   }
 }
 
-TEST(CodeDotsTest, SumsOfValuesErrByAtMostHalfAUnitPerNumberOnEveryTarget) {
+TEST(CodeDotsTest, ErrorsOfValueSumsAreAtMostHalfAUnitPerNumberOnEveryTarget) {
   for (const Case& each : Cases()) {
     SCOPED_TRACE(NameOf(each));
     const Slots slots(each.bits, each.before, each.width, each.by_level, 5);
@@ -262,7 +263,7 @@ TEST(CodeDotsTest, SumsOfValuesErrByAtMostHalfAUnitPerNumberOnEveryTarget) {
   }
 }
 
-TEST(CodeDigitsTest, NumbersThatAreNotFiniteMakeTheUnitNaN) {
+TEST(CodeDigitsTest, InfiniteOrNaNNumbersMakeTheUnitOfTheirDigitsNaN) {
   for (const float bad : {std::numeric_limits<float>::infinity(),
                           -std::numeric_limits<float>::infinity(),
                           std::numeric_limits<float>::quiet_NaN()}) {

@@ -85,7 +85,7 @@ std::vector<LatentSpec> BiasedSpecs() {
 
 class KeyBiasAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(KeyBiasAttentionTest, AllBackEndsMatchExactAttentionAndGiveTheSameBits) {
+TEST_P(KeyBiasAttentionTest, AllBackEndsGiveTheSameBitsCloseToExactAttention) {
   LatentCache cache(GetParam(), {1, 65, 701}, 1);
   const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 40, 25}, {2, 700, 1}};
   WriteAll(cache, asks);
@@ -127,7 +127,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, KeyBiasAttentionTest,
                          });
 
 TEST(KeyBiasPositionsTest,
-     ListedPositionsEqualToTheSlotNumbersGiveTheSameBitsAsNoPositions) {
+     PositionsThatEqualTheSlotNumbersGiveTheSameBitsAsNoPositions) {
   LatentSpec spec = BiasedSpecs()[0];
   const auto attend = [&](int64_t page_tokens) {
     spec.page_tokens = page_tokens;
@@ -174,13 +174,15 @@ TEST(KeyBiasRefusalTest, TheErrorNamesTheInvalidField) {
   AttentionKeyBias bias = *good.key_bias;
   params.key_bias = &bias;
   bias.tile_pairs = 129;
-  ExpectRefusal(params, "tile_pairs of the key bias: want 0 to 128, have 129");
+  ExpectRefusal(params,
+                "tile_pairs of the key bias: must be 0 to 128, but is 129");
   bias = *good.key_bias;
   bias.exact_pairs = 9;
-  ExpectRefusal(params, "exact_pairs of the key bias: want 0 to 8, have 9");
+  ExpectRefusal(params,
+                "exact_pairs of the key bias: must be 0 to 8, but is 9");
   bias = *good.key_bias;
   bias.tile_pairs = 100;
-  ExpectRefusal(params, "q_row_stride: want at least ");
+  ExpectRefusal(params, "q_row_stride: must be at least ");
   bias = *good.key_bias;
   AttentionKeyPartArgs key = good.keys[0];
   params.keys = &key;

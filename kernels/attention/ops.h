@@ -30,10 +30,11 @@ class PreparedAttention {
   const AttentionGrid& grid() const { return *grid_; }
   const AttentionKernels& kernels() const;
 
-  // The cost of rebuilding the keys or lifting the values of a sequence's slots
-  // in one launch. head_work[j] is the cost of one slot for KV head j [Hkv].
-  // The result is for a launch on one thread, so it does not depend on the real
-  // number of threads. The sequence's block table and positions are not read.
+  // Returns the cost of rebuilding the keys or lifting the values of a
+  // sequence's slots in one launch. head_work[j] is the cost of one slot for KV
+  // head j [Hkv]. The result is for a launch on one thread, so it does not
+  // depend on the real number of threads. The sequence's block table and
+  // positions are not read.
   double WorkOnSlots(const AttentionSequence& sequence,
                      absl::Span<const double> head_work) const;
 
@@ -51,7 +52,7 @@ class PreparedAttention {
 
   std::unique_ptr<Parts> parts_;
   std::unique_ptr<AttentionGrid> grid_;
-  // A grid of one thread, which WorkOnSlots reads.
+  // A grid for one thread, which WorkOnSlots reads.
   std::unique_ptr<AttentionGrid> one_thread_;
 };
 
@@ -59,9 +60,9 @@ class PreparedAttention {
 // with every step. Launches must use streams of `device`.
 absl::StatusOr<PreparedAttention> Prepare(Device& device,
                                           const PagedAttentionParams& shape);
-// Whether the scratch of one thread has room for one row of q. Reads only sizes
-// (widths, counts of runs, dims and windows), so the other pointers in `shape`
-// may be null.
+// Returns whether the scratch of one thread has room for one row of q. Reads
+// only sizes (widths, counts of runs, dims and windows), so the pointers to
+// data in `shape` may be null.
 bool Fits(const PagedAttentionParams& shape);
 
 // Decides on the host how a step is divided among threads. Layers of a step can
@@ -72,9 +73,9 @@ absl::StatusOr<AttentionStep> DivideStep(
     const PreparedAttention& prepared,
     absl::Span<const AttentionSequence> sequences);
 // Sets weights_at of all sequences, for layers with attention mass. A sequence
-// of one row that adds mass gets memory to keep the row's attention weights, as
-// long as floats are left of `most_weights`. The keys of other sequences that
-// add mass are scored twice.
+// of one row that adds mass gets memory to keep the row's attention weights,
+// until the `most_weights` floats are used up. For other sequences that add
+// mass, the keys are scored a second time instead.
 void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
                   absl::Span<AttentionSequence> sequences);
 // `step` must come from DivideStep for the same sequences that `rows` has on

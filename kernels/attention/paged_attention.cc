@@ -23,8 +23,8 @@ absl::Status Invalid(const char* what, int64_t least, int64_t most,
                      int64_t have) {
   const std::string want =
       least == most ? absl::StrCat(least) : absl::StrCat(least, " to ", most);
-  return absl::InvalidArgumentError(
-      absl::StrCat(kKernels.op, ": ", what, ": want ", want, ", have ", have));
+  return absl::InvalidArgumentError(absl::StrCat(
+      kKernels.op, ": ", what, ": must be ", want, ", but is ", have));
 }
 
 absl::Status CheckLatents(const PagedAttentionParams& params,
@@ -147,8 +147,8 @@ absl::Status CheckExactSlots(const ExactSlots& slots) {
                        slots.segments[0].first_row);
 }
 
-// The numbers of exact rows must be aligned, so the distances and offsets of
-// the rows must be multiples of the size of a number.
+// Checks that the numbers of exact rows are aligned: the distances and offsets
+// of the rows must be multiples of the size of a number.
 absl::Status CheckRowsOfRing(const ExactSlots& slots, const LatentPart& ring,
                              int64_t device_granule) {
   KVASIR_RETURN_IF_ERROR(
@@ -173,8 +173,8 @@ absl::Status CheckRowsOfRing(const ExactSlots& slots, const LatentPart& ring,
   return absl::OkStatus();
 }
 
-// If keys (or values) have exact slots, each of their parts must have exact
-// rows.
+// Checks the exact rows of a part. If keys (or values) have exact slots, each
+// of their parts must have exact rows.
 absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
                         const ExactRows* exact, int64_t device_granule) {
   if (!slots.any()) return absl::OkStatus();
@@ -214,7 +214,7 @@ absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
                          device_granule);
 }
 
-// Columns [column, column + width) must be inside a row.
+// Checks that columns [column, column + width) are inside a row.
 absl::Status CheckColumns(const char* what, int64_t column, int64_t width,
                           int64_t row_stride) {
   if (column < 0) return Refuse(kKernels.op, what, 0, column);
@@ -360,7 +360,7 @@ absl::Status Check(const PagedAttentionParams& params, int64_t device_granule) {
 
 }  // namespace
 
-// The parts in the form that launches read.
+// The key and value parts, in the form that launches read.
 struct PreparedAttention::Parts {
   // Used only on a GPU.
   std::optional<DeviceTables> tables;
@@ -530,7 +530,7 @@ absl::StatusOr<AttentionStep> DivideStep(
       if (count >= 0) continue;
       return absl::InvalidArgumentError(
           absl::StrCat(kKernels.op, ": sequence ", i, ": ", name,
-                       ": want at least 0, have ", count));
+                       ": must be at least 0, but is ", count));
     }
     constexpr int64_t kMost = kAttentionMostSlots;
     if (sequence.evicted <= kMost - sequence.first_slot &&

@@ -18,7 +18,7 @@ namespace {
 
 class LatentAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(LatentAttentionTest, AllBackEndsMatchExactAttentionAndGiveTheSameBits) {
+TEST_P(LatentAttentionTest, AllBackEndsGiveTheSameBitsCloseToExactAttention) {
   // The longest context is longer than a split (512 slots), but only a little
   // if keys are rebuilt or values lifted, because the reference computes these
   // slowly.
@@ -131,8 +131,9 @@ class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
     cache.on_launch = nullptr;
     return units;
   }
-  // The number of clusters (sets of heads that share a group). It equals the
-  // number of groups of keys, because here no group of values has more heads.
+  // Returns the number of clusters (sets of heads that share a group). It
+  // equals the number of groups of keys, because here no group of values has
+  // more heads.
   static int64_t ClustersOf(const LatentSpec& spec) {
     const std::vector<int32_t>& groups = spec.keys[0].group_of_head;
     return groups.empty() ? spec.num_kv_heads
@@ -240,7 +241,8 @@ TEST(LatentSetsOfSequencesTest,
   }
 }
 
-// A layer for tests that only make grids. Nothing is written to its cache.
+// Returns a layer for tests that only make grids. Nothing is written to
+// its cache.
 LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
   LatentSpec spec;
   spec.num_heads = kv_heads * each;
@@ -375,7 +377,7 @@ INSTANTIATE_TEST_SUITE_P(
                       WithSinks("", 70, MixedExact(9, 64))));
 
 TEST(LatentPositionsTest,
-     ExplicitPositionsEqualToTheSlotNumbersGiveTheSameBitsAsNoPositions) {
+     PositionsThatEqualTheSlotNumbersGiveTheSameBitsAsNoPositions) {
   LatentSpec spec;
   spec.keys = {Rebuilt(Numbers({24}), {16, 8})};
   TestStream test(1);
@@ -396,7 +398,7 @@ TEST(LatentPositionsTest,
   EXPECT_FALSE(SameBits(next, attend()));
 }
 
-// The bytes of workspace that a launch needs for one new token after
+// Returns the bytes of workspace that a launch needs for one new token after
 // `first_slot` tokens.
 size_t WorkspaceBytes(LatentSpec spec, int64_t first_slot) {
   spec.tables_only = true;
@@ -470,13 +472,13 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidField) {
                 "of KV heads, 2");
   params = good;
   params.num_value_parts = 0;
-  ExpectRefusal(params, "value parts: want at least 1, have 0");
+  ExpectRefusal(params, "value parts: must be at least 1, but is 0");
   params = good;
   params.most_partials = -1;
-  ExpectRefusal(params, "most_partials: want at least 0, have -1");
+  ExpectRefusal(params, "most_partials: must be at least 0, but is -1");
   params = good;
   params.q_row_stride = 63;
-  ExpectRefusal(params, "q_row_stride: want at least 64, have 63");
+  ExpectRefusal(params, "q_row_stride: must be at least 64, but is 63");
 
   AttentionKeyPartArgs key = good.keys[0];
   params = good;
@@ -484,7 +486,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidField) {
   LatentGroup groups[2] = {key.latents.groups[0], key.latents.groups[1]};
   key.latents.groups = groups;
   groups[1].width = 8193;
-  ExpectRefusal(params, "width of a latent: want 1 to 8192, have 8193");
+  ExpectRefusal(params, "width of a latent: must be 1 to 8192, but is 8193");
   groups[1] = groups[0];
   CodeRun run = {0, 24, 7};
   groups[1].runs = &run;
@@ -495,20 +497,21 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidField) {
   groups[1] = groups[0];
   const int32_t beyond[2] = {0, 2};
   key.group_of_head = beyond;
-  ExpectRefusal(params, "group_of_head of a KV head: want 0 to 1, have 2");
+  ExpectRefusal(params, "group_of_head of a KV head: must be 0 to 1, but is 2");
 
   key = good.keys[0];
   KeyRebuildArgs rebuild = *key.rebuild;
   key.rebuild = &rebuild;
   rebuild.dims = 257;
-  ExpectRefusal(params, "dims of rebuilt keys: want 1 to 256, have 257");
+  ExpectRefusal(params, "dims of rebuilt keys: must be 1 to 256, but is 257");
   rebuild = *good.keys[0].rebuild;
   rebuild.up = nullptr;
-  ExpectRefusal(params,
-                "width of a latent that is itself the key: want 16, have 24");
+  ExpectRefusal(
+      params,
+      "width of a latent that is itself the key: must be 16, but is 24");
   rebuild = *good.keys[0].rebuild;
   rebuild.num_pairs = 9;
-  ExpectRefusal(params, "pairs of rebuilt keys: want 0 to 8, have 9");
+  ExpectRefusal(params, "pairs of rebuilt keys: must be 0 to 8, but is 9");
 }
 
 TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfAValueLift) {
@@ -522,13 +525,13 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfAValueLift) {
   ValueLiftArgs lift = *value.lift;
   value.lift = &lift;
   lift.dims = 257;
-  ExpectRefusal(params, "dims of lifted values: want 1 to 256, have 257");
+  ExpectRefusal(params, "dims of lifted values: must be 1 to 256, but is 257");
   lift.dims = 22;
-  ExpectRefusal(params, "out_row_stride: want at least 70, have 69");
+  ExpectRefusal(params, "out_row_stride: must be at least 70, but is 69");
   lift.dims = 16;
   lift.up = nullptr;
   ExpectRefusal(params,
-                "matrices that lift the values of a part: want at least 1");
+                "matrices that lift the values of a part: must be at least 1");
 }
 
 TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
@@ -543,21 +546,22 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
 
   PagedAttentionArgs params = good;
   params.key_exact.window = -1;
-  ExpectRefusal(params, "exact window: want at least 0, have -1");
+  ExpectRefusal(params, "exact window: must be at least 0, but is -1");
   params = good;
   params.value_exact.sinks = -1;
-  ExpectRefusal(params, "sinks: want at least 0, have -1");
+  ExpectRefusal(params, "sinks: must be at least 0, but is -1");
   params = good;
   params.key_exact.ring_rows -= 1;
-  ExpectRefusal(params, "ring_rows of exact rows: want at least 7, have 6");
+  ExpectRefusal(params,
+                "ring_rows of exact rows: must be at least 7, but is 6");
   params = good;
   params.value_exact.num_segments = 0;
-  ExpectRefusal(params, "segments of exact rows: want at least 1, have 0");
+  ExpectRefusal(params, "segments of exact rows: must be at least 1, but is 0");
   params = good;
   params.value_exact.row_bytes = 2;
-  ExpectRefusal(params, "row_bytes: want at least 134, have 2");
+  ExpectRefusal(params, "row_bytes: must be at least 134, but is 2");
   params.value_exact.row_bytes = 0;  // the check must not divide by 0
-  ExpectRefusal(params, "row_bytes: want at least 1, have 0");
+  ExpectRefusal(params, "row_bytes: must be at least 1, but is 0");
   std::vector<ExactSegment> segments;
   const auto with = [&](int64_t ExactSegment::*field, int64_t value) {
     segments.assign(good.key_exact.segments,
@@ -568,23 +572,23 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
     return params;
   };
   ExpectRefusal(with(&ExactSegment::rows_per_page, 0),
-                "rows_per_page of exact rows: want at least 1, have 0");
+                "rows_per_page of exact rows: must be at least 1, but is 0");
   ExpectRefusal(with(&ExactSegment::first_page, -1),
-                "first_page of exact rows: want at least 0, have -1");
+                "first_page of exact rows: must be at least 0, but is -1");
   // GPU kernels use negative offsets to mark rows of the launch's own tokens,
   // so arena_bytes must not be negative.
   ExpectRefusal(with(&ExactSegment::arena_bytes, -16),
-                "arena_bytes of exact rows: want at least 0, have -16");
+                "arena_bytes of exact rows: must be at least 0, but is -16");
   ExpectRefusal(
       with(&ExactSegment::first_row, 0),
-      "first_row of a segment of exact rows: want at least 1, have 0");
+      "first_row of a segment of exact rows: must be at least 1, but is 0");
   ExpectRefusal(with(&ExactSegment::offset_bytes, -2),
-                "offset_bytes of exact rows: want at least 0, have -2");
+                "offset_bytes of exact rows: must be at least 0, but is -2");
   ExpectRefusal(with(&ExactSegment::page_bytes, 400),
                 "a side page of 400 bytes has no room for 3 exact rows of 134 "
                 "bytes each, the first at byte 0");
   ExpectRefusal(with(&ExactSegment::offset_bytes, 1 << 20),
-                "page_bytes of side pages: want at least 1048576, have ");
+                "page_bytes of side pages: must be at least 1048576, but is ");
   // With these numbers, rows times bytes would overflow to a negative number,
   // which a check could take for small enough.
   ExpectRefusal(
@@ -596,21 +600,21 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
   segments = {good.key_exact.segments[1]};
   params.key_exact.segments = segments.data();
   params.key_exact.num_segments = 1;
-  ExpectRefusal(params,
-                "first_row of the first segment of exact rows: want 0, have 2");
+  ExpectRefusal(
+      params,
+      "first_row of the first segment of exact rows: must be 0, but is 2");
 
   AttentionValuePartArgs value = good.values[0];
   params = good;
   params.values = &value;
   value.exact = nullptr;
   ExpectRefusal(params,
-                "exact rows of a part of keys or values with exact slots: want "
-                "at least 1, "
-                "have 0");
+                "exact rows of a part of keys or values with exact slots: must "
+                "be at least 1, but is 0");
   ExactRowsArgs rows = *good.values[0].exact;
   value.exact = &rows;
   rows.fresh.num_groups = 1;
-  ExpectRefusal(params, "groups of exact rows: want 2, have 1");
+  ExpectRefusal(params, "groups of exact rows: must be 2, but is 1");
   rows = *good.values[0].exact;
   rows.fresh.dtype = DType::kF16;
   ExpectRefusal(params,
@@ -618,12 +622,12 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
                 "same number type, but have F16 and ");
   rows = *good.values[0].exact;
   rows.fresh.tile_slots = 0;  // the check must not divide by 0
-  ExpectRefusal(params, "tile_slots: want at least 1, have 0");
+  ExpectRefusal(params, "tile_slots: must be at least 1, but is 0");
   rows = *good.values[0].exact;
   LatentGroup groups[2] = {rows.ring.groups[0], rows.ring.groups[1]};
   rows.ring.groups = groups;
   groups[1].width = 31;
-  ExpectRefusal(params, "width of exact rows: want 32, have 31");
+  ExpectRefusal(params, "width of exact rows: must be 32, but is 31");
 }
 
 TEST(LatentRefusalTest, PartsThatTogetherNeedTooMuchScratchMemoryAreRefused) {

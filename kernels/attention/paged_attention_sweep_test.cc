@@ -1,6 +1,6 @@
-// Tests paged_attention with every codec, several ranks and every way to read
-// keys and values. Also tests windows, freed pages, arbitrary positions and
-// whole prompts.
+// Tests paged_attention with every codec, several ranks, and keys and values
+// that are absorbed, rebuilt, lifted or read as stored. Also tests windows,
+// freed pages, arbitrary positions and whole prompts.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -59,7 +59,7 @@ void ExpectDefinition(LatentCache& cache, const std::vector<LatentAsk>& asks) {
   ExpectBits(cache, asks, truth, {&SharedStreams().one, &SharedStreams().many});
 }
 
-// ----- Every codec, rank and way to read keys and values.
+// ----- Every codec and rank, with every way to read keys and values.
 
 enum class Reads { kAbsorbed, kRebuilt, kAsStored, kLifted };
 
@@ -452,8 +452,8 @@ TEST(WorkspaceRunTest,
 // pairs that pruning kept, or lifted complex channels, several of which may use
 // the same pair.
 struct PairCase {
-  // pairs[j][c]: the pair of the whole key to which channel c of KV head j
-  // belongs
+  // pairs[j][c] is the pair of the whole key to which channel c of KV head
+  // j belongs.
   std::vector<std::vector<int32_t>> pairs;
   bool lifted;
 };
@@ -754,23 +754,23 @@ class RefusalTest : public ::testing::Test {
 
 TEST_F(RefusalTest, RefusesRegionsWhoseSlotsOverlap) {
   key_groups_[1].codes.stride_bytes = 11;
-  Expect("codes.stride_bytes: want at least 12, have 11");
+  Expect("codes.stride_bytes: must be at least 12, but is 11");
   key_groups_[1].codes.stride_bytes = 12;
   key_groups_[1].params.stride_bytes = 2;
-  Expect("params.stride_bytes: want at least 4, have 2");
+  Expect("params.stride_bytes: must be at least 4, but is 2");
   key_groups_[1].params.stride_bytes = 4;
   value_groups_[0].codes.stride_bytes = 46;
-  Expect("codes.stride_bytes: want at least 48, have 46");
+  Expect("codes.stride_bytes: must be at least 48, but is 46");
 }
 
 TEST_F(RefusalTest, RefusesRegionsThatAreMisalignedOrOutsideTheTile) {
   key_groups_[0].codes.offset_bytes = -8;
-  Expect("codes.offset_bytes: want at least 0, have -8");
+  Expect("codes.offset_bytes: must be at least 0, but is -8");
   key_groups_[0].codes.offset_bytes = key_.latents.tile_bytes - 16 * 12 + 1;
-  Expect("tile_bytes: want at least ");
+  Expect("tile_bytes: must be at least ");
   key_groups_[0] = key_groups_[1];
   key_groups_[0].params.offset_bytes = key_.latents.tile_bytes - 16 * 4 + 2;
-  Expect("tile_bytes: want at least ");
+  Expect("tile_bytes: must be at least ");
   key_groups_[0] = key_groups_[1];
   value_groups_[0].codes.offset_bytes += 1;
   Expect("multiples of 2 bytes, but one of them is ");
@@ -801,8 +801,9 @@ TEST_F(RefusalTest, RefusesSequencesWithNegativeCounts) {
   for (const auto& [member, name] : counts) {
     sequence = AttentionSequence();
     sequence.*member = -1;
-    Expect((std::string("sequence 0: ") + name + ": want at least 0, have -1")
-               .c_str());
+    Expect(
+        (std::string("sequence 0: ") + name + ": must be at least 0, but is -1")
+            .c_str());
   }
 }
 

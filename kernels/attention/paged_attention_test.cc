@@ -37,7 +37,7 @@ LatentSpec DenseSpec(const Shape& shape) {
 
 class PagedAttentionTest : public ::testing::TestWithParam<Shape> {};
 
-TEST_P(PagedAttentionTest, AllBackEndsMatchExactAttentionAndGiveTheSameBits) {
+TEST_P(PagedAttentionTest, AllBackEndsGiveTheSameBitsCloseToExactAttention) {
   LatentCache cache(DenseSpec(GetParam()), {83, 1, 700}, 1);
   const std::vector<LatentAsk> asks = {{0, 20, 63}, {1, 0, 1}, {2, 690, 10}};
   WriteAll(cache, asks);
@@ -72,7 +72,7 @@ TEST(PagedAttentionPagesTest, PagesBeforeTheSlidingWindowAreNotRead) {
 }
 
 TEST(PagedAttentionPagesTest,
-     SequencesOfMoreSlotsThan32BitsCanCountAreRefused) {
+     SequencesOfMoreSlotsThanAnInt32CanCountAreRefused) {
   LatentCache cache(LatentSpec(), {1}, 1);
   PagedAttentionArgs args = cache.Params();
   AttentionSequence sequence;
@@ -86,7 +86,7 @@ TEST(PagedAttentionPagesTest,
       "paged_attention: sequence 0 has 1000 earlier, 1 new and 2147482647 "
       "evicted slots; at most 2147483647 are allowed together");
   sequence.evicted = -1;
-  ExpectRefusal(args, "evicted: want at least 0, have -1");
+  ExpectRefusal(args, "evicted: must be at least 0, but is -1");
 }
 
 }  // namespace

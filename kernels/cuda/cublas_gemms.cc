@@ -70,8 +70,8 @@ absl::StatusOr<GemmAlgorithm> CublasGemms::AlgorithmFor(
         result);
   }
   KVASIR_CHECK(algorithm.workspace_bytes <= workspace_bytes_);
-  // If the table is full, all algorithms are discarded. For shapes that are
-  // still in use, algorithms are chosen again when they are needed next.
+  // If the table is full, all algorithms are discarded. For a shape that is
+  // still in use, an algorithm is chosen again at its next product.
   if (algorithms_.size() == kMostShapes) algorithms_.clear();
   algorithms_[shape] = algorithm;
   return algorithm;

@@ -1,4 +1,4 @@
-// Matrix products on one GPU by cuBLASLt.
+// Computes matrix products on one GPU by cuBLASLt.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@ namespace kvasir::kernels::cuda {
 // and every decoding step has the same shapes.
 class CublasGemms {
  public:
-  // The largest number of algorithms that are kept. A model needs about five
-  // for each number of rows in the batch.
+  // The most algorithms that are kept. A model needs about five for each number
+  // of rows that a batch can have.
   static constexpr size_t kMostShapes = 4096;
 
   // Makes an object for the device that the calling thread has selected.

@@ -87,7 +87,7 @@ TEST_F(CublasGemmsTest, MatrixProductsRunInTheOrderOfTheStream) {
                             memory_.data().as<char>() + (48 << 10),
                             y.size() * 2));
   for (const uint16_t bits : y) {
-    // the sum of 16 products 1 * 1, plus the bias 1
+    // The sum of 16 products 1 * 1, plus the bias 1.
     EXPECT_EQ(ToFloat(Bf16{bits}), 17.0f);
   }
 }

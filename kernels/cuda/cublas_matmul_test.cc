@@ -147,7 +147,7 @@ class CublasMatmulTest : public ::testing::Test {
     }
   }
 
-  // How often our own kernel with this name was launched.
+  // Returns how often our own kernel with this name was launched.
   int KernelsCalled(const std::string& name) const {
     int count = 0;
     for (const cuda::FakeLaunch& launch : runtime_.launches()) {

@@ -18,9 +18,9 @@ enum class CublasResult : int { kOk = 0 };
 
 using CublasHandle = struct CublasHandleTag*;
 
-// Everything about a product (Gemm) on which the choice of its algorithm
-// depends. Addresses are not included, because all memory is aligned as gemm.h
-// requires.
+// The properties of a product (Gemm) on which the choice of its algorithm
+// depends. Addresses do not matter, because all memory is aligned as
+// gemm.h requires.
 struct GemmShape {
   int64_t rows = 0;
   int64_t n = 0;
@@ -40,8 +40,8 @@ struct GemmAlgorithm {
   size_t workspace_bytes = 0;
 };
 
-// Threads: all methods may be called from any thread, also at the same time
-// with the same handle. They use the device that the calling thread has
+// Threads: all methods may be called from any thread, even with the same
+// handle at the same time. They use the device that the calling thread has
 // selected by Runtime::Use.
 class CublasLt {
  public:

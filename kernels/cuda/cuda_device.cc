@@ -27,8 +27,8 @@ using cuda::StreamHandle;
 
 // The alignment in bytes that cudaMalloc and cudaMallocHost guarantee.
 constexpr size_t kAlignment = 256;
-// Code is compiled for sm_80 and sm_90a, and to PTX, which the driver
-// translates for newer GPUs.
+// Kernels are compiled for sm_80 and sm_90a, and to PTX, which the driver
+// compiles for newer GPUs.
 constexpr int kLeastMajor = 8;
 constexpr char kCodeOf[] = "sm_80, sm_90a and PTX of compute_80";
 
@@ -115,7 +115,8 @@ class CudaDevice::State {
   State(cuda::Runtime* runtime, int device, cuda::DeviceProperties what)
       : ordinal(device), properties(std::move(what)), runtime_(runtime) {}
   ~State() {
-    // Selects the device, on which the handle in `gemms` must be destroyed.
+    // Selects the device, because the handle in `gemms` must be destroyed on
+    // it.
     if (gemms != nullptr) (void)runtime();
   }
 
@@ -131,7 +132,8 @@ class CudaDevice::State {
     if (result != Result::kOk) return Failed("selecting the device", result);
     return runtime_;
   }
-  // Returns the runtime for calls that do not depend on the selected device.
+  // Returns the runtime for calls for which it does not matter which device the
+  // thread has selected.
   cuda::Runtime& any() const { return *runtime_; }
 
   absl::Status Failed(const absl::string_view what, Result result) const {
@@ -290,8 +292,8 @@ class CudaDevice::Allocator final : public DeviceAllocator {
     if (result == Result::kOutOfMemory) return nullptr;
     return state_->Failed("allocating memory", result);
   }
-  // Waits for the device, because enqueued work may still use the memory. If
-  // the device cannot be selected, the memory is not freed.
+  // Frees memory after waiting for the device, because enqueued work may still
+  // use the memory. If the device cannot be selected, the memory is not freed.
   absl::Status ReleaseBy(Result (cuda::Runtime::*free)(void*),
                          void* data) const {
     const Result named = state_->any().Use(state_->ordinal);
@@ -505,8 +507,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
         absl::StrCat("cuda:", state_->ordinal, ": a stream cannot be ", as,
                      " while it is capturing"));
   }
-  // The text for an error of asynchronous work. Any kernel up to the last one
-  // that was launched may have caused it.
+  // Returns the text for an error of asynchronous work. Any kernel up to the
+  // last one that was launched may have caused the error.
   std::string Work() const {
     return absl::StrCat("work on a stream, up to the kernel ", last_kernel_,
                         " (CUDA_LAUNCH_BLOCKING=1 names the one that fails)");
@@ -554,7 +556,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
 
   const std::shared_ptr<State> state_;
   StreamHandle stream_ = nullptr;
-  // If not OK, the stream could not be made, and each call returns this error.
+  // The error if the stream could not be made. Then each call returns it.
   absl::Status broken_;
   absl::Status launch_error_;
   std::optional<std::thread::id> capturing_;  // the thread that captures

@@ -22,17 +22,17 @@ struct CudaDeviceOptions {
   // Limit of the host pool, which is in the host's memory; 0: no limit.
   int64_t host_limit_bytes = 0;
   DType activations = DType::kBf16;
-  // Whether matrix products use our own kernels instead of cuBLASLt. With our
-  // kernels, a row's result has the same bits for any number of rows in the
-  // batch.
+  // True if matrix products use our own kernels instead of cuBLASLt. With
+  // our kernels, a row's result has the same bits for any number of rows in
+  // the batch.
   bool deterministic = false;
 };
 
 // Kernels run asynchronously, in the order of their CUDA stream. The host pool
 // is pinned host memory with its own limit, which kernels can access. Uploads,
 // read-backs and writes (BeginWrite) go through pinned blocks (Staging), so the
-// caller may reuse its memory as soon as the call returns. Freeing memory waits
-// until the device is idle.
+// caller may reuse the host memory as soon as the call returns. Freeing memory
+// waits until the device is idle.
 //
 // Owns: the allocator, and a stream for writes.
 class CudaDevice final : public Device {

@@ -88,7 +88,7 @@ class CudaDeviceTest : public ::testing::Test {
   std::unique_ptr<Stream> stream_;
 };
 
-TEST_F(CudaDeviceTest, AMarkIsPassedOnceItsStreamHasReachedIt) {
+TEST_F(CudaDeviceTest, AMarkIsPassedAfterItsStreamHasReachedIt) {
   Make();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto mark, launches().MakeMark());
   EXPECT_TRUE(Passed(*mark));
@@ -251,7 +251,7 @@ TEST_F(CudaDeviceTest, AnUploadWaitsOnlyForTheLastUploadThroughTheSameBlock) {
   EXPECT_EQ(runtime_.waiting(), 2 * Staging::kBlocks);
   KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
   EXPECT_EQ(runtime_.calls("WaitForEvent"), 1);
-  // the upload above has waited until the first upload ran
+  // The last upload has waited until the first one ran.
   EXPECT_EQ(runtime_.waiting(), 2 * Staging::kBlocks);
 }
 
@@ -793,7 +793,7 @@ TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamIsCapturing) {
   KVASIR_EXPECT_OK(stream_->Synchronize());
 }
 
-TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
+TEST_F(CudaDeviceTest, TheStreamStaysUsableAfterAFailedCapture) {
   Make();
   const auto fails_with = [](const char* what) {
     return StatusIs(absl::StatusCode::kInternal,

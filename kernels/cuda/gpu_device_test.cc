@@ -104,7 +104,7 @@ TEST_F(GpuDeviceTest, ReportedMemoryUseIsExactUpToTheRoundingOfCuda) {
   EXPECT_LE(after.other_bytes - before.other_bytes, 2 << 20);
 }
 
-TEST_F(GpuDeviceTest, TheOutOfMemoryErrorNamesTheSizeAndTheDeviceStaysUsable) {
+TEST_F(GpuDeviceTest, TheDeviceStaysUsableAfterAnOutOfMemoryError) {
   const auto all = static_cast<size_t>(gpu().properties().memory_bytes);
   EXPECT_THAT(
       device_->allocator().Allocate(all, MemoryTag::kKvCache).status(),

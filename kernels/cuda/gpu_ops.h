@@ -1,4 +1,4 @@
-// The ops that nvcc compiled. C++17, without Abseil.
+// The table of the ops that nvcc compiled for the GPU. C++17, without Abseil.
 #pragma once
 
 #include "kernels/device/device_ops.h"

@@ -1,5 +1,5 @@
-// MakeCudaDevice for builds without nvcc: returns an error. Replaces
-// make_cuda_device.cc.
+// Defines MakeCudaDevice for builds without nvcc, in place of
+// make_cuda_device.cc. It always returns an error.
 #include "kernels/cuda/cuda_device.h"
 
 namespace kvasir::kernels {

@@ -82,9 +82,10 @@ cudaDataType_t TypeOf(DType dtype) {
   return CUDA_R_32F;
 }
 
-// cuBLASLt's description of a product. The library stores matrices by columns,
-// so the rows of our matrices are its columns: y' [n, rows] = W [n, k] * x' [k,
-// rows], where W is stored transposed.
+// cuBLASLt's description of a product. In memory, the library expects
+// matrices column by column, so it sees our row-major matrices transposed.
+// The product for the library is y' [n, rows] = W [n, k] * x' [k, rows],
+// where W is stored transposed.
 class Description {
  public:
   Description(const Functions& functions, const GemmShape& shape,
@@ -120,7 +121,7 @@ class Description {
     if (product_ != nullptr) functions_.cublasLtMatmulDescDestroy(product_);
   }
 
-  // The first error of any call in this object, or success.
+  // Returns the first error of any call in this object, or success.
   cublasStatus_t status() const { return status_; }
   cublasLtMatmulDesc_t product() const { return product_; }
   cublasLtMatrixLayout_t weight() const { return weight_; }

@@ -25,8 +25,8 @@ absl::StatusOr<CublasLt*> RealCublasLt();
 absl::StatusOr<std::unique_ptr<CublasLt>> OpenCublasLt(
     const std::vector<std::string>& files);
 
-// For tests: OK if the library accepts every attribute with which we describe a
-// product of this shape. This needs no GPU.
+// For tests: returns OK if the library accepts every attribute with which we
+// describe a product of this shape. Needs no GPU.
 absl::Status DescribesForTesting(CublasLt& real, const GemmShape& shape);
 
 }  // namespace kvasir::kernels::cuda

@@ -1,4 +1,4 @@
-// CUDA's own runtime.
+// Provides CUDA's own runtime as a Runtime.
 #pragma once
 
 #include "kernels/cuda/runtime.h"

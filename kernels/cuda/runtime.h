@@ -19,7 +19,7 @@ enum class Result : int {
   kNoImage = 209,  // the program has no code for this GPU
   kIllegalState = 401,
   kCaptureUnsupported = 900,  // not allowed while a stream captures
-  // a call that is not allowed has made the capture invalid
+  // A call that is not allowed during a capture has made the capture invalid.
   kCaptureInvalidated = 901,
   kCapturedEvent = 907,
   kCaptureWrongThread = 908,
@@ -100,13 +100,13 @@ class Runtime {
   // the stream or allocating memory from this thread, are refused and
   // invalidate the capture.
   virtual Result BeginCapture(StreamHandle stream) = 0;
-  // Must be called by the thread that called BeginCapture. Ends the capture in
-  // any case, and sets `graph` if the capture did not fail.
+  // Must be called by the thread that called BeginCapture. Ends the capture
+  // even if it has failed, and sets `graph` if it has not.
   virtual Result EndCapture(StreamHandle stream, GraphHandle* graph) = 0;
   virtual Result DestroyGraph(GraphHandle graph) = 0;
   // Makes an executable graph from `graph`, which may be destroyed afterwards.
-  // This call, not the launch of the graph, allocates the device memory that
-  // the graph needs, in the order of the stream.
+  // This call allocates the device memory that the graph needs, in the order of
+  // the stream. So launching the graph allocates nothing.
   virtual Result InstantiateGraph(GraphHandle graph, StreamHandle stream,
                                   ExecHandle* exec) = 0;
   // Destroys an executable graph, which must not be running.

@@ -111,8 +111,8 @@ absl::Status Staging::Upload(void* device, const void* host, size_t bytes) {
 }
 
 absl::Status Staging::ReadBack(void* host, const void* device, size_t bytes) {
-  // The bytes are read in pieces. While the host copies one piece out of its
-  // block, the GPU copies the next piece to another block.
+  // The bytes are read in pieces of at most one block. While the host copies
+  // one piece out of its block, the GPU copies the next piece to another block.
   struct Piece {
     Block* block = nullptr;
     char* to = nullptr;

@@ -1,4 +1,4 @@
-// Staging: copies between a GPU's memory and host memory that is not pinned.
+// Staging copies between a GPU's memory and host memory that is not pinned.
 #pragma once
 
 #include <array>
@@ -54,8 +54,8 @@ class Staging {
     bool in_flight = false;
   };
 
-  // Waits until the next block of the ring is not in use, and returns it with
-  // at least this size.
+  // Waits until the next block of the ring is not in use, enlarges it to at
+  // least this size, and returns it.
   absl::StatusOr<Block*> Take(size_t bytes);
   absl::Status Grow(Block* block, size_t bytes);
   void Unpin(Block* block);

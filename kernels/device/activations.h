@@ -17,7 +17,7 @@ struct Activations {
   DType dtype = DType::kF32;
 
   int64_t Bytes(int64_t numbers) const { return numbers * DTypeBytes(dtype); }
-  // Takes memory for `numbers` activations from the workspace.
+  // Takes memory for this number of activations from the workspace.
   DevicePtr<float> Take(Workspace& workspace, int64_t numbers) const {
     return workspace.Take<std::byte>(Bytes(numbers)).as<float>();
   }

@@ -24,8 +24,8 @@ namespace {
 constexpr size_t kMapFromBytes = size_t{1} << 20;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr size_t kSmallPageBytes = 4096;
-// Each thread that touches pages gets at least this many bytes; for fewer,
-// starting the thread would take longer than the work.
+// Each thread that touches pages gets at least this many bytes. With fewer
+// bytes, starting the thread would take longer than touching them.
 constexpr size_t kTouchPerThread = size_t{1} << 20;
 
 size_t AlignUp(size_t bytes, size_t alignment) {
@@ -57,8 +57,9 @@ void* Map(size_t bytes) {
   return data;
 }
 
-// Makes the system provide every page of newly mapped memory. The system clears
-// each page, which takes long, so all cores share the work.
+// Touches every page of newly mapped memory, so that the system provides
+// it. The system also clears each page, which takes long, so all cores
+// share the work.
 void Touch(char* data, size_t bytes) {
   const auto cores = static_cast<size_t>(base::ReadMachineLimits().cpus);
   const size_t threads = std::clamp(bytes / kTouchPerThread, size_t{1}, cores);
@@ -112,7 +113,7 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
 
 DeviceAllocator::~DeviceAllocator() {
   base::MutexLock lock(&mutex_);
-  // Fails if a buffer outlives its allocator.
+  // This check fails if a buffer outlives its allocator.
   KVASIR_CHECK(total_.bytes == 0);
 }
 

@@ -72,18 +72,18 @@ struct MemoryUse {
   int64_t peak_bytes = 0;
 };
 
-// Whether the host pool is counted as the device's memory, like everything
-// else, or lies in host memory with a limit of its own.
+// Whether the host pool counts as the device's memory, like everything else, or
+// is in host memory with a limit of its own.
 enum class HostPool : uint8_t { kOnDevice, kOnHost };
 
-// Allocates memory of one device and counts the requested bytes, without the
-// rounding to pages.
+// Allocates memory of one device. Counts the requested bytes, not the bytes
+// after rounding up to pages.
 //
 // Threads: all methods may be called from any thread.
 class DeviceAllocator {
  public:
-  // limit_bytes limits the sum of all allocations in the device's memory; 0: no
-  // limit.
+  // limit_bytes limits the sum of all allocations in the device's memory, and
+  // host_limit_bytes the host pool if it is in host memory. 0: no limit.
   explicit DeviceAllocator(int64_t limit_bytes,
                            HostPool host_pool = HostPool::kOnDevice,
                            int64_t host_limit_bytes = 0)
@@ -125,10 +125,10 @@ class DeviceAllocator {
     return Acquire(bytes, options);
   }
   virtual void ReleaseOnHost(void* data, size_t bytes) { Release(data, bytes); }
-  // The error text of Allocate if Acquire returned null.
+  // Returns the error text of Allocate for the case that Acquire returned null.
   virtual std::string Refusal(size_t bytes, MemoryTag tag) const;
-  // The advice at the end of a RESOURCE_EXHAUSTED error, such as "; lower
-  // --flag", or nothing.
+  // Returns the advice at the end of a RESOURCE_EXHAUSTED error, such as ";
+  // lower --flag", or an empty string.
   virtual std::string Advice(MemoryTag) const { return ""; }
 
  private:

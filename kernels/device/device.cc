@@ -14,8 +14,9 @@ absl::StatusOr<DeviceMemory> Device::memory() const {
   memory.total_bytes = limits.memory_bytes;
   memory.allocated_bytes =
       std::min(allocator().device_bytes(), memory.total_bytes);
-  // The system counts allocated memory as available until it is touched. So the
-  // free memory is also limited to the memory that is not allocated.
+  // The system counts memory as available until it is touched, even if it
+  // is allocated. So the free memory is also limited to the memory that is
+  // not allocated.
   memory.free_bytes = std::min(limits.available_bytes,
                                memory.total_bytes - memory.allocated_bytes);
   memory.other_bytes =

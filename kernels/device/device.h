@@ -26,7 +26,7 @@ struct DeviceMemory {
   // Memory that no process uses and that the device's allocator has not handed
   // out.
   int64_t free_bytes = 0;
-  // Allocated from the device's allocator and not freed.
+  // Memory that was allocated from the device's allocator and not freed.
   int64_t allocated_bytes = 0;
   // Everything else: CUDA's context, the kernels' code, the rounding of
   // allocations, and other processes.
@@ -49,12 +49,12 @@ class Device {
   virtual std::unique_ptr<Stream> MakeStream() = 0;
   // "cpu", "emulated" or "cuda", for logs and metrics.
   virtual std::string name() const = 0;
-  // A name for the device's arithmetic. Devices with the same name and the same
-  // type of activations give bit-identical results. It is part of an id of at
-  // most 32 characters.
+  // A short name for the device's arithmetic, which becomes part of an id of at
+  // most 32 characters. Devices with the same name and the same type of
+  // activations give bit-identical results.
   virtual std::string numerics() const { return name(); }
-  // True if a row's result has the same bits whatever other rows are in the
-  // batch.
+  // True if the bits of a row's result do not depend on the other rows of
+  // the batch.
   virtual bool rows_are_invariant() const { return true; }
   // The type of activations, the same for all ops (activations.h).
   virtual DType activations() const = 0;
@@ -62,18 +62,18 @@ class Device {
   // memory.
   virtual int num_threads() const = 0;
   virtual WeightLayout weight_layout() const = 0;
-  // How many bytes of a cache slot are contiguous in a tile (TileRegion). 0:
-  // all bytes of the slot.
+  // How many bytes of a cache slot are contiguous in a tile (TileRegion); 0 if
+  // all bytes of a slot are contiguous.
   virtual int64_t page_granule_bytes() const = 0;
-  // The most shared memory that a CTA can have on a GPU, in bytes. 0: not a
-  // GPU.
+  // The most shared memory that a CTA can have, in bytes; 0 if the device is
+  // not a GPU.
   virtual int64_t cta_shared_bytes() const { return 0; }
 
   // The memory of the device, or of the host if the device has none of its own.
   virtual absl::StatusOr<DeviceMemory> memory() const;
   virtual bool has_own_memory() const { return false; }
-  // Bytes of host memory that are buffers for copies to and from the device and
-  // for BeginWrite.
+  // The bytes of host memory that the device holds as buffers for copies to and
+  // from the device and for BeginWrite.
   virtual int64_t staging_bytes() const { return 0; }
 
   // Makes other GPU libraries (such as NCCL) use this device for calls from the

@@ -30,13 +30,14 @@ struct DeviceModule {
 inline constexpr char kDeviceModuleFunction[] = "KvasirDeviceModule";
 using DeviceModuleFunction = const DeviceModule* (*)();
 
-// A fingerprint of everything that the program and the module must have in
-// common: the headers that both include, and the build's settings.
+// Returns a fingerprint of everything that the program and the module must have
+// in common: the headers that both include, and the settings of the build.
 const char* DeviceInterface();
 
-// Makes the device of the module in this file, which stays loaded. Errors:
-// NOT_FOUND if there is no such file; FAILED_PRECONDITION if it is not a module
-// or has another interface; and errors of the module itself. All name the file.
+// Loads the module in this file, which then stays loaded, and makes its device.
+// Errors: NOT_FOUND if there is no such file; FAILED_PRECONDITION if it is not
+// a module or has another interface; or an error of the module itself. Every
+// error text names the file.
 absl::StatusOr<std::unique_ptr<Device>> LoadDevice(
     const std::string& path, const DeviceRequest& request);
 

@@ -13,14 +13,16 @@
 
 namespace kvasir::kernels {
 
-// Enqueues the kernels of one op with checked parameters. Unsupported
-// parameters are refused earlier, with the other checks.
+// A function that enqueues the kernels of one op. The op's host code has
+// already checked the parameters and refused those that the device does
+// not support.
 template <typename... Params>
 using DeviceFunction = void (*)(typename InLaunch<Params>::argument...,
                                 Launcher& launcher);
 
-// A pointer to a function of any type, and the name of its type, which is
-// checked before the function is called.
+// An entry of the table: an op's name and a pointer to its function. The type
+// of the function is stored as a name, which is compared before the function
+// is called.
 struct DeviceOp {
   const char* op;
   const char* type;

@@ -84,8 +84,8 @@ inline absl::Status NoKernel(const char* op) {
 }
 
 // Called instead of a launch while the workspace only counts memory. Returns an
-// error if the device does not have the op. So a caller that counts the memory
-// of a list of ops finds a missing op before any op runs.
+// error if the device does not have the op. So a caller that first counts the
+// memory of a list of ops learns that an op is missing before any of them runs.
 template <typename... Params>
 absl::Status CheckServed(const OpKernels<Params...>& kernels,
                          const Stream& stream) {
@@ -127,15 +127,16 @@ absl::Status Launch(const OpKernels<Params...>& kernels, Stream& stream,
   return cuda.TakeLaunchError();
 }
 
-// The number of threads that run an op, each of which needs its own scratch
-// memory.
+// Returns the number of threads that run an op. Each of them needs its own
+// scratch memory.
 inline int ScratchThreads(const Stream& stream) {
   return stream.device() == DeviceKind::kCpu
              ? static_cast<const CpuStream&>(stream).pool().num_threads()
              : 1;
 }
 
-// Each back end has one type of activations; the CPU's is float32.
+// Returns an error if activations of this type do not fit the device. On the
+// CPU they must be float32.
 inline absl::Status CheckActivations(const char* op, DeviceKind device,
                                      DType dtype) {
   if (device != DeviceKind::kCpu || dtype == DType::kF32) {
@@ -146,11 +147,11 @@ inline absl::Status CheckActivations(const char* op, DeviceKind device,
                    DTypeName(dtype)));
 }
 
-// Returns an error like "norm: columns: want at least 1, have 0".
+// Returns an error such as "norm: columns: must be at least 1, but is 0".
 inline absl::Status Refuse(const char* op, const char* what, int64_t want,
                            int64_t have) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(op, ": ", what, ": want at least ", want, ", have ", have));
+  return absl::InvalidArgumentError(absl::StrCat(
+      op, ": ", what, ": must be at least ", want, ", but is ", have));
 }
 
 }  // namespace kvasir::kernels

@@ -34,7 +34,7 @@ static_assert(std::is_convertible_v<DevicePtr<float>, DevicePtr<void>>);
 static_assert(!std::is_convertible_v<DevicePtr<const float>, DevicePtr<float>>);
 static_assert(sizeof(DevicePtr<float>) == sizeof(float*));
 
-TEST(DevicePtrTest, PointerOffsetsCountElementsAndANullPointerStaysNull) {
+TEST(DevicePtrTest, OffsetsCountElementsButDoNotMoveANullPointer) {
   float numbers[4];
   EXPECT_EQ((DevicePtr<float>(numbers) + 3).device_address(), numbers + 3);
   EXPECT_FALSE(DevicePtr<float>() + 3);

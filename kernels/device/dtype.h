@@ -20,7 +20,7 @@ constexpr const char* DTypeName(DType dtype) {
   return dtype == DType::kF32 ? "F32" : dtype == DType::kF16 ? "F16" : "BF16";
 }
 
-// The bits of a stored number whose format is no C++ arithmetic type.
+// The bits of a stored number. C++17 has no arithmetic type of this format.
 struct Bf16 {
   uint16_t bits;
 };

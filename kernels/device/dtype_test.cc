@@ -8,7 +8,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// The value of a half, computed from its fields.
+// Returns the value of a float16 number, computed from its fields.
 double HalfValue(uint16_t bits) {
   const double sign = (bits & 0x8000) ? -1.0 : 1.0;
   const int exponent = (bits >> 10) & 31;

@@ -35,11 +35,12 @@ inline constexpr int64_t kGemmWorkspaceAlignment = 256;
 // Multiplies matrices on one stream.
 //
 // Threads: only one thread at a time may use this object or its stream.
-// Errors: the stream keeps them and returns them later.
+// Errors: the stream keeps an error of a product and returns it later by
+// LaunchStream::TakeLaunchError.
 class GemmLibrary {
  public:
   virtual ~GemmLibrary() = default;
-  // Bytes of workspace, the same for every product.
+  // The size of Gemm::workspace, which is the same for every product.
   virtual int64_t workspace_bytes() const = 0;
   virtual void Enqueue(const Gemm& gemm) = 0;
 };

@@ -61,7 +61,7 @@ GuardedMemory::~GuardedMemory() { ::munmap(base_, reserved_bytes_); }
 
 void* GuardedMemory::Acquire(size_t bytes, size_t alignment) {
   base::MutexLock lock(&mutex_);
-  // There is at least one free page between two allocations.
+  // At least one free page lies between two allocations.
   const size_t begin =
       AlignUp(used_ + kPageBytes, std::max(alignment, kPageBytes));
   if (begin > reserved_bytes_ - kPageBytes ||

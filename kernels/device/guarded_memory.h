@@ -57,7 +57,7 @@ class GuardedMemory final : public MemoryGuard {
   void Open() override;
   void Close() override;
 
-  // The live allocations, by ascending address.
+  // Returns the live allocations, sorted by address.
   std::vector<Range> Live() const;
 
  private:

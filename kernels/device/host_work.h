@@ -1,5 +1,5 @@
-// HostWork: stands for a CUDA stream's handle on devices without a GPU. Fake
-// libraries of tests enqueue their work on it. C++17 without Abseil.
+// HostWork takes the place of a CUDA stream's handle on devices without a GPU.
+// Fake libraries in tests enqueue their work on it. C++17 without Abseil.
 #pragma once
 
 namespace kvasir::kernels {

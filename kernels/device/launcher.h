@@ -30,7 +30,8 @@ class GemmLibrary;  // gemm.h
 
 // Enqueues kernels on one stream.
 // Threads: only one thread at a time may use this object or its stream.
-// Errors: the stream keeps them and returns them later.
+// Errors: the stream keeps an error of a launch and returns it later by
+// LaunchStream::TakeLaunchError.
 class Launcher {
  public:
   virtual ~Launcher() = default;
@@ -38,8 +39,8 @@ class Launcher {
   // The number of the GPU's multiprocessors. Kernels whose CTAs must all be
   // resident at the same time size their grids by it.
   virtual int multiprocessors() const = 0;
-  // The library that multiplies matrices on this stream, or null if our own
-  // kernels do.
+  // Returns the library that multiplies matrices on this stream, or null if our
+  // own kernels multiply them.
   virtual GemmLibrary* gemms() { return nullptr; }
 };
 

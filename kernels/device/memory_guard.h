@@ -15,8 +15,8 @@ class MemoryGuard {
   // Ends the process if `address` is in no live allocation of the device. Null
   // is allowed.
   virtual void Check(const char* op, const void* address) const = 0;
-  // Each Open is followed by one Close; memory is accessible between the first
-  // Open and the last Close.
+  // The caller must call Close once for each Open. Calls from several threads
+  // may overlap: memory is accessible until every Open has been closed.
   virtual void Open() = 0;
   virtual void Close() = 0;
 };

@@ -9,8 +9,8 @@
 namespace kvasir::kernels {
 
 // Calls function(begin, end, thread) for parts of [0, num_rows), on several
-// threads. If there is little work, only the calling thread does it,
-// because waking other threads takes a few microseconds and a number only
+// threads. If there is little work, only the calling thread does it. Waking
+// other threads takes a few microseconds, but computing a number takes only
 // about a nanosecond.
 inline void ForRows(
     CpuStream& stream, int64_t num_rows, int64_t numbers_per_row,

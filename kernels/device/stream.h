@@ -52,12 +52,12 @@ class Stream {
   // later copy allocates memory.
   virtual absl::Status ReserveCopies(size_t) { return absl::OkStatus(); }
 
-  // How many bytes of packed weights, with the padding of the last panel, the
-  // matmuls of this stream have read from memory so far. The number is
+  // The bytes of packed weights that the matmuls of this stream have read from
+  // memory so far, including the padding of the last panel. The number is
   // computed, not measured. The SIMD matmul counts a weight once for each part
-  // into which it divides the rows: once, unless there are fewer panels than
-  // threads. The reference counts it once per row. Biases and activations are
-  // not counted. May be called from any thread.
+  // into which it divides the rows. There is only one part unless there are
+  // fewer panels than threads. The reference matmul counts a weight once per
+  // row. Biases and activations are not counted. May be called from any thread.
   int64_t weight_bytes_read() const {
     return weight_bytes_read_.load(std::memory_order_relaxed);
   }
@@ -130,11 +130,12 @@ class CapturedWork {
 // A stream of a GPU or of a device that emulates one.
 //
 // While a stream captures, it stores launches, with their current parameters,
-// and calls of libraries, but does not run them. Meanwhile waiting for the
-// stream, copying on it and recording a mark on it return FAILED_PRECONDITION,
-// and the capturing thread must not allocate or free memory of the device. If
-// another thread frees memory, it waits for the end of the capture. If the GPU
-// refuses any other call, that call or EndCapture returns the error.
+// and calls of libraries, but does not run them. During a capture, waiting for
+// the stream, copying on it and recording a mark on it return
+// FAILED_PRECONDITION. The capturing thread must not allocate or free memory of
+// the device. If another thread frees memory, it waits for the end of the
+// capture. If the GPU refuses any other call, that call or EndCapture returns
+// the error.
 class LaunchStream : public Stream {
  public:
   const DeviceOps& ops() const { return ops_; }
@@ -147,7 +148,7 @@ class LaunchStream : public Stream {
   // Moves `mark` to the present end of this stream. `mark` must come from a
   // stream of this device.
   virtual absl::Status Record(StreamMark* mark) = 0;
-  // Captures everything that this thread enqueues until EndCapture.
+  // Captures everything that this thread enqueues until EndCapture. Returns
   // UNIMPLEMENTED if the device cannot capture.
   virtual absl::Status BeginCapture() {
     return absl::UnimplementedError(
@@ -166,11 +167,11 @@ class LaunchStream : public Stream {
     return absl::UnimplementedError(
         "this device does not support stream capture");
   }
-  // Returns the error of the launches since the last call of this function, and
-  // clears it.
+  // Returns the error, if any, of the launches since the last call of this
+  // function, and clears it.
   virtual absl::Status TakeLaunchError() { return absl::OkStatus(); }
-  // Ends the process with a message if the address is not in the device's
-  // memory and the device can recognize that.
+  // Ends the process with a message if the device can tell that the address is
+  // not in its memory.
   virtual void CheckMemory(const char*, const void*) const {}
 
  protected:

@@ -29,8 +29,8 @@ void* Workspace::TakeBytes(int64_t count, size_t element_bytes) {
   if (!status_.ok()) return nullptr;
   if (count < 0 || static_cast<size_t>(count) > kMaxBytes / element_bytes) {
     status_ = absl::InvalidArgumentError(absl::StrCat(
-        "workspace: want 0 to ", kMaxBytes / element_bytes, " elements of ",
-        element_bytes, " bytes each, have ", count));
+        "workspace: the number of elements of ", element_bytes,
+        " bytes must be 0 to ", kMaxBytes / element_bytes, ", but is ", count));
     return nullptr;
   }
   const size_t bytes = AlignUp(static_cast<size_t>(count) * element_bytes);

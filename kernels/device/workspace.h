@@ -21,7 +21,8 @@ namespace kvasir::kernels {
 //                           allocator.Allocate(counter.peak_bytes(), ...));
 //   Workspace workspace(memory.data(), memory.bytes());
 //
-// At its end, a Scope gives back the memory that was taken within it. This
+// When a Scope is destroyed, it gives back the memory that was taken since it
+// was made. This
 // memory may be taken again while earlier ops of the same stream still use it,
 // because a stream runs its ops in order.
 //
@@ -35,7 +36,7 @@ class Workspace {
   Workspace(DevicePtr<void> memory, size_t bytes);
   static Workspace Counting() { return Workspace(); }
 
-  // Takes `count` uninitialised numbers, aligned to 64 bytes.
+  // Takes memory for `count` uninitialised elements, aligned to 64 bytes.
   template <typename T>
   DevicePtr<T> Take(int64_t count) {
     return DevicePtr<T>(static_cast<T*>(TakeBytes(count, sizeof(T))));

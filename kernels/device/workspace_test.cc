@@ -41,7 +41,7 @@ TEST(WorkspaceTest, AllocationsAreAlignedAndDoNotOverlap) {
   EXPECT_EQ(64, second - first);
 }
 
-TEST(WorkspaceTest, RunningOutOfMemoryIsAStickyErrorThatNamesTheSizes) {
+TEST(WorkspaceTest, TheErrorOfAFullWorkspaceNamesTheSizesAndStays) {
   alignas(64) char memory[256];
   Workspace workspace(DevicePtr<char>(memory), sizeof(memory));
   EXPECT_TRUE(workspace.Take<char>(128));
@@ -62,7 +62,8 @@ TEST(WorkspaceTest, SizesThatOverflowAreRefused) {
       counter.status(),
       base::StatusIs(
           absl::StatusCode::kInvalidArgument,
-          HasSubstr("elements of 8 bytes each, have 2305843009213693952")));
+          HasSubstr("elements of 8 bytes must be 0 to 1152921504606846975, but "
+                    "is 2305843009213693952")));
 }
 
 }  // namespace

@@ -139,7 +139,7 @@ void FaultOutOfShared(const void* address) {
 size_t FindRange(const void* address, size_t bytes) {
   const Launch& launch = *current_launch;
   const auto* const begin = static_cast<const char*>(address);
-  // Searches for the first range that begins after `begin`.
+  // Binary search for the first range that begins after `begin`.
   size_t low = 0, high = launch.num_ranges;
   while (low < high) {
     const size_t middle = (low + high) / 2;
@@ -164,8 +164,8 @@ size_t FindRange(const void* address, size_t bytes) {
 
 namespace {
 
-// Returns the entry of a block in the hash table, or the free entry where it
-// would be inserted.
+// Returns the entry of the given block in the hash table. If the block has no
+// entry, returns the free entry where it would be inserted.
 StoredBlock& StoredAt(RawArray<StoredBlock>& table, uint32_t launch,
                       uint64_t block) {
   const size_t mask = table.size() - 1;

@@ -116,8 +116,8 @@ struct ShapeCase {
   int64_t rows = 1;
 };
 
-// Reduces a case for the slow emulator: it keeps few heads and rows, and has
-// two contexts, one shorter than a split and one slightly longer.
+// Reduces a case for the slow emulator. The result has few heads and rows. One
+// of its two contexts is shorter than a split, the other slightly longer.
 ShapeCase ForEmulator(ShapeCase test) {
   const int64_t group = test.heads / test.kv_heads;
   test.kv_heads = std::min<int64_t>(test.kv_heads, 2);
@@ -183,7 +183,7 @@ TEST_P(AttentionShapesTest,
     double error = 0.0;
     double norm = 0.0;
     for (size_t i = 0; i < want.size(); ++i) {
-      if (std::isnan(want[i])) continue;  // a column that belongs to no head
+      if (std::isnan(want[i])) continue;  // the column belongs to no head
       const double difference = static_cast<double>(rows[i]) - want[i];
       error += difference * difference;
       norm += static_cast<double>(want[i]) * want[i];

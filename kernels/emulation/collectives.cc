@@ -54,8 +54,9 @@ double Half(MmaKind kind, uint32_t pair, int high) {
                                                     : ToFloat(F16{bits}));
 }
 
-// Computes d += a b in float64. Each product is exact, and products are added
-// in the order of k, so any instruction set gives the same bits.
+// Computes d += a b in float64. Each product of two numbers is exact, and the
+// products are added in the order of k. So the bits are the same for any
+// instruction set of the host.
 struct Product {
   using Part = double __attribute__((vector_size(4 * sizeof(double))));
   static constexpr int kParts = 2;  // Parts per matrix row
@@ -120,8 +121,8 @@ struct Matrices {
   bool transposed;
 };
 
-// Computes the results of LoadMatrices. Each lane has already stored, as its
-// operands, the four words at the row address that it passed.
+// Computes the results of LoadMatrices. Before this, each lane has read the
+// four words of its matrix row and stored them as its operands.
 void Distribute(const Matrices& matrices) {
   const auto half = [](uint32_t matrix, uint32_t row, uint32_t column) {
     const uint32_t word = LaneFiber(8 * matrix + row).given[column / 2];

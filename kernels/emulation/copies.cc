@@ -91,7 +91,9 @@ void ArriveExpecting(void* barrier, uint32_t bytes, Site site) {
   if (LeftOut()) return;
   BarrierState& state = StateOf(barrier);
   tsan::Read(barrier, sizeof(state));
-  if (state.arrivals_to_come == 0) Fault("more arrivals than were announced");
+  if (state.arrivals_to_come == 0) {
+    Fault("all arrivals that the barrier was initialized for have come");
+  }
   tsan::Release(&LocationOf(barrier).phases[state.parity]);
   state.bytes_to_come += static_cast<int32_t>(bytes);
   --state.arrivals_to_come;

@@ -36,8 +36,9 @@ const uint64_t kSeeds = Seeds();
 // runs the launch there.
 class DeviceLaunch {
  public:
-  // `args` and `cache` are in host memory. Each sequence gets `slots_before`
-  // slots in front of those of the cache, in pages that are marked as released.
+  // `args` and `cache` are in host memory. On the device, `slots_before` slots
+  // precede the cached slots of each sequence. Their pages are marked
+  // as released.
   DeviceLaunch(EmulatedTest& test, const LatentCache& cache,
                const PagedAttentionArgs& args,
                const std::vector<LatentAsk>& asks, DType dtype,
@@ -196,8 +197,8 @@ double NormError(const std::vector<double>& want,
 
 struct Outcome {
   std::vector<float> got;
-  // Relative errors compared with float64: `error` is that of all numbers
-  // together, `row_error` the largest error of one head in one row.
+  // Relative errors compared with float64. `error` is the error of all numbers
+  // together; `row_error` is the largest error of one head in one row.
   double error = 0.0;
   double row_error = 0.0;
   std::vector<SequenceItems> items;
@@ -210,7 +211,7 @@ struct Ask {
   std::vector<LatentAsk> asks;
   DType dtype = DType::kF32;
   int64_t most_partials = 64;
-  bool judged = true;  // false: the result is only returned, not compared
+  bool judged = true;  // false: the result is not compared with float64
   // Called before the launch, to overwrite exact rows for this launch only.
   std::function<void(const PagedAttentionArgs&)> spoil = nullptr;
   bool prompts_as_rows = false;
@@ -246,9 +247,9 @@ Outcome Attend(EmulatedTest& test, const Ask& ask) {
   return outcome;
 }
 
-// True if the errors are within the tolerances. A row is allowed twice the
-// relative error of the whole: if its values nearly cancel, its norm is small,
-// but its rounding errors are not.
+// True if the errors are within the tolerances. A row may have twice the
+// relative error that all numbers together may have. If the values of a row
+// nearly cancel, its norm is small, but its rounding errors are not.
 bool IsRight(const Outcome& outcome, DType dtype) {
   return outcome.error <= ToleranceOf(dtype) &&
          outcome.row_error <= 2.0 * ToleranceOf(dtype);
@@ -277,7 +278,9 @@ LatentSpec OfHeads(int64_t heads, int64_t kv_heads, PartSpec key,
   spec.keys = {std::move(key)};
   spec.values = {std::move(value)};
   spec.page_tokens = 64;
-  spec.query_gap = 8;  // the prefill kernel loads queries 16 bytes at a time
+  // keeps rows multiples of 16 bytes, because the prefill kernel loads queries
+  // 16 bytes at a time
+  spec.query_gap = 8;
   return InTiles(spec, 0);
 }
 
@@ -446,7 +449,7 @@ std::vector<LatentSpec> BiasedSpecs() {
   return specs;
 }
 
-TEST(KeyBiasCudaTest, ScoresHaveTheKeyBiasInEveryKernel) {
+TEST(KeyBiasCudaTest, EveryKernelAddsTheKeyBiasToTheScores) {
   uint64_t seed = 0;
   for (const LatentSpec& spec : BiasedSpecs()) {
     for (const DType dtype : kBothKernels) {
@@ -492,7 +495,8 @@ TEST(KeyBiasCudaTest, TheBitsOfARowDoNotDependOnOtherRows) {
   }
 }
 
-TEST(KeyBiasCudaTest, ChunksOfAPromptDoNotChangeItsBits) {
+TEST(KeyBiasCudaTest,
+     DividingAPromptIntoChunksDoesNotChangeTheBitsOfTheOutput) {
   for (const size_t index : {0, 1}) {
     LatentCache cache(BiasedSpecs()[index], {170}, 2);
     cache.Write(0, 0, 170);
@@ -514,7 +518,7 @@ TEST(KeyBiasCudaTest, ChunksOfAPromptDoNotChangeItsBits) {
   }
 }
 
-TEST(AttentionCudaTest, SupportsGroupsOfOneToSixteenHeadsAndMore) {
+TEST(AttentionCudaTest, AnyNumberOfQueryHeadsMayShareAKvHead) {
   for (const DType dtype : kBothKernels) {
     for (const int64_t heads : {1, 2, 3, 5, 7, 8, 9, 12, 16, 17, 40}) {
       LatentCache cache(OfHeads(2 * heads, 2, Numbers({40}), Numbers({24})),
@@ -528,8 +532,8 @@ TEST(AttentionCudaTest, SupportsGroupsOfOneToSixteenHeadsAndMore) {
   }
 }
 
-// A row's result has the same bits whether the row is computed by itself, in a
-// batch or in a prompt, and however its context is split.
+// A row's result has the same bits if the row is computed by itself, in a batch
+// or in a prompt. It also does not depend on how the row's context is split.
 TEST(AttentionCudaTest, TheBitsOfARowDoNotDependOnOtherRows) {
   LatentSpec sliding = kDense;
   sliding.window = 70;
@@ -642,7 +646,7 @@ TEST_P(PromptAttentionTest, ChunksOfAnySizeGiveTheBitsOfTheWholePrompt) {
     // Without a causal mask, a row in a chunk sees other slots than the same
     // row in the whole prompt, so results differ.
     if (!spec.causal) continue;
-    // clang 14 cannot capture bindings by reference.
+    // clang 14 cannot capture structured bindings by reference.
     const auto in_chunks = [&, dtype = dtype, room = room](int64_t tokens) {
       std::vector<LatentAsk> chunks;
       for (int64_t t = kFirst; t < kTokens; t += tokens) {
@@ -817,7 +821,7 @@ TEST(ExactAttentionTest, OneLaunchSupportsSequencesOfDifferentLengths) {
   }
 }
 
-TEST(ExactAttentionTest, GivesTheSameBitsOnEverySeed) {
+TEST(ExactAttentionTest, TheBitsDoNotDependOnTheOrderInWhichThreadsRun) {
   LatentCache cache(kExact, {530, 70, 530}, 6);
   cache.Write(0, 0, 530);
   cache.Write(1, 0, 70);
@@ -882,7 +886,8 @@ TEST(ExactAttentionTest, NonFiniteNumbersAffectOnlyRowsThatReadThem) {
   constexpr int64_t kWindow = 6;
   struct Case {
     LatentSpec spec;
-    bool latent;  // true: spoils the latent; false: the exact row
+    // true: overwrites a number of the latent; false: of the exact row
+    bool latent;
   };
   const PartSpec numbers = Numbers({40});
   for (const auto& [spec, latent] : std::vector<Case>{
@@ -971,7 +976,8 @@ TEST(ExactAttentionTest, NaNKeysAffectOnlyRowsThatReadThem) {
   }
 }
 
-TEST(ExactAttentionTest, LeavingOutAnySiteOfThePromptKernelIsDetected) {
+TEST(ExactAttentionTest,
+     LeavingOutAnySynchronizingLineOfThePrefillKernelIsDetected) {
   LatentCache cache(
       WithExact("", 0, 40, 50,
                 OfHeads(18, 9, Codes({64}, {4}), Codes({64}, {4}))),
@@ -1087,7 +1093,7 @@ TEST(PromptAttentionTest, FreedPagesAreNotRead) {
   EXPECT_GT(outcome.prompt_items, 0);
 }
 
-TEST(PromptAttentionTest, SupportsGroupsOfOneToSixteenHeadsAndMore) {
+TEST(PromptAttentionTest, AnyNumberOfQueryHeadsMayShareAKvHead) {
   for (const int64_t heads : {1, 2, 3, 5, 7, 8, 9, 12, 16, 17, 40}) {
     LatentCache cache(OfHeads(2 * heads, 2, Numbers({40}), Codes({96}, {4})),
                       {70}, 3);
@@ -1188,9 +1194,10 @@ TEST(PromptAttentionTest,
   cache.Write(0, 0, 40);
   cache.RoundQueries(DType::kBf16);
   std::vector<float> first;
-  // The prefill kernel needs 25360 + 16384 + rows * (4 + 2 * 72) bytes of
-  // shared memory. With less memory, the work items of the two units shrink
-  // from 32 to 16 tokens; below that, the kernel cannot run.
+  // The prefill kernel needs 41744 bytes of shared memory, and 148 bytes more
+  // for each row. A work item of 128 rows (32 tokens) needs 60688 bytes. With
+  // less memory, work items have 64 rows (16 tokens), for which the kernel
+  // needs 51216 bytes. With less than that, it cannot run.
   for (const auto& [bytes, items] :
        {std::pair(60688, 4), std::pair(60687, 6), std::pair(51216, 6),
         std::pair(51215, 0)}) {
@@ -1228,7 +1235,7 @@ TEST(PromptAttentionTest,
   });
 }
 
-TEST(PromptAttentionTest, GivesTheSameBitsOnEverySeed) {
+TEST(PromptAttentionTest, TheBitsDoNotDependOnTheOrderInWhichThreadsRun) {
   for (const LatentSpec& spec : {kPromptNumbers, kFour}) {
     LatentCache cache(spec, {530, 70}, 6);
     cache.Write(0, 0, 530);
@@ -1249,7 +1256,7 @@ TEST(PromptAttentionTest, GivesTheSameBitsOnEverySeed) {
 
 // Here, the kernel converts the codes of a chunk of keys in two parts. There
 // are more work items than CTAs.
-TEST(PromptAttentionTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
+TEST(PromptAttentionTest, LeavingOutAnySynchronizingLineIsDetected) {
   LatentCache cache(OfHeads(18, 9, Codes({256}, {4}), Codes({64}, {4})), {523},
                     6);
   cache.Write(0, 0, 523);
@@ -1336,7 +1343,8 @@ class RandomShape {
   LatentSpec spec;
   DType dtype;
   int64_t tokens;
-  int64_t rows;  // the last `rows` tokens have queries
+  // number of tokens, at the end of the sequence, that have queries
+  int64_t rows;
 
  private:
   int64_t UpTo(int64_t most) {
@@ -1410,7 +1418,8 @@ TEST(AttentionCudaTest, RowsOfRandomShapesDoNotDependOnOtherRows) {
 
 // Prompts are cut at random places into chunks that the prefill kernel
 // supports.
-TEST(PromptAttentionTest, PromptsOfRandomShapesHaveTheSameBitsInChunks) {
+TEST(PromptAttentionTest,
+     ChunksOfAPromptOfRandomShapeGiveTheBitsOfTheWholePrompt) {
   for (uint64_t seed = 1; seed <= (kSeeds + 1) / 2; ++seed) {
     SCOPED_TRACE(seed);
     const RandomShape shape(1000 + seed);
@@ -1629,7 +1638,7 @@ TEST(AttentionCudaTest, TheOutputOfARowThatSeesNoSlotIsZero) {
   }
 }
 
-TEST(AttentionCudaTest, GivesTheSameBitsOnEverySeed) {
+TEST(AttentionCudaTest, TheBitsDoNotDependOnTheOrderInWhichThreadsRun) {
   for (const DType dtype : kBothKernels) {
     LatentCache cache(kFour, {600, 70}, 6);
     cache.Write(0, 0, 600);
@@ -1666,8 +1675,9 @@ void SpoilNumber(LatentCache& cache, size_t p, int64_t slot, float with) {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// The results of five tokens. [0] is the result of the original cache; [1] that
-// of a cache in which the slot of the third token was overwritten ("spoilt").
+// The results of five tokens. Element 0 has the results with the original
+// cache. Element 1 has those with a cache in which the slot of the third token
+// was overwritten ("spoilt").
 struct Spoilt {
   // the tokens before the spoilt slot, which do not see it
   std::vector<float> before[2];
@@ -2043,8 +2053,8 @@ TEST(AttentionCudaTest,
     }
   }
   // For each of two blocks of 32 channels there are kSplits requests for
-  // partial sums, and one each for the maxima, the sums of weights and the
-  // results.
+  // partial sums. There is one more request each for the maxima, the sums of
+  // weights and the results.
   EXPECT_EQ(requests, 2 * (kSplits + 3));
 }
 
@@ -2077,10 +2087,10 @@ void ExpectEachSiteIsMissed(const std::string& kernel, DType dtype,
         << mutant.site.line;
   }
 }
-TEST(AttentionCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
+TEST(AttentionCudaTest, LeavingOutAnySynchronizingLineIsDetected) {
   ExpectEachSiteIsMissed("attention", DType::kBf16, 10);
 }
-TEST(AttentionCudaTest, LeavingOutAnySiteOfTheMergeIsDetected) {
+TEST(AttentionCudaTest, LeavingOutAnySynchronizingLineOfTheMergeIsDetected) {
   // The merge computes 5 blocks of 32 channels for each of 48 rows, so each
   // warp computes several blocks.
   constexpr int64_t kTokens = kAttentionSplitSlots + 3;
@@ -2102,7 +2112,8 @@ TEST(AttentionCudaTest, LeavingOutAnySiteOfTheMergeIsDetected) {
         << mutant.site.line;
   }
 }
-TEST(AttentionCudaTest, LeavingOutAnySiteOfThePlainKernelIsDetected) {
+TEST(AttentionCudaTest,
+     LeavingOutAnySynchronizingLineOfThePlainKernelIsDetected) {
   ExpectEachSiteIsMissed("attention_plain", DType::kF32, 5);
 }
 

@@ -20,9 +20,9 @@ struct EmulatedDeviceOptions {
 };
 
 // To ops, this device is a GPU (DeviceKind::kCuda): weights are in rows, pages
-// in granules of 16 bytes. To find faults, fresh memory is filled with 0xff, a
-// guard page follows each allocation, and the host can access memory only while
-// work runs on the device.
+// in granules of 16 bytes. To find faults, fresh memory is filled with 0xff,
+// and a guard page follows each allocation. The host can access memory only
+// while work runs on the device.
 //
 // Enqueued work waits until a stream is synchronized or destroyed, or memory is
 // freed. BeginWrite returns host memory, never the device's own. Streams can
@@ -32,10 +32,10 @@ struct EmulatedDeviceOptions {
 // time, each on the thread that synchronizes.
 class EmulatedDevice final : public Device {
  public:
-  // Bytes of address space that the device reserves;
-  // GuardedMemory::CheckReservable says whether the system provides them.
+  // The size of the address space that the device reserves.
+  // GuardedMemory::CheckReservable tells whether the system can provide it.
   static constexpr size_t kReservedBytes = size_t{1} << 36;
-  // `ops` are the ops that the device supports; emulated::Ops()
+  // The device supports only the ops in `ops`. emulated::Ops()
   // (op_table/op_table.h) returns all ops.
   EmulatedDevice(const EmulatedDeviceOptions& options, const DeviceOps& ops);
   ~EmulatedDevice() override;

@@ -1,6 +1,6 @@
-// Tests the kernels of mixtures of experts: grouped products against the
-// products of each group, the choice of experts against the reference, and the
-// sum of their results.
+// Tests the kernels of mixtures of experts. Grouped products are compared with
+// a product of each group. The choice of experts and the sum of their results
+// are compared with the reference.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -93,7 +93,8 @@ std::vector<float> OneByOne(const GroupedCase& c, EmulatedTest& test) {
   return test.GetNumbers(on.y, c.x);
 }
 
-TEST(GroupedMatmulCudaTest, RowsHaveTheBitsOfTheProductsOfTheirGroups) {
+TEST(GroupedMatmulCudaTest,
+     RowsHaveTheSameBitsAsInASeparateProductOfEachGroup) {
   for (const DType x : kDTypes) {
     for (const DType w : {x, DType::kBf16}) {
       for (const GroupedCase& c : {GroupedCase{x, w, {0, 0}, 8, 8},
@@ -111,7 +112,7 @@ TEST(GroupedMatmulCudaTest, RowsHaveTheBitsOfTheProductsOfTheirGroups) {
   }
 }
 
-TEST(GroupedMatmulCudaTest, GivesTheSameBitsOnEverySeed) {
+TEST(GroupedMatmulCudaTest, TheBitsDoNotDependOnTheOrderInWhichThreadsRun) {
   for (const DType dtype : kDTypes) {
     const GroupedCase c = {dtype, dtype, {3, 0, 20, 1}, 45, 33};
     EmulatedTest first(1);
@@ -225,7 +226,7 @@ void ExpectRouted(const RouteCase& c, const std::vector<float>& logits,
   }
 }
 
-TEST(RouteCudaTest, TheChoiceEqualsThatOfTheReference) {
+TEST(RouteCudaTest, TheChosenExpertsEqualThoseOfTheReference) {
   uint64_t seed = 1;
   for (const bool normalize : {true, false}) {
     for (const RouteCase& c :
@@ -246,7 +247,7 @@ TEST(RouteCudaTest, TiesNanAndInfinitiesAreOrderedAsOnTheCpu) {
                2);
 }
 
-TEST(RouteCudaTest, GivesTheSameBitsOnEverySeed) {
+TEST(RouteCudaTest, TheBitsDoNotDependOnTheOrderInWhichThreadsRun) {
   const RouteCase c = {11, 40, 3, true};
   const auto logits = RandomFloats(c.tokens * c.experts, 6);
   EmulatedTest first(1);

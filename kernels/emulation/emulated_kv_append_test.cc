@@ -535,7 +535,7 @@ TEST(KvAppendCudaTest, SlotMetadataIsStoredExactlyAsByTheReference) {
   }
 }
 
-TEST(KvAppendCudaTest, GivesTheSameBytesOnEverySeed) {
+TEST(KvAppendCudaTest, TheBytesDoNotDependOnTheOrderInWhichThreadsRun) {
   const Append append = WithMetadata(9, kTiles[1]);
   const Memory want = AppendByReference(append);
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
@@ -544,7 +544,7 @@ TEST(KvAppendCudaTest, GivesTheSameBytesOnEverySeed) {
   }
 }
 
-TEST(KvAppendCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
+TEST(KvAppendCudaTest, LeavingOutAnySynchronizingLineIsDetected) {
   // There are more groups than warps in a CTA, so a warp appends several
   // latents. The case without reports is tested too, because the lanes then do
   // not wait for each other between two latents.
@@ -568,7 +568,7 @@ TEST(KvAppendCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
   }
 }
 
-TEST(KvAppendCudaTest, SlotsThatAreAlignedAreWrittenInWholeWords) {
+TEST(KvAppendCudaTest, AlignedSlotsAreWrittenInWholeWords) {
   // The codes of 128 channels take 64 bytes. They must be written as words, in
   // whole sectors.
   Append append = AppendOf({{{Coded({{128, 4}})},

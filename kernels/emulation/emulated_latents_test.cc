@@ -125,7 +125,7 @@ TEST(HadamardCudaTest, NothingIsWrittenIfThereAreNoRowsOrNoLatents) {
   }
 }
 
-TEST(HadamardCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
+TEST(HadamardCudaTest, LeavingOutAnySynchronizingLineIsDetected) {
   // Both widths have several blocks. The kernel computes a block of width 50 in
   // one warp, and one of width 1300 in a whole CTA.
   const HadamardCase warp = {{{50, 0}}, 50};
@@ -255,7 +255,7 @@ struct LiftCase {
 struct LiftData {
   explicit LiftData(const LiftCase& c) {
     for (const auto& [in, out] : c.in_out) {
-      // The matrix is stored transposed.
+      // The matrix is stored transposed, as [out, in].
       matrices.push_back(Rounded(
           RandomFloats(in * out, static_cast<uint32_t>(matrices.size())),
           c.matrix));
@@ -434,7 +434,8 @@ LiftCase InStages(const std::string& kernel) {
   return c;
 }
 
-TEST(LiftCudaTest, LeavingOutAnySiteOfTheTensorCoreKernelsIsDetected) {
+TEST(LiftCudaTest,
+     LeavingOutAnySynchronizingLineOfTheTensorCoreKernelsIsDetected) {
   for (const std::string kernel : {"lift_few_rows", "lift_many_rows"}) {
     const LiftCase c = InStages(kernel);
     EmulatedTest whole(1);
@@ -452,7 +453,7 @@ TEST(LiftCudaTest, LeavingOutAnySiteOfTheTensorCoreKernelsIsDetected) {
   }
 }
 
-TEST(LiftCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
+TEST(LiftCudaTest, LeavingOutAnySynchronizingLineIsDetected) {
   const LiftCase c = {17, 1, DType::kF32, {{70, 140}}};
   const std::vector<float> want = LiftByReference(c);
   const auto mutants = LeaveOutEach("lift", kSeeds, [&](EmulatedTest& test) {
@@ -589,9 +590,9 @@ std::vector<char> CopiedPages(std::vector<char> from,
   return result;
 }
 
-// Covers copies in units of 16, 4 and 1 bytes, pages that are smaller or larger
-// than what a CTA copies at a time, padding pairs, and copies within one arena
-// and between two.
+// Covers copies in units of 16, 4 and 1 bytes, within one arena and between
+// two, with padding pairs. Pages are smaller and larger than what a CTA copies
+// at a time.
 TEST(CopyPagesCudaTest, CopiesWholePagesAndWritesNothingElse) {
   constexpr int32_t kFar = 1 << 30;
   const std::vector<PagePair> pairs = {{0, 3}, {-1, kFar}, {4, 1}, {-kFar, 0}};

@@ -108,8 +108,9 @@ double HalfUnit(DType dtype, float stored) {
   return std::ldexp(1.0, std::max(exponent, least) - digits);
 }
 
-// Relative errors of a row of y. of_sums counts only what exceeds the error of
-// rounding to the type of y, so it is at most the error of the unrounded sums.
+// Relative errors of a row of y. `of_numbers` is the error of the stored
+// numbers. `of_sums` counts only the part of each error that exceeds half a
+// unit of the type of y. So it is at most the error of the unrounded sums.
 struct RowError {
   double of_numbers;
   double of_sums;
@@ -169,9 +170,9 @@ TEST(MatmulCudaTest, TheProductIsCorrectWithinTheToleranceOfEachNumberType) {
   }
 }
 
-// Covers for each tile size: ring buffers that wrap around, incomplete tiles,
-// and depths k and strides that are and are not multiples of 16 bytes.
-TEST(MatmulCudaTest, TheProductIsCorrectInEveryOutputTile) {
+// Covers for each tile size ring buffers that wrap around and incomplete tiles.
+// Some of the depths k and strides are multiples of 16 bytes, others are not.
+TEST(MatmulCudaTest, TheProductIsCorrectForEveryTileSize) {
   uint64_t seed = 0;
   for (const DType dtype : {DType::kF16, DType::kBf16}) {
     for (const DType y : {dtype, DType::kF32}) {
@@ -311,7 +312,7 @@ std::vector<KernelCase> KernelCases() {
       {"matmul_chain", {DType::kBf16, DType::kF32, DType::kBf16, 20, 70, 40}}};
 }
 
-TEST(MatmulCudaTest, GivesTheSameBitsOnEverySeed) {
+TEST(MatmulCudaTest, TheBitsDoNotDependOnTheOrderInWhichThreadsRun) {
   for (const KernelCase& k : KernelCases()) {
     const Data data(k.c);
     EmulatedTest first(1);
@@ -325,7 +326,7 @@ TEST(MatmulCudaTest, GivesTheSameBitsOnEverySeed) {
   }
 }
 
-TEST(MatmulCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
+TEST(MatmulCudaTest, LeavingOutAnySynchronizingLineIsDetected) {
   for (const KernelCase& k : KernelCases()) {
     const Data data(k.c);
     EmulatedTest whole(1);

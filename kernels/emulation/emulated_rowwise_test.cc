@@ -162,14 +162,14 @@ TEST(NormCudaTest, RowsThatArePartsOfLongerRowsEqualTheReference) {
       const auto got = test.GetNumbers(memory, dtype);
       EXPECT_LE(WorstError(want, got, c.stride), ToleranceOf(dtype));
       for (size_t i = 0; i < got.size(); ++i) {
-        if (want[i] != numbers[i]) continue;  // it belongs to a head
+        if (want[i] != numbers[i]) continue;  // the number belongs to a head
         EXPECT_EQ(got[i], numbers[i]) << i;
       }
     }
   }
 }
 
-TEST(NormCudaTest, GivesTheSameBitsOnEverySeed) {
+TEST(NormCudaTest, TheBitsDoNotDependOnTheOrderInWhichThreadsRun) {
   for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
     const NormCase c = {kind, DType::kBf16, 5, 600};
     const NormData data(c);
@@ -184,7 +184,7 @@ TEST(NormCudaTest, GivesTheSameBitsOnEverySeed) {
   }
 }
 
-TEST(NormCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
+TEST(NormCudaTest, LeavingOutAnySynchronizingLineIsDetected) {
   const NormCase c = {NormKind::kLayer, DType::kF32, 2, 600};
   const NormData data(c);
   const NormResult want = NormByReference(c, data);
@@ -269,8 +269,8 @@ TEST(NormCudaTest, RowsAreReadInWholeSectors) {
     }
   }
   EXPECT_EQ(weights, 4 * numbers);
-  EXPECT_EQ(loaded, 2 * 2 * numbers);  // x and the residual, once each
-  EXPECT_EQ(stored, 2 * 2 * numbers);  // x and out
+  EXPECT_EQ(loaded, 2 * 2 * numbers);  // x and the residual are each read once
+  EXPECT_EQ(stored, 2 * 2 * numbers);  // x and out are each written once
 }
 
 // Returns `numbers` with `ahead` poisoned numbers before them, so that
@@ -431,7 +431,7 @@ TEST(ActivationCudaTest,
   }
 }
 
-TEST(ActivationCudaTest, CappedNumbersEqualTheReference) {
+TEST(ActivationCudaTest, CappedLogitsEqualTheReference) {
   constexpr float kCap = 30.0f;
   for (const DType dtype : kDTypes) {
     EmulatedTest test;
@@ -565,7 +565,7 @@ void ExpectSummedRows(EmulatedTest& test, const RowsCase& c) {
                        From(c.ahead, test.GetNumbers(on_out, c.dtype))));
 }
 
-TEST(SumRowsCudaTest, SumsOfRowsInOrderAreRoundedOnce) {
+TEST(SumRowsCudaTest, AddsRowsInOrderAndRoundsTheSumOnce) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     for (const int64_t ahead : AheadOf(dtype)) {
@@ -882,7 +882,7 @@ TEST(RopeCudaTest, RopeEqualsTheReferenceWithinTheToleranceOfTheNumberType) {
 
 // Every CTA reads the table of angle steps (35 entries of 8 bytes), so the
 // bytes read tell how many CTAs share a token.
-TEST(RopeCudaTest, SeveralCtasShareATokenOnlyIfTokensAreFew) {
+TEST(RopeCudaTest, SeveralCtasShareATokenOnlyIfThereAreFewTokens) {
   for (const int64_t tokens : {1, 20}) {
     const RopeCase c = {
         DType::kBf16, RopePairing::kHalfSplit, tokens, 30, 80, 70};
@@ -897,7 +897,7 @@ TEST(RopeCudaTest, SeveralCtasShareATokenOnlyIfTokensAreFew) {
   }
 }
 
-TEST(RopeCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
+TEST(RopeCudaTest, LeavingOutAnySynchronizingLineIsDetected) {
   const RopeCase c = {DType::kF32, RopePairing::kHalfSplit, 2, 4, 64, 64};
   const RopeData want = RopeByReference(c);
   const auto mutants = LeaveOutEach("rope", kSeeds, [&](EmulatedTest& test) {

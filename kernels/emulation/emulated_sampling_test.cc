@@ -127,7 +127,7 @@ TEST(LogSoftmaxCudaTest, ANonFiniteLogitMakesTheResultOfItsRowNonFinite) {
   EXPECT_FALSE(std::isfinite(ScoresByKernel(test, c)[0]));
 }
 
-TEST(LogSoftmaxCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
+TEST(LogSoftmaxCudaTest, LeavingOutAnySynchronizingLineIsDetected) {
   const Scored c = {RandomFloats(3 * 5003, 3), {1, 2, 3}, 5003, 5003};
   const auto want = ScoresByReference(c);
   const auto mutants =
@@ -760,7 +760,7 @@ int64_t LoadedBytes(const Batch& c) {
   return bytes;
 }
 
-TEST(SampleCudaTest, TheLogitsOfAGreedyRowAreReadOnceAndOfOtherRowsAFewTimes) {
+TEST(SampleCudaTest, GreedyRowsAreReadOnceAndOtherRowsAFewTimes) {
   constexpr int64_t kVocab = 16384;
   Batch c = {RandomFloats(kVocab, 14, 2.0f), {Greedy()}, kVocab, 3, true};
   EXPECT_EQ(LoadedBytes(c), 4 * kVocab);
@@ -790,7 +790,7 @@ TEST(SampleCudaTest, AListOfTopTokensMayHoldTheWholeVocabulary) {
   ExpectSame(c);
 }
 
-TEST(SampleCudaTest, GivesTheSameResultOnEverySeed) {
+TEST(SampleCudaTest, TheResultDoesNotDependOnTheOrderInWhichThreadsRun) {
   const Batch c = {RandomFloats(8 * 700, 9, 3.0f), AllKinds(700, 8), 700, 2};
   const Sampled want = ByReference(c);
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
@@ -799,9 +799,9 @@ TEST(SampleCudaTest, GivesTheSameResultOnEverySeed) {
   }
 }
 
-TEST(SampleCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
-  // Row 0 asks for the top tokens, row 1 has a filter, the filter of row 2
-  // keeps more ids than are sorted together, and in row 3 all ids that are not
+TEST(SampleCudaTest, LeavingOutAnySynchronizingLineIsDetected) {
+  // Row 0 asks for the top tokens, and row 1 has a filter. The filter of row 2
+  // keeps more ids than are sorted together. In row 3 all ids that are not
   // banned have equal logits.
   constexpr int32_t kVocab = 9000;
   Batch c = {RandomFloats(kVocab, 10, 2.0f), {}, kVocab, 5, true};
@@ -871,7 +871,7 @@ Counted CountByKernel(EmulatedTest& test, const std::vector<int32_t>& ids) {
   return {test.Get<int32_t>(cleared), test.Get<int32_t>(kept)};
 }
 
-TEST(CountTokensCudaTest, LeavingOutAnySiteThatSynchronizesIsDetected) {
+TEST(CountTokensCudaTest, LeavingOutAnySynchronizingLineIsDetected) {
   std::vector<int32_t> ids = {1, 3, 1, -1, 2000, 0};
   for (int32_t i = 0; i < 1500; ++i) ids.push_back(i * i % 1999);
   Counted want = {std::vector<int32_t>(2000, 0), std::vector<int32_t>(2000, 5)};

@@ -51,9 +51,11 @@ struct AccessCount {
   int64_t requests = 0;  // one request serves the lanes of a warp
   int64_t bytes = 0;     // bytes that the lanes requested
   int64_t sectors = 0;   // global memory: 32-byte sectors, over all requests
-  int64_t least_sectors = 0;  // sectors if the lanes' bytes were adjacent
-  int64_t passes = 0;         // shared memory: passes through the 32 banks
-  int64_t least_passes = 0;   // passes if there were no bank conflicts
+  // sectors that would suffice if the lanes' bytes were adjacent
+  int64_t least_sectors = 0;
+  int64_t passes = 0;  // shared memory: passes through the 32 banks
+  // passes that would suffice without bank conflicts
+  int64_t least_passes = 0;
 };
 
 // Frees the stacks that a destroyed emulator has left for the next one. Tests
@@ -64,7 +66,8 @@ void FreeIdleStacks();
 
 class FiberPool;
 
-// Runs launches of kernels. Owns: the stacks of their threads.
+// Runs launches of kernels.
+// Owns: the stacks on which the kernels' threads run.
 class Emulator {
  public:
   // Kernels may access global memory through primitives only inside `memory`,

@@ -121,7 +121,8 @@ class EmulatorDeathTest : public ::testing::Test {
   }
 };
 
-TEST_F(EmulatorDeathTest, ABarrierThatSomeThreadsDoNotReachIsReported) {
+TEST_F(EmulatorDeathTest,
+       InvalidBarriersInvalidShufflesAndDeadlocksAreReported) {
   ExpectDeath(Planted::kDivergentBarrier,
               "kernel faulty, CTA .0, 0., thread .*SyncCta at "
               "faulty_kernels.cu:.*divergent: other threads wait in SyncCta");
@@ -198,7 +199,7 @@ TEST_F(EmulatorDeathTest, LaunchesThatNoGpuAcceptsAreRefused) {
                "toy: CTAs that wait for each other: 3, but must be at most 2");
 }
 
-TEST(EmulatorTest, ListsTheSyncSitesOfAKernel) {
+TEST(EmulatorTest, ListsTheSynchronizingLinesOfAKernel) {
   EmulatedTest test;
   EXPECT_TRUE(Arrives(test, Planted::kNone));
   std::vector<std::string> kinds;
@@ -213,7 +214,7 @@ TEST(EmulatorTest, ListsTheSyncSitesOfAKernel) {
   EXPECT_TRUE(test.emulator().SyncSites("another").empty());
 }
 
-TEST(EmulatorTest, AKernelWhoseSyncSiteForWaitingIsLeftOutIsStopped) {
+TEST(EmulatorTest, AKernelThatDoesNotWaitForItsCopiesIsStopped) {
   SyncSite wait;
   {
     EmulatedTest test;
@@ -271,9 +272,9 @@ TEST(EmulatorTest, CountsGlobalMemorySectorsAndSharedMemoryPasses) {
   EXPECT_EQ(shared_loads, 3);
 }
 
-// 32 lanes read 16 distinct words with a stride of 4 words: they lie in 8
-// banks, 2 in each, and in 8 sectors, while 4 sectors could hold the bytes of
-// 32 lanes.
+// 32 lanes read 16 distinct words with a stride of 4 words. The words lie in 8
+// banks (2 in each) and in 8 sectors. 4 sectors could hold the bytes that 32
+// lanes read.
 TEST(EmulatorTest, StridedAccessesAreCountedWithTheirBankConflictsAndSectors) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   EXPECT_FALSE(Arrives(test, Planted::kStrided));

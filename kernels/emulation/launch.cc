@@ -53,8 +53,8 @@ void FreeFiber(Fiber& fiber) {
   fiber.read.Free();
 }
 
-// A SIGSEGV handler that reports an access to a wrong address, with the kernel
-// and the thread's indices.
+// A SIGSEGV handler. Its report of a wrong address names the kernel and the
+// indices of the thread that accessed it.
 struct sigaction previous_action;
 
 void OnBadAddress(int, siginfo_t* info, void*) {
@@ -161,7 +161,8 @@ void StartCta(Launch& launch, Cta& cta) {
 }
 
 void EndCta(Launch& launch, Cta& cta) {
-  current_fiber = &cta.fibers[0];  // so that reports name a thread of this CTA
+  // so that fault reports name a thread of this CTA
+  current_fiber = &cta.fibers[0];
   for (uint32_t w = 0; w < cta.threads / kLanes; ++w) FlushRequests(cta, w);
   CheckCanaries(cta, cta.shared_map + kPageBytes, cta.shared);
   CheckCanaries(cta, cta.shared + cta.shared_bytes,
@@ -253,8 +254,8 @@ void FreeFiberPool(FiberPool* pool) {
   UnmapPages(pool, sizeof(FiberPool));
 }
 
-// The pool of the last call of GiveFiberPool. Null if TakeFiberPool has taken
-// it.
+// The idle pool: the one that GiveFiberPool got last. Null if TakeFiberPool has
+// returned it since.
 constinit std::atomic<FiberPool*> idle_pool = nullptr;
 
 template <typename T>

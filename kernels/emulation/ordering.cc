@@ -69,8 +69,8 @@ void ReadTags(Location& location, bool acquires) {
 }
 
 // Attaches the tag `released` to `location`, which the current thread writes by
-// an atomic. A read-modify-write (`goes_on`) keeps the tags that are already
-// attached; a store replaces them.
+// an atomic. If `goes_on`, the atomic is a read-modify-write, and earlier tags
+// stay attached. Otherwise it is a store, and earlier tags are removed.
 void WriteTags(Location& location, const Tag& released, bool goes_on) {
   NoteStore(location.address, location.bytes);
   if (!goes_on) location.tags.Clear();
@@ -99,8 +99,8 @@ void SomeYield() {
 
 void* FreshClock() {
   Launch& launch = *current_launch;
-  // After kMostClocks, clocks are reused. A reused clock can hide a race but
-  // cannot cause a false report.
+  // A launch with more than kMostClocks snapshots reuses clocks. A reused clock
+  // can hide a race but cannot cause a false report.
   return launch.pool->clocks + 8 * (launch.num_clocks++ % Launch::kMostClocks);
 }
 

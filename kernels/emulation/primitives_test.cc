@@ -81,7 +81,7 @@ TEST(PrimitivesTest, LanesOfAWarpExchangeValues) {
   }
   ASSERT_EQ(odd, 8u);
   // Adds the lanes in the same order as WarpSum: first lanes that are 16 apart,
-  // then those 8, 4, 2 and 1 apart.
+  // then lanes that are 8, 4, 2 and 1 apart.
   std::vector<float> sums(32);
   for (size_t i = 0; i < 32; ++i) sums[i] = Number(in[i]);
   for (size_t lanes = 16; lanes > 0; lanes /= 2) {
@@ -235,8 +235,8 @@ TEST(PrimitivesTest, TheMmaCeilingKernelComputesAllItsProducts) {
 
 // Tests that a product with a factor 0 does not change the bits of a sum in an
 // mma. The prefill kernel multiplies slots that a row cannot see by a weight of
-// 0, and the decoding kernel may leave out such products; both must give the
-// same bits (attention/cuda/prefill_attention-inl.h).
+// 0. The decoding kernel may leave out such products, and must give the same
+// bits (attention/cuda/prefill_attention-inl.h).
 constexpr size_t kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;
 template <typename T>
 class MmaOfZerosTest : public ::testing::Test {
@@ -254,7 +254,7 @@ class MmaOfZerosTest : public ::testing::Test {
     std::uniform_int_distribution<int> exponent(-5, 5);
     return FromFloat<T>(std::ldexp(normal(engine_), exponent(engine_)));
   }
-  // Returns any finite number, also very large and very small ones.
+  // Returns a random finite number, which may be very large or very small.
   T AnyFinite() {
     constexpr auto kMost = static_cast<uint16_t>(
         DTypeOf<T>::kValue == DType::kBf16 ? 0x7f7f : 0x7bff);
@@ -624,9 +624,9 @@ TEST(PrimitivesTest, AGridSumsTheNumbersThatItsCtasCopied) {
   }
 }
 
-// True for sites that only order memory accesses. If such a site is left out,
-// only ThreadSanitizer notices it, because the emulator executes accesses in
-// program order.
+// True for synchronizing lines that only order memory accesses. If such a line
+// is left out, only ThreadSanitizer notices it, because the emulator executes
+// accesses in program order.
 bool OnlyOrders(const SyncSite& site) {
   return site.kind == "Fence<kGpu>" || site.kind == "StoreAtomic<kRelease>" ||
          site.kind == "LoadAtomic<kAcquire>";
@@ -661,7 +661,8 @@ void ExpectEchoMissesEachSite(const std::string& kernel, size_t sites,
   });
 }
 
-TEST(LeaveOutTest, LeavingOutAnySiteOfAPrimitivesKernelIsDetected) {
+TEST(LeaveOutTest,
+     LeavingOutAnySynchronizingLineOfAPrimitivesKernelIsDetected) {
   const Words in = RandomWords(64, 7);
   ExpectEchoMissesEachSite("hand_over", 4, &emulated::LaunchHandOver, in, in);
   Words turned = in;

@@ -33,13 +33,13 @@ struct Warp;
 // ThreadSanitizer stores under the address `clock`.
 struct Tag {
   void* clock;  // null: there is no snapshot
-  bool gpu;     // true: all CTAs are in its scope; false: only `cta` is
+  bool gpu;     // true: the fence's scope is the GPU; false: only `cta`
   uint64_t cta;
   const Fiber* by;
 };
 
-// An address that atomics access, with the clocks that atomic reads may
-// acquire.
+// An address that atomics access. An atomic that reads it may acquire the
+// clocks of its tags.
 struct Location {
   void* address;
   size_t bytes;  // size of the last access
@@ -86,22 +86,24 @@ struct alignas(64) Fiber {
   bool ended;
   Place place;
   uint32_t given[8];  // operands of a collective operation
-  uint32_t got[4];    // its results
+  uint32_t got[4];    // results of the collective operation
   static constexpr uint32_t kLooks = 4;
-  Look looks[kLooks];  // its latest polls that differ from each other
+  // the latest kLooks polls of different addresses or values
+  Look looks[kLooks];
   uint32_t num_looks;
   char* stack;  // lowest address, just above a guard page
   void* tsan;
   RawArray<PendingCopy> copies;  // in the order in which they were requested
   size_t landed;                 // number of copies whose bytes have arrived
   int groups;                    // number of committed groups of copies
-  Tag released;                  // snapshot of its last fence
-  RawArray<Tag> read;  // snapshots that its atomics have read since then
+  Tag released;                  // snapshot at the thread's last fence
+  // snapshots that the thread's atomics have read since that fence
+  RawArray<Tag> read;
 };
 
 // A point at which threads wait for each other.
 struct Meet {
-  uint32_t mask;   // lanes that meet; unused by a CTA's barriers
+  uint32_t mask;   // lanes that meet; not used by barriers of a CTA
   uint32_t lanes;  // number of lanes in the mask
   uint32_t arrived;
   uint32_t expected;
@@ -117,7 +119,8 @@ struct CtaBarrier {
   Meet meet;
   // For each warp, the mask of the lanes that wait.
   uint32_t waiting[kMaxWarps];
-  uint32_t came[kMaxWarps];  // the lanes that arrived; only for named barriers
+  // the lanes that have arrived; used only by named barriers
+  uint32_t came[kMaxWarps];
 };
 
 // The accesses of a warp's lanes that form one memory request.
@@ -158,7 +161,7 @@ struct Cta {
 // to through primitives.
 struct StoredBlock {
   static constexpr uint64_t kBytes = 16;
-  uint64_t block;  // its address / kBytes
+  uint64_t block;  // address of the block / kBytes
   // The number of the launch that stored. If it is not the current launch
   // (FiberPool::launches), the entry is free.
   uint32_t launch;
@@ -172,11 +175,12 @@ class FiberPool {
   RawArray<Cta> ctas;
   RawArray<Warp> warps;
   char* signal_stack;
-  char* clocks;  // addresses that are keys of fresh clocks
+  char* clocks;  // memory whose addresses FreshClock returns as keys
   RawArray<Location*> location_chunks;
   RawArray<Location*> locations;  // hash table, at most half full
   RawArray<StoredBlock> stored;   // hash table, at most half full
-  size_t num_stored;              // number of blocks stored by this launch
+  // number of blocks that this launch has stored to
+  size_t num_stored;
   uint32_t launches;
   // Memory for the arrays of the same names in Launch.
   RawArray<Fiber*> ready;
@@ -211,8 +215,9 @@ struct Launch {
   Cta* ended_cta;
   // For ThreadOrder::kAny: the threads that can run.
   RawArray<Fiber*> ready;
-  // For ThreadOrder::kByWarp: the warps by rank, and one bit for each rank,
-  // which is set if the warp of this rank has lanes that can run.
+  // For ThreadOrder::kByWarp: by_rank has the warps, indexed by rank.
+  // ready_ranks has a bit for each rank; it is set if the warp has lanes that
+  // can run.
   RawArray<Warp*> by_rank;
   RawArray<uint64_t> ready_ranks;
   RawArray<BulkCopy> bulk;
@@ -250,7 +255,8 @@ void Yield();
 // another value. If all threads only poll and read the same values again, the
 // process ends with a report of a deadlock.
 void Poll(const void* at, uint64_t value);
-// Records that a thread made progress, so the launch is not in a deadlock.
+// Records that a thread made progress, so that polls before this do not count
+// as a deadlock.
 inline void Progress() { current_launch->polls = 0; }
 // Reports an error at the current thread's primitive and ends the process. The
 // arguments are those of printf.

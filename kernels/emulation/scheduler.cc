@@ -11,10 +11,10 @@
 #error "the emulator's context switch is written for x86-64"
 #endif
 
-// Switches to another stack: pushes the registers that a callee must preserve
-// (System V ABI), saves the stack pointer to *save, loads the other one, and
-// pops the registers there. A new stack holds six zeros for these registers,
-// and the address of its entry function.
+// Switches to another stack. Pushes the registers that a callee must preserve
+// (System V ABI) and saves the stack pointer to *save. Then loads the other
+// stack pointer and pops the registers from there. A new stack holds six zeros
+// for these registers, and the address of its entry function.
 extern "C" void kvasir_emulation_switch(void** save, void* load);
 asm(R"(
 .text
@@ -118,7 +118,7 @@ void ReportThreads() {
 
 constexpr char kAllWait[] = "deadlock: all threads wait, or have ended";
 
-// the number of ranks, and of bits, in a word of ready_ranks
+// the number of ranks in a word of ready_ranks, which has a bit for each
 constexpr uint32_t kRanks = 64;
 
 void SetRankReady(Launch& launch, const Warp& warp) {
@@ -151,8 +151,8 @@ Warp& FirstReadyWarp(Launch& launch) {
   return *launch.by_rank[word * kRanks + bit];
 }
 
-// Takes the first ready lane at or after `first`; if there is none, the first
-// ready lane. The lane is then no longer ready.
+// Takes the first ready lane at or after `first`, or the first ready lane of
+// the warp if there is none. The lane is then no longer ready.
 Fiber* TakeLane(Launch& launch, Warp& warp, uint32_t first) {
   const uint32_t turned =
       warp.ready >> first | warp.ready << ((kLanes - first) % kLanes);
@@ -411,10 +411,14 @@ void Barrier(uint32_t id, uint32_t threads, bool waits, Site site) {
   Enter(waits ? "SyncBarrier" : "ArriveBarrier", site);
   const Fiber& self = *current_fiber;
   Cta& cta = *self.cta;
-  if (id < 1 || id > 15) Fault("barrier number %u: must be 1 to 15", id);
+  if (id < 1 || id > 15) {
+    Fault("the barrier's number is %u, but must be 1 to 15", id);
+  }
   if (threads < 1 || threads % kLanes != 0 || threads > cta.threads) {
-    Fault("barrier of %u threads: must be whole warps of the CTA's %u threads",
-          threads, cta.threads);
+    Fault(
+        "the barrier is for %u threads, but must be for whole warps of the "
+        "CTA's %u threads",
+        threads, cta.threads);
   }
   if (LeftOut()) return;
   CtaBarrier& barrier = cta.barriers[id];

@@ -63,9 +63,10 @@ struct LaunchRequest {
   uint32_t shared_bytes;  // the largest shared memory of a CTA
 };
 
-// Stacks and fibers, which launches reuse. One idle pool is kept: GiveFiberPool
-// replaces it by the given pool (or null) and frees the previous one.
-// TakeFiberPool takes it.
+// Stacks and fibers, which launches reuse. The process keeps at most one idle
+// pool. TakeFiberPool returns the idle pool, or a new one if there is none.
+// GiveFiberPool frees the idle pool and keeps the given one (or none, if null)
+// in its place.
 class FiberPool;
 FiberPool* TakeFiberPool();
 void GiveFiberPool(FiberPool* pool);

@@ -133,7 +133,7 @@ void EvictCompactReference(const EvictCompactArgs& params, CpuStream&) {
 }
 
 void EvictCompactCpu(const EvictCompactArgs& params, CpuStream& stream) {
-  // The work of one region in the unit of ForRows. With this number, ForRows
+  // The work per region that is reported to ForRows, chosen so that ForRows
   // wakes other threads for four regions or more.
   constexpr int64_t kNumbersPerRegion = 4096;
   ForRows(stream, params.num_evictions * params.num_regions, kNumbersPerRegion,

@@ -28,7 +28,7 @@ using EvictRegionArgs = EvictRegionIn<LaunchPtr>;
 // For every eviction and region, copies slot kept_slots[unit, i] of block_table
 // to slot i of to_table, for i = 0, 1, ..., k - 1. kept_slots is in ascending
 // order, so no slot is overwritten before it is read, even if both tables have
-// the same pages. Slots from k on are unchanged.
+// the same pages. Slots from index k on are unchanged.
 template <template <typename> class Ptr>
 struct EvictCompactParamsIn {
   Ptr<const EvictRegionIn<Ptr>> regions = nullptr;

@@ -18,8 +18,9 @@ namespace {
 constexpr OpKernels<EvictSelectParams, DevicePtr<uint64_t>> kKernels = {
     "evict_select", &EvictSelectReference, &EvictSelectCpu};
 
-// The slots that one unit may evict in one eviction. Each has a worth, and the
-// slots with the greatest worth are kept.
+// The slots that one unit may evict in one eviction. Each slot has a worth,
+// the number that EvictSelectParams defines. The slots with the greatest worth
+// are kept.
 class Candidates {
  public:
   Candidates(const EvictSelectArgs& params, const Eviction& eviction,
@@ -33,7 +34,7 @@ class Candidates {
 
   int64_t begin() const { return eviction_.sinks; }
   int64_t end() const { return eviction_.num_slots - eviction_.recent; }
-  // The number of candidates to keep.
+  // Returns the number of candidates to keep.
   int64_t places() const {
     return eviction_.kept - eviction_.sinks - eviction_.recent;
   }
@@ -108,9 +109,9 @@ void Decay(const Eviction& eviction, const Candidates& candidates) {
   }
 }
 
-// Returns a sort key. A slot of greater worth has a smaller key than another;
-// if their worth is equal, the lower slot has the smaller key. Worth is never
-// negative, so its bits have the same order as its values.
+// Returns a key by which slots are sorted: slots of greater worth first, and
+// lower slots first among those of equal worth. Worth is never negative, so its
+// bits have the same order as its values.
 uint64_t KeyOf(float worth, int64_t slot) {
   return uint64_t{~std::bit_cast<uint32_t>(worth)} << 32 |
          static_cast<uint32_t>(slot);
@@ -190,9 +191,9 @@ absl::StatusOr<EvictionStep> CheckEvictions(
     const Eviction& eviction = evictions[i];
     const auto refuse = [i](const char* what, auto least, auto most,
                             auto have) {
-      return absl::InvalidArgumentError(absl::StrCat("eviction ", i, ": ", what,
-                                                     ": want ", least, " to ",
-                                                     most, ", have ", have));
+      return absl::InvalidArgumentError(
+          absl::StrCat("eviction ", i, ": ", what, ": must be ", least, " to ",
+                       most, ", but is ", have));
     };
     constexpr int64_t kMostSlots = std::numeric_limits<int32_t>::max();
     if (eviction.num_slots < 1 || eviction.num_slots > kMostSlots) {
@@ -215,7 +216,7 @@ absl::StatusOr<EvictionStep> CheckEvictions(
       return refuse("lambda", 0, 1, eviction.lambda);
     }
     if (!(eviction.decay > 0.0f && eviction.decay <= 1.0f)) {
-      return refuse("decay", "above 0", 1, eviction.decay);
+      return refuse("decay", "more than 0 and up", 1, eviction.decay);
     }
     if (eviction.first_kept < 0 || eviction.first_kept > kMostSlots) {
       return refuse("first kept slot", 0, kMostSlots, eviction.first_kept);

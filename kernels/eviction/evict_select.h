@@ -13,12 +13,12 @@ namespace kvasir::kernels {
 // determines how many slots are kept; the scores determine which ones.
 struct Eviction {
   int64_t num_slots = 0;  // n, slots before the eviction
-  int64_t kept = 0;       // k, slots after the eviction: sinks + recent to n
-  int64_t sinks = 0;      // the first slots, always kept
-  int64_t recent = 0;     // the last slots, always kept; at least one
-  float lambda = 0.5f;    // weight of the attention mass, 0 to 1
-  float decay = 1.0f;     // factor of the mass per eviction; above 0, to 1
-  // Whether f is multiplied by 1/2 in the formula of EvictSelectParams.
+  int64_t kept = 0;     // k, slots after the eviction; sinks + recent <= k <= n
+  int64_t sinks = 0;    // the first slots, always kept
+  int64_t recent = 0;   // the last slots, always kept; at least one
+  float lambda = 0.5f;  // weight of the attention mass, 0 to 1
+  float decay = 1.0f;   // factor of the mass per eviction; above 0, to 1
+  // True if f is multiplied by 1/2 in the formula of EvictSelectParams.
   bool halves_friendliness = false;
   // The index at which this eviction's slots [units, k] begin in
   // EvictSelectParams::kept_slots.
@@ -42,9 +42,10 @@ struct Eviction {
 // if all x are equal. If the errors of keys or values are not stored, their
 // norm is 0. An S that is not finite counts as 0.
 //
-// norm covers only one unit. So the number of ranks does not change which slots
-// are kept, as long as each unit is on one rank. Also, a very heavy slot of one
-// unit does not flatten the scores of other units.
+// Each unit has its own least and greatest x. So the number of ranks does not
+// change which slots are kept, as long as each unit is on one rank. Also, a
+// slot with a very large mass in one unit does not flatten the scores of
+// other units.
 //
 // kept_slots receives the kept slots in ascending order. Then the mass of all n
 // slots is multiplied by `decay`.

@@ -102,7 +102,7 @@ std::vector<int32_t> Select(TestStream& test, const Slots& slots,
   return kept;
 }
 
-// Chooses the slots in the simplest way: takes the best remaining candidate,
+// Chooses the slots by the simplest method: takes the best remaining candidate,
 // again and again.
 std::vector<int32_t> BruteForce(Slots& slots, const Eviction& eviction,
                                 int64_t unit) {
@@ -153,7 +153,7 @@ std::vector<int32_t> BruteForce(Slots& slots, const Eviction& eviction,
 }
 
 TEST(EvictSelectTest,
-     TheKeptSlotsEqualThoseOfABruteForceSearchOnRandomScoresWithTies) {
+     ABruteForceSearchOnRandomScoresWithTiesKeepsTheSameSlots) {
   TestStream reference(1, CpuBackend::kReference);
   TestStream three(3);
   std::mt19937 engine(7);
@@ -204,8 +204,7 @@ struct KeptToken {
 // Simulates a long text, token by token. Each new token adds attention mass to
 // all tokens that are still kept. A list in the test records which tokens
 // should be kept.
-TEST(EvictSelectTest,
-     TheKeptSlotsEqualThoseOfABruteForceSearchOverThousandsOfTokens) {
+TEST(EvictSelectTest, ABruteForceSearchKeepsTheSameSlotsOverThousandsOfTokens) {
   struct Case {
     int64_t units;
     int64_t budget;
@@ -372,21 +371,21 @@ TEST(EvictSelectTest, EvictionsWithInvalidParametersAreRefused) {
   };
   EXPECT_EQ(CheckEvictions(2, {good})->kept_slots, 12);
   EXPECT_THAT(refusal([](Eviction& e) { e.recent = 0; }),
-              invalid("eviction 1: recent slots: want 1 to 10, have 0"));
+              invalid("eviction 1: recent slots: must be 1 to 10, but is 0"));
   EXPECT_THAT(refusal([](Eviction& e) { e.kept = 4; }),
-              invalid("kept slots: want 5 to 10, have 4"));
+              invalid("kept slots: must be 5 to 10, but is 4"));
   EXPECT_THAT(refusal([](Eviction& e) { e.kept = 11; }),
-              invalid("kept slots: want 5 to 10, have 11"));
+              invalid("kept slots: must be 5 to 10, but is 11"));
   EXPECT_THAT(refusal([](Eviction& e) { e.sinks = -1; }),
-              invalid("sinks: want 0 to 10, have -1"));
+              invalid("sinks: must be 0 to 10, but is -1"));
   EXPECT_THAT(refusal([](Eviction& e) { e.num_slots = 0; }),
-              invalid("slots: want 1 to"));
+              invalid("slots: must be 1 to"));
   EXPECT_THAT(refusal([](Eviction& e) { e.lambda = kPoison; }),
-              invalid("lambda: want 0 to 1, have nan"));
+              invalid("lambda: must be 0 to 1, but is nan"));
   EXPECT_THAT(refusal([](Eviction& e) { e.decay = 0.0f; }),
-              invalid("decay: want above 0 to 1, have 0"));
+              invalid("decay: must be more than 0 and up to 1, but is 0"));
   EXPECT_THAT(refusal([](Eviction& e) { e.first_kept = -2; }),
-              invalid("first kept slot: want 0 to"));
+              invalid("first kept slot: must be 0 to"));
 }
 
 }  // namespace

@@ -39,12 +39,12 @@ absl::StatusOr<PreparedEviction> Prepare(Device& device,
 // for all layers of the group.
 struct EvictionStep {
   int64_t most_slots = 0;  // the most slots of a sequence before its eviction
-  // The length of EvictSelectParams::kept_slots.
+  // The length of EvictSelectParams::kept_slots, for all evictions together.
   int64_t kept_slots = 0;
 };
-// Checks the counts and weights in a step's evictions; does not read the
-// tables. Errors: INVALID_ARGUMENT; the text names the eviction, the value and
-// the limit.
+// Checks the counts and weights in a step's evictions, but does not read the
+// tables. Returns INVALID_ARGUMENT if one is out of range; the text names the
+// eviction, the value and the limit.
 absl::StatusOr<EvictionStep> CheckEvictions(
     int64_t num_units, absl::Span<const Eviction> evictions);
 

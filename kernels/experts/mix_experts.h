@@ -8,9 +8,10 @@
 
 namespace kvasir::kernels {
 
-// out[t, :] = sum over j of weights[t, j] * y[places[t, j], :], added in the
-// order of j. Each product and each sum is rounded to float32. The arrays are
-// those of route (route.h), so experts are added in ascending order.
+// out[t, :] = sum over j of weights[t, j] * y[places[t, j], :], added in
+// the order of j. Each product and each sum is rounded to float32.
+// `weights` and `places` are outputs of route (route.h), so experts are
+// added in ascending order.
 template <template <typename> class Ptr>
 struct MixExpertsParamsIn {
   Ptr<const float> y = nullptr;         // [T * K, N]

@@ -1,15 +1,17 @@
-// mix_experts on a GPU: one thread for each pack of the
-// output (simt::LaunchOnRows).
+// mix_experts on a GPU. Each thread computes packs of the output: 16 bytes or
+// one number (simt::LaunchOnRows).
 //
-// Activations (y, out) have the type args.dtype, whatever their pointers' type.
-// Products and sums are float32; the sum is rounded once.
+// The activations y and out have the type args.dtype, although their
+// pointers are to float. Products and sums are float32; the sum is rounded
+// once to args.dtype.
 //
-// Layout: rows of N neighbouring numbers, read 16 bytes at a time if N and the
-// pointers allow it, else one number.
+// Layout: rows of N neighbouring numbers. They are read 16 bytes at a time if N
+// and the pointers allow it, otherwise one number at a time.
 //
-// Bytes for each token, with B bytes per number: K N B are read and N B are
-// written. Operations: K multiplications and K additions for each of the N
-// numbers. Shortest possible time: the bytes divided by the memory's bandwidth.
+// Bytes for each token, with B bytes per number: K N B are read and N B
+// are written. Operations: K multiplications and K additions for each of
+// the N numbers. The lower bound of the time is the bytes divided by the
+// memory bandwidth.
 #include "kernels/experts/mix_experts.h"
 #include "kernels/simt/rows.h"
 
@@ -26,7 +28,7 @@ MixExpertsKernel(simt::OnRows<MixExpertsArgs> on) {
       on, args.num_tokens, args.columns, [&](int64_t token, int64_t column) {
         float sum[n];
         KVASIR_UNROLL
-        // Sums start from -0, because 0 would turn a sum of -0 into 0.
+        // Sums start from -0, because 0 + -0 would be 0 instead of -0.
         for (int k = 0; k < n; ++k) sum[k] = -0.0f;
         KVASIR_NO_UNROLL
         for (int64_t j = 0; j < args.top_k; ++j) {

@@ -38,7 +38,7 @@ std::vector<float> Mix(TestStream& test, const Case& c,
 
 class MixExpertsTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(MixExpertsTest, OutputsAreWeightedAndAddedInOrder) {
+TEST_P(MixExpertsTest, OutputsOfExpertsAreWeightedAndAddedInAscendingOrder) {
   const Case& c = GetParam();
   const int64_t rows = c.tokens * c.top_k;
   const auto y = RandomFloats(rows * c.columns, 1);
@@ -86,9 +86,9 @@ TEST(MixExpertsRefusalTest, TheErrorNamesTheInvalidArgument) {
         MixExperts(test.stream(), OnDevice(params), test.workspace()),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
   };
-  refused(-1, 1, 1, "mix_experts: tokens: want at least 0, have -1");
-  refused(1, 0, 1, "top_k: want at least 1, have 0");
-  refused(1, 1, -1, "columns: want at least 0, have -1");
+  refused(-1, 1, 1, "mix_experts: tokens: must be at least 0, but is -1");
+  refused(1, 0, 1, "top_k: must be at least 1, but is 0");
+  refused(1, 1, -1, "columns: must be at least 0, but is -1");
 }
 
 }  // namespace

@@ -72,8 +72,9 @@ void SortByExpert(const RouteArgs& params) {
     if (params.load != nullptr) params.load[e] += first[e + 1];
     first[e + 1] += first[e];
   }
-  // first[e] is used as the next free row of expert e. After the loop it is the
-  // first row of expert e + 1, so all entries are then moved back by one place.
+  // During the loop, first[e] is the next free row of expert e. After it,
+  // first[e] is the first row of expert e + 1, so all entries are moved by
+  // one place.
   for (int64_t i = 0; i < rows; ++i) {
     const int32_t row = first[params.experts[i]]++;
     params.places[i] = row;
@@ -97,13 +98,13 @@ absl::Status Route(Stream& stream, const RouteParams& params,
   if (params.top_k < 1) return Refuse(kKernels.op, "top_k", 1, params.top_k);
   if (params.top_k > params.num_experts) {
     return absl::InvalidArgumentError(absl::StrCat(
-        kKernels.op, ": top_k: want at most the number of experts ",
-        params.num_experts, ", have ", params.top_k));
+        kKernels.op, ": top_k: must be at most the number of experts, ",
+        params.num_experts, ", but is ", params.top_k));
   }
   if (params.num_tokens > std::numeric_limits<int32_t>::max() / params.top_k) {
     return absl::InvalidArgumentError(absl::StrCat(
-        kKernels.op, ": want fewer than 2^31 rows, have ", params.num_tokens,
-        " tokens with ", params.top_k, " experts each"));
+        kKernels.op, ": there must be fewer than 2^31 rows, but there are ",
+        params.num_tokens, " tokens with ", params.top_k, " experts each"));
   }
   Workspace::Scope scope(&workspace);
   DevicePtr<int32_t> scratch;  // stays null on a GPU
@@ -124,8 +125,8 @@ void RouteReference(const RouteArgs& params, int32_t* scratch, CpuStream&) {
 }
 
 void RouteCpu(const RouteArgs& params, int32_t* scratch, CpuStream& stream) {
-  // The work per logit is counted as 16 numbers, because a wrongly predicted
-  // comparison takes about as long as copying 16 numbers.
+  // Each logit counts as 16 numbers for ForRows, because a comparison that the
+  // CPU predicts wrongly takes about as long as copying 16 numbers.
   ForRows(stream, params.num_tokens, 16 * params.num_experts,
           [&](int64_t begin, int64_t end, int thread) {
             for (int64_t t = begin; t < end; ++t) {

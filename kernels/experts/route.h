@@ -11,14 +11,15 @@ namespace kvasir::kernels {
 // A token uses the `top_k` experts with the largest logits; of equal logits,
 // those with the lower index. NaN counts as the least logit.
 //
-// Let m be the largest logit and e(i) = exp(logits[t, i] - m). The weight of an
-// expert i is e(i) / sum. If `normalize` is true, the sum is over the experts
-// that the token uses, otherwise over all experts. It starts from 0 and adds in
-// ascending order of experts. So all numbers of a token depend only on its own
-// logits. If one of them is NaN, all weights of the token are NaN.
+// Let m be the largest logit and e(i) = exp(logits[t, i] - m). The weight of
+// an expert i is e(i) / sum. If `normalize` is true, the sum is over the
+// experts that the token uses, otherwise over all experts. The sum starts from
+// 0 and adds in ascending order of experts. So the results for a token depend
+// only on its own logits. If one of these logits is NaN, all weights of the
+// token are NaN.
 //
-// The work is then a list of T * top_k rows, sorted by expert, and by token
-// within an expert.
+// The pairs of a token and one of its experts then form a list of T * top_k
+// rows, sorted by expert, and by token within an expert.
 template <template <typename> class Ptr>
 struct RouteParamsIn {
   Ptr<const float> logits = nullptr;  // [T, E]
@@ -30,9 +31,9 @@ struct RouteParamsIn {
   Ptr<float> weights = nullptr;    // [T, K], in the order of `experts`
   Ptr<int32_t> places = nullptr;   // [T, K], the row in the sorted list
   Ptr<int32_t> tokens = nullptr;   // [T * K], the token of each row
-  // [E + 1]: the first row of each expert, and then the number of all rows
+  // [E + 1]: the first row of each expert in the list, then the number of rows
   Ptr<int32_t> first_rows = nullptr;
-  // [E]: the number of rows of each expert is added to it; may be null
+  // [E], or null: the number of rows of each expert is added.
   Ptr<int64_t> load = nullptr;
 
   template <typename Visit>

@@ -1,21 +1,22 @@
-// route on a GPU: one warp per token chooses the experts, one warp per expert
-// counts its rows, one warp adds up the counts, and one warp per expert lists
-// its rows in the order of tokens.
+// route on a GPU has four kernels. First, one warp per token chooses the
+// token's experts. Then one warp per expert counts the expert's rows, a single
+// warp adds up the counts, and one warp per expert lists the expert's rows in
+// the order of tokens.
 //
 // The chosen experts are found in K passes over the logits. Each pass finds the
 // expert that follows the one found before, in the order of logits and indices.
 // Passes are short: a lane has E / 32 logits.
 //
 // Sums of exponentials are added by lane (expert e by lane e % 32) and then by
-// WarpSum, so a token has the same bits in every step. They may differ from the
-// CPU's in the last bits.
+// WarpSum, so a token's weights have the same bits in every step. They may
+// differ in the last bits from those of a CPU.
 //
-// Layout: all arrays without gaps.
+// Layout: all arrays are contiguous.
 //
-// Bytes: the logits of a token (4 E bytes) are read K + 3 times, all but the
-// first time from the caches. The T K experts are read 2 E times from the
-// second-level cache. Operations: about 10 for each logit and pass. Shortest
-// possible time: that of four small launches.
+// Bytes: the logits of a token (4 E bytes) are read K + 3 times: once from
+// memory, then from caches. The T K chosen experts are read 2 E times from the
+// second-level cache. Operations: about 10 for each logit and pass. The lower
+// bound of the time is that of four small launches.
 #include "kernels/experts/route.h"
 #include "kernels/simt/grid.h"
 #include "kernels/simt/launch.h"
@@ -28,8 +29,8 @@ namespace {
 
 constexpr uint32_t kTokensPerCta = 4;  // one warp for each token
 
-// An expert's place in the order of experts: a smaller key comes first. NaN is
-// ordered like the least logit.
+// Returns a key by which experts are ordered: a smaller key comes first. NaN is
+// ordered like -infinity, the least logit.
 KVASIR_DEVICE uint64_t KeyOf(float logit, uint32_t expert) {
   const auto bits = simt::BitsAs<uint32_t>(logit + 0.0f);
   uint32_t order = bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
@@ -55,7 +56,7 @@ KVASIR_DEVICE int32_t CountBits(uint32_t bits) {
   return count;
 }
 
-// The number of lanes before the caller's lane that are set in `mask`.
+// Returns the number of lanes before the caller's lane that are set in `mask`.
 KVASIR_DEVICE int32_t LanesBefore(uint32_t mask) {
   return CountBits(mask & ((1u << simt::Lane()) - 1));
 }
@@ -129,7 +130,8 @@ CountRowsKernel(RouteArgs args) {
   }
 }
 
-// Adds up the numbers of rows, which makes them the first rows of the experts.
+// Replaces the experts' numbers of rows by their running sums, which are the
+// experts' first rows.
 KVASIR_KERNEL(simt::kWarp)
 AddUpRowsKernel(RouteArgs args) {
   int32_t before = 0;

@@ -58,7 +58,7 @@ struct Case {
 
 class RouteTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(RouteTest, ExpertsWeightsAndSortedRowsMatchTheDefinition) {
+TEST_P(RouteTest, ChosenExpertsTheirWeightsAndTheSortedRowsMatchTheDefinition) {
   const Case& c = GetParam();
   const auto logits = RandomFloats(c.tokens * c.experts, 7, 5.0f);
   TestStream reference(1, CpuBackend::kReference);
@@ -119,7 +119,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{9, 5, 5, true}, Case{60, 60, 4, false},
                       Case{300, 128, 8, true}));
 
-TEST(RouteTest, OfEqualLogitsTheLowerExpertIsChosen) {
+TEST(RouteTest, TheLowerExpertIsChosenIfLogitsAreEqual) {
   TestStream test;
   const Routed tied =
       RunRoute(test, {1, 2, 1, 2, 2, 1, 1, 1, 1, 1}, 2, 5, 2, true);
@@ -158,10 +158,10 @@ TEST(RouteRefusalTest, TheErrorNamesTheInvalidArgument) {
         Route(test.stream(), OnDevice(params), test.workspace()),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
   };
-  refused(-1, 4, 2, "route: tokens: want at least 0, have -1");
-  refused(1, 0, 2, "experts: want at least 1, have 0");
-  refused(1, 4, 0, "top_k: want at least 1, have 0");
-  refused(1, 4, 5, "top_k: want at most the number of experts 4, have 5");
+  refused(-1, 4, 2, "route: tokens: must be at least 0, but is -1");
+  refused(1, 0, 2, "experts: must be at least 1, but is 0");
+  refused(1, 4, 0, "top_k: must be at least 1, but is 0");
+  refused(1, 4, 5, "top_k: must be at most the number of experts, 4, but is 5");
   refused(int64_t{1} << 30, 4, 2, "fewer than 2^31 rows");
 }
 

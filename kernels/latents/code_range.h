@@ -13,9 +13,9 @@ namespace kvasir::kernels {
 // The largest finite float. Device code cannot call std::numeric_limits.
 inline constexpr float kGreatestFloat = 0x1.fffffep127f;
 
-// Maps the bits of a finite 16-bit float to an integer. Integers have the
-// order of the floats: neighbouring floats differ by 1, and negative ones are
-// below 0.
+// Maps the bits of a finite 16-bit float to an integer. The integers are in the
+// order of the floats: neighbouring floats map to neighbouring integers, and
+// negative floats to negative integers.
 KVASIR_HOST_DEVICE inline int32_t OrderOf(uint16_t bits) {
   const int32_t magnitude = bits & 0x7fff;
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
@@ -60,8 +60,8 @@ KVASIR_HOST_DEVICE StoredRange<T> RangeOf(float low, float high, int bits) {
   StoredRange<T> range;
   range.minimum = RoundToSide<T, false>(low);
   const float levels = static_cast<float>((1 << bits) - 1);
-  // The minimum is never below the most negative finite T. So if `high` is
-  // below it, `width` is negative.
+  // The minimum is limited to finite values of T. If all numbers are below the
+  // least finite T, the minimum is above `high`, and `width` is negative.
   const float width = high - ToFloat(range.minimum);
   range.scale = RoundToSide<T, true>((width > 0.0f ? width : 0.0f) / levels);
   return range;

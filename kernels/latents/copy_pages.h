@@ -16,8 +16,8 @@ struct PagePair {
 // For every i, copies page pairs[i].from of the arena `from` to page
 // pairs[i].to of the arena `to`. A pair whose `from` is below 0 is padding and
 // copies nothing. In one launch no page may be both read and written, or
-// written twice. The op does not check the pairs, because they are in device
-// memory; the code that makes them must check that the pages exist.
+// written twice. The op cannot check the pairs, because they are in device
+// memory. The caller must ensure that the pages exist.
 template <template <typename> class Ptr>
 struct CopyPagesParamsIn {
   Ptr<const void> from = nullptr;  // [N, page_bytes]

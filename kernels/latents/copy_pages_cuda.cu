@@ -2,9 +2,9 @@
 // pair. Each thread issues four loads before its first store.
 //
 // Layout: a thread copies 16 bytes at a time if the addresses of arenas and the
-// sizes of pages are multiples of 16, as in every cache; otherwise it copies 4
-// bytes or one byte. The host pool is pinned memory, which threads access over
-// the bus.
+// sizes of pages are multiples of 16, as in every cache. Otherwise it copies 4
+// bytes or one byte at a time. The host pool is pinned memory, which threads
+// access over the bus.
 //
 // Bytes per pair: one page is read and one page is written. Lower bound of the
 // time: the bytes divided by the bandwidth of the memory, or of the bus for
@@ -25,7 +25,7 @@ constexpr int64_t kUnitsAtOnce = int64_t{kThreads} * kUnderWay;
 
 template <typename Unit>
 KVASIR_DEVICE Unit LoadUnit(const Unit* from) {
-  // LoadOnce is allowed because no page is both read and written in one launch.
+  // LoadOnce is allowed, because a launch never writes a page that it reads.
   if constexpr (sizeof(Unit) == 1) {
     return simt::LoadGlobal(from);
   } else {

@@ -53,9 +53,10 @@ TEST(CopyPagesTest, ANegativeNumberOfPagePairsIsRefused) {
   CopyPagesParams params;
   params.page_bytes = 2;
   params.num_pairs = -1;
-  EXPECT_THAT(CopyPages(test.stream(), params, test.workspace()),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("pairs: want at least 0, have -1")));
+  EXPECT_THAT(
+      CopyPages(test.stream(), params, test.workspace()),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("pairs: must be at least 0, but is -1")));
 }
 
 TEST(ReadBackTest, UploadedBytesAreReadBackUnchanged) {

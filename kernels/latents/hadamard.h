@@ -15,9 +15,10 @@ namespace kvasir::kernels {
 struct HadamardBlock {
   int64_t order = 0;
   int64_t kernel_order = 1;
-  // The entries of K, which are +1 or -1, stored twice: in `columns`, line b
-  // has column b of K; in `rows`, line b has row b. Lines begin `stride` floats
-  // apart and are padded with zeros. Both are null if kernel_order is 1.
+  // The entries of K (+1 or -1) are stored twice. Row b of the array `columns`
+  // is column b of K, and row b of the array `rows` is row b of K. The rows of
+  // both arrays are padded with zeros to `stride` floats. Both are null if
+  // kernel_order is 1.
   const float* columns = nullptr;
   const float* rows = nullptr;
   int64_t stride = 0;  // a multiple of 16

@@ -16,7 +16,7 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Replaces two SIMD vectors (u, v) by (u + v, u - v).
+// Replaces the SIMD vectors u at `first` and v at `second` by u + v and u - v.
 HWY_INLINE void Butterfly(float* first, float* second) {
   const Vec u = LoadFloats(first);
   const Vec v = LoadFloats(second);
@@ -24,7 +24,8 @@ HWY_INLINE void Butterfly(float* first, float* second) {
   hn::StoreU(hn::Sub(u, v), kFloats, second);
 }
 
-// The butterfly of lanes i and i + s inside one vector.
+// Does the same for lanes i and i + s of one vector. Lane i receives the sum,
+// and lane i + s the difference.
 HWY_INLINE Vec ButterflyLanes(Vec z, int s) {
   const hn::RebindToSigned<Floats> d32;
   const auto lane = hn::Iota(d32, 0);
@@ -36,7 +37,7 @@ HWY_INLINE Vec ButterflyLanes(Vec z, int s) {
   return hn::IfThenElse(is_second, hn::Sub(other, z), hn::Add(z, other));
 }
 
-// Multiplies z [n] by Sylvester's matrix in place.
+// Multiplies z [n] by Sylvester's matrix of order n, in place.
 void MultiplySylvester(int64_t n, float* z) {
   int64_t s = n / 2;
   for (; s >= kVecLanes; s /= 2) {
@@ -118,9 +119,9 @@ void MultiplyLines(const HadamardBlock& block, const float* signs,
   }
 }
 
-// Multiplies x by a block with k > 1. x [k, m] is transposed first, so that
-// both factors of the block can be computed with whole SIMD vectors, however
-// small m is.
+// Multiplies x by a block with k > 1. x [k, m] is transposed first. So both
+// factors of the block can be computed with whole SIMD vectors even if m
+// is small.
 void MultiplyKernel(const HadamardBlock& block, const float* signs,
                     const float* x, float scale, float* scratch, float* y) {
   const int64_t k = block.kernel_order;

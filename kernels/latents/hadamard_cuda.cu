@@ -60,7 +60,8 @@ KVASIR_DEVICE void TransformBlock(const HadamardBlock& block, bool transposed,
   SyncTeam<team>();
   for (int32_t s = m / 2; s > 0; s /= 2) {
     for (int32_t j = member; j < order / 2; j += int32_t{team}) {
-      // i is the j-th index (from 0) in which the bit with value s is 0.
+      // Among the indices in which the bit with value s is 0, i is number j,
+      // counted from 0.
       const int32_t i = 2 * j - (j & (s - 1));
       const float first = simt::LoadShared(z + i);
       const float second = simt::LoadShared(z + i + s);

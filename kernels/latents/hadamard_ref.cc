@@ -6,7 +6,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// Multiplies z [k, m] by Sylvester's matrix in place.
+// Multiplies each row of z [k, m] by Sylvester's matrix of order m, in place.
 void MultiplySylvester(int64_t k, int64_t m, float* z) {
   for (int64_t s = m / 2; s > 0; s /= 2) {
     for (int64_t i = 0; i < k * m; ++i) {

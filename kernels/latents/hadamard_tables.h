@@ -15,7 +15,7 @@ namespace kvasir::kernels {
 
 // Owns: the blocks for every width that was requested, and the signs of their
 // kernel matrices. Their addresses do not change while this object lives.
-// Threads: one at a time.
+// Threads: calls must not overlap.
 class HadamardTables {
  public:
   // The blocks of latents of one width.

@@ -135,7 +135,7 @@ TEST(HadamardRefusalTest, TheErrorNamesTheInvalidField) {
                       &tables)
                   .status(),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("y_row_stride: want at least 100")));
+                             HasSubstr("y_row_stride: must be at least 100")));
 }
 
 }  // namespace

@@ -43,12 +43,12 @@ absl::Status Check(const KeyBiasParams& shape, const KeyBiasTables& tables) {
   if (shape.exact_pairs < 0 || shape.exact_pairs > kMostExactPairs) {
     return absl::InvalidArgumentError(
         absl::StrCat(kKernels.op, ": exact_pairs must be from 0 to ",
-                     kMostExactPairs, ", is ", shape.exact_pairs));
+                     kMostExactPairs, ", but is ", shape.exact_pairs));
   }
   int exponent = 0;
   if (!(shape.unit > 0.0f) || std::frexp(shape.unit, &exponent) != 0.5f) {
     return absl::InvalidArgumentError(absl::StrCat(
-        kKernels.op, ": unit must be a power of two, is ", shape.unit));
+        kKernels.op, ": unit must be a power of two, but is ", shape.unit));
   }
   const int64_t pairs =
       shape.num_kv_heads * (shape.tile_pairs + shape.exact_pairs);

@@ -1,14 +1,15 @@
 // key_bias: keeps the bias of the key projection out of the cache. C++17.
 //
 // A key is R(n) (W x + b), where R(n) rotates by position n. The scale of a
-// code follows the length of the whole key, so a large bias b would take most
-// of the levels, although it is the same for all tokens. For each pair of a
-// key's numbers, the bias is left out in one of three ways:
+// key's codes grows with the whole key. So a large bias b would use up most of
+// the codes' levels, although it is the same for all tokens. RoPE rotates the
+// numbers of a key in pairs, and the cache handles the bias of a pair in one of
+// three ways:
 //   tile pairs hardly turn within a tile of kKeyBiasTile positions. The cache
 //     has R(n) (W x + b) - R(a) b, where a is the centre of the position's
 //     tile.
 //   exact pairs: the cache has R(n) W x.
-//   all others: the cache has the whole key.
+//   all other pairs: the cache has the key with its bias.
 // Attention adds q . R(a) b and q . R(n) b to the scores (AttentionKeyBias).
 // Both depend only on the slot's own position, so nothing is stored, and slots
 // may move.
@@ -25,7 +26,7 @@ inline constexpr int64_t kKeyBiasTile = 64;
 // The most exact pairs of a head.
 inline constexpr int64_t kMostExactPairs = 8;
 
-// The centre of the tile that has this position.
+// Returns the centre of the tile that contains this position.
 KVASIR_HOST_DEVICE inline int64_t KeyBiasCentre(int64_t position) {
   return position / kKeyBiasTile * kKeyBiasTile + kKeyBiasTile / 2;
 }
@@ -47,11 +48,11 @@ KVASIR_HOST_DEVICE inline int64_t KeyBiasColumns(int64_t tile_pairs,
 // A pair of a KV head's numbers and its bias. The bias includes RoPE's
 // attention factor and is in units of KeyBiasParamsIn::unit.
 struct alignas(8) KeyBiasPair {
-  int32_t first = 0;  // the numbers' indices in a head
+  int32_t first = 0;  // indices of the two numbers in a head
   int32_t second = 0;
   float bias_first = 0.0f;
   float bias_second = 0.0f;
-  uint64_t step = 0;  // as RopeStep returns it
+  uint64_t step = 0;  // the angle per position, as RopeStep returns it
 };
 
 // For each token, at position n in the tile with centre a:
@@ -61,8 +62,8 @@ struct alignas(8) KeyBiasPair {
 //     k1 = fma(unit, fma(b1, c, b0 s), k1)
 //   for each query head and pair of its KV head:
 //     u = fma(q0, b0, q1 b1), v = fma(q1, b0, -(q0 b1))
-// On entry, keys and queries are rotated, and the projection of keys has added
-// the bias of all numbers except those in exact pairs and in tile pairs.
+// On entry, keys and queries must be rotated. The projection of keys must have
+// added the bias of all numbers except those in exact pairs and in tile pairs.
 template <template <typename> class Ptr>
 struct KeyBiasParamsIn {
   // [T, ...], rows row_stride apart. Keys, queries and the queries' numbers do
@@ -81,8 +82,8 @@ struct KeyBiasParamsIn {
   int64_t exact_pairs = 0;  // E
   // [Hkv, S + E]: the tile pairs of each head, then its exact pairs
   Ptr<const KeyBiasPair> pairs = nullptr;
-  // A power of two. Rows of float16 need one that is so large that u and v do
-  // not overflow.
+  // A power of two. If rows are float16, the caller must choose it so large
+  // that u and v do not overflow.
   float unit = 1.0f;
   DType dtype = DType::kF32;  // type of activations
 

@@ -91,8 +91,9 @@ HWY_EXPORT(RunRows);
 }  // namespace
 
 void KeyBiasSimd(const KeyBiasArgs& params, CpuStream& stream) {
-  // Each tile pair of a key needs two angles. An angle costs about as much as
-  // ten of the other numbers.
+  // The cost of a row, counted in numbers of a query. Each tile pair of a key
+  // needs two angles, and an angle costs about as much as ten numbers of
+  // a query.
   const int64_t numbers =
       params.num_heads * KeyBiasColumns(params.tile_pairs, params.exact_pairs) +
       20 * params.num_kv_heads * params.tile_pairs;

@@ -170,7 +170,7 @@ TEST(KeyBiasTest, TheKeyBiasMatchesItsDefinitionOnAllBackEnds) {
   }
 }
 
-TEST(KeyBiasTest, AKeyDoesNotDependOnTheUnitAndTheQuerysNumbersAreInUnits) {
+TEST(KeyBiasTest, TheUnitScalesTheNumbersOfAQueryButNotTheKey) {
   for (const float unit : {0.25f, 1024.0f}) {
     const Layer layer(Shape(), {5, 100, 131072});
     Layer one = layer;
@@ -239,23 +239,23 @@ TEST(KeyBiasTest, TheErrorNamesTheInvalidField) {
           "the number of query heads, 5, is not a multiple of the number of KV "
           "heads, 2");
   refuses([](Layer* l) { l->params.tile_pairs = -1; },
-          "tile_pairs: want at least 0, have -1");
+          "tile_pairs: must be at least 0, but is -1");
   refuses([](Layer* l) { l->params.exact_pairs = 9; },
-          "exact_pairs must be from 0 to 8, is 9");
+          "exact_pairs must be from 0 to 8, but is 9");
   refuses([](Layer* l) { l->params.unit = 3.0f; },
-          "unit must be a power of two, is 3");
+          "unit must be a power of two, but is 3");
   refuses([](Layer* l) { l->params.unit = std::nanf(""); },
-          "unit must be a power of two, is nan");
+          "unit must be a power of two, but is nan");
   refuses([](Layer* l) { l->pairs.pop_back(); },
-          "pairs: want at least 24, have 23");
+          "pairs: must be at least 24, but is 23");
   refuses([](Layer* l) { l->pairs[1].second = -4; },
-          "number of a pair: want at least 0, have -4");
+          "number of a pair: must be at least 0, but is -4");
   refuses([](Layer* l) { l->key_column.pop_back(); },
           "there are 2 heads, but key_column has 1 columns");
   refuses([](Layer* l) { l->query_column[0] = -2; },
-          "query_column: want at least 0, have -2");
+          "query_column: must be at least 0, but is -2");
   refuses([](Layer* l) { l->params.row_stride = 100; },
-          "row_stride: want at least ");
+          "row_stride: must be at least ");
 }
 
 }  // namespace

@@ -59,9 +59,9 @@ absl::Status CheckWidest(const Device& device, int64_t most_codes) {
                    kCudaAppendCodes));
 }
 
-// The number of floats of scratch memory that the op needs. They hold squared
-// errors of a token: on a CPU one for each unit and side (keys or values), on a
-// GPU one for each latent.
+// The number of floats of scratch memory that the op needs. They hold sums of
+// squared errors of each token. A CPU has one sum for each eviction unit and
+// side (keys or values), a GPU one for each latent.
 int64_t ScratchOf(const Stream& stream, const KvAppendParams& params,
                   int64_t num_tokens) {
   const int64_t num_units = params.metadata.num_units;

@@ -16,16 +16,17 @@ namespace kvasir::kernels {
 // If slots_are_bytes (KvAppendShape) is set, a page has one slot, and slots[t]
 // is the byte offset of the token's page. Any offset is allowed.
 //
-// Parts without codes store numbers, rounded to the part's dtype (to nearest,
-// ties to even). Codes of b bits are computed in float32 with IEEE division
-// (docs/artifact.md, Codes), in one of three ways. Let levels = 2^b - 1.
+// Parts without codes store the numbers themselves, rounded to the part's dtype
+// (to nearest, ties to even). Codes of b bits are computed in float32 with IEEE
+// division (docs/artifact.md, Codes), in one of three ways, in which levels =
+// 2^b - 1.
 //
 //   ranges in slots, per run: minimum = the least number rounded down to
 //     param_dtype; scale = max(greatest - minimum, 0) / levels rounded up to
 //     param_dtype; code = 0 if scale is 0, else round-half-even(clamp((x -
 //     minimum) / scale, 0, levels))
-//   static ranges: the same code from the channel's own range; a channel of
-//     0 bits has no code
+//   static ranges: code as above, from the scale and minimum of the channel; a
+//     channel of 0 bits has no code
 //   levels: x becomes u = x * (sqrt(R') / sqrt(sum of x^2)), code = the number
 //     of edges (levels[i - 1] + levels[i]) / 2 below u; scale = sqrt(sum of
 //     x^2) / sqrt(sum of levels[code]^2) rounded to param_dtype. Sums are FMA
@@ -45,9 +46,9 @@ namespace kvasir::kernels {
 // decoded number: fma(code, scale, minimum), or levels[code] * scale, or the
 // minimum of a channel of 0 bits.
 //
-// The sum of a latent is an FMA chain in 16 lanes over all runs, with number i
-// of a run in lane i % 16, then TreeSum. The sums of a unit's latents are added
-// in the order of parts, and of groups in a part.
+// The sum of squared errors of a latent is an FMA chain in 16 lanes over all
+// runs, with number i of a run in lane i % 16, then TreeSum. The sums of a
+// unit's latents are added in the order of parts, and of groups in a part.
 template <template <typename> class Ptr>
 struct KvAppendPartIn {
   int64_t column = 0;  // the column of a row at which the part's latents begin
@@ -81,9 +82,10 @@ struct KvAppendParamsIn {
   // the parts of the keys and those of the values
   Ptr<const KvAppendPartIn<Ptr>> parts = nullptr;
   int64_t num_parts = 0;
-  // Sizes of the parts, for a GPU's grid and scratch: the number of groups in
-  // all parts, the largest number of groups in one part, and the number of
-  // channels of the widest latent that is stored as codes.
+  // Sizes of the parts, which determine a GPU's grid and scratch. num_groups is
+  // the number of groups in all parts, most_groups the largest number of groups
+  // in one part. most_codes is the number of channels of the widest latent that
+  // is stored as codes.
   int64_t num_groups = 0;
   int64_t most_groups = 0;
   int64_t most_codes = 0;
@@ -128,7 +130,7 @@ struct KvAppendRows {
   DevicePtr<const int64_t> slots;
   int64_t num_tokens = 0;
   DevicePtr<float> not_finite;
-  DevicePtr<const int64_t> positions;  // only for layers with slot metadata
+  DevicePtr<const int64_t> positions;  // used only by layers with slot metadata
 };
 
 KVASIR_HOST_DEVICE inline int64_t SlotOfToken(const KvAppendArgs& params,

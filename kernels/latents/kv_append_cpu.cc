@@ -73,8 +73,8 @@ void StoreNumbers(const float* from, int64_t count, Bf16* to) {
     const auto quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(d32, 0x40u));
     const auto chosen =
         hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(number)), quiet, rounded);
-    // The values fit into 16 bits, so the saturating narrowing does not change
-    // them.
+    // The values fit into 16 bits, so the conversion with saturation does not
+    // change them.
     hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di32, chosen)), d16,
                reinterpret_cast<uint16_t*>(to) + i);
   }
@@ -203,9 +203,9 @@ int64_t MakeStaticCodes(const float* from, int64_t count,
   return clamped;
 }
 
-// Adds the squared errors of `count` numbers to the 16 lanes `errors`, starting
-// with lane 0. decode(i, code) returns the decoded number i, or a vector of
-// numbers from i on.
+// Adds the squared errors of `count` numbers to the 16 sums `errors`: that of
+// number i to errors[i % 16]. decode(i, code) returns the decoded number i, or
+// a vector of numbers from i on.
 template <typename Decode>
 void AddErrors(const float* from, const uint8_t* codes, int64_t count,
                float* errors, const Decode& decode) {
@@ -502,8 +502,8 @@ void KvAppendSimd(const KvAppendArgs& params, float* scratch,
               const int64_t clamped = HWY_DYNAMIC_DISPATCH(AppendRows)(
                   params, side, begin, end, scratch);
               if (side.clamped == nullptr || clamped == 0) continue;
-              // A relaxed atomic suffices: a sum of integers does not depend on
-              // the order of additions.
+              // A relaxed atomic suffices: the result of integer additions does
+              // not depend on their order.
               std::atomic_ref<int64_t>(*side.clamped)
                   .fetch_add(clamped, std::memory_order_relaxed);
             }

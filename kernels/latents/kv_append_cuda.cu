@@ -1,13 +1,13 @@
 // kv_append on a GPU. A CTA appends one token of one part; each of its warps
 // appends one latent at a time. The warp first writes the codes of its latent
 // to shared memory, one per byte. Then it packs them into the words of the
-// slot: each lane collects the bits of one 32-bit word from all planes, so no
+// slot. Each lane collects the bits of one 32-bit word from all planes. So no
 // two threads write the same byte of a page.
 //
-// Rows have the type args.dtype, whatever the type of their pointer. Everything
-// is computed as in kv_append.h, in the same order of operations, so float32
-// activations give the same bytes as on the CPU (except for the bits of a
-// stored NaN).
+// Rows have the type args.dtype, whatever the type of their pointer. All
+// operations are those of kv_append.h, in the same order. So float32
+// activations give the same bytes as on the CPU, except for the bits of a
+// stored NaN.
 //
 // Layout: every layout that latent_view.h allows. If a slot's bytes begin at
 // multiples of 4, and granules are multiples of 4, whole words are written;
@@ -17,9 +17,9 @@
 // errors, come from the first-level cache. The codes (or numbers) and ranges
 // are written once.
 //
-// Operations per code: about 25, because its division is correctly rounded;
-// with levels, 2 per level. Lower bound of the time: the bytes divided by the
-// bandwidth of the memory.
+// Operations per code: about 25, because its division must be correctly
+// rounded. If codes stand for levels, 2 per level instead. Lower bound of the
+// time: the bytes divided by the bandwidth of the memory.
 #include <cmath>
 
 #include "kernels/latents/code_range.h"
@@ -53,7 +53,8 @@ class SlotBytes {
         next_(static_cast<int64_t>(granule_) * part.tile_slots) {}
 
   // Stores the lowest `count` bytes of `word` as bytes b, b + 1, ... of the
-  // slot. These must be in the same aligned group of 4 bytes.
+  // slot. The caller must ensure that these bytes are in the same aligned group
+  // of 4.
   KVASIR_DEVICE void Store(uint32_t b, uint32_t word, int count) const {
     if (granule_ % 4 == 0) {
       char* const to = At(b);
@@ -77,7 +78,8 @@ class SlotBytes {
     }
   }
 
-  // Stores element `index` of an array of P. P has 2 or 4 bytes.
+  // Stores `number` as element `index` of an array of P in the slot. P has 2 or
+  // 4 bytes.
   template <typename P>
   KVASIR_DEVICE void StoreNumber(uint32_t index, P number) const {
     if constexpr (sizeof(P) == 4) {
@@ -95,7 +97,7 @@ class SlotBytes {
 
   char* first_;
   uint32_t granule_;
-  int64_t next_;  // distance between granules
+  int64_t next_;  // distance in bytes between a slot's granules
 };
 
 // A latent, and the slot in which it is stored.
@@ -299,7 +301,8 @@ KVASIR_DEVICE void MakeStaticRanges(const Latent<T>& latent, Found* found) {
   }
 }
 
-// Stores the scale, and returns it after rounding to the stored type.
+// Stores the scale that LengthScale computes, and returns it as stored: rounded
+// to the type P.
 template <typename P>
 KVASIR_DEVICE float StoreScale(float squares, float level_squares,
                                const SlotBytes& params) {

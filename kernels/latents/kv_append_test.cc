@@ -653,8 +653,9 @@ TEST(KvAppendRefusalTest, TheErrorNamesTheInvalidField) {
         Refusal(test, part.view),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  refuses({75, {}}, 0, "row_stride: want at least 75, have 74");
-  refuses(Coded({{9, 3}}), -1, "codes.stride_bytes: want at least 4, have 3");
+  refuses({75, {}}, 0, "row_stride: must be at least 75, but is 74");
+  refuses(Coded({{9, 3}}), -1,
+          "codes.stride_bytes: must be at least 4, but is 3");
   refuses(Coded({{9, 7}}), 8,
           "run 0: the bits of a code must be 1 to 6 or 8 (or 0 in the last of "
           "several runs with static ranges), not 7");
@@ -666,7 +667,7 @@ TEST(KvAppendRefusalTest, TheErrorNamesTheInvalidField) {
       "at channel 5 and has 4");
   refuses({9, {{0, 4, 3}}}, 8,
           "the runs have 4 channels in all, but the latent has 9");
-  refuses(Coded({{9, 3}}), 999, "tile_bytes: want at least ");
+  refuses(Coded({{9, 3}}), 999, "tile_bytes: must be at least ");
   refuses(
       {8, {}}, 1,
       "codes: offset, stride, granule, tile and page must be multiples of 2 "
@@ -683,14 +684,14 @@ TEST(KvAppendRefusalTest, TilesThatDoNotFillPagesExactlyAreRefused) {
   };
   LatentPartArgs view = part.view;
   view.tile_slots = 0;
-  refuses(view, "tile_slots: want at least 1, have 0");
+  refuses(view, "tile_slots: must be at least 1, but is 0");
   view.tile_slots = 3;
   refuses(view,
           "the number of slots in a page, 4, is not a multiple of the number "
           "of slots in a tile, 3");
   view = part.view;
   view.page_bytes -= 1;
-  refuses(view, "page_bytes: want at least ");
+  refuses(view, "page_bytes: must be at least ");
   Part numbers({{8, {}}}, DType::kBf16, 4, false, {.slots = 2});
   view = numbers.view;
   view.tile_bytes -= 1;

@@ -52,7 +52,8 @@ absl::Status CheckRuns(const char* op, const LatentPart& part,
 }
 
 // A region to be checked: its name, how many bytes a slot has in it, and the
-// size of its numbers. Offsets in the region must be multiples of this size.
+// size of one number. Offsets in the region must be multiples of the size of
+// a number.
 struct Checked {
   absl::string_view name;
   TileRegion region;

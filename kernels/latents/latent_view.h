@@ -88,9 +88,10 @@ struct LatentPartIn {
   int64_t tile_slots = 0;  // S; slot s of a page is in tile s / S
   // [num_groups]: in device memory for a kernel, in host memory for Prepare.
   const LatentGroup* groups = nullptr;
-  int64_t num_groups = 0;           // G
-  DType dtype = DType::kBf16;       // type of stored numbers
-  DType param_dtype = DType::kF16;  // type of ranges that are stored in slots
+  int64_t num_groups = 0;  // G
+  // type of numbers that are stored without codes
+  DType dtype = DType::kBf16;
+  DType param_dtype = DType::kF16;  // type of the scales and minima in slots
   // Static ranges, one for each channel of the part and the same for all
   // tokens. Null: ranges are stored in slots.
   Ptr<const float> static_scale = nullptr;
@@ -123,7 +124,7 @@ template <typename Visit>
 void ForSlotBytes(const LatentPartArgs& part, const TileRegion& region,
                   int64_t page, int64_t slot, int64_t bytes,
                   const Visit& visit) {
-  if (bytes == 0) return;  // the address may not exist
+  if (bytes == 0) return;  // without bytes, the region may be outside the arena
   char* const first = SlotAddress(part, region, page, slot);
   if (region.granule_bytes == 0) return visit(first, int64_t{0}, bytes);
   for (int64_t b = 0; b < bytes; b += region.granule_bytes) {
@@ -140,8 +141,8 @@ KVASIR_HOST_DEVICE int64_t RowWidth(const LatentPartIn<Ptr>& part) {
   return width;
 }
 
-// Plane 0, 1, 2 or 3 of a slot's codes has 8, 4, 2 or 1 bits per code.
-// CodePlanes has the bit of the slot at which each plane begins.
+// The four planes of a slot's codes, 0 to 3, have 8, 4, 2 and 1 bits per code.
+// CodePlanes::begin_bits[p] is the bit of the slot at which plane p begins.
 KVASIR_HOST_DEVICE constexpr int PlaneBits(int plane) { return 8 >> plane; }
 struct CodePlanes {
   int64_t begin_bits[4] = {0, 0, 0, 0};

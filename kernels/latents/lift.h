@@ -24,8 +24,8 @@ namespace kvasir::kernels {
 //     acc = fma(x[t, column_in[h] + k], A_j[k, n], acc)
 // in float32. So the bits of y do not depend on the number of rows, heads or
 // threads. A GPU computes the same chain, unless x and all matrices have the
-// same 16-bit type: then 16 products at a time are added to acc, in the order
-// of k (lift_cuda.cu).
+// same 16-bit type. Then it adds 16 products at a time to acc, in the order of
+// k (lift_cuda.cu).
 template <template <typename> class Ptr>
 struct LiftParamsIn {
   Ptr<const float> x = nullptr;  // [T, ...], rows x_row_stride apart

@@ -16,11 +16,11 @@
 #define KVASIR_KERNELS_LIFT_CPU_ONCE_
 namespace kvasir::kernels {
 
-// At a time, a thread computes at most kLiftRows rows (query heads of tokens)
-// by kLiftPanels panels (of 32 columns) of a KV head's matrix. If rows are few,
-// threads divide the panels, because reading the matrix takes most of the time.
-// If rows are many, a thread reads its panels repeatedly; they stay in the
-// second-level cache.
+// A part of the work, which one thread computes, has at most kLiftRows rows
+// (query heads of tokens) and kLiftPanels panels (32 columns each) of a KV
+// head's matrix. If rows are few, threads divide the panels, because reading
+// the matrix takes most of the time. If rows are many, a thread reads its
+// panels repeatedly; they stay in the second-level cache.
 inline constexpr int64_t kLiftRows = 48;
 inline constexpr int64_t kLiftPanels = 8;
 // The largest depth k of one pass. If a matrix is no deeper than this, the rows
@@ -29,8 +29,8 @@ inline constexpr int64_t kLiftBlockK = 512;
 inline constexpr int64_t kLiftTileRows = 12;
 inline constexpr int64_t kLiftScratchFloats =
     kLiftTileRows * (kLiftBlockK + kPanelColumns);
-// With fewer multiply-adds than this, waking other threads would take longer
-// than the work.
+// A launch with fewer multiply-adds than this runs on one thread, because
+// waking others would take longer than the work.
 inline constexpr int64_t kLiftWorthWaking = 100000;
 
 // A part of the work for one KV head, which has `queries` query heads. Row r is

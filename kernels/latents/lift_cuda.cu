@@ -104,8 +104,8 @@ struct Sums {
         }
       }
     }
-    // The rest is added number by number, because nothing beyond the depth may
-    // be added, not even 0.
+    // The last numbers are added one by one. Numbers beyond the depth must not
+    // be added, even if they are 0, because adding 0 can change -0 to 0.
     for (; k < depth; ++k) {
       KVASIR_UNROLL
       for (int32_t i = 0; i < kRowsOfThread; ++i) {
@@ -449,7 +449,8 @@ class LiftTile {
   const int32_t first_column_;
   T* const stages_;
   int32_t depth_, columns_;
-  int64_t rows_;  // number of rows from the tile's first row to the end
+  // number of rows of the KV head from the tile's first row on
+  int64_t rows_;
   const T* weights_;
   bool wide_weights_;
   // The chunk, and the first of the rows, that this thread fetches.

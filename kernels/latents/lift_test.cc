@@ -305,7 +305,7 @@ TEST(LiftRefusalTest, TheErrorNamesTheInvalidField) {
             .status(),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  expect("y_row_stride: want at least 48, have 47");
+  expect("y_row_stride: must be at least 48, but is 47");
   column_in = {0, 0, 0};
   column_out = {0, 0, 0};
   matrices.push_back(matrix);

@@ -29,15 +29,16 @@ struct LiftColumns {
   absl::Span<const int64_t> out;
 };
 
-// Prepares lift with one matrix per KV head. `shape` has the strides.
+// Prepares lift with one matrix per KV head. The caller sets the strides
+// in `shape`.
 absl::StatusOr<PreparedLift> Prepare(Device& device, const LiftParams& shape,
                                      absl::Span<const PackedMatrix> matrices,
                                      const LiftColumns& columns);
 absl::Status Lift(Stream& stream, const PreparedLift& prepared,
                   const LiftRows& rows, Workspace& workspace);
 
-// Prepares complex_lift with one set of channels per KV head. `shape` has the
-// strides, the number of pairs and the pairings.
+// Prepares complex_lift with one set of channels per KV head. The caller sets
+// the strides, the number of pairs and the pairings in `shape`.
 absl::StatusOr<PreparedComplexLift> Prepare(
     Device& device, const ComplexLiftParams& shape,
     absl::Span<const ComplexChannels> channels, const LiftColumns& columns);
@@ -49,8 +50,8 @@ struct HadamardPlace {
   int64_t width = 0;
   int64_t column = 0;
 };
-// Prepares hadamard for latents at these places. `shape` has the strides and
-// `transposed`. `shared` must outlive the result.
+// Prepares hadamard for latents at these places. The caller sets the strides
+// and `transposed` in `shape`. `shared` must outlive the result.
 absl::StatusOr<PreparedHadamard> Prepare(Device& device,
                                          const HadamardParams& shape,
                                          absl::Span<const HadamardPlace> places,
@@ -84,7 +85,8 @@ struct KeyBiasTables {
   absl::Span<const int64_t> out_column;    // [Hq]
   absl::Span<const KeyBiasPair> pairs;     // [Hkv, tile_pairs + exact_pairs]
 };
-// `shape` has the stride, the type and the numbers of heads and pairs.
+// The caller sets the stride, the type and the numbers of heads and pairs
+// in `shape`.
 absl::StatusOr<PreparedKeyBias> Prepare(Device& device,
                                         const KeyBiasParams& shape,
                                         const KeyBiasTables& tables);

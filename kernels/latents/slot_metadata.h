@@ -15,7 +15,8 @@
 
 namespace kvasir::kernels {
 
-// Keys and values: the two sides that may have a plane of errors.
+// The two sides of a layer, each of which may have a plane of
+// quantization errors.
 inline constexpr int kErrorSides = 2;
 enum ErrorSide : int { kKeyError = 0, kValueError = 1 };
 
@@ -26,13 +27,13 @@ struct SlotMetadataIn {
   int64_t page_bytes = 0;
   int64_t page_tokens = 0;  // P
   int64_t num_units = 0;    // U; 0: the layer evicts nothing
-  // Offsets of the planes in a page. They are multiples of the size of the
-  // planes' numbers.
+  // Offsets of the planes in a page. Each is a multiple of the size of one
+  // element of its plane.
   int64_t scores_offset = 0;     // [U, P] float32
   int64_t positions_offset = 0;  // [U, P] uint32
-  // The planes of errors, of keys and of values: [U, P] bytes (EncodeError).
-  // Below 0: the side is stored without codes, so it has no errors and no
-  // plane.
+  // Offsets of the planes with the quantization errors of keys and of values
+  // (indexed by ErrorSide): [U, P] bytes, as EncodeError returns them. Negative
+  // if the side is stored without codes, so that it has no errors and no plane.
   int64_t error_offset[kErrorSides] = {-1, -1};
 };
 using SlotMetadata = SlotMetadataIn<DevicePtr>;

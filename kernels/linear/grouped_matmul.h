@@ -12,8 +12,8 @@
 namespace kvasir::kernels {
 
 // y[t, n] = chain(t, n) for first_rows[g] <= t < first_rows[g + 1], with the
-// chain of matmul (matmul.h) over the weight of group g. A row has the bits
-// that matmul gives it, whatever group sizes there are.
+// chain of matmul (matmul.h) over the weight of group g. So each row has the
+// same bits as from matmul, whatever the sizes of groups.
 template <template <typename> class Ptr>
 struct GroupedMatmulParamsIn {
   Ptr<const float> x = nullptr;  // [T, K], rows x_row_stride apart
@@ -53,7 +53,7 @@ using GroupedMatmulParams = GroupedMatmulParamsIn<DevicePtr>;
 using GroupedMatmulArgs = GroupedMatmulParamsIn<LaunchPtr>;
 
 class CpuStream;
-// `first_parts` is scratch for num_groups + 1 numbers.
+// `first_parts` is scratch for num_groups + 1 integers.
 void GroupedMatmulReference(const GroupedMatmulArgs& params, float* scratch,
                             int64_t* first_parts, CpuStream& stream);
 void GroupedMatmulSimd(const GroupedMatmulArgs& params, float* scratch,

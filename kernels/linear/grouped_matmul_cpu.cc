@@ -1,7 +1,7 @@
-// grouped_matmul on the CPU: the parts of all groups are one list of work, from
-// which the threads take the next part when they have finished one. So one
-// large group is divided among all threads, and many small ones keep all
-// threads busy. The code that multiplies is matmul's.
+// grouped_matmul on the CPU. The parts of all groups form one list of work, and
+// each thread takes the next part when it has finished one. So one large group
+// is divided among all threads, and many small groups keep all threads busy.
+// The products are computed by RunMatmulPart, as in matmul.
 #include <algorithm>
 #include <atomic>
 
@@ -27,9 +27,9 @@ GroupParts Divide(int64_t rows, int64_t panels, int64_t parts) {
   return divided;
 }
 
-// The estimated time of a group's product. The unit is the time of one row of a
-// large group. A small group takes as long as reading its weight, which is the
-// time of kMaxTileRows rows.
+// Returns the estimated time of a group's product, in units of the time of one
+// row of a large group. A small group takes as long as reading its weight,
+// which is estimated as the time of kMaxTileRows rows.
 int64_t CostOf(int64_t rows) {
   return rows == 0 ? 0 : std::max(rows, kMaxTileRows);
 }

@@ -140,24 +140,24 @@ TEST(GroupedMatmulRefusalTest, TheErrorNamesTheInvalidArgument) {
         GroupedMatmul(test.stream(), OnDevice(params), test.workspace()),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
   };
-  refused("grouped_matmul: groups: want at least 1, have 0");
+  refused("grouped_matmul: groups: must be at least 1, but is 0");
   params.num_groups = 1;
   params.num_rows = -1;
-  refused("rows: want at least 0, have -1");
+  refused("rows: must be at least 0, but is -1");
   params.num_rows = 0;
   KVASIR_EXPECT_OK(
       GroupedMatmul(test.stream(), OnDevice(params), test.workspace()));
   params.x_row_stride = 7;
-  refused("x_row_stride: want at least 8, have 7");
+  refused("x_row_stride: must be at least 8, but is 7");
   params.x_row_stride = 8;
   params.y_row_stride = 7;
-  refused("y_row_stride: want at least 8, have 7");
+  refused("y_row_stride: must be at least 8, but is 7");
   params.y_row_stride = 8;
   params.weight.layout = WeightLayout::kRows;
   refused("must be in panels of 32 columns on the CPU, not in rows");
   params.weight.layout = WeightLayout::kPanels32;
   params.weight.k = 0;
-  refused("k: want at least 1, have 0");
+  refused("k: must be at least 1, but is 0");
   params.weight.k = 8;
   char little[64];
   Workspace small(OnDevice(little), sizeof(little));

@@ -62,8 +62,8 @@ absl::Status CheckDevice(DeviceKind device, const MatmulParams& params) {
 }
 
 // Returns the library that computes this product, or null if our own kernels
-// do. A matrix has the same types, strides and alignment from load on, so every
-// step makes the same choice.
+// compute it. The types, strides and alignment of a matrix never change after
+// load, so every step makes the same choice.
 GemmLibrary* LibraryFor(Stream& stream, const MatmulParams& params) {
   GemmLibrary* const gemms =
       static_cast<LaunchStream&>(stream).launcher().gemms();
@@ -103,7 +103,8 @@ absl::Status Matmul(Stream& stream, const MatmulParams& params,
     return Refuse(kKernels.op, "y_row_stride", n, params.y_row_stride);
   }
   Workspace::Scope scope(&workspace);
-  // Null on a GPU if our own kernels multiply, because they use shared memory.
+  // Null on a GPU if our own kernels multiply, because they need only
+  // shared memory.
   DevicePtr<float> scratch;
   if (stream.device() == DeviceKind::kCpu) {
     scratch = workspace.Take<float>(MatmulScratch(ScratchThreads(stream)));

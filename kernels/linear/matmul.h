@@ -49,7 +49,8 @@ using PackedMatrixArgs = PackedMatrixIn<LaunchPtr>;
 // y[t, n] = chain(t, n) + bias[n]. The chain has one fused multiply-add (fma)
 // in float32 for each k:
 //   acc = 0; for k = 0 .. K-1: acc = fma(x[t, k], W[k, n], acc)
-// Its bits are the same for any number of rows, threads or SIMD lanes.
+// The bits of the result are the same for any number of rows, threads or
+// SIMD lanes.
 //
 // A GPU computes the same chain unless x and W have the same 16-bit type. Then
 // 16 products at a time are added to acc, in the order of k (matmul_cuda.cu).
@@ -78,8 +79,8 @@ using MatmulParams = MatmulParamsIn<DevicePtr>;
 using MatmulArgs = MatmulParamsIn<LaunchPtr>;
 
 // Returns the bytes of scratch for a copy of the bias in y's type; 0 if y is
-// float32. The library's workspace follows in the scratch. Only products that
-// the library computes need scratch on a GPU.
+// float32. In the scratch, the library's workspace follows this copy. On a GPU,
+// only products that the library computes need scratch.
 constexpr int64_t GemmBiasBytes(int64_t n, DType y_dtype) {
   return y_dtype == DType::kF32 ? 0
                                 : (n * DTypeBytes(y_dtype) + 255) / 256 * 256;

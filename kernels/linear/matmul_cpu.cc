@@ -1,9 +1,9 @@
-// matmul on the CPU. It has two loops over the weights, with the same chain per
-// output element:
-// - few rows: each thread streams its panels of weights once, in their stored
-// type;
-// - many rows: a block of panels is converted to float32 in cache and used for
-// all rows; y holds the accumulators between blocks of k.
+// matmul on the CPU. It has two loops over the weights, with the same chain of
+// fused multiply-adds per output element:
+// - For few rows, each thread streams its panels of weights once, in their
+//   stored type.
+// - For many rows, a block of panels is converted to float32 in the cache and
+//   used for all rows. Between blocks of k, the accumulators are in y.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -23,20 +23,20 @@
 namespace kvasir::kernels {
 
 // The size of the float32 block in the loop for many rows:
-// [panels][kBlockK][32]. It takes 512 KiB, half of a small second-level cache;
-// the panel that is being used (32 KiB) streams through the first level.
+// [panels][kBlockK][32]. It takes 512 KiB, half of a small second-level cache.
+// The panel that is being used (32 KiB) passes through the first-level cache.
 inline constexpr int64_t kBlockK = 256;
 inline constexpr int64_t kBlockPanels = 16;
 // In the loop for many rows, the tile's rows of x are copied without gaps to
-// the memory after the block. In place, rows at strides of a power of two would
-// use only a few sets of the cache.
+// the memory after the block. If they were read in place and their stride were
+// a power of two, they would use only a few sets of the cache.
 inline constexpr int64_t kScratchFloats =
     kBlockK * (kBlockPanels * kPanelColumns + kMaxTileRows) +
     kMaxTileRows * kPanelColumns;
 
-// If there are several tiles of rows, the loop for few rows handles blocks of
-// this many k: one block for all tiles, then the next block. So all tiles read
-// the same 32 KiB (of 16-bit weights) from the cache.
+// If there are several tiles of rows, the loop for few rows handles this many k
+// at a time: one block of k for all tiles, then the next block. So the block's
+// weights (32 KiB if they have 16 bits) are in the cache for all tiles.
 inline constexpr int64_t kFewRowsBlockK = 512;
 
 }  // namespace kvasir::kernels
@@ -66,8 +66,8 @@ class RowTiles {
   int64_t tiles_;
 };
 
-// A tile of y: `rows` rows from `row` on, the columns of one panel, and the
-// terms from k_begin on.
+// A tile of y: `rows` rows from `row` on, in the columns of one panel. A block
+// of k adds the terms from k_begin on.
 struct TilePlace {
   int64_t panel;
   int64_t row;
@@ -134,9 +134,9 @@ void FewRows(const MatmulArgs& params, const MatmulPart& part, float* edge) {
       for (int64_t tile = 0; tile < tiles.count(); ++tile) {
         const int64_t row = tiles.begin(tile);
         args.a = params.x + row * params.x_row_stride + k;
-        // Only the first tile has to wait for memory, so only it prefetches. A
-        // float32 row takes two cache lines; the CPU fetches the second with
-        // the first.
+        // Only the first tile reads the weights from memory, so only it
+        // prefetches. A row of float32 weights takes two cache lines. The CPU
+        // fetches the second line together with the first.
         args.ahead = tile == 0
                          ? static_cast<const char*>(args.b) + kPrefetchBytes
                          : nullptr;

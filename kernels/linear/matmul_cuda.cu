@@ -4,7 +4,8 @@
 //
 // If x and W have one 16-bit type: a chain of ceil(K / 16) mma.m16n8k16 in the
 // order of k, with rows of x as A and rows of W as B, summed in float32. Both
-// are padded with zeros after K. K is not split. There are four tile shapes:
+// are padded with zeros after K. The sum over K is not split. There are four
+// tile shapes:
 // - up to 16 rows: 16 x 32. Even N = 4096 gives 128 CTAs, which together read W
 // once, 256 bytes of a row at a time, three stages ahead;
 // - up to 64 rows: 64 x 32;
@@ -16,10 +17,10 @@
 // float32 values, with the CPU's bits. It is for tests and small models, and as
 // fast as the float32 units.
 // grouped_matmul has tiles of 16 or 64 rows, each with rows of one group. A row
-// has the bits that our kernels give it in matmul.
-// If the launcher has a library, the library multiplies in the cases of
-// matmul.cc, in its own order. This file gives it the bias in y's type
-// (BiasKernel: 4 N bytes read, 2 N written).
+// has the same bits as in matmul with our kernels.
+// If the launcher has a library, the library computes the products that
+// LibraryFor (matmul.cc) selects, in its own order of additions. For these,
+// BiasKernel converts the bias to y's type (4 N bytes read, 2 N written).
 //
 // Layout: W in rows (WeightLayout::kRows), x in rows x_row_stride apart. If
 // rows of both begin at multiples of 16 bytes, they are copied by cp.async;
@@ -32,12 +33,13 @@
 // tile of 32 or 128 columns reads x (M K B bytes), which stays in this cache.
 // The M N numbers of y are written once. Operations: 2 M N K.
 //
-// Shortest possible time: for few rows, N K B divided by the memory's
-// bandwidth; for many rows, the operations divided by the tensor cores' rate.
+// The lower bound of the time is N K B divided by the memory bandwidth for few
+// rows, and the operations divided by the rate of the tensor cores for many
+// rows.
 //
-// Instructions of a warp for 16 rows, 8 columns and 16 k (256 bytes of W): 1
-// mma, 1.5 ldmatrix and 0.75 cp.async. With all other instructions, a lane
-// executes 3.3 instructions per byte of W (counted in PTX).
+// For 16 rows, 8 columns and 16 k (256 bytes of W), a warp executes 1 mma, 1.5
+// ldmatrix and 0.75 cp.async. With all other instructions, a lane executes 3.3
+// instructions per byte of W (counted in PTX).
 #include <algorithm>
 
 #include "kernels/device/gemm.h"
@@ -60,8 +62,9 @@ constexpr int32_t kStep = 16;
 constexpr int32_t kChunk = 8;
 
 // A CTA computes a tile of kRows x kColumns with kWarpsDown x kWarpsAcross
-// warps. A ring of kStages stages in shared memory, each with kDepth numbers of
-// k, takes at most 48 KiB, the most that a kernel has by default.
+// warps. A ring of kStages stages in shared memory holds kDepth numbers
+// per row in each stage. It takes at most 48 KiB, the most that a kernel
+// has by default.
 struct FewRows {
   static constexpr const char* kName = "matmul_few_rows";
   static constexpr int32_t kRows = 16, kColumns = 32, kDepth = 128;
@@ -90,7 +93,7 @@ struct Sizes {
   static constexpr int32_t kXNumbers = Tile::kRows * Tile::kDepth;
   static constexpr int32_t kStageNumbers =
       kXNumbers + Tile::kColumns * Tile::kDepth;
-  // The size of one warp's tile, and how many mma tiles it has down and across.
+  // The size of one warp's tile, and its number of mma tiles down and across.
   static constexpr int32_t kWarpRows = Tile::kRows / Tile::kWarpsDown;
   static constexpr int32_t kWarpColumns = Tile::kColumns / Tile::kWarpsAcross;
   static constexpr int32_t kDown = kWarpRows / 16;
@@ -115,7 +118,7 @@ template <typename T>
 struct Source {
   const T* data;
   int64_t stride;
-  int64_t rows;  // number of rows left; nothing after them is read
+  int64_t rows;  // number of rows that exist; rows after them are not read
   int64_t k;     // K
 };
 
@@ -155,8 +158,8 @@ KVASIR_DEVICE void FetchTile(const Source<T>& source, int64_t k, T* to) {
 template <typename Tile>
 using Sums = float[Sizes<Tile>::kDown][Sizes<Tile>::kAcross][4];
 
-// Adds the products of one stage to the warp's sums: those of all steps of k if
-// `whole`, else only those of the first `steps` steps.
+// Adds the products of one stage to the warp's sums: all steps of k if `whole`,
+// otherwise only the first `steps` steps.
 template <typename T, typename Tile, bool whole>
 KVASIR_DEVICE void MultiplyTile(const T* x, const T* w, int32_t steps,
                                 Sums<Tile>& sums) {
@@ -304,8 +307,8 @@ MatmulKernel(OrderedArgs ordered) {
                              reinterpret_cast<T*>(simt::Shared()));
 }
 
-// The kernel that reads single numbers: each warp computes four rows, and each
-// lane one column.
+// The sizes of the kernel that reads single numbers. In it, each warp computes
+// four rows, and each lane one column of them.
 constexpr int32_t kChainThreads = 128;
 constexpr int32_t kChainRows = 16;
 constexpr int32_t kChainColumns = 32;
@@ -352,8 +355,8 @@ KVASIR_DEVICE void ComputeChainTile(const MatmulArgs& args, int64_t first_row,
     simt::SyncCta();
     const auto count =
         static_cast<int32_t>(depth - k < kChainDepth ? depth - k : kChainDepth);
-    // Reads four numbers along k at a time; those beyond the depth are not
-    // used.
+    // Reads four numbers along k at a time. Numbers beyond the depth are read
+    // but not used.
     using Four = simt::Pack<float, 4>;
     for (int32_t i = 0; i < count; i += 4) {
       const Four weights = simt::LoadShared(

@@ -10,14 +10,14 @@ namespace kvasir::kernels {
 
 inline constexpr int64_t kMaxTileRows = 12;
 
-// The loop for few rows is used for at most this many rows. It converts a panel
-// again for each tile of rows; with few tiles this costs less than converting a
-// block first.
+// The most rows for which the loop for few rows is used. This loop converts the
+// weights of a panel to float32 again for each tile of rows. With few tiles,
+// this costs less than first storing a converted copy of a block.
 inline constexpr int64_t kFewRows = 36;
 
-// The work is divided into several parts per thread. With few rows, small parts
-// keep the wait for the last part short. With many rows, the panels of a part
-// share one copy of the rows.
+// The work is divided into this many parts per thread. With few rows, parts are
+// small, so that threads wait only briefly for the last one. With many rows,
+// parts are larger, because the panels of a part share one copy of the rows.
 inline constexpr int64_t kFewRowsPartsPerThread = 16;
 inline constexpr int64_t kManyRowsPartsPerThread = 4;
 // With fewer multiply-adds than this, waking the other threads takes longer

@@ -135,7 +135,7 @@ TEST(MatmulRowsTest, ARowHasTheSameBitsInAnyBatch) {
   }
 }
 
-TEST(MatmulRowsTest, RowStridesAreRespectedAndNothingElseIsWritten) {
+TEST(MatmulRowsTest, StridedRowsAreReadAndWrittenWithoutChangesToTheGaps) {
   const int64_t k = 40;
   const int64_t n = 45;
   Weights weights(k, n, DType::kF32, 6);
@@ -179,7 +179,7 @@ TEST(MatmulRefusalTest, TheErrorNamesTheInvalidArgument) {
   TestStream test;
   EXPECT_THAT(Matmul(test.stream(), OnDevice(params), test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("x_row_stride: want at least 8")));
+                             HasSubstr("x_row_stride: must be at least 8")));
   params.x_row_stride = 8;
   char little[64];
   Workspace small(OnDevice(little), sizeof(little));
@@ -221,7 +221,7 @@ TEST(PackTest, FindsTheFirstNonFiniteNumberInArraysOfEveryNumberType) {
   }
 }
 
-TEST(PackTest, BlocksOfSeveralMatricesCanBePackedIntoOneInAnyOrder) {
+TEST(PackTest, BlocksOfSeveralMatricesCanBePackedIntoOneMatrixInAnyOrder) {
   const int64_t k = 50;
   StoredArray first(RandomFloats(40 * 100, 11), DType::kBf16);
   StoredArray second(RandomFloats(20 * 50, 12), DType::kBf16);

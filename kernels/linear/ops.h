@@ -1,4 +1,4 @@
-// Ops that multiply with packed weights. kernels/README.md has the contract
+// Ops that multiply by packed weights. kernels/README.md has the contract
 // that all ops follow.
 #pragma once
 

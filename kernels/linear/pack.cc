@@ -1,5 +1,5 @@
-// Packs rows into panels by transposing 32 columns at a time; for the layout
-// kRows, it only copies them.
+// Packs rows into panels by transposing 32 columns at a time. For the layout
+// kRows, rows are only copied.
 #include "kernels/linear/pack.h"
 
 #include <algorithm>
@@ -22,8 +22,8 @@ namespace kvasir::kernels {
 // numbers are packed.
 inline constexpr int64_t kPackBlockK = 64;
 
-// Returns a mask of the exponent bits. A number is not finite if all of them
-// are set.
+// Returns a mask of the exponent bits. A number is infinite or NaN if all of
+// these bits are set.
 inline uint32_t ExponentBits(DType dtype) {
   switch (dtype) {
     case DType::kF16:
@@ -53,8 +53,9 @@ void TransposeSquare(const T* from, T* to) {
   to[0] = from[0];
 }
 #else
-// The side of the squares that are transposed in registers: the numbers in a
-// vector of 128 bits. Wider vectors would not help, because memory is slower.
+// The side of the squares that are transposed in registers: the number of
+// elements in a vector of 128 bits. Wider vectors would not help, because the
+// speed of memory limits packing.
 template <typename T>
 inline constexpr int64_t kSquare = 16 / static_cast<int64_t>(sizeof(T));
 
@@ -152,7 +153,7 @@ HWY_EXPORT(TransposeStaged32);
 HWY_EXPORT(AnyHas16);
 HWY_EXPORT(AnyHas32);
 
-// How many numbers are checked together. This is a whole number of vectors on
+// How many numbers are checked together. They fill whole vectors on
 // every target.
 constexpr int64_t kFiniteBlock = 1024;
 

@@ -1,6 +1,6 @@
-// Packs weights into the layouts of matmul.h, one block of rows at a time, so
-// that a loader needs no second copy of a matrix. Also checks that weights are
-// finite.
+// Packs weights into the layouts of matmul.h. It packs one block of rows at a
+// time, so that a loader never holds a second copy of a whole matrix. Also
+// checks that weights are finite.
 #pragma once
 
 #include <cstdint>

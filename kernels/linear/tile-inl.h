@@ -20,10 +20,10 @@ namespace HWY_NAMESPACE {
 inline constexpr int kTileColumns = 32;
 inline constexpr int kTileVecs = kTileColumns / kVecLanes;
 
-// The largest number of rows of a tile whose accumulators all fit in registers.
-// AVX-512 has 32 registers: 12 rows of 2 vectors, and 2 for B. NEON also has
-// 32: 3 rows of 8. AVX2 has 16: 3 rows of 4. The build may set fewer rows
-// (KVASIR_TILE_ROWS) to compile faster.
+// The most rows of a tile whose accumulators all fit in registers. AVX-512 has
+// 32 registers, which hold 12 rows of 2 vectors and 2 vectors of B. NEON also
+// has 32, which hold 3 rows of 8 vectors. AVX2 has 16, which hold 3 rows of 4
+// vectors. The build may set fewer rows (KVASIR_TILE_ROWS) to compile faster.
 inline constexpr int kRegisterRows = kTileVecs <= 2   ? 12
                                      : kTileVecs <= 8 ? 3
                                                       : 1;
@@ -38,7 +38,7 @@ struct TileArgs {
   int64_t b_stride;  // in elements
   float* c;          // [rows, 32], rows c_stride apart
   int64_t c_stride;
-  bool accumulate;    // if true, sums start from the contents of c, else from 0
+  bool accumulate;    // true: sums start from the contents of c; false: from 0
   const float* bias;  // [32] added at the end, or null
   // Memory to prefetch during the computation: one cache line per k, ahead_step
   // bytes apart. Null: no prefetch.
@@ -46,8 +46,8 @@ struct TileArgs {
   int64_t ahead_step;
 };
 
-// How far ahead of its reads a tile prefetches if it reads B from memory. This
-// is enough to hide the latency of memory; measurements show no difference
+// The distance from a tile's reads to its prefetches if it reads B from memory.
+// This is enough to hide the latency of memory; measurements show no difference
 // between 2 and 8 KiB.
 inline constexpr int64_t kPrefetchBytes = 4096;
 
@@ -56,8 +56,8 @@ inline constexpr int64_t kPrefetchBytes = 4096;
 template <typename T>
 void RunTile(int rows, const TileArgs& args);
 
-// Like RunTile for float, with a_stride fixed to kPackedStride, which is
-// faster.
+// Like RunTile for float, but with a_stride fixed to kPackedStride, which makes
+// it faster.
 inline constexpr int64_t kPackedStride = 256;
 void RunPackedTile(int rows, const TileArgs& args);
 

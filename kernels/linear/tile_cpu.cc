@@ -16,8 +16,8 @@ namespace HWY_NAMESPACE {
 namespace {
 
 // Computes a tile of kRows rows. kAStride is a_stride if that is known at
-// compile time, else 0. If it is 0, there is a pointer only for every third row
-// of A, because pointers for all rows do not fit into the general registers.
+// compile time, otherwise 0. If it is 0, there is a pointer for every third row
+// of A, because there are too few general registers for pointers to all rows.
 template <typename T, int kRows, int64_t kAStride>
 void Tile(const TileArgs& args) {
   Vec acc[kRows][kTileVecs];
@@ -34,8 +34,8 @@ void Tile(const TileArgs& args) {
     }
   }
   const T* b = static_cast<const T*>(args.b);
-  // If there is nothing to prefetch, prefetch a line that is in the cache: that
-  // costs less than a branch.
+  // If there is nothing to prefetch, prefetches a line that is already in the
+  // cache, which costs less than a branch.
   const char* ahead = args.ahead != nullptr
                           ? args.ahead
                           : reinterpret_cast<const char*>(args.a);

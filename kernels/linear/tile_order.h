@@ -9,10 +9,10 @@
 namespace kvasir::kernels {
 
 // CTAs start in the order of their index x, then y. CTAs that run at the same
-// time should read the same columns of W and the same rows of the input. So
-// kTogether tiles of rows are computed for all columns before the next
-// kTogether tiles begin. The input is then read from memory once, and W once
-// per kTogether tiles.
+// time should read the same columns of W and the same rows of the input. So all
+// columns of kTogether tiles of rows are computed before the next kTogether
+// tiles of rows begin. The input is then read from memory once, and W once per
+// kTogether tiles.
 struct TileOrder {
   static constexpr int32_t kTogether = 16;
 

@@ -22,7 +22,7 @@ absl::Status Activation(Stream& stream, const ActivationParams& params,
   }
   if (params.kind == ActivationKind::kSoftCap && !(params.cap > 0.0f)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        kKernels.op, ": the cap must be above 0, is ", params.cap));
+        kKernels.op, ": the cap must be above 0, but is ", params.cap));
   }
   if (workspace.counting()) return CheckServed(kKernels, stream);
   return Launch(kKernels, stream, params);

@@ -1,5 +1,5 @@
-// activation: the activation function between the two matrices of an MLP
-// without a gate, and the cap of logits. C++17.
+// activation: applies the activation function of an MLP without a gate, or
+// limits logits (kSoftCap). C++17.
 #pragma once
 
 #include <cstdint>

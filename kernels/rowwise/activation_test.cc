@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{ActivationKind::kRelu, 5, 77},
                       Case{ActivationKind::kRelu, 33, 1003}));
 
-TEST(SoftCapTest, LargeInputsGiveTheCapWhichMustBeAboveZero) {
+TEST(SoftCapTest, ACapAboveZeroLimitsLargeInputs) {
   std::vector<float> x;
   for (const float far :
        {300.0f, 1e20f, 1e38f, std::numeric_limits<float>::infinity()}) {
@@ -120,7 +120,7 @@ TEST(SoftCapTest, LargeInputsGiveTheCapWhichMustBeAboveZero) {
   TestStream test;
   EXPECT_THAT(Activation(test.stream(), OnDevice(params), test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("the cap must be above 0, is 0")));
+                             HasSubstr("the cap must be above 0, but is 0")));
 }
 
 // Inputs far from 0 are placed in every lane of a vector and in the remainder.
@@ -155,9 +155,10 @@ TEST(ActivationEndsTest, LargeInputsGiveTheSameResultOnEveryBackEnd) {
 
 TEST(ActivationRefusalTest, TheErrorNamesAnInvalidNumberOfColumns) {
   TestStream test;
-  EXPECT_THAT(Activation(test.stream(), {}, test.workspace()),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("columns: want at least 1, have 0")));
+  EXPECT_THAT(
+      Activation(test.stream(), {}, test.workspace()),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("columns: must be at least 1, but is 0")));
 }
 
 }  // namespace

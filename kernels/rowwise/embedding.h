@@ -29,7 +29,8 @@ struct EmbeddingParamsIn {
   int64_t hidden = 0;                // M
   Ptr<const void> table = nullptr;   // [V, M]; null: use `packed`
   DType table_dtype = DType::kF32;
-  PackedMatrixIn<Ptr> packed;  // n == V, k == M, in the device's layout
+  // used if `table` is null: n == V and k == M, in the device's layout
+  PackedMatrixIn<Ptr> packed;
   Ptr<const void> position_table = nullptr;  // [num_positions, M]; null: none
   DType position_dtype = DType::kF32;
   int64_t num_positions = 0;

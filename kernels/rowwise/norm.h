@@ -27,14 +27,15 @@ enum class NormKind {
 // The order of additions in a sum depends only on M and dtype. A CPU adds in 16
 // lanes, and then adds the lanes in a fixed tree (scalar_math.h).
 //
-// On a GPU, a row is divided into packs of 16 bytes if the length of a row and
-// the distance of longer rows (`stride`) are multiples of 16 bytes; all
-// pointers must then be aligned. Otherwise a pack is a single number. Thread t
-// of 256 adds the numbers of packs t, t + 256, ... in order. Then simt::CtaSum
-// adds the sums of the threads.
+// On a GPU, a row is divided into packs of 16 bytes if the size of a row and
+// the distance between longer rows (`stride`) are multiples of 16 bytes. All
+// pointers must then be aligned to 16 bytes. Otherwise a pack is a single
+// number. Thread t of 256 adds the numbers of packs t, t + 256, ... in order.
+// Then simt::CtaSum adds the sums of the threads.
 template <template <typename> class Ptr>
 struct NormParamsIn {
-  Ptr<float> x = nullptr;               // [T, M], written only with residual
+  // [T, M], written only if there is a residual
+  Ptr<float> x = nullptr;
   Ptr<const float> residual = nullptr;  // [T, M] or null
   Ptr<const float> weight = nullptr;    // [M]
   Ptr<const float> bias = nullptr;      // [M], only for kLayer
@@ -44,9 +45,9 @@ struct NormParamsIn {
   NormKind kind = NormKind::kRms;
   float eps = 1e-5f;
   DType dtype = DType::kF32;  // the type of activations
-  // These fields are for rows that are parts of longer rows, like the heads of
-  // a token (QK-norm). A longer row has `num_parts` rows of M numbers, and
-  // longer rows begin `stride` numbers apart. T then counts all rows. A
+  // The next two fields are for rows that are parts of longer rows, like the
+  // heads of a token (QK-norm). A longer row has `num_parts` rows of M numbers,
+  // and longer rows begin `stride` numbers apart. T then counts all rows. A
   // residual is not allowed.
   int64_t num_parts = 1;
   int64_t stride = 0;  // 0: num_parts * M

@@ -233,12 +233,12 @@ TEST(NormPartsTest, RowsThatOverlapOrHaveAResidualAreRefused) {
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
   };
   params.stride = 7;
-  refused("stride: want at least 8, have 7");
+  refused("stride: must be at least 8, but is 7");
   params.stride = 12;
   params.residual = x.data();
   refused("a residual is allowed only for separate rows (stride 0)");
   params.num_parts = 0;
-  refused("parts: want at least 1, have 0");
+  refused("parts: must be at least 1, but is 0");
 }
 
 TEST(NormOnlyTest, AddingTheResidualWithoutANormNeedsNoWeight) {
@@ -253,9 +253,10 @@ TEST(NormOnlyTest, AddingTheResidualWithoutANormNeedsNoWeight) {
   KVASIR_ASSERT_OK(Norm(test.stream(), OnDevice(params), test.workspace()));
   EXPECT_EQ((std::vector<float>{1.5f, 0.0f}), x);
   params.columns = 0;
-  EXPECT_THAT(Norm(test.stream(), OnDevice(params), test.workspace()),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("columns: want at least 1, have 0")));
+  EXPECT_THAT(
+      Norm(test.stream(), OnDevice(params), test.workspace()),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("columns: must be at least 1, but is 0")));
 }
 
 }  // namespace

@@ -35,15 +35,16 @@ absl::Status GatherRows(Stream& stream, const GatherRowsParams& params,
 using PreparedRope = Prepared<RopeParams>;
 // Tables that Prepare copies from host memory to the device.
 struct RopeTables {
-  // empty: all heads use the angles 0, 1, ...
+  // empty: in all heads, pair f uses angle f
   absl::Span<const RopeHead> q_heads;
   absl::Span<const RopeHead> k_heads;
-  // [rotary_dim / 2]; ignored if `shape.steps` already points to steps on the
-  // device.
+  // [rotary_dim / 2]: each angle per position, as RopeStep returns it. Ignored
+  // if `shape.steps` already points to such a table on the device.
   absl::Span<const uint64_t> steps;
 };
 // `shape` must have all fields of RopeParams except rows and heads. Returns
-// INVALID_ARGUMENT if heads or pairs do not fit.
+// INVALID_ARGUMENT if a head does not fit into a row, or if a pair's angle is
+// not below rotary_dim / 2.
 absl::StatusOr<PreparedRope> Prepare(Device& device, const RopeParams& shape,
                                      const RopeTables& tables);
 absl::Status Rope(Stream& stream, const PreparedRope& prepared,

@@ -16,12 +16,13 @@ constexpr OpKernels<RopeParams, DevicePtr<float>> kKernels = {
     "rope", &RopeReference, &RopeSimd};
 
 absl::Status WrongPairs(const char* what, int64_t most, int64_t have) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      kKernels.op, ": ", what, ": must be from 0 to ", most, ", is ", have));
+  return absl::InvalidArgumentError(absl::StrCat(kKernels.op, ": ", what,
+                                                 ": must be from 0 to ", most,
+                                                 ", but is ", have));
 }
 
-// Checks one head, except its list of pairs if this is `known`, which has
-// already been checked.
+// Checks one head. Does not check its list of pairs if the list is `known`,
+// because this list has already been checked.
 absl::Status CheckHead(const RopeHead& head, const int32_t* known,
                        const RopeTensor& tensor, int64_t angles) {
   if (head.num_pairs < 0) {
@@ -76,8 +77,8 @@ absl::Status CheckTensor(const RopeTensor& tensor,
 absl::Status AddHeads(absl::Span<const RopeHead> heads, DeviceTables* tables,
                       RopeTensor* tensor) {
   if (heads.empty()) return absl::OkStatus();
-  // Maps each list to its length, and after the loop below to its offset
-  // in `pairs`.
+  // Maps each list to its length. The second loop below replaces the length by
+  // the list's offset in `pairs`.
   std::map<const int32_t*, int64_t> lists;
   for (const RopeHead& head : heads) {
     if (head.pairs == nullptr) continue;

@@ -15,14 +15,15 @@ enum class RopePairing : uint8_t {
 };
 
 // Converts the angle per position to a fixed-point fraction of a full turn:
-// round(radians / (2 pi) * 2^64), modulo 2^64. Its product with a position is
-// exact, whereas a float32 angle is wrong by 0.008 rad at position 131072.
+// round(radians / (2 pi) * 2^64), modulo 2^64. The product of this fraction and
+// a position is exact. A product in float32 would be wrong by up to 0.008 rad
+// at position 131072.
 uint64_t RopeStep(double radians_per_position);
 
-// A head with its own list of angles, one for each pair. Examples: a head of
-// which pruning kept only some pairs (RAP), and complex channels, of which
-// several may use the same angle. The head's 2n numbers are laid out like a
-// whole head of n pairs.
+// A head with its own list of angles, one for each pair. Examples: a head from
+// which RAP has pruned some pairs, and a head of complex channels, of which
+// several may use the same angle. The head's 2n numbers are laid out like those
+// of a head that has only n pairs.
 struct RopeHead {
   int64_t begin = 0;      // offset of the head's numbers in a row
   int64_t num_pairs = 0;  // n
@@ -39,7 +40,8 @@ struct RopeTensorIn {
   int64_t num_heads = 0;
   int64_t head_dim = 0;  // >= rotary_dim; later numbers are not changed
   // [num_heads]; null: head h begins at h * head_dim and pair f uses angle f.
-  // Neighbouring heads with the same `pairs` share the look-ups.
+  // If neighbouring heads have the same `pairs`, a CPU looks up their cosines
+  // and sines only once.
   Ptr<const RopeHead> heads = nullptr;
 };
 
@@ -55,7 +57,7 @@ struct RopeParamsIn {
   RopeTensorIn<Ptr> k;
   int64_t num_tokens = 0;                  // T
   Ptr<const int64_t> positions = nullptr;  // [T]
-  Ptr<const uint64_t> steps = nullptr;     // [rotary_dim / 2], of RopeStep
+  Ptr<const uint64_t> steps = nullptr;     // [rotary_dim / 2], from RopeStep
   int64_t rotary_dim = 0;                  // even
   RopePairing pairing = RopePairing::kHalfSplit;
   float attention_factor = 1.0f;

@@ -30,7 +30,7 @@ template <typename T>
 KVASIR_DEVICE void RotateHead(RopePairing pairing, const RopeHead& head,
                               const float* cosines, const float* sines,
                               T* numbers) {
-  // A head has far fewer than 2^31 pairs.
+  // int32_t suffices, because a head has far fewer than 2^31 pairs.
   const auto pairs = static_cast<int32_t>(head.num_pairs);
   const bool half_split = pairing == RopePairing::kHalfSplit;
   const int32_t step = half_split ? 1 : 2;

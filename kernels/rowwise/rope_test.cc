@@ -315,14 +315,15 @@ TEST(RopeRefusalTest, TheErrorNamesTheInvalidArgument) {
                   HasSubstr("rotary_dim must be even and above 0, but is 7")));
   params.rotary_dim = 8;
   params.q = {nullptr, 100, 2, 6};
-  EXPECT_THAT(PrepareAndRun(test, params),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("head_dim: want at least 8, have 6")));
+  EXPECT_THAT(
+      PrepareAndRun(test, params),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("head_dim: must be at least 8, but is 6")));
   const RopeHead head = {90, 6, nullptr};
   params.q = {nullptr, 100, 1, 0, &head};
   EXPECT_THAT(PrepareAndRun(test, params),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("row_stride: want at least 102")));
+                             HasSubstr("row_stride: must be at least 102")));
 }
 
 TEST(RopeRefusalTest, TheErrorNamesAnAngleThatDoesNotExist) {
@@ -339,9 +340,11 @@ TEST(RopeRefusalTest, TheErrorNamesAnAngleThatDoesNotExist) {
         PrepareAndRun(test, params),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  expect("angle of a pair: must be from 0 to 3, is 4");
+  expect("angle of a pair: must be from 0 to 3, but is 4");
   heads[1] = {6, 5, nullptr};
-  expect("pairs of a head without a list of angles: must be from 0 to 4, is 5");
+  expect(
+      "pairs of a head without a list of angles: must be from 0 to 4, but is "
+      "5");
   heads[1].num_pairs = 4;
   KVASIR_EXPECT_OK(PrepareAndRun(test, params));
 }

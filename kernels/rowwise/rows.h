@@ -9,18 +9,18 @@
 
 namespace kvasir::kernels {
 
-// y[t, i] += x[t, i], in float32. If x_row_stride is 0, x is one row (a bias)
-// that is added to all rows of y; it is float32, whatever the type of
-// activations.
+// y[t, i] += x[t, i], in float32. If x_row_stride is 0, x is a single row (a
+// bias) that is added to all rows of y. This row is float32, whatever the type
+// of activations.
 template <template <typename> class Ptr>
 struct AddRowsParamsIn {
   Ptr<float> y = nullptr;        // [T, N]
   int64_t y_row_stride = 0;      // in elements
   Ptr<const float> x = nullptr;  // [T, N] or [N]
   int64_t x_row_stride = 0;      // in elements
-  int64_t num_rows = 0;
-  int64_t columns = 0;
-  DType dtype = DType::kF32;  // the type of activations
+  int64_t num_rows = 0;          // T
+  int64_t columns = 0;           // N
+  DType dtype = DType::kF32;     // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -37,9 +37,9 @@ struct SumRowsParamsIn {
   Ptr<const float> x = nullptr;  // [T, N]
   int64_t x_row_stride = 0;      // in elements
   Ptr<float> out = nullptr;      // [N], not overlapping x
-  int64_t num_rows = 0;
-  int64_t columns = 0;
-  DType dtype = DType::kF32;  // the type of activations
+  int64_t num_rows = 0;          // T
+  int64_t columns = 0;           // N
+  DType dtype = DType::kF32;     // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -58,9 +58,9 @@ struct GatherRowsParamsIn {
   Ptr<const int32_t> rows = nullptr;  // [T]
   Ptr<float> out = nullptr;           // [T, N], not overlapping x
   int64_t out_row_stride = 0;         // in elements
-  int64_t num_rows = 0;
-  int64_t columns = 0;
-  DType dtype = DType::kF32;  // the type of activations
+  int64_t num_rows = 0;               // T
+  int64_t columns = 0;                // N
+  DType dtype = DType::kF32;          // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

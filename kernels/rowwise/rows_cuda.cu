@@ -2,8 +2,7 @@
 // bytes or one number) of the output (simt::LaunchOnRows).
 //
 // Activations (x, y, out) have the type args.dtype, whatever their pointers'
-// type, except for the one row that add_rows may add to all rows: it is
-// float32.
+// type. Only the one row that add_rows may add to all rows is float32.
 //
 // Layout: rows of N neighbouring numbers, strides apart. They are read 16 bytes
 // at a time if the size of a row, strides and pointers are multiples of 16

@@ -73,7 +73,7 @@ TEST(SumRowsTest, ASumOfZeroRowsIsRefused) {
   params.columns = 4;
   EXPECT_THAT(SumRows(test.stream(), params, test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             "sum_rows: rows: want at least 1, have 0"));
+                             "sum_rows: rows: must be at least 1, but is 0"));
 }
 
 TEST(GatherRowsTest, CopiesTheListedRowsInOrder) {

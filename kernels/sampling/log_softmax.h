@@ -21,8 +21,8 @@ struct LogSoftmaxState {
 // do not depend on the sizes of the chunks.
 inline constexpr int64_t kVocabBlock = 1024;
 
-// The most logits in a row on a GPU, where a CTA keeps the maximum and sum of
-// every block of the row in shared memory.
+// The most logits in a row on a GPU. It is limited, because a CTA keeps the
+// maximum and sum of every block of the row in shared memory.
 inline constexpr int64_t kMostDeviceLogits = 1 << 20;
 
 // Adds the logits of ids [vocab_begin, vocab_begin + vocab_count) to the state.
@@ -40,7 +40,7 @@ struct LogSoftmaxParamsIn {
   bool last = true;
   Ptr<const int32_t> targets = nullptr;  // [T]
   Ptr<LogSoftmaxState> state = nullptr;  // [T]
-  Ptr<float> logprobs = nullptr;         // [T], written if `last`
+  Ptr<float> logprobs = nullptr;         // [T], written only if `last` is set
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

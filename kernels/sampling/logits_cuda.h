@@ -70,9 +70,9 @@ KVASIR_DEVICE void ForLogits(const float* logits, int32_t vocab,
   }
 }
 
-// Combines the 16 lanes of AddLogitBlock into one number. Each of 16 / n
-// neighbouring threads has n of the lanes. Joins lanes that are 8 apart, then
-// 4, 2 and 1. All threads of the warp must call it.
+// Combines the 16 lanes of AddLogitBlock into one number by join(a, b): first
+// lanes that are 8 apart, then 4, 2 and 1. Each of 16 / n neighbouring threads
+// has n of the lanes. All threads of the warp must call this function.
 template <int n, typename Join>
 KVASIR_DEVICE float OverLanes(float (&lanes)[n], const Join& join) {
   KVASIR_UNROLL

@@ -30,8 +30,8 @@ absl::Status Sample(Stream& stream, const SampleParams& params,
   KVASIR_RETURN_IF_ERROR(
       CheckDeviceLogits(kSample.op, stream.device(), params.vocab));
   Workspace::Scope scope(&workspace);
-  // On a CPU, each thread reuses its scratch for every row; on a GPU every row
-  // has its own, because all rows are computed at the same time.
+  // On a CPU, each thread reuses its scratch for every row. On a GPU, every row
+  // has its own scratch, because all rows are computed at the same time.
   const DevicePtr<char> scratch = workspace.Take<char>(
       stream.device() == DeviceKind::kCpu
           ? SampleScratchBytes(params.vocab, ScratchThreads(stream))

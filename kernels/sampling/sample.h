@@ -34,8 +34,8 @@ struct SampleRowIn {
   // [ceil(V / 32)]: bit id % 32 of word id / 32 is set if the id may be
   // sampled.
   Ptr<const uint32_t> allow_mask = nullptr;
-  // These three determine the uniform random number for the draw: the output of
-  // Philox for the key `seed` and the counter (sample_index, position).
+  // The next three fields determine the uniform random number for the draw:
+  // Philox with the key `seed` and the counter (sample_index, position).
   uint64_t seed = 0;
   uint32_t sample_index = 0;
   uint64_t position = 0;
@@ -62,7 +62,7 @@ inline constexpr int32_t kLogitNotFinite = -2;
 // all logits are -infinity, the lowest id that is not banned is taken.
 //
 // No token is drawn from a row with a raw logit that is infinite or NaN. The
-// row's result is kLogitNotFinite, which the host sees when it reads the ids.
+// row's result is then kLogitNotFinite.
 //
 // Log probabilities are the model's: log-softmax of the raw logits, before
 // penalties, masks and temperature. The list of top ids is in descending order
@@ -110,7 +110,7 @@ template <template <typename> class Ptr>
 struct TokenHistoryIn {
   Ptr<const int32_t> ids = nullptr;  // ids outside [0, V) are skipped
   int64_t num_ids = 0;
-  // [V]; no other entry of the same launch may use these counts
+  // [V]; no other history of the same launch may use these counts
   Ptr<int32_t> counts = nullptr;
   bool clear = false;  // set all counts to 0 first
 };

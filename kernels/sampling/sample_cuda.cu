@@ -23,9 +23,9 @@
 //
 // Bytes of a greedy row of V logits: 4 V. Penalties or a mask add 8 V, biases
 // or bans 12 V, a draw 8 V, log probabilities 8 V, and a list 8 V. These
-// further bytes come from the second-level cache. If more than 2048 ids are
-// needed because many are about equally likely, the row is usually read two to
-// four times more, and never more than kMostSplits times.
+// further bytes come from the second-level cache. If many ids are about equally
+// likely, more than 2048 ids may be needed. The row is then usually read two to
+// four times more, and at most kMostSplits times more.
 //
 // Operations: about 60 per logit with a draw, and 100 per logit of an interval
 // that is split.
@@ -75,8 +75,8 @@ struct SampleShared {
 };
 static_assert(sizeof(SampleShared) % alignof(LogitBlock) == 0, "blocks follow");
 
-// The largest of the logits that one thread visits, and its id. If several are
-// equal, the lowest id is kept.
+// The largest of the logits that one thread visits, and its id. If several
+// logits are equal, the lowest of their ids is kept.
 struct BestLogit {
   float logit = Lowest();
   int32_t id = 0;
@@ -167,8 +167,8 @@ KVASIR_DEVICE BestLogit Adjust(const SampleRowArgs& row, const float* raw,
                                                output_counts != nullptr);
   const bool output =
       output_counts != nullptr && (present != 0.0f || frequent != 0.0f);
-  // With biases or bans, these are applied id by id after the loop, and then
-  // the mask. Otherwise the loop applies the mask.
+  // If there are biases or bans, they are applied id by id after the loop, and
+  // then the mask. If there are none, the loop applies the mask.
   const bool single = row.num_biases > 0 || row.num_banned > 0;
   using Logits = simt::Pack<float, n>;
   constexpr int kAhead = 2;
@@ -296,8 +296,8 @@ KVASIR_DEVICE Found Find(const TopOrder& order, const Goal& goal,
                          SampleShared* shared) {
   TopInterval interval = Narrow<n>(order, goal, limit, kSortedIds,
                                    /*whole=*/false, &shared->drawn);
-  // If the whole prefix interval.to fits into shared memory, walks it from the
-  // top of the row. Then the sums have the same bits as on a CPU.
+  // If the whole prefix interval.to fits into shared memory, Walk begins at the
+  // top of the row. Then its sums have the same bits as on a CPU.
   if (interval.to.count <= kSortedIds) interval.from = {order.begin(), 0.0, 0};
   if (interval.from.end < sorted->from.end || interval.to.end > sorted->end) {
     *sorted = {interval.from, interval.to.end};
@@ -471,7 +471,7 @@ SampleKernel(SampleCall call) {
       best.Add(id, logit);
     });
   }
-  // a key that comes before the keys of all finite logits
+  // smaller than the key of any finite logit
   constexpr TopKey kNotFinite = 0;
   const TopKey first =
       FirstKey(rest == 0.0f ? best.key() : kNotFinite, shared->best[0]);

@@ -143,7 +143,8 @@ int32_t Draw(const SampleRowArgs& row, int64_t vocab,
         order.Next();
         ++kept;
       }
-      // min_p is relative to the most likely id, whose weight is 1.
+      // Weights are relative to the most likely id, like min_p: its weight
+      // is 1.
       if (prefix > 0 && weight_of(prefix) < static_cast<double>(row.min_p)) {
         break;
       }

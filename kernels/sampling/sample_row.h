@@ -22,9 +22,9 @@ struct SampleLoops {
 
 // Scratch of one thread; each array has V elements.
 struct SampleScratch {
-  float* logits;   // after penalties, biases and masks
+  float* logits;   // logits after penalties, biases, bans and the mask
   float* weights;  // exp((logit - max) / temperature)
-  int32_t* order;  // ids, partly ordered
+  int32_t* order;  // ids, of which only as many as needed are sorted
 
   static int64_t Bytes(int64_t vocab) { return (vocab * 12 + 63) / 64 * 64; }
   static SampleScratch Of(void* memory, int64_t vocab, int thread) {

@@ -247,7 +247,8 @@ TEST(SampleTest, PenaltiesLowerTheLogitsOfPromptAndOutputIds) {
   // The penalty is subtracted once, not twice: 4 becomes 2.5, which is below 3.
   row.presence_penalty = 1.5f;
   EXPECT_EQ(0, Draw(test, {3.0f, 1.0f, 4.0f}, {row}).ids[0]);
-  EXPECT_EQ((std::vector<int32_t>{1, 0, 2}), output);  // the draw was counted
+  // the drawn id was counted
+  EXPECT_EQ((std::vector<int32_t>{1, 0, 2}), output);
   output = {0, 0, 2};
   row.presence_penalty = 0.0f;
   row.frequency_penalty = 0.6f;  // two occurrences: 4 becomes 2.8

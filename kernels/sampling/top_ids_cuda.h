@@ -1,17 +1,17 @@
-// Finds the top of a row of logits with one CTA: the shortest prefix of the
-// ids, in the order of sample.h, that has a given number of ids or a given
-// share of the sum of weights. C++17, device code.
+// Finds the top of a row of logits with one CTA. The top is the shortest prefix
+// of the ids, in the order of sample.h, that has a given number of ids or a
+// given share of the sum of weights. C++17, device code.
 //
-// A first pass counts and weighs the ids above five cuts at fixed distances
-// from the largest logit. The end of the searched prefix (the border) lies
-// between two neighbouring cuts: the last whose prefix is too small, and the
-// first whose prefix is enough.
+// A first pass counts and weighs the ids above six cuts at fixed distances from
+// the largest logit. The end of the searched prefix (the border) lies between
+// two neighbouring cuts: the last cut whose prefix is too small, and the first
+// cut whose prefix is large enough.
 //
 // If more than kSortedIds ids are between these two cuts, another pass splits
-// this interval by five cuts, alternately at equal distances by value and by
-// order (bits of the logits, then ids). Finally, the remaining ids are sorted
-// in shared memory, and one thread goes through them in order until the prefix
-// is complete.
+// this interval by five cuts at equal distances. The distances are measured
+// alternately in logits and in keys (bits of the logit, then the id). Finally,
+// the remaining ids are sorted in shared memory, and one thread goes through
+// them in order until the prefix is complete.
 //
 // Each pass reads the row (4 V bytes for V ids) and computes exponentials only
 // within its interval. A typical row of 128K ids takes two or three passes, a
@@ -63,8 +63,8 @@ KVASIR_DEVICE float LogitOf(TopKey key) {
 KVASIR_DEVICE int32_t IdOf(TopKey key) {
   return static_cast<int32_t>(static_cast<uint32_t>(key));
 }
-// Returns the key that comes right after all ids with this logit or a larger
-// one.
+// Returns the smallest key that is after the keys of all ids with this logit or
+// a larger one.
 KVASIR_DEVICE TopKey BehindLogit(float logit) {
   return (TopKey{~OrderOf(logit)} + 1) << 32;
 }
@@ -120,8 +120,8 @@ struct Prefix {
   uint32_t count;
 };
 
-// The goal of a search for a prefix. A prefix meets it as soon as it reaches
-// one of these limits.
+// The goal of a search for a prefix. A prefix meets the goal if it reaches at
+// least one of these limits.
 struct Goal {
   uint32_t count = ~0u;  // number of ids
   double mass = 1e300;   // sum of weights
@@ -140,8 +140,8 @@ struct TopOrder {
   int32_t vocab;
   float max;
   float temperature;
-  // True: visits only ids whose weight, exp((logit - max) / temperature), is
-  // above 0. False: visits all ids, with weights of 0.
+  // True: ForKeys visits only ids whose weight, exp((logit - max) /
+  // temperature), is above 0. False: it visits all ids, with a weight of 0.
   bool weighs;
 
   KVASIR_DEVICE float Weight(float logit) const {
@@ -162,8 +162,8 @@ struct TopOrder {
   }
 };
 
-// The cuts of an interval: keys that divide it, in ascending order. The last
-// cut is the interval's end. More cuts would not fit into registers.
+// The cuts of an interval, in ascending order: five keys inside it, and its
+// end. More cuts would not fit into registers.
 inline constexpr int kCuts = 6;
 struct TopCuts {
   TopKey key[kCuts];

@@ -6,11 +6,12 @@
 
 namespace kvasir::kernels {
 
-// True if lines are prefetched into the level-1 cache, false if only into the
-// level-2 cache. An Intel core can fetch only a few lines into level 1 at a
-// time, so prefetches into level 1 would delay ordinary reads. On an AMD Zen 5,
-// prefetching into level 1 is faster for data in memory, but costs 1 to 2 % for
-// data that is already in a cache (measured).
+// True (on AMD CPUs) if lines are prefetched into the level-1 cache. False (on
+// other CPUs) if they are prefetched only into the level-2 cache. An Intel core
+// can fetch only a few lines into level 1 at a time, so prefetches into level 1
+// would delay ordinary reads. On an AMD Zen 5, prefetching into level 1 is
+// faster for data in memory, but costs 1 to 2 % for data that is already in a
+// cache (measured).
 #if defined(__GNUC__) && defined(__x86_64__)
 inline const bool kAsksForFirstLevel = [] {
   __builtin_cpu_init();
@@ -44,10 +45,10 @@ inline void AskForLine(const char*) {}
 class AheadLines {
  public:
   static constexpr int64_t kLineBytes = 64;
-  // How many lines prefetches may be ahead of the reads. This is enough to
-  // hide the latency of memory, and the lines still fit into the level-1
-  // cache. With half as many, decoding with dense KV caches takes 4 to 12 %
-  // longer (measured).
+  // The most lines by which prefetches may be ahead of the reads. This is
+  // enough to hide the latency of memory, and the lines still fit into the
+  // level-1 cache. With half as many, decoding with dense KV caches takes 4 to
+  // 12 % longer (measured).
   static constexpr int64_t kLead = 256;
 
   // Appends a piece. If it begins where the last piece ends, the two are
@@ -65,9 +66,9 @@ class AheadLines {
     }
   }
 
-  // Begins to read the next block: the pieces that were added since the
-  // previous call. Lines of earlier pieces that were not prefetched are
-  // skipped. In the first block, kLead lines may be prefetched at once.
+  // Begins to read the next block, which consists of the pieces that were added
+  // since the previous call. Lines of earlier pieces that were not prefetched
+  // are skipped. In the first block, kLead lines may be prefetched at once.
   void NextBlock() {
     read_ = block_end_;
     block_end_ = lines_;
@@ -77,8 +78,8 @@ class AheadLines {
   }
   // The reader must call this before it reads the next `bytes` bytes. First
   // prefetches all lines that are allowed but not yet prefetched. Then allows
-  // about `bytes` more bytes. So pieces that are added late are not prefetched
-  // all at once.
+  // prefetches of about `bytes` more bytes. So if many pieces are added late,
+  // they are not prefetched all at once.
   void Read(int64_t bytes) {
     AskFor(allowed_ - asked_);
     const int64_t lines = LinesOf(bytes);

@@ -91,7 +91,7 @@ TEST_F(AheadLinesTest, ALineThatSeveralPiecesShareIsPrefetchedOnce) {
   for (const int64_t line : {5, 9, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-TEST_F(AheadLinesTest, TakeReturnsAContiguousRangeOfBytesOrNull) {
+TEST_F(AheadLinesTest, TakeReturnsOnlyContiguousBytesThatMayBePrefetched) {
   lines_.Add(At(3), 2 * kLine);
   lines_.Add(At(20), (kLead + 2) * kLine);
   lines_.NextBlock();
@@ -99,8 +99,7 @@ TEST_F(AheadLinesTest, TakeReturnsAContiguousRangeOfBytesOrNull) {
   EXPECT_EQ(lines_.Take(2 * kLine), At(3));
   EXPECT_EQ(lines_.Take(2 * kLine), At(20));
   EXPECT_EQ(TakeLine(), 22);
-  // Five lines were taken above. With them, this would be one line more
-  // than kLead.
+  // Five lines were taken above, so this call would exceed kLead by one line.
   EXPECT_EQ(lines_.Take((kLead - 4) * kLine), nullptr);
   EXPECT_EQ(lines_.Take((kLead - 5) * kLine), At(23));
 }

@@ -18,7 +18,7 @@ TEST(ExpTest, ResultIsWithinTwoUlpOfTheExponential) {
   }
 }
 
-TEST(ExpTest, ExtremeInputsGiveZeroOrAFiniteNumberAndNaNStaysNaN) {
+TEST(ExpTest, ResultIsFiniteForExtremeInputsAndNaNForNaN) {
   EXPECT_EQ(1.0f, Exp(0.0f));
   EXPECT_EQ(0.0f, Exp(-std::numeric_limits<float>::infinity()));
   EXPECT_EQ(0.0f, Exp(-88.0f));
@@ -36,7 +36,7 @@ TEST(NormalTailTest, ResultIsWithinAFewUlpOfTheNormalTail) {
   }
 }
 
-TEST(NormalTailTest, ExtremeInputsGiveOneHalfOrZeroAndNaNStaysNaN) {
+TEST(NormalTailTest, ResultIsOneHalfOrZeroForExtremeInputsAndNaNForNaN) {
   EXPECT_FLOAT_EQ(0.5f, NormalTail(0.0f));
   EXPECT_EQ(0.0f, NormalTail(13.5f));
   EXPECT_EQ(0.0f, NormalTail(std::numeric_limits<float>::infinity()));

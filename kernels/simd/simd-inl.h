@@ -32,8 +32,9 @@ inline constexpr Words kWords;
 
 HWY_INLINE Vec Broadcast(float value) { return hn::Set(kFloats, value); }
 
-// a * b + c with one rounding. The targets without a fused instruction (EMU128
-// and SCALAR) compute it lane by lane, because their MulAdd rounds twice.
+// Returns a * b + c with one rounding. The targets without a fused
+// instruction (EMU128 and SCALAR) compute it lane by lane, because their
+// MulAdd rounds twice.
 HWY_INLINE Vec Fma(Vec a, Vec b, Vec c) {
 #if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
   HWY_ALIGN float x[kVecLanes], y[kVecLanes], z[kVecLanes];
@@ -68,8 +69,8 @@ HWY_INLINE Vec LoadFloats(const F16* from) {
 #endif
 }
 
-// The maximum as scalar code computes it: a > b ? a : b. It decides what
-// happens to NaN.
+// Returns the maximum as scalar code computes it: a > b ? a : b. So if either
+// operand is NaN, the result is b.
 template <typename V>
 HWY_INLINE V Larger(V a, V b) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
@@ -168,8 +169,8 @@ HWY_INLINE Vec ReluVec(Vec x) {
   return hn::IfThenElse(hn::Lt(x, zero), zero, x);
 }
 
-// The kLanes (16) partial results of a reduction, in as many vectors as are
-// needed to hold them.
+// The kLanes (16) partial results of a reduction, in as many vectors as
+// they need.
 struct Wide {
   Vec part[kVecsPerWide];
 };
@@ -249,7 +250,7 @@ struct LargerStep {
 };
 
 // Sets out[i] = ReduceWide(wides[i]). If kCount is 4, the last steps are
-// computed for all four at once.
+// computed for all four results at once.
 template <int kCount, typename Combine>
 HWY_INLINE void ReduceWides(const Wide (&wides)[kCount], const Combine& combine,
                             float (&out)[kCount]) {

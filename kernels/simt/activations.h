@@ -6,7 +6,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// Returns 0 if the exponential overflows, as Silu on the CPU does.
+// Returns x / (1 + exp(-x)), or 0 if the exponential overflows, as on the CPU.
 KVASIR_DEVICE float Silu(float x) {
   if (x < -exp_constants::kHighest) return 0.0f;
   return x / (1.0f + Exp2(-x * kLog2E));
@@ -19,7 +19,7 @@ KVASIR_DEVICE float GeluTanh(float x) {
   return x / (1.0f + Exp2(-twice * kLog2E));
 }
 
-// If the power overflows, the quotient is 0.
+// Returns cap * tanh(x / cap). If `power` overflows, the quotient is 0.
 KVASIR_DEVICE float SoftCap(float x, float cap) {
   const float power = Exp2(x * (2.0f / cap * kLog2E));
   return cap - 2.0f * cap / (1.0f + power);

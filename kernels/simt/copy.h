@@ -64,8 +64,8 @@ struct alignas(8) CopyBarrier {
   uint64_t state;
 };
 
-// Initializes a CopyBarrier. Called by one thread; all threads that use it must
-// then meet at another barrier, such as SyncCta, before they use it.
+// Initializes a CopyBarrier. Only one thread may call it. All threads that will
+// use the barrier must then meet at another barrier, such as SyncCta, first.
 KVASIR_DEVICE void InitCopyBarrier(CopyBarrier* barrier, uint32_t count,
                                    Site site = Site::Here()) {
 #ifdef __CUDACC__

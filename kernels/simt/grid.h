@@ -56,9 +56,9 @@ KVASIR_DEVICE void SyncCta(Site site = Site::Here()) {
 #endif
 }
 
-// Named barrier number `id` (1 to 15) for `threads` threads of the CTA (whole
-// warps), which may call it at different source lines. SyncBarrier arrives and
-// waits; ArriveBarrier only arrives.
+// Both functions use named barrier `id` (1 to 15) for `threads` threads of the
+// CTA (whole warps), which may call them at different source lines. SyncBarrier
+// arrives and waits; ArriveBarrier only arrives.
 KVASIR_DEVICE void SyncBarrier(uint32_t id, uint32_t threads,
                                Site site = Site::Here()) {
 #ifdef __CUDACC__

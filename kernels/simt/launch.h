@@ -13,9 +13,9 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 inline constexpr uint32_t kMostCtasX = 0x7fffffff;
 inline constexpr uint32_t kMostCtasY = 0xffff;
 
-// The number of CTAs in x for `count` items if each CTA takes `items_per_cta`.
-// Ends the process if there are more than `most`; for CTAs in y, pass
-// kMostCtasY as `most`.
+// Returns the number of CTAs in x for `count` items if each CTA takes
+// `items_per_cta`. Ends the process if there are more than `most`; for CTAs in
+// y, pass kMostCtasY as `most`.
 inline uint32_t Ctas(int64_t count, int64_t items_per_cta = 1,
                      uint32_t most = kMostCtasX) {
   const int64_t ctas = (count + items_per_cta - 1) / items_per_cta;

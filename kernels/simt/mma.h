@@ -3,8 +3,8 @@
 //   a[0..3]: A[g][2c,2c+1], A[g+8][2c,2c+1], A[g][2c+8,2c+9], A[g+8][2c+8,2c+9]
 //   b[0..1]: B[2c,2c+1][g], B[2c+8,2c+9][g]
 //   d[0..3]: D[g][2c], D[g][2c+1], D[g+8][2c], D[g+8][2c+1]
-// of A [16, 16], B [16, 8] and D [16, 8]. The lower index is in the lower half
-// of a word. C++17.
+// of A [16, 16], B [16, 8] and D [16, 8]. In a word of two elements, the lower
+// half has the element with the lower index. C++17.
 #pragma once
 
 #include "kernels/device/dtype.h"

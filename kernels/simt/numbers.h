@@ -49,7 +49,7 @@ KVASIR_DEVICE T FromFloat(float value) {
   }
 }
 
-// a * b + c, rounded once.
+// Returns a * b + c, rounded once.
 KVASIR_DEVICE float Fma(float a, float b, float c) {
 #ifdef __CUDACC__
   return __fmaf_rn(a, b, c);
@@ -58,7 +58,7 @@ KVASIR_DEVICE float Fma(float a, float b, float c) {
 #endif
 }
 
-// The square root, correctly rounded.
+// Returns the square root, correctly rounded.
 KVASIR_DEVICE float Sqrt(float x) {
 #ifdef __CUDACC__
   return __fsqrt_rn(x);
@@ -67,9 +67,9 @@ KVASIR_DEVICE float Sqrt(float x) {
 #endif
 }
 
-// The larger number, where -0 is smaller than 0. If one operand is a NaN, the
-// result is the other operand. Exchanging the operands does not change the bits
-// of the result, not even for two NaNs.
+// Returns the larger number, where -0 is smaller than 0. If one operand is a
+// NaN, the result is the other operand. Exchanging the operands does not change
+// the bits of the result, not even for two NaNs.
 KVASIR_DEVICE float Max(float a, float b) {
 #ifdef __CUDACC__
   float most;

@@ -21,8 +21,9 @@ struct alignas(sizeof(T) * n) Pack {
 template <typename T>
 inline constexpr int kWidePack = 16 / static_cast<int>(sizeof(T));
 
-// Whether rows can be accessed in packs of 16 bytes: all pointers must be null
-// or aligned to 16 bytes, and `columns` numbers must fill whole packs.
+// Returns whether rows can be accessed in packs of 16 bytes. This requires that
+// all pointers are null or aligned to 16 bytes, and that `columns` numbers fill
+// whole packs.
 template <typename T, typename... Pointers>
 bool WideRows(int64_t columns, const Pointers*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ... &&
@@ -62,10 +63,10 @@ KVASIR_DEVICE void LoadFloats(const float* from, float (&numbers)[n],
 }
 
 // How the threads of a grid divide rows in elementwise ops. A CTA has several
-// groups of 2^row_threads_log2 threads. At a time, each group processes
-// neighbouring packs of one row, a different row for each group. CTAs with the
-// same y index process different columns of the same rows; CTAs with different
-// y indices process different rows.
+// groups of 2^row_threads_log2 threads. Each group processes neighbouring packs
+// of one row at a time, and different groups process different rows. CTAs with
+// the same y index process different columns of the same rows; CTAs with
+// different y indices process different rows.
 inline constexpr uint32_t kRowThreads = 256;
 template <typename Args>
 struct OnRows {
@@ -82,7 +83,7 @@ KVASIR_DEVICE void ForPacksOfRows(const OnRows<Args>& on, int64_t num_rows,
   const int64_t column =
       n * (int64_t{CtaX()} * row_threads + (Thread() & (row_threads - 1)));
   if (column >= columns) return;
-  // how many rows a CTA processes at a time
+  // The number of rows that a CTA processes at a time.
   const uint32_t rows = kRowThreads >> on.row_threads_log2;
   const int64_t step = int64_t{CtasY()} * rows;
   KVASIR_NO_UNROLL
@@ -120,7 +121,7 @@ void LaunchOnRows(Launcher& launcher, const char* name, int64_t num_rows,
 // Returns the sum of `value` over all threads of the CTA, with the same bits in
 // each thread. WarpSum adds the lanes of each warp, and then the sums of the
 // warps are added in order. `partial` is shared memory for one number per warp.
-// Each call in a kernel must use other memory.
+// Each call in a kernel must use different shared memory.
 KVASIR_DEVICE float CtaSum(float value, float* partial,
                            Site site = Site::Here()) {
   value = WarpSum(value, site);

@@ -35,8 +35,8 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
 // The source line from which a primitive is called. The emulator uses it to
-// report faults, to count accesses and to leave out single operations; nvcc
-// ignores it. Two calls in the same line are the same site.
+// report faults, to count accesses, and in tests to leave out single
+// operations. nvcc ignores it. Two calls in the same line are the same site.
 #ifdef __CUDACC__
 struct Site {
   static KVASIR_DEVICE constexpr Site Here() { return {}; }

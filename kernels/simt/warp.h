@@ -7,9 +7,9 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// ShuffleXor returns the value of lane (caller's index xor `lanes`),
-// ShuffleFrom the value of lane `lane`. The result is undefined if `mask` does
-// not have this lane. T has 4 bytes.
+// ShuffleXor returns the `value` that lane (caller's index xor `lanes`) passed,
+// ShuffleFrom the one that lane `lane` passed. The result is undefined if
+// `mask` does not have this lane. T has 4 bytes.
 template <typename T>
 KVASIR_DEVICE T ShuffleXor(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
                            Site site = Site::Here()) {
@@ -36,7 +36,7 @@ KVASIR_DEVICE T ShuffleFrom(T value, uint32_t lane, uint32_t mask = kWholeWarp,
       emulation::Shuffle(ShuffleKind::kFrom, mask, bits, lane, site));
 #endif
 }
-// Returns the value of lane (caller's index - `lanes`), or the caller's own
+// Returns the `value` of lane (caller's index - `lanes`), or the caller's own
 // value if there is no such lane.
 template <typename T>
 KVASIR_DEVICE T ShuffleUp(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
@@ -51,7 +51,7 @@ KVASIR_DEVICE T ShuffleUp(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
       emulation::Shuffle(ShuffleKind::kUp, mask, bits, lanes, site));
 #endif
 }
-// Returns the value of lane (caller's index + `lanes`), or the caller's own
+// Returns the `value` of lane (caller's index + `lanes`), or the caller's own
 // value if there is no such lane.
 template <typename T>
 KVASIR_DEVICE T ShuffleDown(T value, uint32_t lanes, uint32_t mask = kWholeWarp,

@@ -34,9 +34,9 @@ inline void WriteAll(LatentCache& cache, const std::vector<LatentAsk>& asks) {
   }
 }
 
-// Returns whether queries or weights are multiplied by codes. If so, they are
-// rounded to digits (code_digits.h). This adds errors of up to 2^-14 of the
-// largest number with the same scale.
+// Returns whether queries or weights are multiplied by codes. If so, the
+// queries or weights are rounded to digits (code_digits.h), with errors of up
+// to 2^-14 of the largest number that has the same scale.
 inline bool MultipliesCodes(const PagedAttentionArgs& params) {
   bool multiplies = false;
   for (int64_t p = 0; p < params.num_key_parts; ++p) {
@@ -52,9 +52,10 @@ inline bool MultipliesCodes(const PagedAttentionArgs& params) {
   return multiplies;
 }
 
-// Returns how large the relative error of a head's output may be. An error of a
-// score is a relative error of the slot's weight, so the errors of the scores
-// are added (score_deviation is what LatentCache::Expected sets).
+// Returns how large the relative error of a head's output may be. A small error
+// of a score is about the relative error that the slot's softmax weight gets
+// from it. So a multiple of score_deviation, which LatentCache::Expected
+// computes, is added.
 inline double Tolerance(const PagedAttentionArgs& params,
                         double without_codes = 5e-5,
                         double score_deviation = 0.0) {
@@ -83,7 +84,8 @@ inline std::vector<float> CheckedReference(LatentCache& cache,
   return truth;
 }
 
-// Expects the bits of `truth` for every vector target on each of the streams.
+// Expects that attention returns the bits of `truth` for every vector target on
+// each of the streams.
 inline void ExpectBits(LatentCache& cache, const std::vector<LatentAsk>& asks,
                        const std::vector<float>& truth,
                        std::initializer_list<TestStream*> streams) {

@@ -15,8 +15,8 @@
 namespace kvasir::kernels {
 namespace {
 
-// The space before the numbers of each group in an exact row, in multiples of
-// PartSpec::exact_alignment.
+// The gap before each group's numbers in an exact row, in units
+// of PartSpec::exact_alignment.
 constexpr int64_t kRowGap = 3;
 
 }  // namespace
@@ -997,7 +997,8 @@ LatentCache::Weights LatentCache::WeightsOf(const LatentAsk& ask, int64_t row,
         largest = std::max(largest, std::abs(static_cast<double>(from[c])));
         squares += key[c] * key[c];
       }
-      // A digit's error is spread evenly over one unit.
+      // The rounding error of a digit is uniformly distributed over one unit of
+      // the digit.
       const double step = largest / kMostQueryDigits;
       if (!parts_[p].spec.bits.empty() && parts_[p].spec.rebuild.dims == 0) {
         variance += step * step / 12.0 * squares;

@@ -39,12 +39,13 @@ struct PartSpec {
   DType dtype = DType::kBf16;
   DType param_dtype = DType::kF16;
   bool fixed_ranges = false;
-  // only with fixed ranges: how many channels, at the end of the latent, have 0
-  // bits
+  // how many channels at the end of the latent have 0 bits; must be 0
+  // without fixed_ranges
   int64_t unstored = 0;
-  bool levels = false;  // codes are indices of levels; one scale per token
+  bool levels = false;  // codes stand for levels, and each token has one scale
   RebuildSpec rebuild = {};
-  int64_t lift_dims = 0;      // values are lifted if > 0
+  // if above 0, values are lifted to heads of this size
+  int64_t lift_dims = 0;
   int64_t tile_slots = 0;     // 0: a page is one tile
   int64_t granule_bytes = 0;  // 0: slots follow one another
   // The type of the exact rows, and the alignment of these rows and their
@@ -72,16 +73,17 @@ struct LatentSpec {
   // The number of slots in the exact windows of the keys and of the values.
   int64_t key_exact = 0;
   int64_t value_exact = 0;
-  // Rows per page in the first arena of exact rows; the second has more.
+  // How many exact rows a page of the first arena holds; a page of the second
+  // holds more.
   int64_t exact_page_rows = 3;
-  int64_t sinks = 0;  // first tokens with exact rows of keys and values
-  // The number of slots that were evicted from each sequence. It changes the
-  // places of exact rows.
+  int64_t sinks = 0;  // how many first tokens have exact rows
+  // The number of slots that were evicted from each sequence. The places of
+  // exact rows depend on it.
   int64_t evicted = 0;
   // Eviction units [Hkv]; empty: no slot metadata.
   std::vector<int32_t> unit_of_head = {};
   bool adds_mass = false;
-  int64_t kept_weights = 0;  // memory for attention weights, in floats
+  int64_t kept_weights = 0;  // number of floats of memory for attention weights
   // If set, rebuilt keys are rotated by the positions in the slot metadata. In
   // unit u, these positions are 1000 u greater than those of the slots.
   bool stored_positions = false;
@@ -104,7 +106,7 @@ struct LatentAsk {
   int64_t sequence;
   int64_t start;
   int64_t count;
-  // How many pages at the beginning of the sequence's table were released.
+  // How many pages at the front of the sequence's block table were released.
   int64_t dead_pages = 0;
   int64_t first_counted_row = 0;
   // The slots of each unit [U] that all rows see. Null: each row sees the slots
@@ -273,10 +275,10 @@ class LatentCache {
   const std::deque<TestPart>& parts() const { return parts_; }
 
   // Returns the output of a request by definition, computed in float64 from the
-  // contents of the cache. Columns that belong to no head are NaN.
-  // If `score_deviation` is not null, it is set to the largest standard
-  // deviation of a score's error when queries that are multiplied by codes are
-  // written as digits (code_digits.h).
+  // contents of the cache. Columns that belong to no head are NaN. Attention
+  // rounds queries that it multiplies by codes to digits (code_digits.h), which
+  // makes scores inexact. If `score_deviation` is not null, it is set to the
+  // largest standard deviation of these errors of scores.
   std::vector<double> Expected(const LatentAsk& ask,
                                double* score_deviation = nullptr) const;
 
@@ -318,8 +320,8 @@ class LatentCache {
 
   void WriteExact(const std::vector<LatentAsk>& asks, int64_t num_rows);
 
-  // Returns the numbers of slot `slot` that the query at slot `own` reads:
-  // exact ones or decoded codes.
+  // Returns the latent of slot `slot` as the query at slot `own` reads it: from
+  // an exact row or decoded from codes.
   std::vector<double> Read(size_t p, int64_t kv_head, int64_t sequence,
                            int64_t own, int64_t slot) const;
 

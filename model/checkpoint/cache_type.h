@@ -1,5 +1,5 @@
-// Derives the number type of a KV cache from the types of a checkpoint's
-// tensors.
+// Derives the number type of a KV cache from the types of a
+// checkpoint's tensors.
 #pragma once
 
 #include <optional>
@@ -10,8 +10,8 @@
 
 namespace kvasir::model {
 
-// The number type of a tensor. bf16 if a KV cache cannot store the tensor's
-// type. Empty if the checkpoint has no such tensor.
+// Returns the number type of a tensor, or bf16 if a KV cache cannot store that
+// type. Nullopt if the checkpoint has no tensor `name`.
 std::optional<kvasir::v1::DataType> TensorDataType(const Checkpoint& checkpoint,
                                                    std::string_view name);
 

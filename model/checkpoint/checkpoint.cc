@@ -25,8 +25,8 @@ namespace {
 
 constexpr uint64_t kMaxPlanBytes = 64 << 20;
 
-// Blocks begin at multiples of this number of rows if the buffer is large
-// enough.
+// If the buffer holds more rows than this, the number of rows in a block is a
+// multiple of this.
 constexpr int64_t kRowMultiple = 32;
 
 // If the name of a tensor that the model does not need contains one of these
@@ -40,14 +40,14 @@ constexpr std::string_view kUnsupportedParts[] = {
     ".post_feedforward_layernorm.",
 };
 
-// True if the keys or values of this side are cached whole and not as codes.
-// Then their projections are those of the base model.
+// True if this side is cached at full rank and not as codes. Then its
+// projection is that of the base model.
 bool IsPlain(const plan::ResolvedSide& side) {
   return side.parts.size() == 1 && side.parts[0].space == plan::Space::kFull &&
          side.parts[0].bits.empty() && !side.parts[0].has_basis();
 }
 
-// The layer to which the tensor of an attention projection belongs. Empty for
+// Returns the layer of an attention projection's tensor, or nullopt for
 // other tensors.
 std::optional<int64_t> AttentionLayer(absl::string_view name) {
   if (!absl::ConsumePrefix(&name, "model.layers.")) return std::nullopt;
@@ -172,8 +172,9 @@ absl::StatusOr<Checkpoint> Checkpoint::OpenGguf(const std::string& path) {
   Checkpoint checkpoint(path, std::move(spec), std::move(store));
   checkpoint.is_gguf_ = true;
   KVASIR_RETURN_IF_ERROR(checkpoint.CheckPlainTensors(/*attention=*/true));
-  // The file's metadata do not say which biases the model has. So a tensor that
-  // is not read, such as the bias of a norm, would change the results.
+  // GGUF metadata does not say which biases the model has. A tensor that is
+  // not needed, such as the bias of a norm, would change the results, so it
+  // is refused.
   std::set<std::string> names;
   for (const RequiredTensor& want : RequiredTensors(checkpoint.spec())) {
     names.insert(want.name);

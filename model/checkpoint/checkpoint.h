@@ -1,6 +1,6 @@
 // An opened checkpoint: a Hugging Face folder or a GGUF file. It describes the
-// model, and guarantees that all needed tensors exist in the right shape before
-// any byte of them is read.
+// model. It checks that all needed tensors exist and have the right shapes
+// before any of their data is read.
 #pragma once
 
 #include <cstddef>
@@ -32,9 +32,10 @@ struct TensorRange {
   static TensorRange All(const TensorInfo& tensor);
 };
 
-// Reads one tensor, or only a range of it, from front to back in blocks of
-// whole rows. It hashes the tiles that it reads (fingerprint.h), reads ahead,
-// and releases what it has read from the page cache.
+// Reads one tensor, or only a range of it, from front to back in
+// blocks of whole rows. It hashes the tiles that it reads
+// (fingerprint.h), asks the kernel to read ahead, and drops the pages
+// that it has read from the page cache.
 // Owns: nothing. Checkpoint and buffer must outlive it.
 // Threads: a stream is used by one thread. Any number of streams may read from
 // one checkpoint at the same time.
@@ -46,7 +47,7 @@ class TensorStream {
     std::span<const std::byte> bytes;
   };
 
-  // `buffer` must hold one row, otherwise Next() returns RESOURCE_EXHAUSTED.
+  // If `buffer` is smaller than one row, Next() returns RESOURCE_EXHAUSTED.
   // CHECKs that the range lies inside the tensor.
   TensorStream(const TensorStore::Entry& tensor, std::span<std::byte> buffer);
   TensorStream(const TensorStore::Entry& tensor, const TensorRange& range,
@@ -54,8 +55,8 @@ class TensorStream {
 
   const TensorInfo& info() const { return *tensor_.info; }
   absl::StatusOr<Block> Next();
-  // The tiles of the range; their indices count from the start of the range.
-  // Complete when Next() has returned the end of the range.
+  // The tiles of the range, indexed from the start of the range. They are
+  // complete after Next() has returned the end of the range.
   Tiles tiles() const { return hasher_.tiles(); }
   // Bytes requested from the file so far.
   int64_t read_bytes() const { return read_bytes_; }
@@ -77,15 +78,15 @@ class TensorStream {
 
 // Owns: the open files.
 // Threads: const methods may be called from any thread.
-// Errors: NOT_FOUND for a missing tensor, INVALID_ARGUMENT for a wrong shape or
-//   type, UNIMPLEMENTED for models that are not served. The text names the
-//   file, the tensor, and the wanted and found values.
+// Errors: NOT_FOUND for a missing tensor, INVALID_ARGUMENT for a wrong shape
+//   or type, UNIMPLEMENTED for models that are not served. The error names the
+//   file, the tensor, the values allowed and the value found.
 class Checkpoint {
  public:
-  // Opens a folder, or a GGUF file, which has no plan (docs/guide.md). Checks
-  // the tensors that do not depend on a compression plan. Without a
-  // kv_plan.json, it also checks the attention tensors. With a kv_plan.json,
-  // the caller must read and validate the plan and then call CheckTensors.
+  // Opens a folder, which may have a compression plan (kv_plan.json), or a GGUF
+  // file, which has none. Checks the tensors that do not depend on a plan, and,
+  // if there is no plan, those of attention. If there is a plan, the caller
+  // must validate it and then call CheckTensors.
   static absl::StatusOr<Checkpoint> Open(const std::string& folder);
 
   // Checks that the checkpoint has the tensors that `plan` needs, in the right
@@ -100,8 +101,8 @@ class Checkpoint {
   // The folder, or the path of the GGUF file.
   const std::string& folder() const { return folder_; }
   bool is_gguf() const { return is_gguf_; }
-  // The name of the folder without its path, or that of the file without the
-  // ending.
+  // The name of the folder, or of the GGUF file without ".gguf", without the
+  // path before it.
   std::string name() const;
   const DecoderSpec& spec() const { return spec_; }
   // The text of kv_plan.json, if there is one.
@@ -109,8 +110,8 @@ class Checkpoint {
     return kv_plan_json_;
   }
 
-  // A tensor of a weight type by its canonical name (family_tensors.h).
-  // NOT_FOUND, or INVALID_ARGUMENT for another type.
+  // Finds a tensor by its canonical name (family_tensors.h). NOT_FOUND if there
+  // is none, INVALID_ARGUMENT if its type is no weight type.
   absl::StatusOr<TensorStore::Entry> Tensor(std::string_view name) const;
   // All tensors by their canonical names. Tensors that no decoder reads keep
   // their own names.

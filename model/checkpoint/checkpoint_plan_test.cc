@@ -23,7 +23,8 @@ using kvasir::v1::KvPlan;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Two layers: M = 24, 4 query heads and 2 KV heads of 6 dims.
+// A model with two layers, M = 24, and 4 query heads and 2 KV heads of
+// 6 dimensions.
 constexpr char kConfig[] =
     R"({"architectures":["LlamaForCausalLM"],"model_type":"llama",
         "hidden_size":24,"intermediate_size":20,"num_attention_heads":4,
@@ -127,7 +128,7 @@ TEST_F(CheckpointPlanTest, AnArtifactWhoseTensorsMatchItsPlanIsAccepted) {
 }
 
 TEST_F(CheckpointPlanTest,
-       AnArtifactWithoutItsPlanFileIsRefusedWithTheNameOfAMissingTensor) {
+       TheErrorForAnArtifactWithoutItsPlanNamesAMissingTensor) {
   std::filesystem::remove(folder_.File("kv_plan.json"));
   Write();
   EXPECT_THAT(Checkpoint::Open(folder_.path()),
@@ -169,8 +170,7 @@ TEST_F(CheckpointPlanTest, EveryAttentionTensorIsCheckedByNameAndShape) {
   EXPECT_EQ(changed, 8);
 }
 
-TEST_F(CheckpointPlanTest,
-       WeightsOfTheUncompressedModelAreRefusedWithACompressingPlan) {
+TEST_F(CheckpointPlanTest, ACompressingPlanWithUncompressedWeightsIsRefused) {
   shapes_.clear();
   for (const RequiredTensor& tensor : RequiredTensors(spec_)) {
     shapes_[tensor.name] = tensor.shape;
@@ -194,7 +194,7 @@ TEST_F(CheckpointPlanTest, ATensorThatThePlanDoesNotUseIsRefused) {
   shapes_[Name("rotary_emb.inv_freq")] = {3};  // unrelated to the plan
   KVASIR_EXPECT_OK(Check());
   const std::string bias = "model.layers.0.self_attn.o_proj.bias";
-  shapes_[bias] = {24};  // layer 0 is not compressed
+  shapes_[bias] = {24};  // refused although layer 0 is not compressed
   EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kInvalidArgument,
                                 AllOf(HasSubstr("layer 0"), HasSubstr(bias),
                                       HasSubstr("has no bias"))));

@@ -145,7 +145,7 @@ TEST_F(CheckpointTest, AWeightWithAnIntegerTypeIsRefused) {
                HasSubstr("has the type I32, but must have F32, F16 or BF16")));
 }
 
-TEST_F(CheckpointTest, ReturnsTheTextOfThePlanFileInTheModelFolder) {
+TEST_F(CheckpointTest, TheTextOfThePlanFileInTheModelFolderIsReturned) {
   folder_.Write("kv_plan.json", "{\"schema_version\":1}");
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));

@@ -13,18 +13,20 @@
 namespace kvasir::model {
 namespace {
 
-// Selects the rows of the stored tensor that belong to the canonical one.
+// Selects the rows of a stored tensor that belong to a canonical tensor.
 enum class Pick {
   kAll,
-  // The stored rows are, head by head, its query, its key and its value.
+  // The stored tensor has, for each head, the rows of its query, of its key and
+  // of its value.
   kQuery,
   kKey,
   kValue,
-  // The stored rows are all queries, then all keys, then all values.
+  // The stored tensor has the rows of all queries, then of all keys, then of
+  // all values.
   kQueries,
   kKeys,
   kValues,
-  // The stored rows are those of gate_proj, then those of up_proj.
+  // The stored tensor has the rows of gate_proj, then those of up_proj.
   kGate,
   kUp,
   kAfterUnusedRows,
@@ -77,7 +79,7 @@ constexpr std::array<NameRow, 8> kOptLayer = {{
     {"fc1.", "mlp.up_proj."},
     {"fc2.", "mlp.down_proj."},
 }};
-// Checkpoints of the model without its output head lack the first "model.".
+// In checkpoints without an output head, names lack the first "model.".
 constexpr std::array<NameRow, 6> kOptOuter = {{
     {"model.decoder.embed_tokens.", "model.embed_tokens."},
     {"model.decoder.embed_positions.", "model.embed_positions.",
@@ -115,7 +117,7 @@ constexpr std::array<NameRow, 5> kPhi3Layer = {{
     {"mlp.gate_up_proj.", "mlp.up_proj.", Pick::kUp},
 }};
 
-// Names that a table does not have are those of Llama.
+// Modules that are not in a family's table are stored under Llama's names.
 constexpr std::array<FamilyNames, 7> kFamilies = {{
     {"gpt_neox", "gpt_neox.layers.", {}, kNeoxLayer, kNeoxOuter},
     {"opt", "model.decoder.layers.", "decoder.layers.", kOptLayer, kOptOuter},
@@ -133,9 +135,9 @@ const FamilyNames* NamesOf(const DecoderSpec& spec) {
   return nullptr;
 }
 
-// A layer's tensor name after its prefix: the layer's number, and the rest.
+// The parts of a layer's tensor name that follow its prefix.
 struct InLayer {
-  std::string_view number;  // like "17."
+  std::string_view number;  // the layer's number and a point, like "17."
   std::string_view rest;
 };
 std::optional<InLayer> SplitLayer(std::string_view prefix,

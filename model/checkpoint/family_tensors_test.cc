@@ -88,7 +88,7 @@ TEST(FamilyTensorsTest, TheTensorsOfAnExpertKeepItsNumber) {
   }
 }
 
-TEST(FamilyTensorsTest, AFusedTensorStoresQueryKeyAndValueRowsHeadByHead) {
+TEST(FamilyTensorsTest, RowsOfAFusedQkvTensorAreStoredHeadByHead) {
   const StoredTensor key = StoredTensorOf(
       Spec("gpt_neox"), "model.layers.2.self_attn.k_proj.weight");
   EXPECT_EQ(key.name, "gpt_neox.layers.2.attention.query_key_value.weight");

@@ -1,6 +1,6 @@
 #include "model/checkpoint/fingerprint.h"
 
-// The x86 header chooses the widest instruction set at run time.
+// On x86, this xxHash header chooses the widest instruction set at run time.
 #if defined(__x86_64__)
 #include <xxh_x86dispatch.h>
 #else

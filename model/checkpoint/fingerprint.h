@@ -1,7 +1,7 @@
 // Identifies a checkpoint's weights by their bytes. Each tensor is cut into
 // tiles of a fixed size, which are hashed separately and then combined. So the
-// id depends neither on the division into files or blocks, nor on which rank
-// has read which tile.
+// id depends neither on how the weights are divided into files, nor on which
+// rank has read which tile.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@
 
 namespace kvasir::model {
 
-// 128 bits that change if any bit of the data changes. Fast, but no protection
-// against a deliberate forgery.
+// A 128-bit hash. It is fast, but it does not protect against
+// deliberate forgery.
 struct Fingerprint {
   uint64_t high = 0;
   uint64_t low = 0;
@@ -27,10 +27,10 @@ struct Fingerprint {
 };
 std::string FingerprintText(const Fingerprint& fingerprint);
 
-// The size of a tile: the number of its rows, and the bytes of each row. Tiles
-// at the end of a tensor's rows or columns may be smaller. Tiles are small
-// enough that a rank that reads only a part of a tensor reads mostly whole
-// tiles.
+// The size of a tile: the number of its rows, and the bytes of each row.
+// Tiles at the end of a tensor's rows or columns may be smaller. Tiles are
+// so small that a rank that reads only a part of a tensor still reads
+// mostly whole tiles.
 inline constexpr int64_t kTileRows = 128;
 inline constexpr int64_t kTileRowBytes = 1024;
 
@@ -41,8 +41,8 @@ struct Tiles {
   friend bool operator==(const Tiles&, const Tiles&) = default;
 };
 
-// Hashes the rows of a tensor, or of a part of it that begins at a tile's
-// corner, from front to back.
+// Hashes the rows of a tensor in order, or those of a rectangle whose first row
+// and first column begin a tile.
 // Threads: used by one thread at a time.
 class TileHasher {
  public:
@@ -51,7 +51,7 @@ class TileHasher {
 
   // `rows` must be whole rows: a multiple of row_bytes (CHECK).
   void Add(std::span<const std::byte> rows);
-  // The tiles of the rows so far. The last tiles may be short.
+  // The tiles of all rows that were added. The last tiles may have fewer rows.
   Tiles tiles() const;
 
  private:
@@ -64,13 +64,14 @@ class TileHasher {
   std::vector<Fingerprint> done_;
 };
 
-// The hashes of one tensor's tiles; some may not be known yet.
+// The hashes of one tensor's tiles. Some may be unknown, because no rank has
+// read them yet.
 struct TensorTiles {
   // Returns the tiles of a tensor, none of them known yet.
   static TensorTiles Of(const TensorInfo& info);
 
   std::string type_and_shape;
-  int64_t rows = 0;  // the number of tiles in each direction
+  int64_t rows = 0;  // the number of rows and of columns of tiles
   int64_t columns = 0;
   std::vector<Fingerprint> hashes;  // [rows, columns]
   std::vector<bool> known;          // [rows, columns]
@@ -89,7 +90,7 @@ std::string WeightsIdOf(const TilesByName& tensors, std::string_view outputs);
 // Threads: used by one thread only.
 class WeightsIdBuilder {
  public:
-  // Registers the tensor, so that Finish notices if its tiles are never added.
+  // Registers the tensor, so that Finish fails if its tiles are never added.
   void AddTensor(std::string_view name, const TensorInfo& info);
   // Adds a rectangle of tiles. `first_row` and `first_column` are the place of
   // its first tile, counted in tiles. CHECKs that the tiles lie inside the

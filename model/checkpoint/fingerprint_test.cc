@@ -16,8 +16,8 @@
 namespace kvasir::model {
 namespace {
 
-// The test tensor has three by three tiles, and the last row and column of
-// tiles are smaller.
+// The test tensor has three by three tiles. Those in the last row have fewer
+// rows, and those in the last column have fewer bytes per row.
 constexpr int64_t kRows = 2 * kTileRows + 77;
 constexpr int64_t kColumns = (2 * kTileRowBytes + 300) / 2;
 constexpr int64_t kRowBytes = kColumns * 2;
@@ -41,7 +41,7 @@ std::vector<std::byte> Bytes() {
   return bytes;
 }
 
-// The tiles of the bytes [begin, end) of rows [first_row, end_row).
+// Returns the tiles of bytes [begin, end) of rows [first_row, end_row).
 Tiles TilesOf(const std::vector<std::byte>& bytes, int64_t first_row,
               int64_t end_row, int64_t begin = 0, int64_t end = kRowBytes) {
   TileHasher hasher(static_cast<uint64_t>(end - begin));
@@ -104,14 +104,14 @@ TEST(TileHasherTest, AChangedByteChangesOnlyTheHashOfItsTile) {
   }
 }
 
-TEST(WeightsIdTest, PartsReadByDifferentRanksGiveTheSameIdAsTheWholeTensor) {
+TEST(WeightsIdTest, TilesReadByDifferentRanksGiveTheSameIdAsTheWholeTensor) {
   const std::vector<std::byte> bytes = Bytes();
   const std::string whole = IdOf(TilesOf(bytes, 0, kRows));
   WeightsIdBuilder by_rows;
   by_rows.Add("t", Info(), TilesOf(bytes, kTileRows, kRows), 1);
   by_rows.Add("t", Info(), TilesOf(bytes, 0, kTileRows), 0);
   EXPECT_EQ(by_rows.Finish(DecoderSpec()), whole);
-  // Both parts contain the tiles in the middle.
+  // The two parts overlap: both contain the column of tiles in the middle.
   WeightsIdBuilder by_columns;
   by_columns.Add("t", Info(), TilesOf(bytes, 0, kRows, 0, 2 * kTileRowBytes));
   by_columns.Add("t", Info(),
@@ -119,7 +119,7 @@ TEST(WeightsIdTest, PartsReadByDifferentRanksGiveTheSameIdAsTheWholeTensor) {
   EXPECT_EQ(by_columns.Finish(DecoderSpec()), whole);
 }
 
-TEST(WeightsIdTest, TheSameTilesWithAnotherTensorNameOrTypeGiveAnotherId) {
+TEST(WeightsIdTest, TheIdDependsOnTheNameAndTheTypeOfATensor) {
   const Tiles tiles = TilesOf(Bytes(), 0, kRows);
   const std::string id = IdOf(tiles);
   WeightsIdBuilder other_name;

@@ -68,8 +68,8 @@ absl::Status WriteText(const fs::path& path, std::string_view text) {
   return file.Close();
 }
 
-// A tensor of the folder. If the family fuses it, it consists of several
-// tensors of the checkpoint.
+// A tensor that is written to the folder. If the family stores a fused tensor,
+// it consists of several tensors of the checkpoint.
 struct WrittenTensor {
   struct Part {
     TensorStore::Entry entry;
@@ -120,8 +120,9 @@ absl::StatusOr<std::map<std::string, WrittenTensor>> WrittenTensors(
 absl::Status ForEachBlock(
     const WrittenTensor& tensor, std::span<std::byte> buffer,
     absl::FunctionRef<void(std::span<const std::byte>)> use) {
-  // All parts of a tensor have equally many blocks of rows. The file has the
-  // first block of each part, then the second block of each part, and so on.
+  // All parts of a tensor have the same number of blocks of rows. The written
+  // tensor has the first block of each part, then the second block of each
+  // part, and so on.
   const WrittenTensor::Part& first = tensor.parts[0];
   const int64_t num_blocks =
       first.rows.all() ? 1

@@ -8,14 +8,14 @@
 namespace kvasir::model {
 
 // Creates `folder` with config.json, model.safetensors, tokenizer.json and
-// tokenizer_config.json (the last two if the file has a tokenizer). Numbers are
-// those that Checkpoint reads from the file. A tensor in F32 whose numbers are
-// all exact in BF16 is written in BF16, as norms usually are in the model that
-// the file was made from.
+// tokenizer_config.json (the last two if the file has a tokenizer). Tensors
+// have the numbers that Checkpoint reads from the file. An F32 tensor whose
+// numbers are all exact in BF16 is written as BF16, because the original model
+// usually stores norms as BF16 and GGUF stores them as F32.
 //
 // Everything is written to `folder` + ".unfinished", which is renamed to
-// `folder` at the end. An error removes it. Errors:
-//   ALREADY_EXISTS   there is something at one of these names
+// `folder` at the end. If an error occurs, it is removed. Errors:
+//   ALREADY_EXISTS a file or folder with one of these two names exists
 //   UNIMPLEMENTED    config.json cannot express the file's RoPE factors
 //   UNAVAILABLE      a file cannot be written; the text names it
 // Also returns the errors of Checkpoint::Open and TokenizerOfGguf.

@@ -27,12 +27,12 @@
 namespace kvasir::model {
 namespace {
 
-// The rows of a stored tensor that belong to a canonical one.
+// Names the rows of a stored tensor that belong to a canonical tensor.
 enum class Part { kAll, kQueries, kKeys, kValues, kGate, kUp, kExpert };
 
-// The stored name of a module, and its canonical name. A tensor's name is the
-// module's name, and then "weight" or "bias". '#' stands for an expert's
-// number.
+// The stored name of a module, and its canonical name. A tensor's name is
+// the module's name, and then "weight" or "bias". '#' stands for an
+// expert's number.
 struct NameRow {
   std::string_view stored;
   std::string_view ours;
@@ -81,7 +81,7 @@ constexpr std::array<NameRow, 3> kOuter = {{
 
 using NameOfRow = std::string_view NameRow::*;
 
-// A translated name, and the rows of the tensor that belong to it.
+// A translated name, and the rows of the stored tensor that it names.
 struct Renamed {
   std::string name;
   Part part = Part::kAll;
@@ -93,8 +93,8 @@ std::span<const NameRow> FusedRows(GgufFused fused) {
   return rows.first(fused == GgufFused::kQkv ? kQkvRows : 0);
 }
 
-// Replaces the module's name in `name`, once for each row of the table that has
-// this module.
+// Returns `name` with its module's name replaced, once for each row of the
+// table that has this module.
 std::vector<Renamed> Translate(std::span<const NameRow> rows,
                                std::string_view name, NameOfRow from,
                                NameOfRow to) {
@@ -172,7 +172,7 @@ std::vector<Renamed> OurNamesOf(const GgufFamily& family,
   return renamed;
 }
 
-// The type of a tensor's numbers when they are read.
+// Returns the type that a tensor's numbers have after they were read.
 TensorType ServedType(const GgmlType& type) {
   if (type.name == "F32") return TensorType::kF32;
   return type.name == "F16" ? TensorType::kF16 : TensorType::kBF16;
@@ -190,10 +190,11 @@ struct Stored {
   const GgmlType* type = nullptr;
   uint64_t begin_bytes = 0;
   int64_t row_elements = 0;
-  // If not 0: the file has each block of so many rows in another order. The
-  // rows 2p and 2p + 1 of a block are the rows p and p + head_rows / 2 here.
+  // The number of rows in a head if rows are reordered when they are read, else
+  // 0. Rows 2p and 2p + 1 of a head in the file become its rows p and p +
+  // head_rows / 2.
   int64_t head_rows = 0;
-  bool minus_one = false;  // 1 is subtracted from the numbers, which are F32
+  bool minus_one = false;  // 1 is subtracted from each number; only for F32
 };
 
 class GgufTensorFile final : public TensorFile {
@@ -204,14 +205,15 @@ class GgufTensorFile final : public TensorFile {
         stored_(std::move(stored)) {}
 
  private:
-  // Elements [first, first + count) of a tensor, in the order of the file.
+  // Elements [first, first + count) of a tensor, counted in the order of
+  // the file.
   struct Elements {
     int64_t first = 0;
     int64_t count = 0;
   };
 
-  // A tensor's place identifies it, because tensors do not overlap and none
-  // is empty.
+  // Finds a tensor by its offset in the file. Offsets are unique, because
+  // tensors do not overlap and none is empty.
   const Stored& StoredOf(const TensorInfo& tensor) const {
     const auto found =
         std::lower_bound(stored_.begin(), stored_.end(), tensor.begin_bytes,
@@ -304,7 +306,8 @@ class GgufTensorFile final : public TensorFile {
       if (stored.minus_one) SubtractOne(out);
       return absl::OkStatus();
     }
-    // Limits the size of `blocks`.
+    // The number of elements that are read at a time. It limits the
+    // size of `blocks`.
     constexpr int64_t kMostElements = 1 << 17;
     std::array<float, kMaxBlockNumbers> unpacked;
     for (int64_t done = 0; done < elements.count;) {
@@ -337,7 +340,8 @@ class GgufTensorFile final : public TensorFile {
   const std::vector<Stored> stored_;  // sorted by place
 };
 
-// Splits a model's tensors by file.
+// Lists the tensors of each file of a model, with their types and shapes
+// after conversion.
 class TensorLists {
  public:
   TensorLists(const GgufModel& model, const GgufFamily& family,
@@ -366,7 +370,7 @@ class TensorLists {
     return absl::OkStatus();
   }
 
-  // Call it after Run().
+  // Must be called after Run().
   TensorStore Store(std::vector<RandomAccessFile> files) {
     std::vector<std::unique_ptr<TensorFile>> made;
     for (size_t i = 0; i < files.size(); ++i) {
@@ -441,7 +445,7 @@ class TensorLists {
       KVASIR_RETURN_IF_ERROR(CheckExperts(tensor));
       info.shape = {tensor.shape[0] * tensor.shape[1], tensor.shape[2]};
     } else {
-      // The last part must end at the end of the tensor.
+      // The rows of the last part must end with the tensor's last row.
       const RowBlocks last = RowsOf(names.back().part);
       const int64_t want = last.first + last.block_rows;
       if (!last.all() && tensor.shape[0] != want) {
@@ -483,8 +487,8 @@ class TensorLists {
                                              spec_.experts.count));
   }
 
-  // Returns the number of rows in a head if the file has them in another order,
-  // else 0.
+  // Returns the number of rows in a head if the file has a head's rows in
+  // another order than Hugging Face, else 0.
   absl::StatusOr<int64_t> HeadRows(const GgufTensor& tensor) const {
     const bool is_query = absl::StrContains(tensor.name, ".attn_q.");
     if (!is_query && !absl::StrContains(tensor.name, ".attn_k.")) return 0;

@@ -36,9 +36,9 @@ uint32_t GgmlTypeOf(TensorType type) {
   return type == TensorType::kF32 ? 0 : type == TensorType::kF16 ? 1 : 30;
 }
 
-// A golden model, and the architecture that its GGUF file has. `theta` is the
-// base of RoPE. 0: the base is computed from the frequencies, which are then
-// not scaled.
+// A golden model, and the architecture in its GGUF file. `theta` is the base of
+// RoPE; if it is 0, the model has no RoPE scaling, and the base is computed
+// from its frequencies.
 struct Model {
   std::string name;
   std::string architecture;
@@ -133,8 +133,8 @@ GgufBuilder KeysOf(const DecoderSpec& spec, const Model& model) {
   return builder;
 }
 
-// Adds the factors of LongRoPE: the frequencies without scaling, divided by
-// those of the model.
+// Adds the factors of LongRoPE: the unscaled frequencies divided by the
+// model's frequencies.
 void AddLongRope(const DecoderSpec& spec, double theta, GgufBuilder* builder) {
   if (spec.rope.long_frequencies.empty()) return;
   for (const auto& [name, frequencies] :
@@ -151,8 +151,8 @@ void AddLongRope(const DecoderSpec& spec, double theta, GgufBuilder* builder) {
   }
 }
 
-// Puts the two rows of each RoPE pair next to each other, as GGUF files of the
-// architecture llama have them.
+// Puts the two rows of each RoPE pair next to each other, as in GGUF files of
+// the architecture llama.
 std::string Interleave(const std::string& rows, size_t row_bytes,
                        size_t head_rows) {
   std::string out;
@@ -190,7 +190,7 @@ std::vector<float> FloatsOf(const Checkpoint& checkpoint,
   return numbers;
 }
 
-// A tensor of a file.
+// A tensor of a GGUF file.
 struct FileTensor {
   std::string name;
   std::vector<uint64_t> dims;
@@ -233,7 +233,8 @@ std::vector<FileTensor> TensorsOf(const Checkpoint& checkpoint,
       tensors.push_back(std::move(tensor));
       continue;
     }
-    // The parts of a fused tensor follow one another, and so do experts.
+    // A stored tensor has the rows of all parts of a fused tensor, or of all
+    // experts, one after the other.
     same->dims.back() += is_expert ? 1 : tensor.dims.back();
     same->data += tensor.data;
   }
@@ -249,9 +250,9 @@ std::string GgufOf(const Checkpoint& checkpoint, const Model& model) {
   return builder.Build();
 }
 
-// Returns the folder of a golden model. Its config is changed in fields that
-// files of the architecture cannot state: the scale of Gemma's scores, and
-// whether Qwen3-MoE has windows.
+// Returns the folder of a golden model. Its config gets the values that GGUF
+// files of the architecture imply, because they have no keys for them: the
+// scale of Gemma's scores, and whether Qwen3-MoE has windows.
 std::string FolderOf(const Model& model, const base::TempFolder& files) {
   std::string golden = GoldenModel(model.name);
   auto config = nlohmann::json::parse(LoadConfigText(golden).value());
@@ -292,7 +293,7 @@ absl::StatusOr<std::string> WeightsId(const Checkpoint& checkpoint,
 class GgufCheckpointTest : public ::testing::TestWithParam<Model> {};
 
 TEST_P(GgufCheckpointTest,
-       AGgufFileHasTheWeightsIdOfAFolderWithTheSameWeights) {
+       AGgufFileAndAFolderWithTheSameWeightsHaveTheSameWeightsId) {
   const base::TempFolder files;
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint folder,
                               Checkpoint::Open(FolderOf(GetParam(), files)));
@@ -318,7 +319,8 @@ TEST_P(GgufCheckpointTest,
   }
 }
 
-TEST_P(GgufCheckpointTest, AModelInSeveralFilesHasTheWeightsIdOfOneFile) {
+TEST_P(GgufCheckpointTest,
+       AModelHasTheSameWeightsIdInOneFileAndInSeveralFiles) {
   const base::TempFolder files;
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint folder,
                               Checkpoint::Open(FolderOf(GetParam(), files)));
@@ -348,7 +350,7 @@ TEST_P(GgufCheckpointTest, AModelInSeveralFilesHasTheWeightsIdOfOneFile) {
 }
 
 TEST_P(GgufCheckpointTest,
-       AFolderWrittenFromAGgufFileHasTheWeightsIdOfTheModel) {
+       AFolderWrittenFromAGgufFileHasTheSameWeightsIdAsTheFile) {
   const base::TempFolder files;
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint golden,
                               Checkpoint::Open(FolderOf(GetParam(), files)));
@@ -461,27 +463,28 @@ class BadGgufCheckpointTest : public ::testing::Test {
   const base::TempFolder folder_;
 };
 
-TEST_F(BadGgufCheckpointTest, AnUnknownTensorIsRefusedByName) {
+TEST_F(BadGgufCheckpointTest, TheErrorForAnUnknownTensorNamesIt) {
   EXPECT_THAT(StatusWith("blk.0.attn_sinks.weight", {8}),
               StatusIs(absl::StatusCode::kUnimplemented,
                        AllOf(HasSubstr("x.gguf: blk.0.attn_sinks.weight"),
                              HasSubstr("llama"))));
 }
 
-TEST_F(BadGgufCheckpointTest, ATensorOfAnotherFamilyIsRefusedByName) {
+TEST_F(BadGgufCheckpointTest, TheErrorForATensorOfAnotherFamilyNamesIt) {
   EXPECT_THAT(StatusWith("blk.0.attn_q_norm.weight", {8}),
               StatusIs(absl::StatusCode::kUnimplemented,
                        AllOf(HasSubstr("x.gguf: tensor"), HasSubstr("q_norm"),
                              HasSubstr("LlamaForCausalLM"))));
 }
 
-TEST_F(BadGgufCheckpointTest, AMissingTensorIsNamedAsInTheFile) {
+TEST_F(BadGgufCheckpointTest, TheErrorForAMissingTensorUsesTheNameInTheFile) {
   EXPECT_THAT(StatusWith("blk.1.ffn_up.weight", {}),
               StatusIs(absl::StatusCode::kNotFound,
                        HasSubstr("tensor blk.1.ffn_up.weight is missing")));
 }
 
-TEST_F(BadGgufCheckpointTest, AWrongShapeIsRefusedWithBothShapes) {
+TEST_F(BadGgufCheckpointTest,
+       TheErrorForAWrongShapeStatesTheExpectedAndTheActualShape) {
   EXPECT_THAT(StatusWith("blk.0.ffn_norm.weight", {3}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("blk.0.ffn_norm.weight"),
@@ -492,7 +495,8 @@ TEST_F(BadGgufCheckpointTest, AWrongShapeIsRefusedWithBothShapes) {
                AllOf(HasSubstr("blk.0.attn_q.weight"), HasSubstr("[3, 32]"))));
 }
 
-TEST_F(BadGgufCheckpointTest, AFileOfAModelFolderIsRefusedBecauseItIsNoGguf) {
+TEST_F(BadGgufCheckpointTest,
+       AJsonFileOfAModelFolderIsRefusedBecauseItIsNotAGgufFile) {
   const std::string path = folder_.Write("tokenizer.json", "{\"model\": {}}");
   EXPECT_THAT(
       Checkpoint::Open(path),
@@ -509,7 +513,7 @@ TEST_F(BadGgufCheckpointTest, ABiasThatTheModelDoesNotAddIsRefused) {
   }
 }
 
-TEST_F(BadGgufCheckpointTest, ABiasThatOtherLayersLackIsRefused) {
+TEST_F(BadGgufCheckpointTest, ABiasThatOnlyOneLayerHasIsRefused) {
   EXPECT_THAT(StatusWith("blk.1.attn_q.bias", {32}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("blk.1.attn_q.bias")));
@@ -517,7 +521,7 @@ TEST_F(BadGgufCheckpointTest, ABiasThatOtherLayersLackIsRefused) {
 
 TEST_F(BadGgufCheckpointTest, ExpertsAndFusedTensorsOfOtherShapesAreRefused) {
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-  // The hidden size is 32, that of an MLP is 20, and there are 5 experts.
+  // This model has M = 32, F = 20 and 5 experts.
   const Model mixtral = {"mixtral-window", "llama"};
   const std::string experts = "blk.1.ffn_down_exps.weight";
   EXPECT_THAT(StatusWith(experts, {20, 32, 4}, mixtral),
@@ -531,7 +535,7 @@ TEST_F(BadGgufCheckpointTest, ExpertsAndFusedTensorsOfOtherShapesAreRefused) {
                                        HasSubstr("want shape [32, 20]"))));
   EXPECT_THAT(StatusWith(experts, {}, mixtral),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr(experts)));
-  // The hidden size is 32. There are 4 query, 2 key and 2 value heads of 8.
+  // This model has M = 32, and 4 query heads and 2 KV heads of 8 dimensions.
   const Model phi3 = {"phi3-part-window", "phi3"};
   for (const auto& [name, rows] : {std::pair("blk.1.attn_qkv.weight", 64),
                                    std::pair("blk.0.ffn_up.weight", 72)}) {

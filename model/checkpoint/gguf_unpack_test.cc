@@ -24,8 +24,8 @@ uint16_t Bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// A model with one layer of 2 query heads and one KV head of 256 dims, whose
-// matrices have random blocks of a type.
+// Test fixture: a GGUF file with one layer of 2 query heads and one KV head of
+// 256 dimensions. Its matrices have random blocks of the type GetParam().
 class GgufUnpackTest : public ::testing::TestWithParam<uint32_t> {
  protected:
   static constexpr int64_t kDim = 256;
@@ -69,7 +69,7 @@ class GgufUnpackTest : public ::testing::TestWithParam<uint32_t> {
         '\0');
     for (char& byte : bytes) {
       state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-      // No float16 with this byte is infinite or not a number.
+      // Bytes up to 0x3f, so that no float16 in a block is infinite or NaN.
       byte = static_cast<char>(state_ >> 33 & 0x3f);
     }
     return bytes;
@@ -111,7 +111,8 @@ class GgufUnpackTest : public ::testing::TestWithParam<uint32_t> {
   uint64_t state_ = 7;
 };
 
-TEST_P(GgufUnpackTest, AnyRangeOfATensorIsReadAsItsUnpackedRoundedNumbers) {
+TEST_P(GgufUnpackTest,
+       EveryRangeOfATensorIsReadAsTheUnpackedNumbersRoundedToBf16) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(path_));
   for (const auto& [name, stored, by_pairs] :
@@ -171,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(All, GgufUnpackTest,
                            return std::string(FindGgmlType(param.param)->name);
                          });
 
-TEST(GgufFolderTest, NumbersThatAreExactInBf16AreWrittenInBf16) {
+TEST(GgufFolderTest, TensorsWhoseNumbersAreAllExactInBf16AreWrittenAsBf16) {
   const auto floats = [](size_t count, float value) {
     std::string bytes;
     for (size_t i = 0; i < count; ++i) AppendNumber(value, &bytes);
@@ -216,7 +217,7 @@ TEST(GgufFolderTest, NumbersThatAreExactInBf16AreWrittenInBf16) {
   EXPECT_EQ(norm[3], Bf16(1.5f));
 }
 
-TEST(GgufFolderTest, AFileThatCannotBeReadLeavesNoFolder) {
+TEST(GgufFolderTest, NoFolderRemainsIfTheGgufFileCannotBeRead) {
   const base::TempFolder files;
   const std::string folder = files.File("folder");
   EXPECT_THAT(WriteFolderOfGguf(files.Write("x.gguf", "GGUF"), folder),

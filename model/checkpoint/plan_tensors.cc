@@ -8,8 +8,8 @@
 namespace kvasir::model {
 namespace {
 
-// All tensors of a model. `attention(layer)` returns the attention tensors of a
-// layer.
+// Lists all tensors of a model. `attention` is a function that returns the
+// attention tensors of a layer.
 template <typename Attention>
 std::vector<RequiredTensor> ModelTensors(const DecoderSpec& spec,
                                          const Attention& attention) {

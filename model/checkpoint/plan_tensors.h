@@ -1,5 +1,5 @@
-// Every tensor that a decoder needs: attention's tensors under a compression
-// plan (plan/artifact_tensors.h), and all tensors that no plan changes.
+// Lists every tensor that a decoder needs: the attention tensors that a
+// compression plan determines (plan/artifact_tensors.h), and all other tensors.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,10 @@ using plan::RequiredTensor;
 // Every tensor of a model without compression.
 std::vector<RequiredTensor> RequiredTensors(const DecoderSpec& spec);
 
-// The tensors that a model needs under a plan. Only attention tensors differ.
-// Errors: INVALID_ARGUMENT for a plan with another number of layers,
-//   UNIMPLEMENTED for a part that the artifact has no tensors for.
+// Every tensor of a model with this plan. Only attention tensors depend on
+// the plan.
+// Errors: INVALID_ARGUMENT if the plan has another number of layers,
+//   UNIMPLEMENTED if artifacts have no tensors for a part of the plan.
 absl::StatusOr<std::vector<RequiredTensor>> RequiredTensors(
     const DecoderSpec& spec, const plan::ResolvedPlan& plan);
 
@@ -35,15 +36,15 @@ absl::StatusOr<std::vector<RequiredTensor>> RequiredTensors(
 std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec,
                                               int64_t layer);
 
-// The module of a layer's expert, without the prefix "model.layers.{l}.":
-// "mlp.experts.{e}.".
+// Returns "mlp.experts.{e}.", with which the tensor names of expert e begin
+// after "model.layers.{l}.".
 std::string ExpertModule(int64_t expert);
-// The router of a layer with experts, [E, M].
+// The name of the matrix that chooses a token's experts, [E, M].
 inline constexpr char kRouterName[] = "mlp.gate.weight";
 
 // The tensor names that the loader and the writers of checkpoints share.
 inline constexpr std::string_view kEmbeddingName = "model.embed_tokens.weight";
-// Learned positions [max_position_embeddings, M].
+// The table of learned positions, [max_position_embeddings, M].
 inline constexpr std::string_view kPositionsName =
     "model.embed_positions.weight";
 inline constexpr std::string_view kFinalNorm = "model.norm";

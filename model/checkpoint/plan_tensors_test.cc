@@ -18,8 +18,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// One layer: M = 24, 4 query heads and 2 KV heads of 8 dims, all of which
-// rotate (4 pairs).
+// A model with one layer, M = 24, and 4 query heads and 2 KV heads of 8
+// dimensions, all of which rotate (4 RoPE pairs).
 DecoderSpec Spec() {
   DecoderSpec spec;
   spec.hidden_size = 24;
@@ -129,7 +129,7 @@ TEST(PlanTensorsTest,
                   "v_proj.up.1.weight [8, 2]", "o_proj.weight [24, 32]"));
 }
 
-TEST(PlanTensorsTest, ASingleGroupOfAllHeadsNeedsOneTensorToRebuildThem) {
+TEST(PlanTensorsTest, ASingleGroupOfAllHeadsHasOneLiftTensor) {
   const std::string part =
       R"({"low_rank":{"groups":[{"heads":[0,1],"rank":7}]},
           "uses":[{"at_runtime":{}}],"codec":{"dtype":"F16"}})";
@@ -191,7 +191,8 @@ TEST(PlanTensorsTest, ALowRankKeyThatIsFoldedIntoQueriesHasNoBias) {
                   "v_proj.bias [16]", "o_proj.weight [24, 32]"));
 }
 
-TEST(PlanTensorsTest, TensorsOfAPartThatKeepsSomeRopePairsHaveOnlyTheirRows) {
+TEST(PlanTensorsTest,
+     TensorsOfAPartThatKeepsSomeRopePairsHaveOnlyTheRowsOfThesePairs) {
   const auto part = [](const std::string& lift) {
     return absl::StrCat(
         R"({"rope_pairs":{"per_head":[{"pair_indices":[0,1,3]},)",
@@ -237,7 +238,8 @@ TEST(PlanTensorsTest,
           "codec":{"bits":{"schedule":[4]},"channel_static":{}}})";
   EXPECT_THAT(
       Listed(spec, absl::StrCat(pairs, ",", LowRank("fold", "NO_ROPE")), kFull),
-      // 2 query heads have 2 kept dims + rank 2, and 2 have 2 + rank 3
+      // rows of q_proj: two query heads have 2 dims + rank 2, two have 2 dims +
+      // rank 3
       ElementsAre("q_proj.weight [18, 24]", "k_proj.part0.weight [4, 24]",
                   "k_proj.part0.range.min [4] F32",
                   "k_proj.part0.range.scale [4] F32",
@@ -275,8 +277,8 @@ TEST(PlanTensorsTest, ChannelsOfZeroBitsShortenALowRankLatent) {
   const auto fixed = Listed(Spec(), part("basis_static"), kFull);
   EXPECT_THAT(fixed, Contains("k_proj.down.weight [5, 24]"));
   EXPECT_THAT(fixed, Contains("k_proj.up.0.weight [16, 5]"));
-  // A basis that is computed for each sequence needs all channels of the
-  // latent.
+  // A basis that is computed for each sequence needs all channels of
+  // the latent.
   EXPECT_THAT(Listed(Spec(), part("basis_sequence"), kFull),
               Contains("k_proj.down.weight [8, 24]"));
 }

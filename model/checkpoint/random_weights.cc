@@ -15,8 +15,8 @@
 namespace kvasir::model {
 namespace {
 
-// The sum of the four 16-bit numbers in two 32-bit words, minus its mean. Its
-// standard deviation is sqrt(4 * (2^32 - 1) / 12).
+// Returns the sum of the four 16-bit numbers in two 32-bit words, minus the
+// sum's mean. The standard deviation is sqrt(4 * (2^32 - 1) / 12).
 float CentredSum(uint32_t a, uint32_t b) {
   const uint32_t sum = (a & 0xFFFF) + (a >> 16) + (b & 0xFFFF) + (b >> 16);
   return static_cast<float>(static_cast<int32_t>(sum) - 2 * 0xFFFF);
@@ -31,12 +31,12 @@ double ResidualScale(const ModelShape& shape) {
   return 1.0 / std::sqrt(2.0 * static_cast<double>(shape.num_layers));
 }
 
-// Static ranges are made for latents with standard deviation 1. They reach from
-// minus this number to plus this number.
+// Static ranges reach from minus this number to plus this number, for latents
+// with standard deviation 1.
 constexpr double kRangeDeviations = 3.0;
 
-// Quantization steps, by the names of the tensors that hold the scales of
-// static ranges.
+// Maps the name of each tensor with scales of static ranges to its
+// quantization step.
 using RangeSteps = std::map<std::string, double>;
 
 void AddRangeSteps(int64_t layer, const plan::ResolvedSide& side,
@@ -86,7 +86,7 @@ RandomTensor PlannedTensor(const ModelShape& shape, const RangeSteps& steps,
 struct TensorLister {
   std::vector<RandomTensor> tensors;
   std::string prefix;  // put before the names of the next tensors
-  bool bias = false;   // whether projections have biases
+  bool bias = false;   // true: projections have biases
   bool layer_norm = false;
 
   void Table(const char* module, int64_t rows, int64_t columns,
@@ -273,8 +273,8 @@ int64_t RandomTensor::num_elements() const {
 
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape) {
   const double residual = ResidualScale(shape);
-  // Makes the standard deviation of the logits 2, so that several tokens have a
-  // probability worth sampling.
+  // With this deviation, the logits have standard deviation 2. So several
+  // tokens are likely enough to be sampled.
   const double embedding =
       2.0 / std::sqrt(static_cast<double>(shape.hidden_size));
   TensorLister list;

@@ -16,7 +16,8 @@ namespace kvasir::model {
 
 enum class RandomKind { kOnes, kNormal, kConstant };
 
-// FNV-1a: stable across machines and versions, unlike std::hash.
+// Returns the FNV-1a hash of a name. Unlike std::hash, it is the same on all
+// machines and in all versions.
 uint64_t HashName(std::string_view name);
 
 struct RandomTensor {
@@ -33,9 +34,9 @@ struct RandomTensor {
   int64_t num_elements() const;
 };
 
-// Every tensor of the shape's checkpoint under the family's names, in file
-// order. The standard deviations keep activations near 1 at any depth, and
-// spread attention scores and logits as in a trained model.
+// Every tensor of a checkpoint of this shape, with the names that the family
+// uses, in file order. The standard deviations keep activations near 1 at any
+// depth, and spread attention scores and logits as in a trained model.
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape);
 
 // The number of weights of a model of this shape, including biases and norms.
@@ -48,16 +49,17 @@ std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape,
 
 // The tensors for a compression plan that was resolved for the shape's spec.
 // Attention has the plan's tensors, scaled so that latents and lifted vectors
-// stay near 1. Tensors that the plan does not change have the same numbers as
-// without it. Returns the errors of RequiredTensors.
+// stay near 1. Tensors that the plan does not change have the same elements as
+// without the plan. Returns the errors of RequiredTensors.
 absl::StatusOr<std::vector<RandomTensor>> RandomTensorsOf(
     const ModelShape& shape, const DecoderSpec& spec,
     const plan::ResolvedPlan& plan);
 
 // Fills `out` with the elements of the tensor from `begin` on, in row-major
-// order. An element depends only on the seed, the tensor name and its index,
-// and is equal on every machine. A normal number is approximated by the sum of
-// four uniform 16-bit numbers, so it is at most 3.46 standard deviations.
+// order. An element depends only on the seed, the tensor's name and the
+// element's index, and is the same on every machine. A normal number is
+// approximated by the sum of four uniform 16-bit numbers, so it is at most 3.46
+// standard deviations.
 void FillRandom(const RandomTensor& tensor, uint64_t seed, int64_t begin,
                 std::span<float> out);
 

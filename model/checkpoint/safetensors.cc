@@ -35,8 +35,8 @@ uint64_t LittleEndian64(const std::array<std::byte, kLengthBytes>& bytes) {
   return value;
 }
 
-// A shard must be a plain file name, so that an index cannot lead out of its
-// folder.
+// A shard must be a plain file name, so that an index cannot lead out of
+// its folder.
 bool IsPlainShardName(std::string_view name) {
   return name.ends_with(".safetensors") && name.find('/') == name.npos &&
          name.find('\\') == name.npos && name.find('\0') == name.npos;

@@ -65,25 +65,26 @@ struct TensorInfo {
   std::string name;  // as stored
   TensorType type = TensorType::kF32;
   std::vector<int64_t> shape;  // outermost first
-  // Relative to the start of the file's data section.
+  // begin_bytes counts from the start of the file's data section.
   uint64_t begin_bytes = 0;
   uint64_t size_bytes = 0;
-  // Selects the rows, counted from begin_bytes on, that belong to this tensor.
-  // If it does not select all, shape and size describe only the selected rows,
-  // which are read as if they were contiguous.
+  // Selects the rows that belong to this tensor; row 0 begins at begin_bytes.
+  // If not all rows are selected, `shape` and `size_bytes` describe only the
+  // selected rows, which are read as if they were contiguous.
   RowBlocks rows;
 
-  // The bytes of one row: the product of all entries of the shape but the
+  // The bytes of one row: the product of all entries of the shape except the
   // first, times the element size. A row is the smallest unit that is read.
-  // Only for weight types.
+  // Must be called only for weight types.
   uint64_t row_bytes() const;
   // The first entry of the shape. 1 for a scalar.
   int64_t num_rows() const { return shape.empty() ? 1 : shape[0]; }
 };
 
-// Parses a header. Checks that types are known, that tensors cover `data_bytes`
-// bytes without overlap or hole, and that each size is the product of the
-// shape. `where` names the file in errors. The result is sorted by offset.
+// Parses a header. Checks that types are known, that tensors cover
+// `data_bytes` bytes without overlap or gap, and that the size of each
+// tensor follows from its shape and type. `where` names the file in errors.
+// The result is sorted by offset.
 absl::StatusOr<std::vector<TensorInfo>> ParseSafetensorsHeader(
     std::string_view json, uint64_t data_bytes, std::string_view where);
 
@@ -103,8 +104,9 @@ class TensorFile {
   // may stay unnoticed.
   absl::StatusOr<std::string> Fingerprint() const;
 
-  // Reads bytes of one of this file's tensors, or of the selected rows, from
-  // `offset_bytes` on.
+  // Fills `out` with bytes of `tensor`, which must be a tensor of this
+  // file, from `offset_bytes` on. If `tensor` selects rows, offsets count
+  // only their bytes.
   absl::Status Read(const TensorInfo& tensor, uint64_t offset_bytes,
                     std::span<std::byte> out) const;
   void WillNeed(const TensorInfo& tensor, uint64_t offset_bytes,
@@ -124,12 +126,13 @@ class TensorFile {
 
   const RandomAccessFile& file() const { return file_; }
 
-  // Reads bytes of the whole tensor, whatever rows `tensor` selects. They lie
-  // inside the tensor.
+  // Fills `out` with bytes of the stored tensor from `offset_bytes` on. Here
+  // `tensor.rows` has no effect. The caller ensures that the bytes lie inside
+  // the stored tensor.
   virtual absl::Status ReadWhole(const TensorInfo& tensor,
                                  uint64_t offset_bytes,
                                  std::span<std::byte> out) const = 0;
-  // The part of the file that ReadWhole reads for these bytes.
+  // Returns the part of the file from which ReadWhole would read these bytes.
   virtual FileRange RangeOf(const TensorInfo& tensor, uint64_t offset_bytes,
                             uint64_t size_bytes) const = 0;
 
@@ -162,7 +165,7 @@ class SafetensorsFile final : public TensorFile {
   uint64_t data_start_bytes_;
 };
 
-// Gives a name to a stored tensor or to a selection of its rows.
+// A stored tensor, or a selection of its rows, under another name.
 struct TensorView {
   std::string name;
   RowBlocks rows;
@@ -175,8 +178,7 @@ struct TensorView {
 // If both files exist and the index does not list model.safetensors, then
 // model.safetensors is read and a warning names both.
 // Threads: const methods may be called from any thread.
-// Errors: NOT_FOUND for a folder without either file. FAILED_PRECONDITION
-// if the
+// Errors: NOT_FOUND if the folder has neither file. FAILED_PRECONDITION if the
 // fingerprint of a shard differs from the index (docs/artifact.md).
 class TensorStore {
  public:
@@ -198,7 +200,7 @@ class TensorStore {
       absl::FunctionRef<absl::StatusOr<std::vector<TensorView>>(const Entry&)>
           views_of);
 
-  // nullptr if there is none. Valid as long as the store.
+  // Returns nullptr if there is none. The entry lives as long as the store.
   const Entry* Find(std::string_view name) const;
   const Entries& entries() const { return entries_; }
   // The tensors with the names and shapes that they have in the files.

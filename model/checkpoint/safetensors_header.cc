@@ -226,8 +226,8 @@ class HeaderHandler final : public nlohmann::json_sax<json> {
   std::vector<TensorInfo> tensors_;
 };
 
-// The bytes that a tensor of this shape and type takes. nullopt if the product
-// overflows, or if a type of less than 8 bits does not fill whole bytes.
+// Returns the bytes that a tensor of this shape and type takes. Returns nullopt
+// if their number overflows, or if the elements do not fill whole bytes.
 std::optional<uint64_t> BytesOfShape(const TensorInfo& tensor) {
   uint64_t bits = static_cast<uint64_t>(TensorTypeBits(tensor.type));
   // A zero in the shape makes the tensor empty, even if the product of the

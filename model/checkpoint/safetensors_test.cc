@@ -132,7 +132,7 @@ struct BadHeader {
 
 class BadHeaderTest : public ::testing::TestWithParam<BadHeader> {};
 
-TEST_P(BadHeaderTest, AnInvalidSafetensorsHeaderIsRefusedWithTheReason) {
+TEST_P(BadHeaderTest, TheErrorForAnInvalidSafetensorsHeaderStatesTheReason) {
   EXPECT_THAT(HeaderStatus(GetParam().header, GetParam().data_bytes),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("x.safetensors"),
@@ -244,7 +244,7 @@ TEST_F(SafetensorsTest, AShardedFolderIsReadByItsIndexFile) {
   EXPECT_EQ(store.Find("c"), nullptr);
 }
 
-TEST_F(SafetensorsTest, ASingleFileIsReadInsteadOfTheOldShardsOfAnIndex) {
+TEST_F(SafetensorsTest, ASingleFileIsPreferredToShardsIfTheIndexDoesNotListIt) {
   WriteFile("model.safetensors", absl::StrFormat(kOneTensor, "a"), "n");
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
   for (const char* shard : {"s1.safetensors", "gone.safetensors"}) {
@@ -381,7 +381,7 @@ TEST_F(SafetensorsTest, ALinkedFileMustHaveTheFingerprintInTheIndex) {
 }
 
 TEST_F(SafetensorsTest,
-       AFolderWithoutTensorFilesIsRefusedWithTheExpectedFileNames) {
+       TheErrorForAFolderWithoutTensorFilesListsTheExpectedFiles) {
   EXPECT_THAT(
       TensorStore::Open(folder_.path()),
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.safetensors")));

@@ -100,9 +100,10 @@ class Combiner {
  public:
   explicit Combiner(const WeightTiles::Tensor& tensor) : tensor_(tensor) {}
 
-  // Checks that the ranks together have sent enough hashes for all tiles of the
-  // tensor (`num_hashes` is their sum). Memory is allocated only after this
-  // check, so a tensor that claims too many tiles takes none.
+  // `num_hashes` is the number of hashes that all ranks together have sent for
+  // the tensor. Checks that they are enough for all its tiles. Memory is
+  // allocated only after this check, so a tensor cannot claim more tiles than
+  // were sent.
   absl::Status Begin(uint64_t num_hashes) {
     const uint64_t rows = tensor_.rows();
     const uint64_t columns = tensor_.columns();

@@ -1,6 +1,6 @@
-// Tile hashes in the form in which ranks exchange them. Each rank has hashed
-// the tiles of the weights that it has read; the hashes of all ranks together
-// give the weights_id.
+// Serializes tile hashes (fingerprint.h) so that ranks can exchange them. Each
+// rank hashes the tiles of the weights that it reads. The weights_id follows
+// from the hashes of all ranks.
 #pragma once
 
 #include <string>
@@ -13,19 +13,18 @@
 
 namespace kvasir::model {
 
-// A serialized kvasir.v1.WeightTiles. It has the name of each tensor and about
-// 16 bytes for each 128 KiB that were read. `tensors` must contain all tensors
-// of the weights, also those of which this rank has read nothing.
+// Returns a serialized kvasir.v1.WeightTiles: the name of each tensor, and
+// about 16 bytes for each 128 KiB that were read. `tensors` must contain all
+// tensors of the checkpoint, also those from which this rank has read nothing.
 std::string WeightTilesText(const TilesByName& tensors,
                             const DecoderSpec& spec);
-// The serialized message for weights that are generated instead of read. It
+// Returns the serialized message for weights that are generated, not read. It
 // contains only their id.
 std::string WeightTilesText(std::string_view id);
 
-// `ranks` has the text of each rank, in rank order. The texts are checked
-// before they are used, and memory grows only with their length. The result is
-// the id of WeightsIdBuilder, whether one rank has read everything or several
-// ranks have read it together.
+// Returns the weights_id. `ranks` has the WeightTilesText of each rank, in rank
+// order. The texts are not trusted: they are checked, and memory grows only
+// with their length. The id does not depend on which rank has read what.
 //   INVALID_ARGUMENT     a text is malformed
 //   FAILED_PRECONDITION  ranks have tensors of different names or shapes, or a
 //                        tile differs between two ranks, or no rank has it; the

@@ -28,12 +28,12 @@ MATCHER_P(Holds, id, "") {
   return arg.ok() && *arg == id;
 }
 
-// A matrix of two by two tiles, and a vector of one tile.
+// kMatrix has two by two tiles, and kVector has one.
 const TensorInfo kMatrix = Info(kTileRows + 1, kTileRowBytes / 2 + 1);
 const TensorInfo kVector = Info(10, 1);
 
-// Tiles whose hash is the tile's index in the tensor: `first`, first + step,
-// ...
+// Returns tiles whose hashes are their indices in the tensor: `first`, first +
+// step, and so on.
 Tiles TilesAt(int64_t rows, int64_t columns, uint64_t first, uint64_t step) {
   Tiles tiles{.rows = rows, .columns = columns, .hashes = {}};
   for (int64_t i = 0; i < rows * columns; ++i) {
@@ -48,8 +48,8 @@ DecoderSpec Spec() {
   return spec;
 }
 
-// Rank 0 has the left column of the matrix and rank 1 the right one. Both have
-// the vector.
+// Returns the tiles that one of two ranks has read: rank 0 the left column of
+// the matrix, rank 1 the right column, and both the vector.
 WeightsIdBuilder HalfOf(int64_t rank) {
   WeightsIdBuilder builder;
   builder.Add("matrix", kMatrix, TilesAt(2, 1, static_cast<uint64_t>(rank), 2),
@@ -62,7 +62,7 @@ std::string TextOf(const WeightsIdBuilder& builder) {
   return WeightTilesText(builder.tensors(), Spec());
 }
 
-TEST(WeightTilesTest, TheTilesOfAllRanksGiveTheSameWeightsIdAsASingleRank) {
+TEST(WeightTilesTest, TheWeightsIdOfSeveralRanksEqualsThatOfASingleRank) {
   WeightsIdBuilder one;
   one.Add("matrix", kMatrix, TilesAt(2, 2, 0, 1));
   one.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -93,7 +93,7 @@ TEST(WeightTilesTest, GeneratedWeightsMustHaveTheSameIdOnAllRanks) {
                              AllOf(HasSubstr("rank 1"), HasSubstr("other"))));
 }
 
-TEST(WeightTilesTest, ConflictingTilesAreReportedWithTensorAndRanks) {
+TEST(WeightTilesTest, TheErrorForConflictingTilesNamesTheTensorAndTheRanks) {
   WeightsIdBuilder other = HalfOf(1);
   WeightsIdBuilder changed;
   changed.Add("matrix", kMatrix, TilesAt(2, 1, 1, 2), 0, 1);

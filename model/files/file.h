@@ -14,10 +14,11 @@
 
 namespace kvasir::model {
 
-// Owns: the descriptor.
+// Owns: the open file descriptor.
 // Threads: const methods may be called from any thread.
 // Errors: Open may return NOT_FOUND or PERMISSION_DENIED. Read returns
-// DATA_LOSS if the file ends too early; the text names the path and both sizes.
+// DATA_LOSS if the file ends before the last byte to be read; the error names
+// the path and both sizes.
 class RandomAccessFile {
  public:
   static absl::StatusOr<RandomAccessFile> Open(const std::string& path);
@@ -53,12 +54,14 @@ class RandomAccessFile {
 
 bool FileExists(const std::string& path);
 
-// `text` is the beginning of a file. If it is a Git LFS pointer instead of the
-// file's content, returns FAILED_PRECONDITION with the remedy.
+// `text` is the beginning of a file. Returns FAILED_PRECONDITION if it is a
+// Git LFS pointer instead of the file's content; the error says how to
+// download the content.
 absl::Status CheckNoLfsPointer(std::string_view text, const std::string& path);
 
-// Returns the content of a small text file. Errors: RESOURCE_EXHAUSTED if the
-// file is larger than `max_bytes`, and those of CheckNoLfsPointer.
+// Returns the content of a small text file.
+// Errors: RESOURCE_EXHAUSTED if the file is larger than `max_bytes`, and those
+// of CheckNoLfsPointer.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
                                           uint64_t max_bytes);
 

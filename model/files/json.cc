@@ -21,7 +21,7 @@ using nlohmann::json;
 // object's members.
 class DuplicateKeys final : public nlohmann::json_sax<json> {
  public:
-  // The duplicate key, shortened; no value if there is none.
+  // The duplicate key, shortened for error messages; nullopt if there is none.
   const std::optional<std::string>& found() const { return found_; }
 
   bool start_object(size_t) override {
@@ -51,7 +51,7 @@ class DuplicateKeys final : public nlohmann::json_sax<json> {
   }
 
  private:
-  // one set for each open object
+  // the keys so far of each object that is not yet closed
   std::vector<std::unordered_set<std::string>> keys_;
   std::optional<std::string> found_;
 };

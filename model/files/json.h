@@ -22,9 +22,9 @@ struct JsonLimits {
 };
 
 // Checks the nesting depth and the number of values before a parser builds a
-// tree. It looks only at the punctuation, in one pass that allocates nothing.
-// Returns INVALID_ARGUMENT if a limit is exceeded; the text names the limit and
-// the place.
+// tree. It looks only at the punctuation, in one pass that allocates no memory.
+// Returns INVALID_ARGUMENT if a limit is exceeded; the error names the limit
+// and the place.
 absl::Status CheckJsonShape(std::string_view text, std::string_view where,
                             const JsonLimits& limits);
 
@@ -34,12 +34,12 @@ absl::StatusOr<nlohmann::json> ParseJson(std::string_view text,
                                          std::string_view where,
                                          const JsonLimits& limits = {});
 
-// The fields of one object. A missing or null field is nullopt; a field of
-// another type is INVALID_ARGUMENT.
+// Reads the fields of one JSON object. Getters return nullopt for a field that
+// is missing or null, and INVALID_ARGUMENT for a field of another type.
 class JsonFields {
  public:
-  // `object` must outlive this. If it is not an object, every getter returns
-  // INVALID_ARGUMENT.
+  // `object` must outlive this. If it is not an object, every getter
+  // returns INVALID_ARGUMENT.
   JsonFields(const nlohmann::json& object, std::string where)
       : object_(object), where_(std::move(where)) {}
 
@@ -56,15 +56,16 @@ class JsonFields {
   absl::StatusOr<std::optional<std::string>> String(
       std::string_view name) const;
 
-  // Like Int and Number, with inclusive limits. A missing field gives
-  // `fallback`, or an error if there is no fallback.
+  // Like Int and Number, but a value outside [low, high] is an error. If
+  // the field is missing, they return `fallback`, or an error if there is
+  // no fallback.
   absl::StatusOr<int64_t> IntIn(std::string_view name, int64_t low,
                                 int64_t high,
                                 std::optional<int64_t> fallback = {}) const;
   absl::StatusOr<double> NumberIn(std::string_view name, double low,
                                   double high,
                                   std::optional<double> fallback = {}) const;
-  // Like IntIn and NumberIn, but a missing field gives nullopt.
+  // Like IntIn and NumberIn, but they return nullopt if the field is missing.
   absl::StatusOr<std::optional<int64_t>> IntWithin(std::string_view name,
                                                    int64_t low,
                                                    int64_t high) const;
@@ -76,8 +77,8 @@ class JsonFields {
   // Returns INVALID_ARGUMENT, for example "config.json: hidden_size: want ...,
   // have ...".
   absl::Status Error(std::string_view name, std::string_view what) const;
-  // Like Error, but returns UNIMPLEMENTED: the value has a meaning that is not
-  // supported.
+  // Like Error, but returns UNIMPLEMENTED: the value has a meaning that is
+  // not supported.
   absl::Status Unserved(std::string_view name, std::string_view what) const;
 
  private:
@@ -88,7 +89,7 @@ class JsonFields {
   std::string where_;
 };
 
-// A short text of a value, for error messages.
+// Returns the JSON text of a value, shortened for error messages.
 std::string JsonExcerpt(const nlohmann::json& value);
 
 }  // namespace kvasir::model

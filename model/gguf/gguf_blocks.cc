@@ -43,8 +43,8 @@ void UnpackBf16(const uint8_t* block, float* numbers) {
   *numbers = std::bit_cast<float>(uint32_t{Load16(block)} << 16);
 }
 
-// The low 4 bits of the 16 bytes are the first 16 numbers, and the high 4 bits
-// are the last 16.
+// The low 4 bits of the 16 bytes are the codes of the first 16 numbers; the
+// high 4 bits are those of the last 16.
 void UnpackQ4_0(const uint8_t* block, float* numbers) {
   const float d = LoadHalf(block);
   const uint8_t* const codes = block + 2;
@@ -64,7 +64,7 @@ void UnpackQ4_1(const uint8_t* block, float* numbers) {
   }
 }
 
-// Bit i of `high` is the fifth bit of number i.
+// Bit i of `high` is the fifth bit of code i.
 void UnpackQ5_0(const uint8_t* block, float* numbers) {
   const float d = LoadHalf(block);
   const uint32_t high = Load32(block + 2);
@@ -119,8 +119,8 @@ void UnpackQ2_K(const uint8_t* block, float* numbers) {
   }
 }
 
-// A scale has 6 bits: the low 4 are in the first 8 bytes, and the high 2 are in
-// the last 4.
+// A scale has 6 bits. In the 12 bytes of scales, the first 8 bytes have the low
+// 4 bits of the scales, and the last 4 bytes have the high 2 bits.
 void UnpackQ3_K(const uint8_t* block, float* numbers) {
   const uint8_t* const mask = block;
   const uint8_t* const codes = block + 32;
@@ -131,7 +131,7 @@ void UnpackQ3_K(const uint8_t* block, float* numbers) {
     const int high = scales[8 + group % 4] >> (group / 4 * 2) & 3;
     const float scale = d * static_cast<float>((low | high << 4) - 32);
     for (int i = group * 16; i < (group + 1) * 16; ++i) {
-      // A clear bit of the mask subtracts 4.
+      // If a code's bit in the mask is clear, 4 is subtracted.
       const int offset = (mask[i % 32] >> (i / 32) & 1) == 0 ? 4 : 0;
       numbers[i] = scale * static_cast<float>(TwoBits(codes, i) - offset);
     }
@@ -143,7 +143,8 @@ struct ScaleAndMinimum {
   int minimum = 0;
 };
 
-// The scales of Q4_K and Q5_K: eight pairs of 6 bits in 12 bytes.
+// Q4_K and Q5_K pack eight scales and eight minimums of 6 bits each into 12
+// bytes. Returns one pair of them.
 ScaleAndMinimum SixBitPair(const uint8_t* scales, int group) {
   if (group < 4) return {scales[group] & 63, scales[group + 4] & 63};
   const int both = scales[group + 4];
@@ -183,8 +184,8 @@ void UnpackQ5_K(const uint8_t* block, float* numbers) {
   }
 }
 
-// Two halves of 128 numbers. In each, 64 bytes have the low 4 bits of four runs
-// of 32 numbers, and 32 bytes have their high 2 bits.
+// A block has two halves of 128 codes of 6 bits. In each half, 64 bytes have
+// the low 4 bits of four runs of 32 codes, and 32 bytes have their high 2 bits.
 void UnpackQ6_K(const uint8_t* block, float* numbers) {
   const uint8_t* const low = block;
   const uint8_t* const high = block + 128;
@@ -202,7 +203,8 @@ void UnpackQ6_K(const uint8_t* block, float* numbers) {
   }
 }
 
-// The levels of IQ4_NL and IQ4_XS, which are not spaced evenly.
+// The numbers that the codes of IQ4_NL and IQ4_XS stand for. They are not
+// evenly spaced.
 constexpr std::array<float, 16> kIq4Levels = {
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 

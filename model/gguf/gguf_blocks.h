@@ -12,21 +12,21 @@
 namespace kvasir::model {
 
 struct GgmlType {
-  uint32_t id = 0;  // in a file
+  uint32_t id = 0;  // the number of the type in GGUF files
   std::string_view name;
   int64_t block_numbers = 0;
   int64_t block_bytes = 0;
-  // Writes the block_numbers numbers of one block. It reads block_bytes bytes.
+  // Reads one block (block_bytes bytes) and writes its block_numbers numbers.
   void (*unpack)(const uint8_t* block, float* numbers) = nullptr;
 };
 
-// The most numbers that a block of any type has.
+// The largest block_numbers of all types.
 inline constexpr int64_t kMaxBlockNumbers = 256;
 
-// nullptr if the type is not served.
+// Returns nullptr if the type is not supported.
 const GgmlType* FindGgmlType(uint32_t id);
-// The name of a type that ggml defines but that is not served. Empty if the id
-// is not known.
+// Returns the name of a type that ggml defines but that is not supported, or an
+// empty name if ggml does not define the id.
 std::string_view UnservedGgmlTypeName(uint32_t id);
 // The names of all served types, for error messages.
 std::string ServedGgmlTypes();

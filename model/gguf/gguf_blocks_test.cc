@@ -17,7 +17,7 @@ std::string BytesOf(const nlohmann::json& hex) {
   return absl::HexStringToBytes(hex.get<std::string>());
 }
 
-TEST(GgufBlocksTest, EveryServedTypeGivesTheBitsOfTheReference) {
+TEST(GgufBlocksTest, UnpackedNumbersOfEveryTypeEqualThoseOfTheReference) {
   const std::string path = std::string(std::getenv("KVASIR_SOURCE_DIR")) +
                            "/tests/golden/gguf/blocks.json";
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::string text,
@@ -38,7 +38,8 @@ TEST(GgufBlocksTest, EveryServedTypeGivesTheBitsOfTheReference) {
               want.size());
     for (size_t i = 0; i < blocks.size() / block_bytes; ++i) {
       std::vector<float> have(numbers, -123);
-      // A copy of the exact size, so that a read beyond it is noticed.
+      // The copy has exactly the block's size, so that AddressSanitizer reports
+      // a read beyond it.
       const std::vector<uint8_t> block(
           blocks.begin() + static_cast<std::ptrdiff_t>(i * block_bytes),
           blocks.begin() + static_cast<std::ptrdiff_t>((i + 1) * block_bytes));
@@ -59,7 +60,7 @@ TEST(GgufBlocksTest, EveryServedTypeGivesTheBitsOfTheReference) {
   EXPECT_EQ(tested.size(), 15u);
 }
 
-TEST(GgufBlocksTest, ATypeThatIsNotServedHasANameButNoUnpackFunction) {
+TEST(GgufBlocksTest, TheNameOfAnUnsupportedTypeIsKnown) {
   EXPECT_EQ(FindGgmlType(16), nullptr);
   EXPECT_EQ(UnservedGgmlTypeName(16), "IQ2_XXS");
   EXPECT_EQ(FindGgmlType(4), nullptr);

@@ -7,18 +7,19 @@
 
 namespace kvasir::model {
 
-// The layers that have a mixture of experts.
+// Says which layers have a mixture of experts.
 enum class GgufExperts {
   kNone,
   kMixtral,      // all layers, if the file has experts; the model is Mixtral
-  kWithARouter,  // the layers with a tensor ffn_gate_inp
+  kWithARouter,  // the layers for which the file has a tensor ffn_gate_inp
 };
 
-// The layers that have the window of attention.sliding_window.
+// Says to which layers the key attention.sliding_window applies.
 enum class GgufWindows {
   kUnknown,  // the file does not say, so a window is refused
   kAll,
-  kSome,  // as in Hugging Face, or those of attention.sliding_window_pattern
+  // those of attention.sliding_window_pattern, or else as in Hugging Face
+  kSome,
 };
 
 // The matrices whose rows the file stores in one fused tensor.
@@ -42,8 +43,8 @@ struct GgufFamily {
   // True for Gemma: the norm weights in the file already include the 1 that the
   // model adds to them.
   bool norms_have_one = false;
-  // The number of layers of the one Gemma size that divides scores by the root
-  // of hidden_size / heads. All other sizes divide by the root of head_dim. The
+  // Gemma models with this number of layers divide scores by the root of
+  // hidden_size / heads; all other sizes divide by the root of head_dim. The
   // file has no key for this.
   int64_t wide_scores_layers = 0;
   // The value of rope.freq_base_swa if the file does not have it. 0: layers
@@ -107,7 +108,7 @@ inline constexpr std::array<GgufFamily, 10> kGgufFamilies = {{
      .part_rotates = true},
 }};
 
-// nullptr if the architecture is not served.
+// Returns nullptr if the architecture is not supported.
 constexpr const GgufFamily* FindGgufFamily(std::string_view architecture) {
   for (const GgufFamily& family : kGgufFamilies) {
     if (family.architecture == architecture) return &family;
@@ -117,10 +118,11 @@ constexpr const GgufFamily* FindGgufFamily(std::string_view architecture) {
 
 inline constexpr std::string_view kGgufEmbedding = "token_embd.weight";
 inline constexpr std::string_view kGgufHead = "output.weight";
-// Divisors of the RoPE frequencies, one for each pair (Llama 3.1's scaling).
+// A tensor with divisors of the RoPE frequencies, one for each pair (Llama
+// 3.1's scaling).
 inline constexpr std::string_view kGgufRopeFactors = "rope_freqs.weight";
-// Such divisors for LongRoPE: for texts beyond the original context, and for
-// texts within it.
+// Tensors with LongRoPE's divisors of the frequencies: one for sequences longer
+// than the original context, one for shorter sequences.
 inline constexpr std::string_view kGgufLongFactors = "rope_factors_long.weight";
 inline constexpr std::string_view kGgufShortFactors =
     "rope_factors_short.weight";

@@ -33,7 +33,7 @@ constexpr char kAlignmentKey[] = "general.alignment";
 
 struct ValueTypeRow {
   std::string_view name;
-  uint64_t bytes;  // the least that an element takes in the file
+  uint64_t bytes;  // the fewest bytes that an element takes in the file
 };
 // Indexed by GgufType.
 constexpr std::array<ValueTypeRow, 13> kValueTypes = {{
@@ -63,16 +63,16 @@ T Load(std::string_view bytes) {
   return value;
 }
 
-// A text of the file, shortened for error messages. Bytes that are not
-// printable ASCII are escaped.
+// Returns a text of the file for error messages: shortened, with all bytes
+// escaped that are not printable ASCII.
 std::string Shown(std::string_view text) {
   constexpr size_t kMost = 80;
   return absl::CHexEscape(
       absl::string_view(text.data(), std::min(text.size(), kMost)));
 }
 
-// An integer of any type. nullopt for other types, and for a number that does
-// not fit.
+// Reads an integer of any integer type. Returns nullopt for other types, and
+// for a number that int64_t cannot hold.
 std::optional<int64_t> LoadInt(GgufType type, std::string_view bytes) {
   switch (type) {
     case GgufType::kU8:
@@ -142,8 +142,9 @@ class GgufHeaderReader {
     return absl::StrFormat("%s: byte %d", header_.where_, at_);
   }
 
-  // Takes the next bytes. DATA_LOSS if the file has fewer, and OUT_OF_RANGE if
-  // only the part that was read has fewer.
+  // Returns the next bytes and moves past them. DATA_LOSS if the file ends
+  // before they do. OUT_OF_RANGE if only the part of the file that was read
+  // ends before they do.
   absl::StatusOr<std::string_view> Take(uint64_t size, std::string_view what) {
     if (size > file_bytes_ - at_) {
       return absl::DataLossError(absl::StrFormat(
@@ -187,7 +188,7 @@ class GgufHeaderReader {
                             Number<uint32_t>("the version"));
     if (version != 2 && version != 3) {
       return absl::UnimplementedError(absl::StrFormat(
-          "%s: the GGUF version is %d%s; served are 2 and 3, little-endian",
+          "%s: the GGUF version is %d%s, but must be 2 or 3, little-endian",
           header_.where_, version,
           (version & 0xffff) == 0 ? " (a big-endian file)" : ""));
     }
@@ -218,7 +219,7 @@ class GgufHeaderReader {
                             Text(absl::StrFormat("the text of key %d", index)));
     if (key.empty() || key.size() > kMaxKeyBytes) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("%s: key %d has %d bytes; want 1 to %d",
+          absl::StrFormat("%s: key %d has %d bytes, but must have 1 to %d",
                           header_.where_, index, key.size(), kMaxKeyBytes));
     }
     const std::string shown = Shown(key);
@@ -257,7 +258,7 @@ class GgufHeaderReader {
                                       [](char c) { return c != 0 && c != 1; });
       if (wrong == value.bytes.end()) return absl::OkStatus();
       return absl::InvalidArgumentError(
-          absl::StrFormat("%s: %s has a bool of %d; want 0 or 1",
+          absl::StrFormat("%s: %s has a bool of %d, but it must be 0 or 1",
                           header_.where_, shown, static_cast<uint8_t>(*wrong)));
     }
     const uint64_t begin = at_;
@@ -288,8 +289,8 @@ class GgufHeaderReader {
     KVASIR_ASSIGN_OR_RETURN(const std::string_view name, Text(what));
     if (name.empty() || name.size() > kMaxTensorNameBytes) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "%s: the name of %s has %d bytes; want 1 to %d", header_.where_, what,
-          name.size(), kMaxTensorNameBytes));
+          "%s: the name of %s has %d bytes, but must have 1 to %d",
+          header_.where_, what, name.size(), kMaxTensorNameBytes));
     }
     const auto fail = [&](std::string_view problem) {
       return absl::InvalidArgumentError(absl::StrFormat(
@@ -353,7 +354,8 @@ class GgufHeaderReader {
     return absl::OkStatus();
   }
 
-  // Turns offsets in the data section into places in the file.
+  // Converts tensors' offsets in the data section to offsets in the file, and
+  // checks them.
   absl::Status PlaceTensors() {
     const uint64_t data = (at_ + alignment_ - 1) / alignment_ * alignment_;
     const uint64_t data_bytes = file_bytes_ - std::min(data, file_bytes_);
@@ -553,7 +555,7 @@ absl::StatusOr<std::vector<std::string_view>> GgufHeader::Strings(
   strings.reserve(value->count);
   std::string_view rest = value->bytes;
   for (uint64_t i = 0; i < value->count; ++i) {
-    const auto size = Load<uint64_t>(rest);  // checked when it was read
+    const auto size = Load<uint64_t>(rest);  // GgufHeaderReader has checked it
     strings.push_back(rest.substr(sizeof(size), size));
     rest.remove_prefix(sizeof(size) + size);
   }

@@ -19,7 +19,7 @@
 
 namespace kvasir::model {
 
-// The values are those of the file format.
+// The enumerators have the numbers of the file format.
 enum class GgufType : uint32_t {
   kU8 = 0,
   kI8 = 1,
@@ -41,7 +41,7 @@ struct GgufValue {
   GgufType type = GgufType::kU8;  // for an array: the type of its elements
   bool is_array = false;
   uint64_t count = 1;
-  // The elements as they are stored; each string follows its length.
+  // The elements as they are stored. Each string is preceded by its length.
   std::string_view bytes;
 };
 
@@ -50,7 +50,7 @@ struct GgufTensor {
   size_t file = 0;  // the file that has the data, counted from 0
   const GgmlType* type = nullptr;
   std::vector<int64_t> shape;  // outermost first, as elsewhere in this folder
-  uint64_t begin_bytes = 0;    // in its file
+  uint64_t begin_bytes = 0;    // offset from the start of its file
   uint64_t size_bytes = 0;
 
   int64_t num_elements() const;
@@ -58,11 +58,11 @@ struct GgufTensor {
 
 // Owns: the bytes of the header.
 // Threads: const methods may be called from any thread.
-// Errors: all name the file and the key or the tensor, with the value found and
-//   the value wanted. INVALID_ARGUMENT for a broken file or a value of a wrong
-//   type, DATA_LOSS for a truncated file, UNIMPLEMENTED for a version, a byte
-//   order or a type of tensors that is not served, RESOURCE_EXHAUSTED for a
-//   header above the limits.
+// Errors: all name the file and the key or the tensor, and state the value
+//   found and the values allowed. INVALID_ARGUMENT for a broken file or a value
+//   of a wrong type, DATA_LOSS for a truncated file, UNIMPLEMENTED for a
+//   version, byte order or tensor type that is not supported,
+//   RESOURCE_EXHAUSTED for a header above the limits.
 class GgufHeader {
  public:
   static constexpr uint64_t kMaxHeaderBytes = uint64_t{256} << 20;
@@ -84,7 +84,8 @@ class GgufHeader {
   GgufHeader& operator=(const GgufHeader&) = delete;
 
   const std::string& where() const { return where_; }
-  // In the order of the file. They lie inside their file and do not overlap.
+  // In the order of the file. Read has checked that they lie inside the file
+  // and do not overlap.
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
   const GgufTensor* FindTensor(std::string_view name) const;
 
@@ -99,23 +100,24 @@ class GgufHeader {
   // nullptr if the file does not have the key.
   const GgufValue* Find(std::string_view key) const;
 
-  // A missing key gives nullopt, and another type INVALID_ARGUMENT. Int accepts
-  // every type of integers, and Number also both types of floating-point
-  // numbers. A float32 becomes the double of its shortest decimal (1e-05).
+  // Each returns nullopt if the key is missing, and INVALID_ARGUMENT if its
+  // value has another type. Int accepts every integer type, and Number also
+  // both floating-point types. Number returns ShortestDecimal of a float32.
   absl::StatusOr<std::optional<int64_t>> Int(std::string_view key) const;
   absl::StatusOr<std::optional<double>> Number(std::string_view key) const;
   absl::StatusOr<std::optional<bool>> Bool(std::string_view key) const;
   absl::StatusOr<std::optional<std::string_view>> String(
       std::string_view key) const;
-  // A missing key gives an empty list. The strings are views into this object.
+  // Each returns an empty list if the key is missing. The strings are views
+  // into this object.
   absl::StatusOr<std::vector<std::string_view>> Strings(
       std::string_view key) const;
   absl::StatusOr<std::vector<int64_t>> Ints(std::string_view key) const;
   absl::StatusOr<std::vector<float>> Floats(std::string_view key) const;
 
-  // Errors with the text "FILE: KEY: what". Error returns
-  // INVALID_ARGUMENT. Unserved returns UNIMPLEMENTED, for a value that is
-  // valid but not supported.
+  // Both make an error with the text "FILE: KEY: what". Error returns
+  // INVALID_ARGUMENT. Unserved returns UNIMPLEMENTED, for a value that is valid
+  // but not supported.
   absl::Status Error(std::string_view key, std::string_view what) const;
   absl::Status Unserved(std::string_view key, std::string_view what) const;
 
@@ -138,8 +140,9 @@ class GgufHeader {
   size_t num_files_ = 1;
 };
 
-// Returns the shortest decimal that rounds to this float32, as a double. Most
-// float32 numbers in a file come from a decimal in config.json.
+// Returns the shortest decimal number that rounds to `value`, as a double. Most
+// float32 values in a GGUF file were decimals in config.json, such as 1e-05,
+// and this restores them.
 double ShortestDecimal(float value);
 
 // True if `path` is a regular file. GGUF is the only checkpoint format that is

@@ -71,7 +71,7 @@ TEST(GgufHeaderTest, ReadsValuesOfEveryType) {
   }
 }
 
-TEST(GgufHeaderTest, PlacesTensorsAfterTheAlignedHeader) {
+TEST(GgufHeaderTest, TensorDataBeginsAtTheNextMultipleOfTheAlignment) {
   const std::string file = GgufBuilder()
                                .Tensor("b", {2, 3}, kF32, Bytes(24))
                                .Tensor("a", {4}, kF32, Bytes(16))
@@ -207,7 +207,7 @@ std::vector<BadFile> BadFiles() {
       {"LongTensorName",
        GgufBuilder().Tensor(std::string(128, 't'), {1}, kF32, "").Build(),
        kInvalid,
-       {"has 128 bytes; want 1 to 127"}},
+       {"has 128 bytes, but must have 1 to 127"}},
       {"NoDimensions",
        GgufBuilder().Tensor("t", {}, kF32, Bytes(4)).Build(),
        kInvalid,
@@ -262,7 +262,7 @@ std::vector<BadFile> BadFiles() {
 
 class BadGgufTest : public ::testing::TestWithParam<BadFile> {};
 
-TEST_P(BadGgufTest, ABadHeaderIsRefusedWithTheValueAndItsPlace) {
+TEST_P(BadGgufTest, AnInvalidHeaderIsRefusedWithTheInvalidValueAndItsPlace) {
   const absl::Status status = Parse(GetParam().file).status();
   EXPECT_EQ(status.code(), GetParam().code) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("x.gguf"));
@@ -288,7 +288,7 @@ TEST(GgufHeaderTest, EveryTruncatedFileIsRefused) {
   }
 }
 
-TEST(GgufHeaderTest, AGitLfsPointerIsReported) {
+TEST(GgufHeaderTest, AGitLfsPointerIsReportedInsteadOfParsed) {
   const base::TempFolder folder;
   const std::string path =
       folder.Write("x.gguf",

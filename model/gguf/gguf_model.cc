@@ -16,15 +16,16 @@ namespace {
 constexpr std::string_view kCountKey = "split.count";
 constexpr std::string_view kNumberKey = "split.no";
 constexpr std::string_view kTensorsKey = "split.tensors.count";
-// Names of split files have five digits for this number.
+// The names of split files contain the number of files with five digits.
 constexpr int64_t kMaxFiles = 99'999;
 
-// The end of the name of file `number`, counted from 0.
+// Returns how the name of file `number` ends; `number` counts from 0.
 std::string Ending(int64_t number, int64_t count) {
   return absl::StrFormat("-%05d-of-%05d.gguf", number + 1, count);
 }
 
-// Files after the first one have only these keys.
+// Checks a file's number and the number of files. Files after the first one
+// have no other keys.
 absl::Status CheckNumber(const GgufHeader& header, int64_t number,
                          int64_t count) {
   for (const auto& [key, want] :

@@ -25,8 +25,9 @@ struct GgufModel {
 //   like that of a split file, or if the files do not belong together.
 absl::StatusOr<GgufModel> OpenGgufModel(const std::string& path);
 
-// Removes the number from the name of a split file, which has no ".gguf" at
-// its end: "NAME-00001-of-00003" becomes "NAME". Other names stay as they are.
+// Removes the number from the name of a split file: "NAME-00001-of-00003"
+// becomes "NAME". `stem` must not end with ".gguf". Other names are
+// returned unchanged.
 std::string_view WithoutSplitNumber(std::string_view stem);
 
 }  // namespace kvasir::model

@@ -19,7 +19,8 @@ using ::testing::HasSubstr;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
-// A file with one tensor. Only the first file has keys of the model.
+// Returns a file of a split model with one tensor. Only file 0 has the keys
+// that describe the model.
 GgufBuilder Part(int number, int count, const std::string& tensor) {
   GgufBuilder builder;
   builder.U32("split.no", static_cast<uint32_t>(number))
@@ -82,13 +83,13 @@ TEST_F(SplitGgufTest, TheErrorForAMissingFileNamesIt) {
                              HasSubstr("file 2 of the 3 files"))));
 }
 
-TEST_F(SplitGgufTest, OpeningALaterFileIsRefusedWithTheNameOfTheFirst) {
+TEST_F(SplitGgufTest, TheErrorForOpeningALaterFileNamesTheFirstFile) {
   EXPECT_THAT(Open(1).status(),
               StatusIs(kInvalid, AllOf(HasSubstr("file 2 of the 3 files"),
                                        HasSubstr("m-00001-of-00003.gguf"))));
 }
 
-TEST_F(SplitGgufTest, ASplitFileWhoseNameDoesNotFitIsRefused) {
+TEST_F(SplitGgufTest, ASplitFileWhoseNameDoesNotMatchItsSplitCountIsRefused) {
   EXPECT_THAT(
       OpenGgufModel(folder_.Write("m.gguf", Part(0, 3, "t0").Build())).status(),
       StatusIs(kInvalid, AllOf(HasSubstr("split.count"),
@@ -99,7 +100,7 @@ TEST_F(SplitGgufTest, ASplitFileWhoseNameDoesNotFitIsRefused) {
               StatusIs(kInvalid, HasSubstr("have 200000")));
 }
 
-TEST_F(SplitGgufTest, FilesThatDoNotBelongTogetherAreRefused) {
+TEST_F(SplitGgufTest, SplitFilesThatDoNotBelongTogetherAreRefused) {
   Write(2, Part(1, 3, "t2"));
   EXPECT_THAT(Open().status(),
               StatusIs(kInvalid, AllOf(HasSubstr("m-00003-of-00003.gguf"),

@@ -154,7 +154,7 @@ absl::Status RefuseWhatChangesTheModel(const JsonFields& fields, Family family,
     if (family == Family::kGemma2 && factor.neutral == 0) continue;
     KVASIR_ASSIGN_OR_RETURN(const std::optional<double> value,
                             fields.Number(factor.name));
-    // The file may have rounded the number.
+    // The number in the file may be rounded.
     constexpr double kTolerance = 1e-6;
     if (std::abs(value.value_or(factor.neutral) - factor.neutral) <=
         kTolerance * factor.neutral) {
@@ -174,8 +174,8 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
                           fields.IntIn("hidden_size", 1, kMaxHidden));
   KVASIR_ASSIGN_OR_RETURN(spec->num_heads,
                           fields.IntIn("num_attention_heads", 1, kMaxHeads));
-  // If num_key_value_heads is null, it equals num_attention_heads. If it is
-  // missing, some families have a default of their own.
+  // If num_key_value_heads is null, the number of num_attention_heads is used.
+  // If it is missing, some families have another default.
   const FamilyNames& names = kFamilies[static_cast<size_t>(family)];
   const int64_t own_default = names.default_kv_heads;
   const int64_t default_kv_heads =
@@ -225,7 +225,7 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
   return absl::OkStatus();
 }
 
-// In a file, this id means that there is no such token.
+// In config.json, this id means that the model has no such token.
 constexpr int64_t kNoToken = -1;
 
 absl::Status CheckTokenId(const JsonFields& fields, std::string_view name,
@@ -292,7 +292,8 @@ absl::StatusOr<DecoderSpec> ParseConfig(std::string_view text,
   KVASIR_ASSIGN_OR_RETURN(spec.eos_token_ids,
                           TokenIds(fields, "eos_token_id", spec.vocab_size));
   spec.eos_source = where;
-  // A field that is null says that there is no such token.
+  // The default is used only if the field is missing; null means that there is
+  // no such token.
   if (!root.contains("eos_token_id") && names.default_eos >= 0 &&
       names.default_eos < spec.vocab_size) {
     spec.eos_token_ids = {names.default_eos};

@@ -17,8 +17,8 @@ namespace kvasir::model {
 inline constexpr int64_t kMaxLayers = 1024;
 
 // `where` names the text in errors.
-// Errors: INVALID_ARGUMENT for text that is wrong, UNIMPLEMENTED for a valid
-//   model that is not served. Both name the field, the value wanted and the
+// Errors: INVALID_ARGUMENT if the text is invalid, UNIMPLEMENTED if the model
+//   is valid but not supported. Both name the field, the values allowed and the
 //   value found.
 absl::StatusOr<DecoderSpec> ParseConfig(std::string_view json,
                                         std::string_view where);
@@ -34,8 +34,8 @@ absl::Status ParseGenerationConfig(std::string_view json,
 // errors of GgufHeader.
 absl::StatusOr<DecoderSpec> LoadModelConfig(const std::string& path);
 
-// The text of a folder's config.json, or of the config.json that describes a
-// GGUF file.
+// Returns the text of a folder's config.json. For a GGUF file, returns a
+// config.json that is made from its metadata (ConfigOfGguf).
 absl::StatusOr<std::string> LoadConfigText(const std::string& path);
 
 }  // namespace kvasir::model

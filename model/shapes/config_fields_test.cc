@@ -1,5 +1,5 @@
-// Tests fields that may stand in two places or in two files, and fields whose
-// values change nothing.
+// Tests fields that may be in two places or in two files, and fields whose
+// values do not affect the model.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -17,7 +17,8 @@ using ::testing::HasSubstr;
 
 constexpr absl::StatusCode kWrong = absl::StatusCode::kInvalidArgument;
 
-// RoPE fields over SmallLlama (head_dim 16, 256 positions) or SmallNeox.
+// RoPE fields that are added to SmallLlama (head_dim 16, 256 positions) or
+// to SmallNeox.
 struct RopeFields {
   const char* name;
   const char* json;
@@ -30,7 +31,8 @@ struct RopeFields {
 
 class RopeFieldsTest : public ::testing::TestWithParam<RopeFields> {};
 
-TEST_P(RopeFieldsTest, ThetaIsReadFromEachPlaceAndContradictionsAreRefused) {
+TEST_P(RopeFieldsTest,
+       ThetaIsReadFromEachPlaceUnlessPlacesContradictEachOther) {
   const RopeFields& fields = GetParam();
   json config =
       fields.neox ? With(SmallNeox(), "rotary_pct", 1.0) : SmallLlama();
@@ -76,8 +78,8 @@ INSTANTIATE_TEST_SUITE_P(
                    R"({"rope_scaling":null,"rope_theta":null,)"
                    R"("rope_parameters":{"rope_theta":7}})",
                    7},
-        // transformers 4 and 5 read different places, so these have two
-        // meanings.
+        // transformers 4 and 5 read different places, so these configs
+        // are ambiguous.
         RopeFields{"RootAgainstScaling",
                    R"({"rope_theta":1000,"rope_scaling":{"rope_theta":500}})",
                    0,
@@ -163,7 +165,7 @@ TEST(ConfigTest, AnOriginalContextOutsideTheRopeObjectMustEqualTheOneInside) {
                        {"factor", 8.0},
                        {"low_freq_factor", 1.0},
                        {"high_freq_factor", 4.0}};
-  // Without the field, transformers 5 takes max_position_embeddings.
+  // If the field is missing, transformers 5 uses max_position_embeddings.
   json config = With(SmallLlama(), "rope_scaling", llama3);
   const RopeSpec without = MustParse(config).rope;
   config["rope_scaling"]["original_max_position_embeddings"] = 256;
@@ -196,7 +198,7 @@ TEST(ConfigTest, FieldsWithValuesThatChangeNothingAreAccepted) {
   KVASIR_EXPECT_OK(Parse(config));
 }
 
-TEST(ConfigTest, ANullFieldDoesNotMeanTheDefaultOfAMissingField) {
+TEST(ConfigTest, ANullFieldDiffersFromAMissingFieldWithADefault) {
   json config = With(SmallLlama(), "num_attention_heads", 64);
   config["hidden_size"] = 1024;
   config.erase("num_key_value_heads");
@@ -240,7 +242,7 @@ TEST(ConfigTest, AModelTypeThatContradictsTheArchitectureIsRefused) {
 TEST(ConfigTest, AMissingEosFieldMeansTheDefaultOfTheArchitecture) {
   struct Family {
     json config;
-    std::vector<int32_t> eos;  // as AutoConfig gives it
+    std::vector<int32_t> eos;  // the ids that AutoConfig returns
   };
   const std::vector<Family> families = {
       {SmallLlama(), {2}},
@@ -266,7 +268,7 @@ TEST(ConfigTest, AMissingEosFieldMeansTheDefaultOfTheArchitecture) {
   }
 }
 
-TEST(ConfigTest, AGenerationConfigWithoutEosKeepsThoseOfTheModelConfig) {
+TEST(ConfigTest, AGenerationConfigWithoutEosIdsKeepsTheEosIdsOfTheModelConfig) {
   for (const char* text :
        {"{}", R"({"eos_token_id":null})", R"({"eos_token_id":[]})"}) {
     DecoderSpec spec = MustParse(With(SmallLlama(), "eos_token_id", {7, -1}));

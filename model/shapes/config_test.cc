@@ -76,8 +76,7 @@ TEST(ConfigTest, ReadsANeoxConfig) {
 }
 
 TEST(ConfigTest, NewAndOldNeoxRopeFieldsThatContradictEachOtherAreRefused) {
-  // Newer versions of the transformers library write RoPE settings in this
-  // form.
+  // Newer versions of transformers write RoPE settings as rope_parameters.
   json config = SmallNeox();
   config["rope_parameters"] = {{"rope_type", "default"},
                                {"rope_theta", 16.0},
@@ -149,7 +148,7 @@ TEST(ConfigTest, TheAttentionBiasFieldOfLlamaAlsoAppliesToTheOutputProjection) {
   EXPECT_FALSE(spec.mlp_bias);
 }
 
-TEST(ConfigTest, AMissingMistralWindowIsTheDefaultWindowAndANullWindowIsNone) {
+TEST(ConfigTest, MistralConfigsDistinguishAMissingWindowFromANullWindow) {
   json config = SmallLlama();
   config["architectures"] = {"MistralForCausalLM"};
   EXPECT_EQ(MustParse(config).layers[2].sliding_window, 4096);
@@ -236,7 +235,8 @@ TEST(ConfigTest, YarnUsesTheMscaleAndBetaFieldsOfTheConfig) {
       0.873940458);
 }
 
-TEST(ConfigTest, YarnWithoutTruncationDoesNotRoundTheBordersOfItsRamp) {
+TEST(ConfigTest,
+     YarnWithoutTruncationDoesNotRoundTheEndsOfTheInterpolatedRange) {
   json config = SmallLlama();
   config["rope_scaling"] = {{"rope_type", "yarn"},
                             {"factor", 8.0},
@@ -267,7 +267,7 @@ struct BadConfig {
 
 class BadConfigTest : public ::testing::TestWithParam<BadConfig> {};
 
-TEST_P(BadConfigTest, AnInvalidModelConfigIsRefusedWithTheReason) {
+TEST_P(BadConfigTest, TheErrorForAnInvalidModelConfigStatesTheReason) {
   const BadConfig& bad = GetParam();
   EXPECT_THAT(Parse(With(SmallLlama(), bad.field, bad.value)),
               StatusIs(bad.code, AllOf(HasSubstr("config.json"),
@@ -388,7 +388,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "per layer type"}),
     [](const auto& test) { return test.param.name; });
 
-TEST(ConfigTest, TheEosIdsOfTheGenerationConfigReplaceThoseOfTheModelConfig) {
+TEST(ConfigTest, EosIdsOfTheGenerationConfigReplaceEosIdsOfTheModelConfig) {
   DecoderSpec spec = MustParse(With(SmallLlama(), "eos_token_id", 2));
   KVASIR_ASSERT_OK(ParseGenerationConfig(
       R"({"eos_token_id":[5,6],"temperature":0.6,"top_p":0.9,"top_k":20,)"
@@ -399,7 +399,8 @@ TEST(ConfigTest, TheEosIdsOfTheGenerationConfigReplaceThoseOfTheModelConfig) {
               StatusIs(kWrong, HasSubstr("g.json: top_p")));
 }
 
-TEST(ConfigTest, SamplingDefaultsOutOfRangeAreRefusedWithNameValueAndLimit) {
+TEST(ConfigTest,
+     TheErrorForASamplingDefaultOutOfRangeStatesItsNameValueAndLimit) {
   DecoderSpec spec = MustParse(SmallLlama());
   for (const auto& [text, want] : std::map<std::string, std::string>{
            {R"({"temperature":-5})",

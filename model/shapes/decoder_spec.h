@@ -37,14 +37,15 @@ enum class QkNorm {
 
 using plan::RopePairing;
 
-// Unused rows at the beginning of OPT's table of learned positions.
+// The number of unused rows at the beginning of OPT's table of
+// learned positions.
 inline constexpr int64_t kUnusedOptPositions = 2;
 
 struct RopeSpec {
   int64_t rotary_dim = 0;  // even and <= head_dim; 0: no layer rotates
   RopePairing pairing = RopePairing::kHalfSplit;
-  // Radians per position for each pair [rotary_dim / 2], with scaling (llama3,
-  // YaRN, linear) applied, in double precision.
+  // The angle in radians by which each pair rotates per position [rotary_dim /
+  // 2]. Scaling (llama3, YaRN, linear) is already applied.
   std::vector<double> frequencies;
   // LongRoPE (arXiv:2402.13753): the frequencies for sequences of more than
   // `short_positions` tokens. Empty: `frequencies` serve all lengths.
@@ -59,13 +60,14 @@ struct RopeSpec {
 
 // The mixture of experts that replaces the MLP in some layers. A router, a
 // matrix [M, count], gives a token a logit for each expert. The token runs
-// through the top_k experts with the largest logits, and the results are added
-// with weights: the softmax of the logits. Each expert is a gated MLP.
+// through the top_k experts with the largest logits. Their results are added,
+// weighted with the softmax of the logits. Each expert is a gated MLP.
 struct ExpertsSpec {
   int64_t count = 0;  // E; 0: the model has no experts
   int64_t top_k = 0;
   int64_t intermediate_size = 0;  // of each expert
-  // Whether the softmax is over the chosen experts; otherwise over all.
+  // True: the softmax is over the logits of the chosen experts. False: it is
+  // over the logits of all experts.
   bool normalize = false;
 
   friend bool operator==(const ExpertsSpec&, const ExpertsSpec&) = default;
@@ -92,27 +94,28 @@ struct DecoderSpec {
   int64_t max_position_embeddings = 0;
   NormKind norm = NormKind::kRmsNorm;
   double norm_eps = 1e-5;
-  // RMSNorm adds this to its stored weights: 1 in Gemma, else 0.
+  // RMSNorm adds this to its stored weights: 1 in Gemma, 0 in other families.
   double norm_weight_offset = 0;
-  // Whether the inputs of attention and MLP are normalized, and whether their
-  // outputs are, before they are added to the residual stream.
+  // norm_inputs: the inputs of attention and MLP are normalized. norm_outputs:
+  // their outputs are normalized before they are added to the residual stream.
   bool norm_inputs = true;
   bool norm_outputs = false;
   MlpKind mlp = MlpKind::kGatedSilu;
-  // True: attention and MLP both read the layer's input x; the result is x +
-  // attention(norm1(x)) + mlp(norm2(x)). False: the MLP reads x +
-  // attention(norm1(x)).
+  // True: attention and MLP both read the layer's input x; the result
+  // is x + attention(norm1(x)) + mlp(norm2(x)). False: the MLP reads x
+  // + attention(norm1(x)).
   bool parallel_residual = false;
   // True: each position has a learned vector, which is added to the token's
   // embedding. The table of these vectors is [max_position_embeddings, M].
   bool learned_positions = false;
-  // The factor of the embeddings, before positions are added.
+  // Embeddings are multiplied by this before learned positions are added.
   double embedding_scale = 1;
   RopeSpec rope;
   // The RoPE of layers with a sliding window, if it differs from `rope`. Only
   // its frequencies and attention factor may differ.
   std::optional<RopeSpec> window_rope;
-  // The factor of the dot products of queries and keys. 0: head_dim^-0.5.
+  // Dot products of queries and keys are multiplied by this. 0:
+  // by head_dim^-0.5.
   double score_scale = 0;
   // Scores and logits x become cap * tanh(x / cap). 0: no cap.
   double score_cap = 0;
@@ -125,10 +128,10 @@ struct DecoderSpec {
   ExpertsSpec experts;
   std::vector<LayerSpec> layers;
   std::optional<int32_t> bos_token_id;
-  // The ids that end an output. The tokenizer may name further ones.
+  // The ids that end an output. The tokenizer may name more of them.
   std::vector<int32_t> eos_token_ids;
-  // Where eos_token_ids come from: the path of a file, or "the default of
-  // LlamaForCausalLM".
+  // Where eos_token_ids come from: the path of a file, or "the default
+  // of LlamaForCausalLM".
   std::string eos_source;
 
   const RopeSpec& rope_of(int64_t layer) const {
@@ -136,9 +139,9 @@ struct DecoderSpec {
     return windowed && window_rope.has_value() ? *window_rope : rope;
   }
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
-  // mlp_features: how many features the MLP or all experts of a layer have.
-  // used_mlp_features: how many of them one token uses. Both return the largest
-  // number of any layer.
+  // mlp_features: the hidden features of a layer's MLP, or of all its experts
+  // together. used_mlp_features: those of them that one token uses. Both return
+  // the number of the layer with the most.
   int64_t mlp_features() const {
     return LargestMlp(experts.count * experts.intermediate_size);
   }

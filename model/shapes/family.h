@@ -22,18 +22,19 @@ enum class Family {
   kQwen3Moe,
 };
 
-// The names of a family, and what it assumes if config.json lacks a field.
+// The names of a family in config.json, and its defaults for fields that
+// config.json may leave out.
 struct FamilyNames {
   std::string_view architecture;
   std::string_view model_type;
-  int32_t default_eos = -1;  // eos_token_id; -1: none
-  // num_key_value_heads; 0: num_attention_heads
+  int32_t default_eos = -1;  // of eos_token_id; -1: none
+  // of num_key_value_heads; 0: the same as num_attention_heads
   int64_t default_kv_heads = 0;
-  // head_dim; 0: hidden_size / num_attention_heads
+  // of head_dim; 0: hidden_size / num_attention_heads
   int64_t default_head_dim = 0;
-  double default_theta = 10000.0;  // rope_theta
-  double default_eps = 1e-6;       // rms_norm_eps
-  bool default_tied = false;       // tie_word_embeddings
+  double default_theta = 10000.0;  // of rope_theta
+  double default_eps = 1e-6;       // of rms_norm_eps
+  bool default_tied = false;       // of tie_word_embeddings
 };
 
 // Indexed by Family. docs/models.md lists them for users.

@@ -87,7 +87,8 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
         "mlp_bias", absl::StrCat(spec->architecture, " does not have it"));
   }
   if (HasLayerNorm(family)) {
-    // OPT has one switch for all biases. GPT-NeoX's MLP always has biases.
+    // OPT has one field for all biases. In GPT-NeoX the field is only for
+    // attention, because its MLP always has biases.
     KVASIR_ASSIGN_OR_RETURN(
         spec->qkv_bias,
         fields.BoolOr(family == Family::kOpt ? "enable_bias" : "attention_bias",
@@ -98,8 +99,8 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
   }
   spec->qkv_bias = family == Family::kQwen2;
   // The reference implementations of Mistral, Qwen2 and Phi-3 ignore both
-  // fields, because the family determines the biases. A file that contradicts
-  // its family describes another model and is refused.
+  // fields, because the family determines the biases. If a field contradicts
+  // the family, the file is refused.
   for (const std::string_view name : {"attention_bias", "mlp_bias"}) {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> on, fields.Bool(name));
     const bool expected = name == "attention_bias" && spec->qkv_bias;
@@ -218,7 +219,8 @@ absl::Status ParseExpertLayers(const JsonFields& fields, DecoderSpec* spec) {
   return absl::OkStatus();
 }
 
-// Limits the number of tensors that a small file can ask for.
+// Limits the number of experts in all layers, so that a small config.json
+// cannot require a huge number of tensors.
 absl::Status CheckNumExperts(const JsonFields& fields,
                              const DecoderSpec& spec) {
   constexpr int64_t kMaxInAllLayers = int64_t{1} << 16;
@@ -231,8 +233,8 @@ absl::Status CheckNumExperts(const JsonFields& fields,
                                       spec.experts.count));
 }
 
-// Reads the number of experts. Qwen3-MoE calls it num_experts in transformers 4
-// and num_local_experts, as Mixtral, in transformers 5.
+// Reads the number of experts. transformers 4 writes it as num_experts for
+// Qwen3-MoE; transformers 5 writes it as num_local_experts, as for Mixtral.
 absl::StatusOr<int64_t> NumExperts(const JsonFields& fields,
                                    int64_t default_count) {
   constexpr int64_t kMaxExperts = 1024;
@@ -392,14 +394,13 @@ absl::Status ParseOpt(const JsonFields& fields, DecoderSpec* spec) {
 struct Windows {
   std::optional<int64_t> width;  // nullopt: no layer has a window
   std::vector<bool> layers;      // which layers have it by default
-  // Whether the reference implementation reads layer_types. If not, the field
-  // must agree with `layers`.
+  // True if the reference implementation reads layer_types. If it does not,
+  // layer_types must agree with `layers`.
   bool reads_types = false;
 };
 
-// Reads the width of the sliding window, and which layers have it by default.
-// A missing sliding_window means the family's default, and null means no
-// window.
+// Reads the width of the sliding window, and which layers have it by default. A
+// missing sliding_window means the family's default, and null means no window.
 absl::StatusOr<Windows> DefaultWindows(const JsonFields& fields, Family family,
                                        const DecoderSpec& spec) {
   constexpr std::string_view kName = "sliding_window";
@@ -441,7 +442,8 @@ absl::StatusOr<Windows> DefaultWindows(const JsonFields& fields, Family family,
         return fields.Error(kName, "want the width of the windows, have null");
       }
       windows.reads_types = true;
-      // Older files have the first name, transformers 4 writes the second.
+      // Older files call the field by the first of these names; transformers 4
+      // writes the second.
       const int64_t default_pattern = family == Family::kGemma3 ? 6 : 2;
       std::optional<int64_t> pattern;
       for (const std::string_view each :

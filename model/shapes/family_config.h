@@ -10,8 +10,8 @@
 namespace kvasir::model {
 
 // Fills in biases, norms, windows, experts, activation and RoPE. `spec` must
-// have its sizes. INVALID_ARGUMENT for a field with an impossible value,
-// UNIMPLEMENTED for one that describes a model that is not served.
+// have its sizes. INVALID_ARGUMENT if a field has an impossible value,
+// UNIMPLEMENTED if its value is valid but not supported.
 absl::Status ParseFamily(const JsonFields& fields, Family family,
                          DecoderSpec* spec);
 

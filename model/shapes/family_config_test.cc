@@ -41,7 +41,7 @@ json SmallPhi3() { return Small("Phi3ForCausalLM", "phi3"); }
 json SmallGemma3() { return Small("Gemma3ForCausalLM", "gemma3_text"); }
 json SmallSmolLm3() { return Small("SmolLM3ForCausalLM", "smollm3"); }
 
-// Whether each layer rotates.
+// Returns for each layer whether RoPE rotates its keys.
 std::vector<bool> Rotates(const DecoderSpec& spec) {
   std::vector<bool> rotates;
   for (const LayerSpec& layer : spec.layers) rotates.push_back(layer.rope);
@@ -86,7 +86,7 @@ TEST(FamilyConfigTest, ThePublishedConfigOfQwen3IsRead) {
   EXPECT_EQ(spec.eos_token_ids, std::vector<int32_t>{151645});
 }
 
-TEST(FamilyConfigTest, Qwen3WindowsBeginAtMaxWindowLayersOrFollowLayerTypes) {
+TEST(FamilyConfigTest, LayerTypesOverrideMaxWindowLayersOfQwen3) {
   json config = With(SmallQwen3(), "use_sliding_window", true);
   config["sliding_window"] = 9;
   EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(0, 0, 0));
@@ -127,8 +127,7 @@ TEST(FamilyConfigTest, EveryLayerOfMixtralHasExperts) {
   EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(0, 0, 0));
 }
 
-TEST(FamilyConfigTest,
-     StepAndExceptionsSelectTheQwen3MoeLayersThatHaveExperts) {
+TEST(FamilyConfigTest, Qwen3MoeLayersHaveExpertsAsTheStepAndTheExceptionsSay) {
   json config = With(SmallQwen3Moe(), "num_hidden_layers", 5);
   DecoderSpec spec = MustParse(config);
   EXPECT_EQ(spec.experts, (ExpertsSpec{128, 8, 768, false}));
@@ -204,7 +203,7 @@ TEST(FamilyConfigTest, AListOfNoRopeLayersThatDoesNotFitTheLayersIsRefused) {
               StatusIs(kWrong, HasSubstr("no_rope_layer_interval: want 1")));
 }
 
-TEST(FamilyConfigTest, OnlyLayersOfSmolLm3WithoutRopeHaveWindowsByDefault) {
+TEST(FamilyConfigTest, InSmolLm3OnlyLayersWithoutRopeHaveWindowsByDefault) {
   json config = With(SmallSmolLm3(), "no_rope_layers", {0, 1, 0});
   config["sliding_window"] = 7;
   EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(0, 0, 0));
@@ -215,7 +214,7 @@ TEST(FamilyConfigTest, OnlyLayersOfSmolLm3WithoutRopeHaveWindowsByDefault) {
   EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(0, 7, 0));
 }
 
-TEST(FamilyConfigTest, Olmo2NormalizesOutputsAndAllHeadsTogether) {
+TEST(FamilyConfigTest, Olmo2NormalizesTheOutputsOfAttentionAndMlp) {
   const DecoderSpec spec = MustParse(SmallOlmo2());
   EXPECT_EQ(spec.qk_norm, QkNorm::kAllHeads);
   EXPECT_TRUE(spec.norm_outputs && !spec.norm_inputs);
@@ -224,7 +223,8 @@ TEST(FamilyConfigTest, Olmo2NormalizesOutputsAndAllHeadsTogether) {
               StatusIs(kNotServed, HasSubstr("mlp_bias")));
 }
 
-TEST(FamilyConfigTest, AModelThatNormalizesAllHeadsTogetherRunsOnOneRank) {
+TEST(FamilyConfigTest,
+     AModelThatNormalizesAllHeadsTogetherCannotBeSplitAmongRanks) {
   const plan::TpDealt dealt = TpDealtOf(MustParse(SmallOlmo2()));
   KVASIR_EXPECT_OK(plan::CheckTpSize(dealt, 1));
   EXPECT_THAT(plan::CheckTpSize(dealt, 2),
@@ -242,7 +242,7 @@ json LongRope() {
           {"long_factor", {1, 1, 1, 1, 1, 1, 1, 4}}};
 }
 
-TEST(FamilyConfigTest, LongRopeChoosesItsFrequenciesByTheServedLength) {
+TEST(FamilyConfigTest, TheServedLengthDeterminesTheFrequenciesOfLongRope) {
   json config = With(SmallPhi3(), "rope_scaling", LongRope());
   config["original_max_position_embeddings"] = 64;
   const DecoderSpec spec = MustParse(config);
@@ -311,7 +311,7 @@ TEST(FamilyConfigTest, Gemma3HasTwoRopeBasesAndFourNormsInALayer) {
   EXPECT_EQ(MustParse(SmallGemma3()).head_dim, 256);
 }
 
-TEST(FamilyConfigTest, TheOldAndTheNewFormOfAGemma3ConfigMeanTheSame) {
+TEST(FamilyConfigTest, TheOldAndTheNewFormOfAGemma3ConfigGiveTheSameModel) {
   json old_form = With(SmallGemma3(), "rope_theta", 5000.0);
   old_form["rope_local_base_freq"] = 300.0;
   old_form["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
@@ -351,7 +351,7 @@ TEST(FamilyConfigTest,
               StatusIs(kWrong, HasSubstr("final_logit_softcapping: want")));
 }
 
-TEST(FamilyConfigTest, UnsupportedFieldsOfGemma3AreRefusedByName) {
+TEST(FamilyConfigTest, ErrorsForUnsupportedFieldsOfGemma3NameTheFields) {
   for (const auto& [field, value] :
        std::map<std::string, json>{{"attn_logit_softcapping", 50.0},
                                    {"final_logit_softcapping", 30.0},
@@ -367,7 +367,7 @@ TEST(FamilyConfigTest, UnsupportedFieldsOfGemma3AreRefusedByName) {
 }
 
 // Llama 3.2 and 3.3: configs that transformers 4 and 5 have written.
-TEST(FamilyConfigTest, TheOldAndTheNewFormOfALlama3ConfigMeanTheSame) {
+TEST(FamilyConfigTest, TheOldAndTheNewFormOfALlama3ConfigGiveTheSameModel) {
   json old_form = json::parse(R"({
     "architectures":["LlamaForCausalLM"],"model_type":"llama",
     "attention_bias":false,"bos_token_id":128000,
@@ -419,7 +419,7 @@ TEST(FamilyConfigTest, HeadDimOfMistralNemoAndMistralSmallIsReadFromTheConfig) {
   EXPECT_EQ(MustParse(config).rope, spec.rope);
 }
 
-// A small configuration of the family.
+// Returns a small configuration of the family.
 json SmallConfigOf(const FamilyNames& names) {
   for (const json& own : {SmallNeox(), SmallOpt()}) {
     if (own["model_type"] == std::string(names.model_type)) return own;
@@ -428,7 +428,7 @@ json SmallConfigOf(const FamilyNames& names) {
                std::string(names.model_type).c_str());
 }
 
-TEST(ModelsPageTest, ThePageListsEveryFamilyWithThePlansThatItHas) {
+TEST(ModelsPageTest, ModelsPageListsEveryFamilyWithItsPlans) {
   const char* const source = std::getenv("KVASIR_SOURCE_DIR");
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::string page,

@@ -25,8 +25,9 @@ namespace {
 
 using nlohmann::json;
 
-// The texts of tokens that end a turn of a chat. The end token of many files is
-// that of the base model, which a chat model never writes.
+// The tokens that end a turn of a chat. They are added to the end tokens,
+// because many files name only the end token of the base model, which a chat
+// model never generates.
 constexpr std::array<std::string_view, 9> kEndOfTurn = {
     "<|eot_id|>",    "<|eom_id|>",      "<|im_end|>",
     "<|end|>",       "<|endoftext|>",   "<|end_of_text|>",
@@ -36,8 +37,8 @@ constexpr double kDefaultBase = 10000;
 constexpr int64_t kControlToken = 3;
 constexpr int64_t kUserToken = 4;
 
-// Writes the fields of config.json. It also remembers which keys of the file it
-// has read, so that unknown keys can be refused.
+// Writes the fields of config.json. It also records which keys of the GGUF file
+// it has read, so that all other keys can be refused.
 class ConfigWriter {
  public:
   ConfigWriter(const GgufHeader& header, const GgufFamily& family,
@@ -138,7 +139,8 @@ class ConfigWriter {
     if (!eps.has_value()) return header_.Error(epsilon, "is missing");
     config_[family_.layer_norm ? "layer_norm_eps" : "rms_norm_eps"] = *eps;
 
-    Key("vocab_size");  // marked as known; the embedding has this size
+    // Only marks the key as known: the size of the embedding is used.
+    Key("vocab_size");
     const GgufTensor* const embedding = header_.FindTensor(kGgufEmbedding);
     if (embedding == nullptr) {
       return header_.Error(kGgufEmbedding, "the tensor is missing");
@@ -172,11 +174,13 @@ class ConfigWriter {
     KVASIR_ASSIGN_OR_RETURN(
         const std::optional<int64_t> original,
         header_.Int(Key("rope.scaling.original_context_length")));
-    Key("rope.scaling.finetuned");  // marked as known; it changes no result
+    // Only marks the key as known: it does not affect results.
+    Key("rope.scaling.finetuned");
     KVASIR_ASSIGN_OR_RETURN(const std::optional<double> attention,
                             header_.Number(Key("rope.scaling.attn_factor")));
     std::string scaling(type.value_or(""));
-    // A file without a type, or with a factor of 1, scales nothing.
+    // A file without a type has linear scaling if the older or the newer key of
+    // the factor is not 1.
     if (!type.has_value() && older.value_or(1) != 1) {
       scaling = "linear";
       factor = older;
@@ -246,8 +250,8 @@ class ConfigWriter {
           key, absl::StrFormat("want 1 to %d, have %d", head_dim_, have));
     }
     double part = static_cast<double>(have) / static_cast<double>(head_dim_);
-    // Readers truncate part * head_dim, which may be just below `have`. Then
-    // the next larger part is used.
+    // Readers of config.json truncate part * head_dim to an integer. If the
+    // product is just below `have`, the next larger part is written.
     if (part * static_cast<double>(head_dim_) < static_cast<double>(have)) {
       part = std::nextafter(part, 1.0);
     }
@@ -289,8 +293,9 @@ class ConfigWriter {
         list.push_back(ShortestDecimal(factor));
       }
     }
-    // The file has the attention factor, rounded to float32. It is usually the
-    // one that follows from the two contexts.
+    // The file has the attention factor, rounded to float32. It usually
+    // equals the factor that follows from the original and the extended
+    // context length.
     const double factor = config_["max_position_embeddings"].get<double>() /
                           static_cast<double>(*original);
     const double usual =
@@ -307,7 +312,8 @@ class ConfigWriter {
 
   // Writes a rope_scaling of the type llama3 if the factors of the file are
   // those of this scaling (ApplyLlama3 in rope_config.cc). All published models
-  // with it have the same context and range, and differ only in the factor.
+  // with this scaling have the same original context and frequency factors, and
+  // differ only in `factor`.
   void PutLlama3Scaling(double base) {
     if (rope_factors_.all.empty() || head_dim_ <= 0 ||
         static_cast<int64_t>(rope_factors_.all.size()) != head_dim_ / 2) {
@@ -388,8 +394,8 @@ class ConfigWriter {
     return absl::OkStatus();
   }
 
-  // Whether each layer has a window: an array of bools, or the number n if
-  // every n-th layer has none.
+  // Returns for each layer whether it has a window. The key's value is an array
+  // of bools, or a number n if every n-th layer has no window.
   absl::StatusOr<std::optional<std::vector<bool>>> WindowLayers(
       const std::string& key, int64_t count) {
     const GgufValue* const value = header_.Find(key);
@@ -417,7 +423,8 @@ class ConfigWriter {
     return std::optional(std::move(layers));
   }
 
-  // Writes the scale and the caps of Gemma's scores.
+  // Writes the scale and the cap of Gemma's attention scores, and the cap of
+  // its logits.
   absl::Status Scores() {
     if (family_.wide_scores_layers == 0) return absl::OkStatus();
     const auto heads = config_["num_attention_heads"].get<int64_t>();
@@ -494,7 +501,7 @@ class ConfigWriter {
       const std::string key = Key(each.name);
       KVASIR_ASSIGN_OR_RETURN(const std::optional<double> have,
                               header_.Number(key));
-      // 0 stands for a key that is not used.
+      // Some files have the key with 0 although it is not used.
       if (have.value_or(0) == 0 || *have == each.value) continue;
       return header_.Unserved(
           key, absl::StrFormat("want %g or no such key, have %g", each.value,
@@ -503,7 +510,8 @@ class ConfigWriter {
     return absl::OkStatus();
   }
 
-  // A layer without a router has no experts.
+  // Lists the layers without experts: those for which the file has no
+  // router tensor.
   absl::Status PutDenseLayers() {
     const auto count = config_["num_hidden_layers"].get<int64_t>();
     json& dense = config_["mlp_only_layers"] = json::array();
@@ -516,7 +524,8 @@ class ConfigWriter {
     return absl::OkStatus();
   }
 
-  // A key that is not known here may change what the model computes.
+  // Refuses files with unknown keys of the architecture, because they may
+  // change what the model computes.
   absl::Status RefuseOtherKeys() {
     const std::string prefix = absl::StrFormat("%s.", family_.architecture);
     for (const auto& [key, value] : header_.values()) {

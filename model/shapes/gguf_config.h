@@ -1,5 +1,5 @@
-// Translates the metadata of a GGUF file to the fields of config.json, so that
-// one reader serves both kinds of files.
+// Translates the metadata of a GGUF file to a config.json, so that the same
+// parser reads both formats.
 #pragma once
 
 #include <string>
@@ -11,11 +11,11 @@
 
 namespace kvasir::model {
 
-// The RoPE factors of a file: divisors of the frequencies, one for each pair. A
-// list is empty if the file has no such tensor.
+// The RoPE factors of a GGUF file: divisors of the RoPE frequencies, one for
+// each pair. A list is empty if the file does not have its tensor.
 struct GgufRopeFactors {
   std::vector<float> all;        // rope_freqs.weight
-  std::vector<float> long_text;  // rope_factors_long.weight
+  std::vector<float> long_text;  // rope_factors_long.weight (LongRoPE)
   std::vector<float> short_text;
 };
 
@@ -25,10 +25,10 @@ struct GgufConfig {
   std::vector<float> rope_factors;
 };
 
-// Describes the model of the file. Factors of rope_freqs.weight that are those
-// of Llama 3.1 or 3.2 become a rope_scaling of the type llama3. Errors: those
-// of GgufHeader; UNIMPLEMENTED for an architecture or for a key that is not
-// served.
+// Describes the model of the file. If the factors of rope_freqs.weight equal
+// those of Llama 3.1 or 3.2, the config.json has a rope_scaling of type llama3.
+// Errors: those of GgufHeader; UNIMPLEMENTED for an architecture or for a key
+// that is not served.
 absl::StatusOr<GgufConfig> ConfigOfGguf(const GgufHeader& header,
                                         GgufRopeFactors rope_factors);
 

@@ -24,7 +24,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// The keys of a small model, and its embedding.
+// Returns a file with the keys of a small model and its embedding.
 GgufBuilder Small(const std::string& architecture = "llama") {
   GgufBuilder builder;
   const auto key = [&](const char* name) {
@@ -91,7 +91,7 @@ TEST(GgufConfigTest, MissingSizesHaveTheDefaultsOfTheFormat) {
   EXPECT_NEAR(spec.rope.frequencies[4], 0.01, 1e-12);  // base 10000
 }
 
-TEST(GgufConfigTest, AnArrayWithOneSizeForAllLayersIsReadAsThisSize) {
+TEST(GgufConfigTest, AnArrayWithTheSameSizeForEachLayerIsReadAsOneSize) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const json config,
       ConfigOf(Small().I32s("llama.attention.head_count_kv", {2, 2})));
@@ -227,7 +227,7 @@ TEST(GgufConfigTest, ALlamaFileWithExpertsIsReadAsMixtral) {
   EXPECT_EQ(spec.layers[1].sliding_window, 4096);
 }
 
-TEST(GgufConfigTest, LayersOfQwen3MoeWithARouterHaveExperts) {
+TEST(GgufConfigTest, Qwen3MoeLayersWithARouterTensorHaveExperts) {
   const GgufBuilder builder =
       Small("qwen3moe")
           .U32("qwen3moe.expert_count", 8)
@@ -236,7 +236,8 @@ TEST(GgufConfigTest, LayersOfQwen3MoeWithARouterHaveExperts) {
           .Tensor("blk.1.ffn_gate_inp.weight", {1}, 0, "1234");
   KVASIR_ASSERT_OK_AND_ASSIGN(const json config, ConfigOf(builder));
   EXPECT_EQ(config["mlp_only_layers"], json::array({0}));
-  // Without the key, programs that read such files normalize the weights.
+  // If the file lacks the key, the experts' weights are normalized, as
+  // in llama.cpp.
   EXPECT_EQ(config["norm_topk_prob"], true);
   EXPECT_EQ(config["num_experts"], 8);
   EXPECT_EQ(config["moe_intermediate_size"], 24);
@@ -287,8 +288,8 @@ TEST(GgufConfigTest, AGemma3FileHasOneRopeBaseForWindowsAndOneForOtherLayers) {
                                    .F32("gemma3.rope.scaling.factor", 8)));
   EXPECT_EQ(spec.score_scale, 1 / std::sqrt(8.0));
   for (size_t layer = 0; layer < 8; ++layer) {
-    // A layer whose window is as long as the context also has the base
-    // of windows.
+    // The window is as long as the context, but it is not dropped: layers with
+    // a window have another RoPE base.
     EXPECT_EQ(spec.layers[layer].sliding_window, layer == 5 ? 0 : 1024);
   }
   EXPECT_EQ(spec.rope.frequencies[0], 1.0 / 8);
@@ -304,7 +305,7 @@ TEST(GgufConfigTest, AGemma3FileHasOneRopeBaseForWindowsAndOneForOtherLayers) {
   EXPECT_NEAR(spec.window_rope->frequencies[2], 0.1, 1e-12);
   KVASIR_ASSERT_OK_AND_ASSIGN(spec, SpecOf(layers(2)));
   EXPECT_EQ(spec.layers[0].sliding_window, 0);
-  // Scores of the largest size have another scale.
+  // The largest Gemma 3 model, with 62 layers, has another score scale.
   KVASIR_ASSERT_OK_AND_ASSIGN(spec, SpecOf(layers(62)));
   EXPECT_EQ(spec.score_scale, 1 / std::sqrt(32.0));
 }
@@ -328,8 +329,8 @@ TEST(GgufConfigTest, APhi3FileHasRopeFactorsForShortAndForLongTexts) {
   EXPECT_EQ(spec.rope.long_frequencies[5], std::pow(1e4, -5.0 / 6) / 32.5);
   const double usual = std::sqrt(1 + std::log(2) / std::log(4096));
   EXPECT_EQ(spec.rope.attention_factor, usual);
-  // An attention factor that is the usual one, rounded to float32, gives
-  // exactly the usual one. Other factors are used as they are.
+  // If the file's attention factor is the usual factor rounded to float32, the
+  // usual factor is used exactly. Any other factor is used as it is.
   KVASIR_ASSERT_OK_AND_ASSIGN(
       spec, SpecOf(LongPhi3(longs).F32("phi3.rope.scaling.attn_factor",
                                        static_cast<float>(usual))));
@@ -350,7 +351,7 @@ TEST(GgufConfigTest, AllLayersOfAPhi3FileHaveItsWindow) {
   EXPECT_TRUE(spec.rope.long_frequencies.empty());
 }
 
-TEST(GgufConfigTest, TheNumberOfRotatedDimsIsThatOfTheFileForEveryHeadDim) {
+TEST(GgufConfigTest, TheNumberOfRotatedDimsIsExactForEveryHeadDim) {
   for (const std::string architecture : {"phi3", "gptneox"}) {
     for (uint32_t head_dim = 2; head_dim <= 1024; head_dim += 2) {
       GgufBuilder builder = Small(architecture);
@@ -596,7 +597,7 @@ std::vector<BadConfig> BadConfigs() {
 
 class BadGgufConfigTest : public ::testing::TestWithParam<BadConfig> {};
 
-TEST_P(BadGgufConfigTest, ABadKeyIsRefusedByNameWithItsValue) {
+TEST_P(BadGgufConfigTest, TheErrorForAnInvalidKeyStatesItsNameAndItsValue) {
   const absl::Status status = SpecOf(GetParam().builder).status();
   EXPECT_EQ(status.code(), GetParam().code) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("x.gguf"));

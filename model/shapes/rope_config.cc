@@ -21,7 +21,8 @@ constexpr double kMinTheta = 1.0001;
 constexpr double kMaxTheta = 1e15;
 constexpr double kMaxFactor = 1e6;
 
-// base^(-2f/dim): the radians per position of pair f.
+// Returns theta^(-2f / dim) for each pair f: the angle in radians by which the
+// pair rotates per position.
 std::vector<double> DefaultFrequencies(double theta, int64_t dim) {
   std::vector<double> frequencies;
   for (int64_t f = 0; f < dim / 2; ++f) {
@@ -32,7 +33,8 @@ std::vector<double> DefaultFrequencies(double theta, int64_t dim) {
 }
 
 // transformers 4 ignores original_max_position_embeddings outside the RoPE
-// object, and transformers 5 prefers it there. So it must equal `used`.
+// object, and transformers 5 prefers it to the one inside. So a value outside
+// must equal `used`, the one inside.
 absl::Status CheckRootContext(const JsonFields& root, int64_t used) {
   constexpr std::string_view kName = "original_max_position_embeddings";
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> given, root.Int(kName));
@@ -83,13 +85,14 @@ double YarnMscale(double scale, double weight) {
 }
 
 struct YarnRange {
-  double low = 0;   // pairs up to this index keep their frequency
-  double high = 0;  // frequencies from this index on are divided by `factor`
+  double low = 0;  // pairs with smaller indices keep their frequencies
+  double high =
+      0;  // frequencies of pairs from this index on are divided by `factor`
 };
 
 // low: the index of the pair that makes beta_fast full turns within the
-// original context. high: the index of the pair that makes beta_slow full
-// turns.
+// original context. high: the index of the pair that makes beta_slow
+// full turns.
 absl::StatusOr<YarnRange> CorrectionRange(const JsonFields& fields,
                                           double theta, int64_t dim,
                                           double old_context) {
@@ -196,10 +199,10 @@ struct Place {
   bool is_read = true;
 };
 
-// Returns the number that the places with `is_read` give, or `fallback` if none
-// of them gives one. Refuses a config in which two places give different
-// numbers, because versions of the reference implementation prefer different
-// places.
+// Returns the number that the places with `is_read` give, or `fallback` if
+// none of them gives one. Refuses a config in which two places give
+// different numbers, because versions of the reference implementation prefer
+// different places.
 absl::StatusOr<double> OneOf(std::initializer_list<Place> places, double low,
                              double high, double fallback) {
   std::optional<double> found;
@@ -330,7 +333,7 @@ absl::StatusOr<double> ThetaOf(const JsonFields& root, const JsonFields& rope,
                kMaxTheta, context.default_theta);
 }
 
-// The name of the scaling: "rope_type", or "type" in older files.
+// Returns the type of the scaling: the field rope_type, or type in older files.
 absl::StatusOr<std::string> ScalingType(const JsonFields& fields) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> type,
                           fields.String("type"));
@@ -376,7 +379,8 @@ absl::Status ApplyScaling(const JsonFields& root, const JsonFields& fields,
                       type));
 }
 
-// Reads the object `name`, which may be empty, and the older fields beside it.
+// Reads the RoPE object `name`, which may be empty, and the older fields
+// outside it, such as rope_theta.
 absl::StatusOr<RopeConfig> ParseRopeObject(const JsonFields& root,
                                            std::string_view name,
                                            const nlohmann::json& object,

@@ -1,6 +1,6 @@
 // Reads RoPE frequencies from config.json, with default, linear, llama3 or YaRN
-// scaling. Both the older form (rope_theta + rope_scaling) and the newer one
-// (rope_parameters) are read. A config with both must mean the same with each.
+// scaling. Both the older form (rope_theta and rope_scaling) and the newer one
+// (rope_parameters) are read. If a config has both, they must agree.
 #pragma once
 
 #include <cstdint>
@@ -24,17 +24,17 @@ struct RopeContext {
   bool neox = false;
   // True for Phi-3: a part of each head may rotate, and LongRoPE is served.
   bool phi3 = false;
-  // For Gemma 3: "full_attention" or "sliding_attention", the layers whose RoPE
-  // is read. Each kind may have its own object in rope_parameters. Otherwise
-  // scaling and rope_theta apply to full attention, and rope_local_base_freq is
-  // the base of sliding attention.
+  // For Gemma 3: the kind of layers whose RoPE is read, "full_attention" or
+  // "sliding_attention". Each kind may have its own object in rope_parameters.
+  // If not, rope_theta and rope_scaling apply to full attention, and
+  // rope_local_base_freq is the base of sliding attention.
   std::string_view layer_type;
 };
 
 struct RopeConfig {
   RopeSpec rope;
-  // max_position_embeddings. With YaRN, the original context length times the
-  // factor, if that is more.
+  // max_position_embeddings. With YaRN, at least the original context length
+  // times the scaling factor.
   int64_t max_positions = 0;
 
   friend bool operator==(const RopeConfig&, const RopeConfig&) = default;

@@ -30,8 +30,8 @@ void AddLayerNormFields(const ModelShape& shape, std::string_view torch_dtype,
   config["torch_dtype"] = torch_dtype;
   config["use_cache"] = true;
   config["vocab_size"] = shape.vocab_size;
-  // A number of KV heads that these families cannot have is written anyway, so
-  // that the parser refuses it.
+  // These families have a KV head for each query head. Another number of KV
+  // heads is written anyway, so that the parser refuses it.
   if (shape.num_kv_heads != shape.num_query_heads) {
     config["num_key_value_heads"] = shape.num_kv_heads;
   }

@@ -1,5 +1,5 @@
-// Writes a shape as a config.json, so that one parser checks both checkpoints
-// on disk and models made in memory.
+// Writes a model shape as the text of a config.json. So the same parser checks
+// checkpoints on disk and models made in memory.
 #pragma once
 
 #include <string>
@@ -15,8 +15,8 @@ namespace kvasir::model {
 std::string ConfigJsonOfShape(const ModelShape& shape,
                               std::string_view torch_dtype);
 
-// Parses the text of ConfigJsonOfShape. Returns the errors of ParseConfig if
-// sizes contradict each other.
+// Parses the text of ConfigJsonOfShape. Returns an error of ParseConfig if the
+// sizes of the shape contradict each other.
 absl::StatusOr<DecoderSpec> SpecOfShape(const ModelShape& shape);
 
 }  // namespace kvasir::model

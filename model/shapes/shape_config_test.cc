@@ -26,7 +26,7 @@ TEST(ShapeConfigTest, EveryKnownShapeGivesAModelConfigThatIsAccepted) {
   }
 }
 
-TEST(ShapeConfigTest, ContradictorySizesAreRefusedWithTheNameOfTheField) {
+TEST(ShapeConfigTest, TheErrorForContradictorySizesNamesTheField) {
   struct Case {
     const char* name;
     void (*change)(ModelShape&);

@@ -10,15 +10,15 @@
 
 namespace kvasir::model {
 
-// The sizes of a public model, without any weights. They are enough to write a
-// random-weight checkpoint or to build such a model in memory.
+// The sizes of a public model, without its weights. They are enough to write a
+// checkpoint with random weights, or to build such a model in memory.
 struct ModelShape {
   std::string name;
   Family family = Family::kLlama;
   int64_t num_layers = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;  // of each expert, if there are experts
-  // 0: no experts. Otherwise all layers have experts.
+  // 0: the model has no experts. Otherwise all layers have them.
   int64_t num_experts = 0;
   int64_t experts_per_token = 0;
   int64_t num_query_heads = 0;

@@ -45,10 +45,11 @@ TEST(ShapesTest, ShapesHaveThePublishedParameterCounts) {
 
 TEST(ShapesTest, TheBuiltInModelIsSmallerThanItsSizeLimit) {
   const ModelShape shape = *FindShape("kvasir-tiny");
-  EXPECT_LT(2 * CountParameters(shape), 16'000'000);  // bytes in bf16
+  // 2 bytes for each parameter
+  EXPECT_LT(2 * CountParameters(shape), 16'000'000);
 }
 
-TEST(ShapesTest, AnUnknownShapeIsRefusedWithAListOfKnownShapes) {
+TEST(ShapesTest, TheErrorForAnUnknownShapeListsTheKnownShapes) {
   EXPECT_THAT(
       FindShape("gpt-5"),
       StatusIs(absl::StatusCode::kNotFound,

@@ -8,8 +8,8 @@
 namespace kvasir::model {
 
 // The sizes of the model that are divided among tensor-parallel ranks. Every
-// rank holds a part of each expert. If some layers have experts and others
-// have not, the number of ranks must divide the features of both.
+// rank holds a part of each expert. If only some layers have experts, the
+// number of ranks must divide the features of an expert and those of an MLP.
 inline plan::TpDealt TpDealtOf(const DecoderSpec& spec) {
   const int64_t expert_layers = spec.num_expert_layers();
   int64_t features =

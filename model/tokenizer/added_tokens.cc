@@ -112,8 +112,9 @@ absl::StatusOr<AddedTokens> AddedTokens::Build(
   added.tokens_ = std::move(tokens);
   size_t total_bytes = 0;
   const size_t count = added.tokens_.size();
-  // If the normalizer makes tokens equal, the first special one is found, or
-  // the first one if none is special.
+  // TokenTrie uses the first of several equal texts. If the normalizer makes
+  // the texts of tokens equal, this must be the first special token, or else
+  // the first token. So special tokens are added first.
   for (size_t at = 0; at < 2 * count; ++at) {
     const size_t i = at % count;
     const AddedToken& token = added.tokens_[i];
@@ -153,11 +154,11 @@ void AddedTokens::Split(bool normalized, bool parse_special,
   const TokenTrie& trie = normalized ? normalized_ : raw_;
   segments->clear();
   size_t done = 0;
-  size_t space_end = 0;  // where the last whitespace that was scanned ends
+  size_t space_end = 0;  // end of the last whitespace that was scanned
   // A token with left_strip or right_strip also takes the whitespace next to
   // it. The search continues directly after the token's own text, so the next
-  // match may lie in whitespace that this token has taken. Such a match still
-  // counts, and the text after it begins where the match ends. If the match
+  // match may lie in whitespace that this token has taken. Such a match is
+  // still used, and the text after it begins where the match ends. If the match
   // strips whitespace to its left, it begins no earlier than the end of the
   // taken whitespace. It may then be empty, and an empty match gives no id.
   size_t at = trie.empty() ? text.size() : 0;
@@ -179,8 +180,8 @@ void AddedTokens::Split(bool normalized, bool parse_special,
     }
     if (token.left_strip) begin = SpaceBegin(text, begin, done);
     if (token.right_strip) {
-      // Does not scan whitespace twice. Otherwise a long run of spaces would
-      // take quadratic time if each space were a token that strips.
+      // No whitespace is scanned twice. Otherwise a long run of spaces would
+      // take quadratic time if a space were a token with right_strip.
       if (end > space_end) space_end = SpaceEnd(text, end);
       end = space_end;
     }

@@ -36,8 +36,8 @@ struct TextSegment {
   size_t end = 0;
 };
 
-// Searches many token texts at once and finds the longest match.
-// Threads: immutable, so any thread may use it.
+// Finds the longest of many token texts that begins at a given place. Threads:
+// immutable, so any thread may use it.
 class TokenTrie {
  public:
   // Adds a text for which LongestAt returns `index`. If the same text is added
@@ -46,12 +46,12 @@ class TokenTrie {
   bool empty() const { return children_.empty(); }
 
   // Returns the index of the longest added text that begins at `at` in `text`,
-  // or -1. Sets `size` to its length.
+  // and sets `size` to its length. Returns -1 if there is none.
   int32_t LongestAt(std::string_view text, size_t at, size_t* size) const;
 
  private:
-  // Maps (node << 8 | byte) to the child node for this byte. The root is node
-  // 0.
+  // Maps (node << 8 | byte) to the child node for this byte. The root is
+  // node 0.
   absl::flat_hash_map<uint64_t, uint32_t> children_;
   std::vector<int32_t> index_of_node_{-1};
   std::array<bool, 256> starts_{};
@@ -63,21 +63,23 @@ class AddedTokens {
   // The largest number of added tokens that a tokenizer may have.
   static constexpr size_t kMaxTokens = 1 << 17;
 
-  // Reads a text, or an object with "content" and flags, without its id.
-  // `special` makes the token special whatever its flag says.
+  // Reads a token without its id from a string, or from an object with
+  // "content" and flags. If `special` is true, the token is special whatever
+  // its own flag says.
   static absl::StatusOr<AddedToken> ReadToken(const JsonRef& entry,
                                               bool special);
-  // `ref` is the file's "added_tokens" array. Empty tokens are left out, as in
-  // the reference.
+  // `ref` is the file's "added_tokens" array. Tokens with an empty text are
+  // left out, as in Hugging Face tokenizers.
   static absl::StatusOr<std::vector<AddedToken>> ReadList(const JsonRef& ref);
   static absl::StatusOr<AddedTokens> Build(std::vector<AddedToken> tokens,
                                            const TextNormalizer& normalizer);
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
 
-  // Splits a text at its added tokens, in time linear in the text. `normalized`
-  // says whether `text` is normalized, and so which tokens are searched. If
-  // `parse_special` is false, special tokens are ignored.
+  // Splits a text at its added tokens, in time linear in the text. If
+  // `normalized` is true, `text` was normalized, and only tokens that match
+  // normalized text are searched. Otherwise only tokens that match raw text
+  // are. If `parse_special` is false, special tokens are ignored.
   void Split(bool normalized, bool parse_special, std::string_view text,
              std::vector<TextSegment>* segments) const;
 

@@ -51,13 +51,13 @@ json FileWith(const std::vector<Flagged>& tokens) {
 
 struct Case {
   std::vector<Flagged> tokens;
-  bool lower;  // with a normalizer to lower case
+  bool lower;  // true: the file has a normalizer to lower case
   std::string text;
   Ids ids;
   Ids ids_without_special;  // if special tokens are read as text
 };
 
-TEST(AddedTokensTest, EveryOverlapOfMatchesGivesTheIdsOfTheReference) {
+TEST(AddedTokensTest, OverlappingAddedTokensGiveTheIdsOfTheReference) {
   const std::vector<Case> cases = {
       {{{"<R>", "r"}, {"\n", ""}},
        false,
@@ -183,7 +183,7 @@ TEST(AddedTokensTest, EveryOverlapOfMatchesGivesTheIdsOfTheReference) {
 // For this text, the reference stops with the error "AddedVocabulary
 // bad split".
 TEST(AddedTokensTest,
-     ALeftStrippingMatchInWhitespaceThatIsAlreadyTakenGivesNoId) {
+     ATokenInsideWhitespaceThatThePreviousTokenStrippedGivesNoId) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto tokenizer,
       Tokenizer::FromJson(FileWith({{"<R>", "r"}, {"\n", "l"}}).dump()));

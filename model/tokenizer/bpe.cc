@@ -19,7 +19,8 @@ uint64_t PairKey(int32_t left, int32_t right) {
          static_cast<uint32_t>(right);
 }
 
-// Up to this many symbols, scanning for the best pair is faster than a heap.
+// For at most this many symbols, searching all pairs for the best one is faster
+// than a heap.
 constexpr size_t kFewSymbols = 16;
 
 }  // namespace
@@ -109,8 +110,8 @@ absl::Status BpeModel::AddMerge(const std::string& path, std::string_view left,
                                  : "the result",
                      " is not in the vocabulary"));
   }
-  // If the file lists a merge twice, the later entry is used, as in the
-  // reference.
+  // If the file lists a merge twice, the later entry is used, as in Hugging
+  // Face tokenizers.
   merges_[PairKey(*left_id, *right_id)] = {rank, *merged};
   return absl::OkStatus();
 }
@@ -249,8 +250,8 @@ void BpeModel::AppendSymbols(std::string_view piece, Scratch* scratch) const {
       flush_unknown();
       ids.push_back(*id);
     } else if (AppendFallback(character, &ids)) {
-      // As in the reference, byte tokens do not flush an unknown token
-      // that waits.
+      // As in Hugging Face tokenizers, a pending unknown token is not appended
+      // before byte tokens.
     } else if (missing_unknown_) {
       if (scratch->uncovered.empty()) scratch->uncovered = character;
     } else if (unknown_) {
@@ -343,8 +344,8 @@ void BpeModel::MergeAll(Scratch* scratch) const {
     Scratch::Symbol& left = at(top.position);
     if (!left.alive || left.next < 0) continue;
     Scratch::Symbol& right = at(left.next);
-    // Another merge may have changed the pair since the pair was put into the
-    // heap.
+    // Another merge may have changed the pair since the pair was put into
+    // the heap.
     const Merge* merge = FindMerge(left.id, right.id);
     if (!merge || merge->merged != top.merged) continue;
     left.id = top.merged;
@@ -369,8 +370,8 @@ size_t BpeModel::longest_token_bytes() const {
                                             -1) == fallback_.end();
   if (!covers_all) {
     if (!unknown_ || fuse_unknown_) return 0;
-    // If the unknown token takes part in merges, one id can stand for any
-    // number of characters.
+    // If the unknown token is part of a merge, one id can stand for any number
+    // of characters.
     for (const auto& [pair, merge] : merges_) {
       if (static_cast<int32_t>(pair >> 32) == *unknown_ ||
           static_cast<int32_t>(pair & 0xFFFFFFFF) == *unknown_) {

@@ -43,9 +43,9 @@ class BpeModel {
     std::string uncovered;
   };
 
-  // `ref` is the file's "model" object. `byte_level`: pieces are raw bytes. The
-  // largest allowed id depends on the vocabulary's size plus `num_added`, the
-  // number of added tokens.
+  // `ref` is the file's "model" object. If `byte_level` is true, pieces are raw
+  // bytes. The largest allowed id depends on the size of the vocabulary and on
+  // `num_added`, the number of added tokens.
   static absl::StatusOr<std::unique_ptr<BpeModel>> FromJson(const JsonRef& ref,
                                                             bool byte_level,
                                                             size_t num_added);
@@ -53,9 +53,9 @@ class BpeModel {
   BpeModel& operator=(const BpeModel&) = delete;
 
   // Appends the ids of one piece. Characters that no token covers become byte
-  // tokens, the unknown token, or nothing, as the file says. If they must
-  // become an unknown token that the vocabulary lacks, sets
-  // `scratch->uncovered`. O(n log n).
+  // tokens, the unknown token, or nothing, as the file says. If the file names
+  // an unknown token that the vocabulary lacks, they are left out and
+  // `scratch->uncovered` is set. O(n log n).
   void Encode(std::string_view piece, Scratch* scratch,
               std::vector<int32_t>* ids) const;
 
@@ -63,15 +63,17 @@ class BpeModel {
   // unknown characters are dropped or share one id.
   size_t longest_token_bytes() const;
 
-  // Indexed by id. A text is empty if no token, or the empty token, has the id.
+  // The texts of the tokens, indexed by id. A text is empty if no token, or the
+  // empty token, has the id.
   const std::vector<std::string>& tokens() const { return tokens_; }
   // True if a token, which may be the empty one, has this id.
   bool HasId(size_t id) const;
-  // The id of the vocabulary's empty token (Whisper has one). No text gives it.
+  // The id of the vocabulary's empty token (Whisper has one). Encode never
+  // returns it.
   std::optional<int32_t> empty_id() const { return empty_id_; }
-  // How many tokens the vocabulary lists.
+  // The number of tokens that the vocabulary lists.
   size_t num_tokens() const { return num_tokens_; }
-  // The error for a text with `scratch.uncovered`.
+  // Returns the error for a text for which Encode set `scratch.uncovered`.
   absl::Status Uncovered(const Scratch& scratch) const;
   std::optional<int32_t> Find(std::string_view token) const;
 
@@ -106,10 +108,10 @@ class BpeModel {
   bool ignore_merges_ = false;
   bool fuse_unknown_ = false;
   std::optional<int32_t> unknown_;
-  // The unk_token, if the vocabulary lacks it.
+  // The file's unk_token, if the vocabulary does not have it.
   std::optional<std::string> missing_unknown_;
-  // Ids of <0x00> ... <0xFF>, or -1. Empty if the file does not use them as
-  // fallback.
+  // The ids of the tokens <0x00> to <0xFF>, or -1. Empty if the file does not
+  // use them for characters that no token covers.
   std::vector<int32_t> fallback_;
 
   std::vector<std::string> tokens_;
@@ -123,7 +125,8 @@ class BpeModel {
   // single byte b, or -1. all_bytes_: no entry is -1.
   std::array<int32_t, 256> byte_ids_{};
   bool all_bytes_ = false;
-  // The tokens' texts as they occur in pieces: raw bytes if byte_level_.
+  // The texts of the tokens in the form in which pieces contain them: raw bytes
+  // if byte_level_.
   std::vector<std::string> word_texts_;
   absl::flat_hash_map<absl::string_view, int32_t> words_;
   mutable std::vector<std::atomic<uint8_t>> whole_words_;  // by id

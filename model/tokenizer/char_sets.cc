@@ -57,7 +57,8 @@ absl::Status Unknown(std::string_view name) {
       absl::StrCat("the character property ", base::AbslView(name)));
 }
 
-// All sequences of characters that equal one character without regard to case.
+// All strings of several characters that equal a single character if case
+// is ignored.
 const icu::UnicodeSet& FoldsOfOneChar() {
   static const auto* const kFolds = [] {
     auto* folds = new icu::UnicodeSet(SetOf(u"[\\p{CWCF}]"));

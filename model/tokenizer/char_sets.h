@@ -11,8 +11,9 @@
 
 namespace kvasir::model {
 
-// \w, \W, \b and \p{word} outside of brackets have six characters more than
-// [\w] and [[:word:]]: the superscript digits and fractions of Latin-1.
+// Outside brackets, \w, \W, \b and \p{word} count six more characters as word
+// characters than [\w] and [[:word:]] do: the superscript digits and fractions
+// of Latin-1.
 enum class WordKind { kInBrackets, kAlone };
 const icu::UnicodeSet& WordChars(WordKind kind);
 
@@ -24,8 +25,9 @@ absl::StatusOr<icu::UnicodeSet> PropertySet(std::string_view name,
 // Returns the set of [[:name:]]. UNIMPLEMENTED if the name is unknown.
 absl::StatusOr<icu::UnicodeSet> PosixSet(std::string_view name);
 
-// Adds all characters that equal one of `set` without regard to case. Returns
-// false if a character of `set` also equals several characters, as ß equals ss.
+// Adds all characters that differ only in case from a character of `set`.
+// Returns false if a character of `set` also equals several characters, as ß
+// equals ss.
 bool AddOtherCases(icu::UnicodeSet* set);
 
 // Whether `text` ends in two or three characters that together equal one

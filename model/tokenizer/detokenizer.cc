@@ -9,8 +9,8 @@ namespace kvasir::model {
 namespace {
 
 // Only the last tokens of the context are decoded. Eight are enough to contain
-// any character that the context leaves incomplete. They also lie past the
-// start of the text, where spaces would be stripped.
+// any character that the context leaves incomplete. After eight tokens, the
+// start of the text, where spaces would be stripped, has passed.
 constexpr size_t kContextTokens = 8;
 
 }  // namespace

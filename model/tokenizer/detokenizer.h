@@ -12,10 +12,11 @@ namespace kvasir::model {
 
 struct DetokenizerState;
 
-// Turns a growing list of ids into text deltas. All deltas followed by Finish()
-// equal Tokenizer::Decode of all ids, and every delta is valid UTF-8. Bytes
-// that may still become a character are held back. Once it is certain that they
-// cannot, they become U+FFFD. Pushing a token costs O(its length), amortized.
+// Turns a growing list of ids into text deltas. All deltas followed by
+// Finish() equal Tokenizer::Decode of all ids, and every delta is valid
+// UTF-8. Bytes are held back as long as they may still become a character.
+// If they cannot become one, they become U+FFFD. Push takes time linear in
+// the token's length, amortized.
 // Threads: used by one thread at a time. The tokenizer must outlive it.
 class IncrementalDetokenizer {
  public:
@@ -29,13 +30,14 @@ class IncrementalDetokenizer {
   // the context is not returned.
   void Prime(std::span<const int32_t> context);
 
-  // The text that became certain with `id`: often one word, sometimes nothing.
+  // Adds `id` and returns the text that can no longer change: often one word,
+  // sometimes nothing.
   std::string Push(int32_t id);
 
   // Returns the text that was held back. Push must not be called afterwards.
   std::string Finish();
 
-  // Bytes that are held back and are in no delta yet.
+  // The number of bytes that are held back and were not returned yet.
   size_t pending_bytes() const;
 
  private:

@@ -13,8 +13,8 @@ namespace {
 constexpr std::string_view kDecoders =
     "Sequence, ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip";
 
-// The longest text that a replacement may make of a token. A replacement that
-// would exceed it is skipped.
+// If a replacement would make the text of a token longer than this, the text
+// stays as it is.
 constexpr size_t kMaxTokenTextBytes = size_t{1} << 20;
 constexpr int64_t kMaxStripped = 1024;
 
@@ -25,7 +25,7 @@ int HexDigit(char c) {
   return -1;
 }
 
-// "<0x0A>" -> 10.
+// Returns the byte that a byte token stands for: 10 for "<0x0A>".
 std::optional<uint8_t> ByteOfToken(std::string_view token) {
   if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') {
     return std::nullopt;
@@ -125,8 +125,8 @@ absl::Status DetokenizerStages::CheckOrder(const Step& step,
         fused || before.kind == Kind::kFuse || before.kind == Kind::kByteLevel;
     after_bytes = !fused && (after_bytes || before.kind == Kind::kByteFallback);
   }
-  // These stages give the same text for a run of byte tokens, whether they
-  // receive it whole or one character at a time.
+  // These stages give the same text whether they receive a run of byte tokens
+  // as a whole or character by character.
   const bool any_pieces =
       step.kind == Kind::kFuse || step.kind == Kind::kByteLevel ||
       step.kind == Kind::kMetaspace ||
@@ -215,8 +215,8 @@ void DetokenizerStages::FeedStripFused(size_t index, std::string_view text,
   }
   if (text.empty()) return;
   if (step.stop == 0) return Feed(index + 1, text, state, out);
-  // The last `stop` characters that may be stripped are held back, because the
-  // text may end after them.
+  // The latest characters that may have to be stripped, at most `stop`, are
+  // held back, because the text may end after them.
   std::string all = std::exchange(stage.pending, std::string());
   all.append(text);
   std::string_view certain = all;

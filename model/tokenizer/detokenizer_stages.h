@@ -19,32 +19,33 @@ struct DetokenizerState {
     int64_t num_tokens = 0;    // tokens that this stage has seen
     int64_t num_stripped = 0;  // characters removed at the front
     bool front_done = false;   // a character that is not stripped was seen
-    // the current run of byte tokens has given characters
+    // true if a character of the current run of byte tokens was passed on
     bool in_run = false;
     std::string pending;  // bytes or characters that are held back
   };
   std::vector<Stage> stages;
 };
 
-// A chain of stages. Stages up to the first one that joins tokens (ByteLevel,
-// Fuse) receive whole tokens; later stages receive fragments of one text. In a
-// run of byte tokens, complete characters are kept, and each byte that belongs
-// to no character becomes U+FFFD. A character is returned as soon as it is
-// complete, whatever follows.
+// A chain of decoding stages. Stages up to the first one that joins tokens
+// (ByteLevel, Fuse) receive whole tokens; later stages receive fragments of
+// one text. In a run of byte tokens such as <0x0A>, each byte that belongs
+// to no complete character becomes U+FFFD. A character is returned as soon
+// as it is complete.
 // Threads: immutable; a DetokenizerState belongs to one thread.
 class DetokenizerStages {
  public:
   // Joins tokens by spaces, for a file without a decoder.
   DetokenizerStages() = default;
-  // UNIMPLEMENTED names a component, or an order of components, that is not
-  // supported.
+  // UNIMPLEMENTED if a component, or the order of the components, is not
+  // supported; the error names it.
   static absl::StatusOr<DetokenizerStages> FromJson(const JsonRef& ref);
 
   DetokenizerState NewState() const;
-  // Appends the text that became certain with `token`.
+  // Adds `token`, and appends to `out` the text that can no longer change.
   void Push(std::string_view token, DetokenizerState* state,
             std::string* out) const;
-  // Appends the text that was held back. The state must not be used again.
+  // Appends to `out` the text that was held back. The state must not be
+  // used again.
   void Finish(DetokenizerState* state, std::string* out) const;
 
   // Returns the bytes that a token adds if it is in the middle of a text, so
@@ -66,7 +67,9 @@ class DetokenizerStages {
     std::vector<TextPattern> pattern;  // only for kReplace; one element
     std::string content;               // one character, except for kReplace
     bool drop_first = false;           // only for kMetaspace
-    int64_t start = 0;                 // kStrip*: the most characters to strip
+    // Only for kStrip and kStripFused: the largest numbers of characters that
+    // are stripped at the start and at the end.
+    int64_t start = 0;
     int64_t stop = 0;
   };
 
@@ -74,12 +77,12 @@ class DetokenizerStages {
                                        const JsonRef& ref);
   absl::Status CheckOrder(const Step& step, const JsonRef& ref) const;
 
-  // Passes `text` through stage `index` and all later ones. `continues`: the
-  // text belongs to the same token as the text before it.
+  // Passes `text` through stage `index` and all later ones. `continues` is true
+  // if the text belongs to the same token as the previous one.
   void Feed(size_t index, std::string_view text, DetokenizerState* state,
             std::string* out, bool continues = false) const;
-  // Passes on characters of a run of byte tokens when they are certain. For
-  // later stages, a run is one token.
+  // Passes characters of a run of byte tokens to the next stage when they can
+  // no longer change. For later stages, the whole run is one token.
   void FeedRun(size_t index, std::string_view certain, DetokenizerState* state,
                std::string* out) const;
   void FeedStripFused(size_t index, std::string_view text,

@@ -38,7 +38,8 @@ Ids RandomIds(const Tokenizer& tokenizer, std::mt19937& random) {
 
 class DetokenizerTest : public testing::TestWithParam<const char*> {};
 
-TEST_P(DetokenizerTest, StreamedTextPiecesAreValidUtf8AndTogetherTheWholeText) {
+TEST_P(DetokenizerTest,
+       PiecesOfStreamedTextAreValidUtf8AndAddUpToTheWholeText) {
   const auto tokenizer = Golden(GetParam());
   std::mt19937 random(3);
   for (int round = 0; round < 3000; ++round) {
@@ -59,8 +60,7 @@ TEST_P(DetokenizerTest, StreamedTextPiecesAreValidUtf8AndTogetherTheWholeText) {
   }
 }
 
-TEST_P(DetokenizerTest,
-       TheTextOfAStreamThatStartsAfterAPromptContinuesThePromptsText) {
+TEST_P(DetokenizerTest, AStreamThatIsPrimedWithAPromptContinuesThePromptsText) {
   const auto tokenizer = Golden(GetParam());
   const std::string text =
       "The miller's river 12 \xE6\xB2\xB3\xE6\xB0\xB4 \xF0\x9F\x99\x82 boats";

@@ -37,7 +37,7 @@ constexpr char kSplitKey[] = "tokenizer.ggml.pre";
 // SentencePiece replaces each space by this character, U+2581.
 constexpr char kSpaceMark[] = "\xe2\x96\x81";
 
-// The values are those of the file format.
+// The enumerators have the numbers of the file format.
 enum GgufTokenType : int64_t {
   kNormal = 1,
   kUnknown = 2,
@@ -49,19 +49,20 @@ enum GgufTokenType : int64_t {
 
 // How a byte-level tokenizer splits a text before the merges.
 struct SplitRow {
-  std::string_view name;  // tokenizer.ggml.pre
+  std::string_view name;  // the value of tokenizer.ggml.pre
   // The components of the pre-tokenizer before the byte level, as JSON.
   std::string_view components;
-  bool words = false;  // the byte level itself splits at GPT-2's pattern
-  bool nfc = false;    // the text is normalized first
+  bool words =
+      false;         // the ByteLevel component itself splits by GPT-2's pattern
+  bool nfc = false;  // the text is normalized first
   bool ignore_merges = false;
-  bool adds_bos = false;  // the default, if the file has no such key
+  bool adds_bos = false;  // the default if the file does not say it
 };
 
 constexpr std::string_view kDigits =
     R"({"type":"Digits","individual_digits":true})";
-// The patterns are those of the tokenizer.json files of the models that the
-// names mean.
+// The patterns are those in the tokenizer.json files of the models after which
+// the rows are named.
 constexpr std::string_view kLlama3 =
     R"({"type":"Split","behavior":"Isolated","invert":false,"pattern":{"Regex":)"
     R"("(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|)"
@@ -84,9 +85,9 @@ constexpr std::string_view kGpt4o =
     R"([\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
     R"(\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|)"
     R"(\\s+(?!\\S)|\\s+"}})";
-// The pattern that llama.cpp uses for files of an unknown split. It splits at
-// punctuation, then into words, then at runs of digits, then into groups of
-// three digits.
+// The pattern that llama.cpp uses if it does not know the value of
+// tokenizer.ggml.pre. It splits at punctuation, then into words, then at runs
+// of digits, then into groups of three digits.
 constexpr std::string_view kDefault =
     R"({"type":"Split","behavior":"Isolated","invert":false,"pattern":{"Regex":)"
     R"("[\\p{P}\\$\\+<=>\\^~\\|]+"}},)"
@@ -274,8 +275,8 @@ class GgufTokenizerWriter {
     return std::optional<int32_t>(static_cast<int32_t>(*id));
   }
 
-  // Returns the id that a key names. If the file lacks the key, returns the one
-  // that SentencePiece usually has.
+  // Returns the id that a key names. If the file lacks the key, returns
+  // `usual`, the id that this token usually has in SentencePiece models.
   absl::StatusOr<std::optional<int32_t>> TokenIdOr(std::string_view name,
                                                    size_t usual) const {
     KVASIR_ASSIGN_OR_RETURN(std::optional<int32_t> id, TokenId(name));
@@ -319,16 +320,17 @@ class GgufTokenizerWriter {
     *out += "],";
   }
 
-  // Whether a token includes the spaces and line ends after it. The file has no
-  // key for this, but all SentencePiece tokenizers of Phi-3 have these flags.
+  // True if a token also takes the spaces and line ends after it. GGUF
+  // files have no key for this, but all SentencePiece tokenizers of Phi-3
+  // have this flag.
   bool TakesSpaces(std::string_view token) const {
     return is_phi3_ && is_sentence_piece_ && token != "<unk>" &&
            token != "<s>" && token != "<|endoftext|>";
   }
 
-  // Whether a token is searched in the normalized text, in which
-  // SentencePiece's mark replaces each space. Then marks that are already in
-  // the original text also belong to runs of spaces, as in SentencePiece.
+  // True if a token is a run of spaces that is searched in normalized text,
+  // where each space is kSpaceMark. Marks in the original text then also belong
+  // to such runs, as in SentencePiece.
   bool IsRunOfSpaces(std::string_view token) const {
     return is_sentence_piece_ && !adds_space_ &&
            token.find_first_not_of(' ') == token.npos;
@@ -407,9 +409,9 @@ class GgufTokenizerWriter {
   }
 
   // Returns how many tokens the vocabulary has. Merges never give a control
-  // token. So control tokens after the last other token are only added
+  // token, so control tokens at the end of the list become only added
   // tokens, as in the files of most models. Readers of tokenizer.json give
-  // such tokens the next free ids. If these would be wrong ids, all tokens
+  // added tokens the next free ids. If these ids would be wrong, all tokens
   // stay in the vocabulary.
   size_t EndOfVocabulary() const {
     size_t end = types_.size();

@@ -1,5 +1,5 @@
 // Translates the tokenizer of a GGUF file to the files of a Hugging Face
-// folder, so that one reader serves both.
+// folder, so that the same code reads both.
 #pragma once
 
 #include <string>

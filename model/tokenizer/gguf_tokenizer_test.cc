@@ -35,7 +35,7 @@ json Golden(const std::string& name, const std::string& file) {
                                  std::istreambuf_iterator<char>()));
 }
 
-// The metadata that describes the tokenizer of a golden tokenizer.json.
+// Returns GGUF metadata for the tokenizer of a golden tokenizer.json.
 GgufBuilder BuilderOf(const json& file) {
   std::vector<std::string> tokens;
   std::vector<int32_t> types;
@@ -167,7 +167,8 @@ INSTANTIATE_TEST_SUITE_P(
                       GoldenCase{"qwen2", "qwen2"}, GoldenCase{"llama2", ""}),
     [](const auto& param) { return param.param.name; });
 
-// A tokenizer of tests/golden/tokenizers/nasty, and the name of its split.
+// A tokenizer of tests/golden/tokenizers/nasty, and its value
+// of tokenizer.ggml.pre.
 struct NastyType {
   std::string name;
   std::string split;
@@ -219,8 +220,8 @@ INSTANTIATE_TEST_SUITE_P(All, GgufNastyTest,
                                            NastyType{"gemma", ""}),
                          [](const auto& param) { return param.param.name; });
 
-// A byte-level tokenizer of the letters a to c, their merge "ab", and a control
-// token.
+// A byte-level tokenizer of the letters a to c, their merge "ab", and a
+// control token.
 GgufBuilder Small() {
   GgufBuilder builder;
   builder.String("tokenizer.ggml.model", "gpt2")
@@ -250,7 +251,7 @@ TEST(GgufTokenizerTest, ReadsControlTokensBosEosAndTheChatTemplate) {
             Ids({0, 5, 1}));
 }
 
-TEST(GgufTokenizerTest, AddsBosOnlyIfTheFileOrTheSplitSaysSo) {
+TEST(GgufTokenizerTest, BosIsAddedOnlyIfTheFileOrItsPreTokenizerRequiresIt) {
   for (const auto& [split, ids] :
        {std::pair("qwen2", Ids({3})), std::pair("llama-bpe", Ids({4, 3})),
         std::pair("tekken", Ids({4, 3})), std::pair("default", Ids({3}))}) {
@@ -261,13 +262,14 @@ TEST(GgufTokenizerTest, AddsBosOnlyIfTheFileOrTheSplitSaysSo) {
   }
 }
 
-TEST(GgufTokenizerTest, AFileWithoutASplitNameGetsTheDefaultSplit) {
+TEST(GgufTokenizerTest,
+     AFileWithoutAPreTokenizerNameIsSplitByTheDefaultPattern) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer, Load(Small()));
   EXPECT_EQ(tokenizer->Encode("ab").value(), Ids({3}));
 }
 
 TEST(GgufTokenizerTest, AControlTokenIsNeverAPartOfAText) {
-  // The vocabulary is searched for the whole text before any merge, but it does
+  // Before any merge, the whole text is searched in the vocabulary, which does
   // not contain control tokens.
   GgufBuilder builder;
   builder.String("tokenizer.ggml.model", "gpt2")
@@ -281,9 +283,10 @@ TEST(GgufTokenizerTest, AControlTokenIsNeverAPartOfAText) {
   EXPECT_EQ(tokenizer->Encode("ab").value(), Ids({2}));
 }
 
-TEST(GgufTokenizerTest, OtherReadersGiveControlTokensTheSameIds) {
-  // Other readers give an added token that the vocabulary lacks the next
-  // free id.
+TEST(GgufTokenizerTest,
+     OtherReadersOfTheWrittenFilesGiveControlTokensTheSameIds) {
+  // Other programs that read the written tokenizer.json give each added token
+  // that the vocabulary lacks the next free id.
   const auto vocabulary = [](const std::vector<int32_t>& types) {
     GgufBuilder builder;
     builder.String("tokenizer.ggml.model", "gpt2")
@@ -305,7 +308,8 @@ TEST(GgufTokenizerTest, OtherReadersGiveControlTokensTheSameIds) {
   EXPECT_THAT(vocabulary({5, 1, 3, 3, 5}), ElementsAre(2, 3, 1));
 }
 
-// A SentencePiece tokenizer with user-defined runs of spaces, as Gemma's.
+// Returns a file with a SentencePiece tokenizer in which runs of spaces are
+// user-defined tokens, as in Gemma.
 GgufBuilder Runs(const std::string& architecture) {
   GgufBuilder builder;
   builder.String("general.architecture", architecture)
@@ -469,7 +473,8 @@ TEST(GgufTokenizerTest, AVocabularyWithTooManyMergesIsRefused) {
 
 class BadGgufTokenizerTest : public ::testing::TestWithParam<BadTokenizer> {};
 
-TEST_P(BadGgufTokenizerTest, ABadTokenizerIsRefusedWithTheKeyAndThePlace) {
+TEST_P(BadGgufTokenizerTest,
+       TheErrorForAnInvalidTokenizerNamesTheKeyAndThePlace) {
   const absl::Status status = Load(GetParam().builder).status();
   EXPECT_EQ(status.code(), GetParam().code) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("x.gguf"));

@@ -70,8 +70,8 @@ absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadMetaspace(
   if (scheme) {
     KVASIR_ASSIGN_OR_RETURN(name, scheme->String());
   } else {
-    // Older files have add_prefix_space (true or false) instead of
-    // prepend_scheme.
+    // Older files have add_prefix_space (true or false) instead
+    // of prepend_scheme.
     KVASIR_ASSIGN_OR_RETURN(const bool prefix,
                             ref.GetBool("add_prefix_space", true));
     name = prefix ? "always" : "never";
@@ -127,8 +127,8 @@ absl::StatusOr<PreTokenizer> PreTokenizer::FromJson(const JsonRef& ref) {
         result.steps_.push_back(std::move(step));
         return absl::OkStatus();
       }));
-  // If the last step maps bytes to the byte-level alphabet, this mapping is
-  // left to the BPE model, which looks up whole words first.
+  // If the last step maps bytes to the byte-level alphabet, the BPE model does
+  // this instead, because it first looks up whole words as raw bytes.
   if (!result.steps_.empty() && result.steps_.back().map_bytes) {
     result.steps_.back().map_bytes = false;
     result.byte_level_ = true;
@@ -257,8 +257,8 @@ absl::Status PreTokenizer::Split(const Step& step, TextBudget* budget,
                                  PieceList* list) {
   std::vector<TextPiece> pieces;
   pieces.reserve(list->pieces.size());
-  // how many pieces' bytes go back to the budget: the old pieces, and the
-  // matches that are removed
+  // the number of pieces whose bytes are returned to the budget: the old pieces
+  // and the removed matches
   size_t given_up = list->pieces.size();
   std::optional<PatternFinder> finder;
   if (step.pattern) finder.emplace(*step.pattern);
@@ -307,8 +307,8 @@ absl::Status PreTokenizer::Apply(std::string_view text, size_t front,
   for (const Step& step : steps_) {
     KVASIR_RETURN_IF_ERROR(ApplyStep(step, budget, list));
   }
-  // The list reuses its memory for pieces in the next text, so its bytes go
-  // back to the budget. Rewritten texts still count.
+  // The list reuses the memory of its pieces for the next text, so their bytes
+  // are returned to the budget. The bytes of rewritten texts are not.
   budget->Return(list->pieces.size() * sizeof(TextPiece));
   return absl::OkStatus();
 }

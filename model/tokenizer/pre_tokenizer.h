@@ -17,13 +17,13 @@ namespace kvasir::model {
 
 struct TextPiece {
   std::string_view text;
-  // How many bytes at its front stand for the first character of the whole
-  // encoded text. 0: the piece begins later.
+  // How many bytes at the start of the piece come from the first character of
+  // the whole encoded text. 0 if the piece begins after this character.
   size_t front = 0;
 };
 
-// The pieces of a text. `owned` has the texts of rewritten pieces, which are
-// not parts of the input.
+// The pieces of a text. Pieces are views into the input or, if they were
+// rewritten, into the strings of `owned`.
 struct PieceList {
   std::vector<TextPiece> pieces;
   std::deque<std::string> owned;
@@ -34,12 +34,11 @@ class PreTokenizer {
  public:
   // Leaves the text as one piece, for a file without a pre-tokenizer.
   PreTokenizer() = default;
-  // Returns UNIMPLEMENTED for a component that is not supported; the text names
-  // it.
+  // UNIMPLEMENTED if a component is not supported; the error names it.
   static absl::StatusOr<PreTokenizer> FromJson(const JsonRef& ref);
 
-  // True if pieces are raw bytes, which the model looks up in the byte-level
-  // alphabet.
+  // True if pieces are raw bytes, which the model looks up in the
+  // byte-level alphabet.
   bool byte_level() const { return byte_level_; }
   // Returns true if Apply may leave out parts of the text, such as spaces.
   bool removes_text() const;
@@ -47,8 +46,8 @@ class PreTokenizer {
   // Replaces `list` by the pieces of `text`, which must be valid UTF-8 and
   // outlive the list. Spends the bytes of the rewritten texts from `budget`.
   // INVALID_ARGUMENT if the budget is too small for these texts and the pieces,
-  // or if a pattern exceeds its step limit. `front` bytes of `text` stand for
-  // the first character of the whole encoded text.
+  // or if the search for a pattern takes too many steps. The first `front`
+  // bytes of `text` come from the first character of the whole encoded text.
   absl::Status Apply(std::string_view text, size_t front, TextBudget* budget,
                      PieceList* list) const;
 
@@ -60,7 +59,8 @@ class PreTokenizer {
     kMergedWithNext,
     kContiguous,
   };
-  // The characters that a step without a pattern matches, each one separately.
+  // The characters at which a step without a pattern splits. Each of them is a
+  // match of its own.
   enum class CharClass { kNone, kWhiteSpace, kPunctuation, kNumeric, kLiteral };
 
   struct Step {
@@ -75,13 +75,14 @@ class PreTokenizer {
     bool words = false;
     Behavior behavior = Behavior::kIsolated;
     bool invert = false;
-    // Replaces each space before the text is split.
+    // If not empty, each space is replaced by this before the text is split.
     std::string replacement;
-    // Put in front of each piece of the previous step that does not start with
-    // it. Then that piece is split.
+    // Before a piece of the previous step is split, this prefix is added to it
+    // if it does not start with the prefix yet.
     std::string prefix;
     bool prefix_only_at_start = false;
-    // After splitting, bytes are written in the byte-level alphabet.
+    // True: after the split, the bytes of each piece are written in the
+    // byte-level alphabet.
     bool map_bytes = false;
   };
   struct Match {

@@ -13,7 +13,7 @@
 namespace kvasir::model {
 namespace {
 
-// Longer graphemes are replaced one character at a time.
+// Longer graphemes are never replaced as a whole, only character by character.
 constexpr size_t kMaxGraphemeBytes = 5;
 
 uint32_t ReadLittleEndian(std::string_view bytes) {
@@ -24,8 +24,8 @@ uint32_t ReadLittleEndian(std::string_view bytes) {
   return value;
 }
 
-// A unit of the trie holds a label and the distance to its children, or a
-// value.
+// A unit of the double-array trie holds either a label and the distance to its
+// child units, or a value.
 uint32_t Label(uint32_t unit) { return unit & 0x800000FF; }
 uint32_t Distance(uint32_t unit) {
   return (unit >> 10) << ((unit & (1U << 9)) >> 6);

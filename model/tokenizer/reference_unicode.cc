@@ -100,7 +100,7 @@ constexpr AddedRange kAdded[] = {
     {0x2EBF0, 0x2EE5D, U_GC_LO_MASK, USCRIPT_HAN},
 };
 
-// Characters whose category Unicode 16.0 changed.
+// Characters that have another category in Unicode 16.0 than in 15.0.
 constexpr AddedRange kChanged[] = {
     {0x1171E, 0x1171E, U_GC_MC_MASK, USCRIPT_AHOM},
 };
@@ -140,7 +140,7 @@ constexpr PropertyRange kProperties[] = {
     {UCHAR_WHITE_SPACE, u"[]"},
 };
 
-// New pairs of upper and lower case.
+// Pairs of upper and lower case that later versions than Unicode 15.0 added.
 struct CaseRange {
   char32_t begin;
   char32_t end;  // included
@@ -164,7 +164,7 @@ const icu::UnicodeSet& BaseSet() {
 // The characters that Unicode 16.0 does not have.
 icu::UnicodeSet UnassignedSet() {
   icu::UnicodeSet set;
-  set.addAll(BaseSet());  // a copy would be frozen, too
+  set.addAll(BaseSet());  // not copied, because a copy would be frozen as well
   for (const AddedRange& range : kAdded) set.add(range.begin, range.end);
   return set.complement();
 }
@@ -270,7 +270,8 @@ void CloseOverCase(icu::UnicodeSet* set) {
 icu::UnicodeSet NormalizedSet() { return SetOf(u"[\\p{Age=9.0}]"); }
 
 icu::UnicodeSet PunctuationSet() {
-  // Later versions gave U+166D and U+111C9 another category.
+  // In Unicode 8.0, U+166D and U+111C9 were punctuation; later versions changed
+  // their category.
   return SetOf(u"[[\\p{P}&\\p{Age=8.0}]\\u166D\\U000111C9]");
 }
 

@@ -46,7 +46,8 @@ absl::Status RegexReader::Invalid(std::string_view what) const {
       Text(absl::StrCat("has ", AbslView(what), " at byte ", at_)));
 }
 
-// The pattern and `what` may be cut inside a character.
+// The excerpts of the pattern in this text may end inside a character, so
+// invalid UTF-8 is replaced.
 std::string RegexReader::Text(std::string_view what) const {
   return ReplaceInvalidUtf8(absl::StrCat(
       "pattern \"", AbslView(in_.substr(0, 200)), "\" ", AbslView(what)));
@@ -231,7 +232,8 @@ absl::StatusOr<UnicodeSet> RegexReader::NestedBrackets(bool outermost,
   }
   ++at_;
   const bool negated = Take("^");
-  UnicodeSet result = EveryChar();  // the intersection of the operands so far
+  UnicodeSet result =
+      EveryChar();  // the intersection of all operands of && that were read
   UnicodeSet operand;
   enum { kStart, kChar, kRange, kSet } before = kStart;
   char32_t last = 0;  // if `before` is kChar

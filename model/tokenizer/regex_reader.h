@@ -14,12 +14,12 @@
 
 namespace kvasir::model {
 
-// Groups and brackets may be inside one another up to this depth.
+// The greatest depth to which groups and brackets may be nested.
 inline constexpr int kMaxRegexDepth = 250;
 
-// The characters that an escape or a bracket stands for. If case is ignored,
-// a single character and a bracket match other cases too, but \w and \p{Lu}
-// do not.
+// The characters that an escape such as \w or a bracket matches. If a pattern
+// ignores case, single characters and brackets also match their other cases,
+// but \w and \p{Lu} do not.
 struct CharItem {
   icu::UnicodeSet set;
   bool one_char = false;
@@ -27,31 +27,32 @@ struct CharItem {
 };
 
 // Reads a pattern from its beginning to its end.
-// Errors: UNIMPLEMENTED names a construct that is not supported, and
-// INVALID_ARGUMENT what is wrong, both with its place.
+// Errors: UNIMPLEMENTED for a construct that is not supported, INVALID_ARGUMENT
+// for wrong syntax. Both state the place in the pattern.
 class RegexReader {
  public:
   explicit RegexReader(std::string_view pattern) : in_(pattern) {}
 
   bool AtEnd() const { return at_ >= in_.size(); }
-  // The byte `ahead` of this place, or 0 after the end.
+  // Returns the byte `ahead` bytes after the current place, or 0
+  // beyond the end.
   char Next(size_t ahead = 0) const {
     return at_ + ahead < in_.size() ? in_[at_ + ahead] : '\0';
   }
   bool Sees(std::string_view text) const {
     return in_.substr(at_, text.size()) == text;
   }
-  // Skips `text`, if it is here.
+  // If the unread pattern begins with `text`, skips it and returns true.
   bool Take(std::string_view text);
   void Skip(size_t bytes) { at_ += bytes; }
-  // At most `bytes` bytes from here.
+  // Returns the next bytes of the pattern, at most `bytes` of them.
   std::string_view Here(size_t bytes) const { return in_.substr(at_, bytes); }
 
   absl::Status Unsupported(std::string_view what) const;
   absl::Status Invalid(std::string_view what) const;
 
   absl::StatusOr<char32_t> OneChar();
-  // Reads a backslash and what follows it, inside brackets or outside.
+  // Reads an escape: a backslash and the characters that belong to it.
   absl::StatusOr<CharItem> CharEscape(WordKind words);
   // Reads [...].
   absl::StatusOr<icu::UnicodeSet> Brackets(bool ignore_case);

@@ -77,11 +77,13 @@ class RegexTranslator : private RegexReader {
   int depth_ = 0;
   int assertions_ = 0;    // how many (?=, (?!, (?<= and (?<! are open
   int look_behinds_ = 0;  // how many (?<= and (?<! are open
-  // For each capturing group, whether \1 and its like may refer to it.
+  // True for each capturing group to which a back reference such as \1
+  // may refer.
   std::vector<bool> groups_;
   bool named_groups_ = false;
   bool back_references_ = false;
-  // The adjacent characters before this place that ignore case.
+  // The literal characters directly before the current place that are matched
+  // without regard to case.
   icu::UnicodeString run_;
 };
 
@@ -188,7 +190,7 @@ absl::Status RegexTranslator::Item(const Options& options, Extent* extent) {
       return Write(options.dot_matches_newline ? "[\\x{0}-\\x{10FFFF}]"
                                                : "[^\\x{A}]");
     case '^':
-      // A line begins after a line feed, but not at the end of the text.
+      // Matches after a line feed, except if the text ends there.
       Skip(1);
       extent->asserts = true;
       return Write("(?:\\A|(?<=\\x{A})(?!\\z))");
@@ -401,8 +403,8 @@ absl::StatusOr<bool> RegexTranslator::Interval(std::string* quantifier) {
   *quantifier = absl::StrCat("{", least.value_or(0), comma ? "," : "");
   if (most) absl::StrAppend(quantifier, *most);
   quantifier->push_back('}');
-  // ? and + after {n} repeat the repetition. So does + after {n,m}, but ? makes
-  // it match as little as possible.
+  // After {n}, the signs ? and + are quantifiers of the repetition. After
+  // {n,m}, so is +, but ? makes the repetition match as little as possible.
   if (comma && Take("?")) quantifier->push_back('?');
   return true;
 }
@@ -429,7 +431,7 @@ absl::Status RegexTranslator::Quantifiers(size_t begin, Extent* extent) {
     if (extent->asserts) {
       return Invalid("a quantifier after something that matches no text");
     }
-    // ICU would repeat an empty match forever.
+    // ICU would search forever if a lazy quantifier repeated an empty match.
     if (extent->empty && quantifier.back() == '?' && quantifier.size() > 1) {
       return Unsupported(absl::StrCat("the quantifier ", quantifier,
                                       " after something that may be empty"));

@@ -8,10 +8,11 @@
 
 namespace kvasir::model {
 
-// A pattern of the syntax "Oniguruma" as an expression that means the same to
-// ICU. Nothing is copied: every construct is either parsed and written anew, or
-// refused. INVALID_ARGUMENT: the syntax is wrong. UNIMPLEMENTED: a construct is
-// not supported; the error names it and its place.
+// Returns an ICU expression with the same meaning as `pattern`, which has
+// Oniguruma's syntax. No part of the pattern is copied unparsed: every
+// construct is either translated or refused. INVALID_ARGUMENT: the syntax is
+// wrong. UNIMPLEMENTED: a construct is not supported; the error names it and
+// its place.
 absl::StatusOr<std::string> TranslateRegex(std::string_view pattern);
 
 }  // namespace kvasir::model

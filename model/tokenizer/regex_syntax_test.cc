@@ -19,12 +19,14 @@ using Code = absl::StatusCode;
 
 struct Row {
   const char* pattern;
-  // One mark for each character of kText: x begins a match, - continues it. If
-  // all matches are empty, | begins each piece between them.
+  // The matches in kText, one mark for each of its characters: x begins a
+  // match, - continues it. If all matches are empty, | marks each character
+  // before which there is one.
   const char* marks;
 };
 
-// Characters that ICU and Oniguruma, or two constructs, treat differently.
+// A text of characters that ICU and Oniguruma treat differently, or for which
+// two similar constructs differ.
 constexpr char32_t kText[] =
     U"aB_1 .$\r\n\v\f\x85\u2028\u00A0\u200D\u200C\u00B2\u00BD\u2460\u0300"
     U"\u203F\u00DF\u017F\u212A\u0663\u2167\U0001D518\U0001F642\uFFFE\x7F"
@@ -58,7 +60,7 @@ std::string MarksOf(const std::string& pattern) {
   return all_empty ? pieces : marks;
 }
 
-TEST(RegexSyntaxTest, EveryConstructMatchesWhatItMatchesInTheReference) {
+TEST(RegexSyntaxTest, EveryConstructHasTheMatchesOfTheReference) {
   const std::vector<Row> rows = {
       {R"re(.)re", "xxxxxxxx.xxxxxxxxxxxxxxxxxxxxxx."},
       {R"re(.+)re", "x-------.x---------------------."},
@@ -198,7 +200,7 @@ struct Refusal {
   const char* words;  // in the error
 };
 
-TEST(RegexSyntaxTest, AConstructThatIsNotTranslatedIsRefusedByName) {
+TEST(RegexSyntaxTest, TheErrorForAConstructThatIsNotTranslatedNamesIt) {
   const std::vector<Refusal> refusals = {
       {R"((a)\k<1>)", R"(uses \k at byte 3)"},
       {R"((a)\g<1>)", R"(uses \g)"},
@@ -269,7 +271,7 @@ TEST(RegexSyntaxTest, AConstructThatIsNotTranslatedIsRefusedByName) {
   }
 }
 
-TEST(RegexSyntaxTest, AnErrorOfSyntaxNamesWhatIsWrongAndItsPlace) {
+TEST(RegexSyntaxTest, TheErrorForInvalidSyntaxNamesTheMistakeAndItsPlace) {
   const std::vector<Refusal> refusals = {
       {"a\\", R"(a \ that escapes nothing)"},
       {"a)", ") without ("},
@@ -300,7 +302,7 @@ TEST(RegexSyntaxTest, AnErrorOfSyntaxNamesWhatIsWrongAndItsPlace) {
   }
 }
 
-TEST(RegexSyntaxTest, DeepGroupsAndManyClassesAreRefusedWithTheLimit) {
+TEST(RegexSyntaxTest, ErrorsForTooManyGroupsAndClassesStateTheLimit) {
   EXPECT_THAT(TranslateRegex(std::string(300, '(') + std::string(300, ')')),
               base::StatusIs(Code::kInvalidArgument, HasSubstr("250")));
   EXPECT_THAT(TranslateRegex(std::string(300, '[')),

@@ -9,16 +9,16 @@
 
 namespace kvasir::model {
 
-// Counts the bytes of texts and pieces, over all steps and segments of one
-// text.
+// Counts the bytes of all rewritten texts and pieces while one input
+// is tokenized.
 // Threads: used by one thread at a time.
 class TextBudget {
  public:
   explicit TextBudget(size_t text_bytes)
       : text_bytes_(text_bytes), limit_(kBytes + kBytesPerByte * text_bytes) {}
 
-  // Takes `bytes` from the budget. INVALID_ARGUMENT, with the numbers, if less
-  // is left.
+  // Takes `bytes` from the budget. INVALID_ARGUMENT if less is left; the error
+  // states the bytes needed and the limit.
   absl::Status Spend(size_t bytes) {
     if (bytes <= left()) {
       used_ += bytes;
@@ -35,9 +35,9 @@ class TextBudget {
   size_t left() const { return limit_ - used_; }
 
  private:
-  // A text may use kBytes, and kBytesPerByte for each of its bytes. Valid files
-  // need far less: they cut a text into single bytes at most a few times, and
-  // each piece takes 24 bytes.
+  // The budget of an input: kBytes, plus kBytesPerByte for each of its bytes.
+  // Valid files need far less: they cut a text into single bytes at most a few
+  // times, and each piece takes 24 bytes.
   static constexpr size_t kBytes = size_t{16} << 20;
   static constexpr size_t kBytesPerByte = 128;
 

@@ -26,7 +26,7 @@ std::string Lower(std::string_view text) {
   return out;
 }
 
-// The length of the first `count` characters of `text`.
+// Returns the number of bytes of the first `count` characters of `text`.
 size_t BytesOfChars(std::string_view text, size_t count) {
   size_t at = 0;
   for (; count > 0 && at < text.size(); --count) {
@@ -138,8 +138,8 @@ absl::Status TextNormalizer::ApplyStep(const Step& step, size_t max_bytes,
           step.rules->Apply(text->text.substr(0, front), max_bytes));
       KVASIR_ASSIGN_OR_RETURN(text->text,
                               step.rules->Apply(text->text, max_bytes));
-      // If the rules remove the first character, the next one takes its place,
-      // as in the reference.
+      // If the rules remove the first character, the next one counts as the
+      // first, as in Hugging Face tokenizers.
       if (front > 0) {
         text->front =
             BytesOfChars(text->text, std::max<size_t>(NumChars(first), 1));

@@ -17,8 +17,8 @@ namespace kvasir::model {
 
 struct NormalizedText {
   std::string text;
-  // How many bytes at the front stand for the first character of the original.
-  // 0 if this character was removed.
+  // How many bytes at the start of `text` come from the first character of the
+  // original text. 0 if the normalizer removed this character.
   size_t front = 0;
 };
 
@@ -27,14 +27,14 @@ class TextNormalizer {
  public:
   // Leaves every text as it is, for a file without a normalizer.
   TextNormalizer() = default;
-  // UNIMPLEMENTED names a component that is not supported.
+  // UNIMPLEMENTED if a component is not supported; the error names it.
   static absl::StatusOr<TextNormalizer> FromJson(const JsonRef& ref);
 
   bool empty() const { return steps_.empty(); }
 
   // Returns the normalized text and spends its bytes from the budget.
-  // INVALID_ARGUMENT if the budget is too small for the result of a step, or if
-  // a pattern exceeds its step limit.
+  // INVALID_ARGUMENT if the budget is too small for the result of a component,
+  // or if the search for a pattern takes too many steps.
   absl::StatusOr<NormalizedText> Apply(std::string_view text,
                                        TextBudget* budget) const;
 

@@ -68,8 +68,8 @@ absl::StatusOr<std::string> ReplaceAll(const TextPattern& pattern,
   if (matches.size() * content.size() + text.size() > max_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
         "replacing each of ", matches.size(), " matches by ", content.size(),
-        " bytes in a text of ", text.size(), " bytes gives more than ",
-        max_bytes, " bytes, the limit"));
+        " bytes in a text of ", text.size(),
+        " bytes gives more than the limit of ", max_bytes, " bytes"));
   }
   std::string out;
   out.reserve(text.size() + matches.size() * content.size());

@@ -1,5 +1,5 @@
-// A pattern that a tokenizer file searches in texts: a literal or a regular
-// expression.
+// A pattern that a tokenizer file searches in texts: a literal or a
+// regular expression.
 #pragma once
 
 #include <memory>
@@ -41,7 +41,8 @@ class PatternFinder {
  public:
   explicit PatternFinder(const TextPattern& pattern);
 
-  // Replaces `matches` by the non-overlapping matches from left to right.
+  // Writes the non-overlapping matches to `matches`, from left to right. The
+  // old content of `matches` is removed.
   absl::Status FindAll(std::string_view text, std::vector<TextRange>* matches);
 
  private:
@@ -51,10 +52,10 @@ class PatternFinder {
 
 // Returns `text` with every match replaced by `content`. INVALID_ARGUMENT if
 // the result would be longer than `max_bytes`. If `front` is not null, it is
-// the length of a front part of `text`. It becomes the length of the part of
-// the result that stands for this front part. A replacement belongs to it if
-// the last replaced byte does. A replacement for no bytes at the very beginning
-// belongs to it if the first byte does.
+// the length of a prefix of `text`, and becomes the length of the part of the
+// result that replaces this prefix. A replacement belongs to that part if the
+// last replaced byte is in the prefix. An empty match at the start of `text`
+// belongs to it if the prefix is not empty.
 absl::StatusOr<std::string> ReplaceAll(const TextPattern& pattern,
                                        std::string_view content,
                                        std::string_view text, size_t max_bytes,

@@ -26,10 +26,10 @@ namespace kvasir::model {
 
 using base::AbslView;
 
-// All data from the files. Constant after construction.
+// Everything that a tokenizer's files determine. Constant after construction.
 struct TokenizerParts {
-  // One item of a post-processor template: ids before, after or between the
-  // texts.
+  // One item of a post-processor template: ids before, after or between
+  // the texts.
   struct TemplateItem {
     bool is_text = false;
     std::vector<int32_t> ids;
@@ -52,7 +52,7 @@ struct TokenizerParts {
 
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;
-  // True if the files beside tokenizer.json change how texts become ids, or how
+  // True if files other than tokenizer.json change how texts become ids, or how
   // ids become texts.
   bool is_changed = false;
   std::string chat_template;
@@ -271,8 +271,8 @@ absl::Status ReadPipeline(const JsonRef& root, const TokenizerConfig& config,
   return absl::OkStatus();
 }
 
-// Changes add_prefix_space of a ByteLevel pre-tokenizer, and of those inside of
-// a Sequence if `in_sequence`. Returns true if a value differs.
+// Sets add_prefix_space of a ByteLevel pre-tokenizer and, if `in_sequence` is
+// true, of those inside a Sequence. Returns true if a value changes.
 bool SetPrefixSpace(bool value, bool in_sequence, nlohmann::json* pre) {
   if (!pre->is_object()) return false;
   const nlohmann::json type = pre->value("type", nlohmann::json());
@@ -291,7 +291,8 @@ bool SetPrefixSpace(bool value, bool in_sequence, nlohmann::json* pre) {
   return before != prefix;
 }
 
-// A file that may stand beside tokenizer.json, parsed. Null if it is absent.
+// Parses a file that may be beside tokenizer.json. Returns a JSON null if
+// `text` is empty.
 absl::StatusOr<nlohmann::json> ParseBeside(std::string_view text,
                                            const std::string& name) {
   if (text.empty()) return nlohmann::json();
@@ -303,8 +304,8 @@ std::optional<JsonRef> RefTo(const nlohmann::json& file, std::string path) {
   return JsonRef(file, std::move(path));
 }
 
-// Returns a text that differs if tokenizers have the same tokenizer.json but
-// different configurations.
+// Returns a text for the hash. It differs between tokenizers that have the same
+// tokenizer.json but different configurations.
 std::string Describe(const TokenizerConfig& config,
                      const TokenizerParts& parts) {
   std::string text =
@@ -353,7 +354,8 @@ class Encoder {
   }
 
  private:
-  // `more_bytes`: the length of a text that is not encoded yet.
+  // Returns an error if the ids so far, plus the fewest ids for `more_bytes`
+  // bytes of text, exceed the limit.
   absl::Status CheckFits(size_t more_bytes) const {
     const size_t longest = parts_.longest_token_bytes;
     const size_t more = longest == 0 ? 0 : more_bytes / longest;
@@ -373,7 +375,8 @@ class Encoder {
     return RunNormalized(normal.text, at_start ? normal.front : 0);
   }
 
-  // `front`: how many bytes stand for the first character of the whole text.
+  // The first `front` bytes of `text` come from the first character of the
+  // whole text.
   absl::Status RunNormalized(std::string_view text, size_t front) {
     std::vector<TextSegment> segments;
     parts_.added.Split(/*normalized=*/true, parse_special_, text, &segments);

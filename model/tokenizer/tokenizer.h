@@ -1,6 +1,6 @@
-// Converts text to token ids and back. The tokenizer is read from a Hugging
-// Face `tokenizer.json`: BPE, byte-level or SentencePiece-style with byte
-// fallback.
+// Converts text to token ids and back. The tokenizer is read from a
+// Hugging Face `tokenizer.json`: BPE, byte-level or SentencePiece-style
+// with byte fallback.
 #pragma once
 
 #include <cstddef>
@@ -27,12 +27,13 @@ struct EncodeOptions {
   // like any other text. Added tokens that are not special are found in both
   // cases. Encode user text with false, so that it cannot forge chat markers.
   bool parse_special = true;
-  // A text with more ids, not counting those of the template, is refused. If
-  // its length already shows this, it is normalized but not encoded.
+  // A text that becomes more ids is refused; the template's ids do not count.
+  // If the length of the normalized text already shows that it has too many
+  // ids, it is not encoded.
   size_t max_ids = std::numeric_limits<size_t>::max();
 };
 
-// The texts of a tokenizer's files. All but `tokenizer` may be empty.
+// The texts of a tokenizer's files. All except `tokenizer` may be empty.
 struct TokenizerFiles {
   std::string_view tokenizer;           // tokenizer.json
   std::string_view config;              // tokenizer_config.json
@@ -47,9 +48,9 @@ struct TokenizerFiles {
 // Errors: Load returns INVALID_ARGUMENT for a broken or hostile file and
 // UNIMPLEMENTED for an unsupported component or setting; the text names file,
 // field and value. It returns NOT_FOUND if there is no tokenizer.json. Encode
-// returns INVALID_ARGUMENT for a text above kMaxTextBytes or on which a pattern
-// of the file takes too many steps. It returns OUT_OF_RANGE for a text with
-// more than EncodeOptions::max_ids ids.
+// returns INVALID_ARGUMENT for a text that is longer than kMaxTextBytes, or on
+// which a pattern of the file takes too many steps. It returns OUT_OF_RANGE for
+// a text with more than EncodeOptions::max_ids ids.
 //
 // Input that is not UTF-8 is read as Unicode recommends: each maximal invalid
 // subsequence becomes one U+FFFD. The ids are those of the reference
@@ -59,9 +60,9 @@ class Tokenizer {
   static constexpr size_t kMaxFileBytes = size_t{128} << 20;
   static constexpr size_t kMaxTextBytes = size_t{64} << 20;
 
-  // `path` is a checkpoint folder, a tokenizer.json or a GGUF file. The files
-  // beside a tokenizer.json that TokenizerFiles names are read as well, and
-  // chat_template.jinja.
+  // `path` is a checkpoint folder, a tokenizer.json or a GGUF file. The other
+  // files of TokenizerFiles and chat_template.jinja are read as well if they
+  // are in the same folder.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(
       const std::string& path);
 
@@ -71,7 +72,7 @@ class Tokenizer {
       std::string_view tokenizer_json, std::string_view config_json = {},
       const std::string& file_name = "tokenizer.json");
 
-  // The same from all files.
+  // Makes a tokenizer from the texts of all its files.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromFiles(
       const TokenizerFiles& files);
 
@@ -86,8 +87,7 @@ class Tokenizer {
   // so are special tokens if `skip_special` is true.
   std::string Decode(std::span<const int32_t> ids, bool skip_special) const;
 
-  // One more than the largest id: ids are in [0, vocab_size). A model may have
-  // logits for further ids.
+  // The largest id plus one. A model may have logits for more ids.
   int32_t vocab_size() const;
   // True if a token, which may be the empty one, has this id.
   bool HasToken(int32_t id) const;
@@ -96,8 +96,8 @@ class Tokenizer {
   std::string_view IdToToken(int32_t id) const;
   std::optional<int32_t> TokenToId(std::string_view token) const;
   bool IsSpecial(int32_t id) const;
-  // The bytes that one token adds to the text, which need not be whole
-  // characters. Empty if no token has this id. A detokenizer may still strip a
+  // The bytes that one token adds to the text. They may be only a part of a
+  // character. Empty if no token has this id. A detokenizer may still strip a
   // leading space.
   std::string TokenBytes(int32_t id) const;
 
@@ -108,9 +108,10 @@ class Tokenizer {
   const std::vector<int32_t>& eos_ids() const;
   // An empty string if the checkpoint has no chat template.
   const std::string& chat_template() const;
-  // SHA-256 of tokenizer.json in hex. If the files beside it change the
-  // tokenizer, the hash covers these changes too. Two tokenizers with equal
-  // hashes convert texts and ids in the same way.
+  // SHA-256 of tokenizer.json in hex. If other files, such as
+  // tokenizer_config.json, change the tokenizer, the hash covers these
+  // changes too. Two tokenizers with equal hashes convert texts and ids in
+  // the same way.
   const std::string& hash() const;
 
   // The stages that IncrementalDetokenizer uses.

@@ -48,8 +48,8 @@ absl::StatusOr<std::string> ReadChatTemplate(const JsonRef& config) {
   return std::string();
 }
 
-// Collects the keys of "extra_special_tokens" in the order of the text, which
-// the parsed file has lost.
+// Collects the keys of "extra_special_tokens" in the order in which the file
+// has them. The parsed JSON sorts its keys.
 class ExtraKeys final : public nlohmann::json_sax<nlohmann::json> {
  public:
   const std::vector<std::string>& found() const { return found_; }
@@ -101,21 +101,23 @@ struct TokenizerConfig::ClassDefaults {
   enum Prefix { kFileOnly, kFalse };
 
   std::string_view name;
-  // Tokens that are used if the field is absent. Null: none.
+  // The tokens that are used if the file does not have the field.
+  // Null: no token.
   const char* bos = nullptr;
   const char* eos = nullptr;
   const char* unknown = nullptr;
   const char* pad = nullptr;
-  // True if the class reads a token without flags as one whose flags are
-  // all false.
+  // True if the class gives a token without flags the flags false, as if the
+  // file stated them.
   bool gives_flags = false;
-  // True if the class makes a template. `adds_bos`: whether the template has
-  // bos if add_bos_token is absent.
+  // has_template: the class makes a prompt template. adds_bos: the template has
+  // bos if the file does not have add_bos_token.
   bool has_template = false;
   bool adds_bos = false;
-  // add_prefix_space if the field is absent.
+  // The value of add_prefix_space if the file does not have the field.
   Prefix prefix = kFalse;
-  // Whether a true add_prefix_space also holds inside a Sequence.
+  // True if an add_prefix_space of true also applies to a ByteLevel
+  // pre-tokenizer inside a Sequence.
   bool prefix_in_sequence = false;
   // True if the class adds four special tokens for filling in the middle of
   // a text.
@@ -228,8 +230,8 @@ absl::StatusOr<std::string> TokenizerConfig::AddName(const JsonRef& ref,
   KVASIR_ASSIGN_OR_RETURN(name.token, AddedTokens::ReadToken(ref, true));
   std::string content = name.token.content;
   named_.insert(content);
-  // The reference compares the tokens of added_tokens.json with these names
-  // only, because a JSON object does not equal a text.
+  // transformers compares the tokens of added_tokens.json only with names that
+  // are strings: a token object never equals a string.
   if (source == Source::kMap ||
       (source == Source::kConfig && !name.has_flags)) {
     named_for_added_json_.insert(content);
@@ -278,7 +280,7 @@ absl::Status TokenizerConfig::ReadNames(const ConfigFiles& files,
     name.has_flags =
         name.has_flags || (defaults != nullptr && defaults->gives_flags &&
                            (fallback || text == "bos_token"));
-    // If several fields name one token, the first counts.
+    // If several fields name the same token, the first field counts.
     if (!seen.insert(content).second) names_.pop_back();
   }
   return ReadNameLists(files, extra, defaults);
@@ -287,8 +289,8 @@ absl::Status TokenizerConfig::ReadNames(const ConfigFiles& files,
 absl::Status TokenizerConfig::ReadNameLists(const ConfigFiles& files,
                                             const std::optional<JsonRef>& extra,
                                             const ClassDefaults* defaults) {
-  // If several fields name one token, the first counts; within a list, the last
-  // name counts.
+  // If several fields name the same token, the first field counts. If a list
+  // names it several times, the last entry counts.
   absl::flat_hash_set<std::string> seen = named_;
   const auto add = [&](const JsonRef& ref, Source source) -> absl::Status {
     KVASIR_ASSIGN_OR_RETURN(const std::string content,
@@ -308,7 +310,8 @@ absl::Status TokenizerConfig::ReadNameLists(const ConfigFiles& files,
     KVASIR_ASSIGN_OR_RETURN(more, files.special_tokens_map->Find(kListKey));
   }
   KVASIR_ASSIGN_OR_RETURN(const auto list, FindIn(files.config, kListKey));
-  // A null in the map removes the list of the config.
+  // If special_tokens_map.json has the list as null, the list of
+  // tokenizer_config.json is ignored.
   if (list && (!in_map || more))
     KVASIR_RETURN_IF_ERROR(add_all(*list, Source::kConfig));
   if (more) KVASIR_RETURN_IF_ERROR(add_all(*more, Source::kMap));
@@ -476,8 +479,9 @@ void MergeAddedTokens(const std::vector<AddedToken>& batch,
 std::vector<const AddedToken*> TokenizerConfig::Batch(
     const std::map<int64_t, AddedToken>& given,
     const std::vector<AddedToken>& in_file) const {
-  // Names without flags add nothing to known tokens. Names with flags add
-  // nothing to tokens of `given` that do not come from added_tokens.json.
+  // A name without flags is left out if its token is known. A name
+  // with flags is left out if its token is in `given` and does not
+  // come from added_tokens.json.
   absl::flat_hash_set<std::string_view> known;
   absl::flat_hash_set<std::string_view> replaces_names;
   std::vector<const AddedToken*> batch;
@@ -527,8 +531,9 @@ absl::Status TokenizerConfig::AddTokens(const BpeModel& model,
       }
       if (ids.size() > AddedTokens::kMaxTokens) {
         return absl::InvalidArgumentError(
-            absl::StrCat(where_, " adds the token \"", token->content, "\" to ",
-                         ids.size() - 1, " added tokens, the limit"));
+            absl::StrCat(where_, " adds the token \"", token->content,
+                         "\", but there are already ", ids.size() - 1,
+                         " added tokens, which is the limit"));
       }
       next_id = std::max(next_id, id + 1);
       place->second = static_cast<int32_t>(id);

@@ -1,6 +1,7 @@
-// Reads tokenizer_config.json and the older files beside it. They can change
-// the added tokens, the prompt template and the prefix space of tokenizer.json.
-// The result is that of AutoTokenizer in transformers 4.57.1.
+// Reads tokenizer_config.json and the older files beside it. They can
+// change the added tokens, the prompt template and the prefix space of
+// tokenizer.json. The tokenizer becomes the one that AutoTokenizer of
+// transformers 4.57.1 makes.
 #pragma once
 
 #include <cstdint>
@@ -25,39 +26,43 @@ struct ConfigFiles {
   std::optional<JsonRef> config;              // tokenizer_config.json
   std::optional<JsonRef> special_tokens_map;  // special_tokens_map.json
   std::optional<JsonRef> added_tokens;        // added_tokens.json
-  // The text of `config`. New tokens get their ids in the order of the text.
+  // The text of tokenizer_config.json. New tokens get their ids in the order in
+  // which they occur in it.
   std::string_view config_text;
 };
 
-// Adds `batch` to `tokens`, as one call of the reference's add_tokens does:
+// Adds `batch` to `tokens`, as one call of add_tokens in Hugging Face
+// tokenizers does:
 // - A token that is already in `tokens` keeps its id and its place.
-// - The flags of a token's last entry in `batch` count. Entries equal to the
-//   token before the call are ignored.
+// - A token gets the flags of its last entry in `batch`. Entries that equal the
+//   token as it was before the call are ignored.
 // - A special token stays special.
-// - A token is searched in raw or normalized text if it was before, or if an
-//   entry asks for that. If the token becomes special, only its first special
-//   entry counts for this; if it was special before, none does.
+// - A token stays searched in the kinds of text, raw or normalized, in
+//   which it was searched before. Entries may add the other kind. If the
+//   token becomes special, only its first special entry can; if it was
+//   special before, none can.
 void MergeAddedTokens(const std::vector<AddedToken>& batch,
                       std::vector<AddedToken>* tokens);
 
 // Threads: immutable, so any thread may use it.
 class TokenizerConfig {
  public:
-  // A template that the file's tokenizer class makes in place of the
-  // post-processor: the text between these two tokens.
+  // The prompt template with which some tokenizer classes replace the
+  // post-processor: it puts bos before the text and eos after it.
   struct Template {
     bool adds_bos = false;
     bool adds_eos = false;
   };
 
-  // Does nothing: no file stands beside tokenizer.json.
+  // Changes nothing, for a folder that has only tokenizer.json.
   TokenizerConfig() = default;
-  // INVALID_ARGUMENT names the file, the field and the value.
+  // INVALID_ARGUMENT if a field has a wrong value; the error names the file,
+  // the field and the value.
   static absl::StatusOr<TokenizerConfig> Read(const ConfigFiles& files);
 
   // Changes and extends the tokens of tokenizer.json. A token that the
-  // vocabulary lacks gets the next free id. INVALID_ARGUMENT if a vocabulary
-  // with unused ids has no such id.
+  // vocabulary lacks gets the next id. INVALID_ARGUMENT if a token already has
+  // this id, because the ids of the vocabulary have gaps.
   absl::Status AddTokens(const BpeModel& model,
                          std::vector<AddedToken>* tokens) const;
 
@@ -67,7 +72,7 @@ class TokenizerConfig {
   const std::optional<Template>& prompt_template() const { return template_; }
   // The value that replaces add_prefix_space of a ByteLevel pre-tokenizer.
   std::optional<bool> add_prefix_space() const { return add_prefix_space_; }
-  // Whether a true value also replaces add_prefix_space of a ByteLevel
+  // True if an add_prefix_space() of true also applies to a ByteLevel
   // pre-tokenizer inside a Sequence.
   bool prefix_in_sequence() const { return prefix_in_sequence_; }
   const std::string& chat_template() const { return chat_template_; }
@@ -78,7 +83,8 @@ class TokenizerConfig {
     AddedToken token;
     // True if the field gives flags, not only the text.
     bool has_flags = false;
-    // True if added_tokens_decoder does not replace these flags.
+    // True if the flags of added_tokens_decoder do not replace the flags of
+    // this token.
     bool keeps_flags = false;
   };
   enum class Source { kConfig, kMap, kOther };
@@ -92,7 +98,8 @@ class TokenizerConfig {
                              const std::optional<JsonRef>& extra,
                              const ClassDefaults* defaults);
   absl::Status ReadTokens(const ConfigFiles& files);
-  // The tokens to add, in order: those `given` by id, then the named ones.
+  // Returns the tokens to add, in order: the tokens of `given` by their ids,
+  // then the tokens that fields name.
   std::vector<const AddedToken*> Batch(
       const std::map<int64_t, AddedToken>& given,
       const std::vector<AddedToken>& in_file) const;
@@ -100,18 +107,19 @@ class TokenizerConfig {
   absl::StatusOr<std::string> AddName(const JsonRef& ref, bool keeps_flags,
                                       Source source);
 
-  std::vector<Name> names_;  // as transformers adds them
+  std::vector<Name> names_;  // in the order in which transformers adds them
   absl::flat_hash_set<std::string> named_;
-  // The named tokens that added_tokens.json adds as tokens of raw text: those
-  // that special_tokens_map.json names, or the config by a plain text.
+  // The tokens that special_tokens_map.json names, or that
+  // tokenizer_config.json names by a string. If added_tokens.json adds one of
+  // them, the token is searched in raw text.
   absl::flat_hash_set<std::string> named_for_added_json_;
   // The tokens of the config's added_tokens_decoder, or of added_tokens.json,
   // with their ids.
   std::vector<std::pair<int64_t, AddedToken>> tokens_;
-  // False if the config has added_tokens_decoder. Otherwise the tokens of
-  // tokenizer.json count as if they stood there.
+  // False if the config has added_tokens_decoder. If true, the tokens of
+  // tokenizer.json are treated as if added_tokens_decoder listed them.
   bool older_form_ = true;
-  std::string where_;  // for errors: a file that was read
+  std::string where_;  // a file that was read, which errors name
   std::string bos_;
   std::string eos_;
   std::optional<Template> template_;

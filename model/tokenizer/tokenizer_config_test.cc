@@ -1,5 +1,5 @@
-// Compares the tokenizer that tokenizer.json and the files beside it give
-// together with AutoTokenizer of transformers 4.57.1 (tokenizers 0.22.2).
+// Compares tokenizers that are made from tokenizer.json and other files with
+// those that AutoTokenizer of transformers 4.57.1 makes (tokenizers 0.22.2).
 #include "model/tokenizer/tokenizer_config.h"
 
 #include <string>
@@ -24,8 +24,8 @@ using Ids = std::vector<int32_t>;
 
 constexpr char kText[] = "z<a> <s> <v> <n> z";
 
-// One token for each printable character, the tokens <v> and <w>, which are
-// only in the vocabulary, and the added tokens <a> and <s>.
+// A file with one token for each printable character, the tokens <v> and <w>,
+// which are only in the vocabulary, and the added tokens <a> and <s>.
 json SmallFile() {
   json file = json::parse(R"({
     "added_tokens": [
@@ -46,10 +46,11 @@ struct Row {
   const char* config = "{}";  // the other fields of tokenizer_config.json
   const char* map = "";       // special_tokens_map.json
   const char* added = "";     // added_tokens.json
-  const char* file = "{}";    // replaced members of SmallFile()
-  const char* tokens;         // of kText
-  const char* shown;          // kText decoded without special tokens
-  const char* more = "";      // the tokens from id 100
+  const char* file = "{}";    // members that replace those of SmallFile()
+  const char* tokens;         // the tokens of kText
+  const char*
+      shown;  // the text when these tokens are decoded without special tokens
+  const char* more = "";  // the tokens from id 100
   const char* bos = "";
   const char* eos = "";
 };
@@ -57,7 +58,7 @@ struct Row {
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadRow(const Row& row) {
   json file = SmallFile();
   file.update(json::parse(row.file));
-  // The class comes first; the other fields keep the order of the row.
+  // tokenizer_class comes first; the other fields keep their order in the row.
   std::string config = row.config;
   config = std::string("{\"tokenizer_class\": \"") + row.tokenizer_class +
            "\"" + (config == "{}" ? "" : ", ") + config.substr(1);
@@ -505,7 +506,8 @@ TEST(TokenizerConfigErrorTest, ErrorsNameTheFileTheFieldAndTheValue) {
   }
 }
 
-TEST(TokenizerConfigHashTest, TheHashChangesWithTheIdsAndTexts) {
+TEST(TokenizerConfigHashTest,
+     TheHashChangesIfTheConfigurationChangesIdsOrTexts) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto plain,
                               Tokenizer::FromJson(SmallFile().dump()));
   KVASIR_ASSERT_OK_AND_ASSIGN(const Ids ids, plain->Encode(kText));
@@ -529,7 +531,8 @@ TEST(TokenizerConfigHashTest, AConfigurationThatChangesNothingKeepsTheHash) {
   EXPECT_EQ(tokenizer->hash(), plain->hash());
 }
 
-// The tokens "a" 0 to "d" 3, "</s>" 4, "<|endoftext|>" 5 and "<E>" 6.
+// A file with the tokens "a" to "d" (ids 0 to 3), "</s>" (4), "<|endoftext|>"
+// (5) and "<E>" (6).
 constexpr char kThreeAddedTokens[] =
     R"({"added_tokens":[{"id":4,"content":"</s>","special":true},
         {"id":5,"content":"<|endoftext|>","special":true},
@@ -582,7 +585,7 @@ TEST(TokenizerConfigTest, TheEosTokenIsReadFromEachPlaceThatMayNameIt) {
   }
 }
 
-TEST(TokenizerConfigTest, AnInvalidSpecialTokensMapIsRefusedByName) {
+TEST(TokenizerConfigTest, TheErrorForAnInvalidSpecialTokensMapNamesTheFile) {
   for (const char* map : {"[]", "{", R"({"eos_token":7})"}) {
     const base::TempFolder folder;
     folder.Write("tokenizer.json", kThreeAddedTokens);

@@ -21,7 +21,8 @@ using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 using Ids = std::vector<int32_t>;
 
-// The file {"a": 0, "b": 1, "u": 2} with `more` in its vocabulary.
+// Returns a file with the vocabulary {"a": 0, "b": 1, "u": 2} and the
+// tokens of `more`.
 json FileWith(const json& more, const json& model = json::object()) {
   json file = {
       {"decoder", {{"type", "Fuse"}}},
@@ -51,7 +52,7 @@ std::string Streamed(const Tokenizer& tokenizer, const Ids& ids) {
   return text + stream.Finish();
 }
 
-TEST(TokenizerFormsTest, TheEmptyTokenHasAnIdAndGivesNoText) {
+TEST(TokenizerFormsTest, TheEmptyTokenIsDecodedToNoText) {
   json file = FileWith({{"", 3}});
   const auto fused = Load(file);
   EXPECT_EQ(fused->Decode(Ids{0, 3, 1}, true), "ab");
@@ -70,7 +71,7 @@ TEST(TokenizerFormsTest, TheEmptyTokenHasAnIdAndGivesNoText) {
                              HasSubstr("id 3, but that is the id of \"\"")));
 }
 
-TEST(TokenizerFormsTest, AMissingUnkTokenFailsOnlyTextsThatNeedIt) {
+TEST(TokenizerFormsTest, OnlyTextsThatNeedTheMissingUnkTokenAreRefused) {
   json file = FileWith(json::object(), {{"unk_token", "<unk>"}});
   file["added_tokens"] = {{{"id", 3}, {"content", "<unk>"}}};
   const auto tokenizer = Load(file);
@@ -119,7 +120,7 @@ TEST(TokenizerFormsTest, WithAnIncompleteByteFallbackALongTextMayHaveFewIds) {
   EXPECT_EQ(ids, (Ids{0}));
 }
 
-TEST(TokenizerFormsTest, TheVersionLineAmongMergesIsNoMerge) {
+TEST(TokenizerFormsTest, AVersionLineInTheListOfMergesIsNotReadAsAMerge) {
   for (const json& merges :
        {json{"#version: 0.2", "a b"}, json{"a b", "#version: 0.2"},
         json{"#version", "a b"}}) {
@@ -148,7 +149,7 @@ TEST(TokenizerFormsTest, RobertaAndBertProcessingPutTheTextBetweenTwoTokens) {
   }
 }
 
-TEST(TokenizerFormsTest, TheLastOfSeveralEntriesForAnAddedTokenCounts) {
+TEST(TokenizerFormsTest, TheLastEntryForAnAddedTokenDeterminesItsFlags) {
   const auto entry = [](bool special, bool rstrip, bool normalized) {
     return json{{"id", 3},
                 {"content", "<a>"},
@@ -299,7 +300,7 @@ json PrecompiledFile(const std::string& rules) {
 }
 
 TEST(TokenizerFormsTest,
-     PrependSchemeFirstAppliesToAllPiecesOfTheFirstCharacter) {
+     PrependSchemeFirstAppliesToEveryPieceMadeFromTheFirstCharacter) {
   json file = json::parse(R"({
     "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
       {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated"},
@@ -347,7 +348,8 @@ TEST(TokenizerFormsTest,
 
 // A grapheme of less than 6 bytes is replaced as a whole, even if only its
 // first character has a rule. "ab" is two graphemes.
-TEST(TokenizerFormsTest, PrecompiledRulesReplaceGraphemesOrCharacters) {
+TEST(TokenizerFormsTest,
+     PrecompiledRulesReplaceWholeGraphemesBeforeCharacters) {
   const auto tokenizer = Load(PrecompiledFile(kRules));
   const std::string acute = "\u0301";
   const std::vector<std::pair<std::string, std::string>> rows = {
@@ -374,7 +376,8 @@ TEST(TokenizerFormsTest, PrecompiledRulesReplaceGraphemesOrCharacters) {
   }
 }
 
-// Returns the bytes of `units` and `texts` as "precompiled_charsmap" has them.
+// Returns the content of a "precompiled_charsmap" with the trie `units` and the
+// replacement texts `texts`.
 std::string Rules(const std::vector<uint32_t>& units,
                   const std::string& texts) {
   std::string bytes;
@@ -417,8 +420,7 @@ std::vector<uint32_t> TrieOfA(uint32_t value) {
   return units;
 }
 
-TEST(TokenizerFormsTest,
-     ARuleThatPointsOutsideItsTextsFailsOnlyInputsThatNeedIt) {
+TEST(TokenizerFormsTest, OnlyInputsThatNeedARuleWithAnInvalidOffsetAreRefused) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const Ids ids,
       Load(PrecompiledFile(Rules(TrieOfA(0), "b")))->Encode("a"));

@@ -14,8 +14,8 @@ namespace {
 using base::AbslView;
 
 constexpr int kMaxDepth = 64;
-// The most JSON values of a file. A vocabulary of 262,144 tokens with its
-// merges as pairs has 1.8 million.
+// The largest number of JSON values in a file. A file with 262,144 tokens whose
+// merges are pairs has 1.8 million.
 constexpr int64_t kMaxValues = 8'000'000;
 constexpr size_t kMaxElementsOfSmallList = 1 << 20;
 

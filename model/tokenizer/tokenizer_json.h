@@ -14,9 +14,9 @@
 
 namespace kvasir::model {
 
-// How many ids below the largest one may be unused. Ids may have gaps (padding,
-// reserved tokens), but a single huge id must not determine the size of the
-// tables.
+// The largest number of unused ids below the largest id. Ids may have gaps
+// (padding, reserved tokens), but a single huge id must not determine the size
+// of the tables.
 inline constexpr size_t kMaxUnusedIds = size_t{1} << 16;
 
 // Parses `text`. INVALID_ARGUMENT if it is not JSON, or if it nests deeper or
@@ -34,10 +34,10 @@ class JsonRef {
   const nlohmann::json& value() const { return *value_; }
   const std::string& path() const { return path_; }
 
-  // The member, or nothing if it is absent or null. INVALID_ARGUMENT if this is
-  // not an object.
+  // Returns the member, or nullopt if it is absent or null. INVALID_ARGUMENT if
+  // this value is not an object.
   absl::StatusOr<std::optional<JsonRef>> Find(const char* key) const;
-  // The member. INVALID_ARGUMENT if it is absent or null.
+  // Returns the member. INVALID_ARGUMENT if it is absent or null.
   absl::StatusOr<JsonRef> Get(const char* key) const;
   absl::StatusOr<std::vector<JsonRef>> Elements() const;
 
@@ -52,8 +52,8 @@ class JsonRef {
 
   // The error "path is VALUE, want ..." for a wrong value.
   absl::Status Invalid(std::string_view want) const;
-  // The error "path is VALUE, supported: ..." for a value that is valid but not
-  // supported.
+  // The error "path is VALUE, supported: ..." for a value that is valid but
+  // not supported.
   absl::Status Unsupported(std::string_view have_only) const;
 
  private:
@@ -65,7 +65,7 @@ class JsonRef {
 
 // Calls `visit` for the component `ref`. If it is a "Sequence", calls it for
 // each component under `list_key` in turn, including nested sequences.
-// INVALID_ARGUMENT for more than 64 components.
+// INVALID_ARGUMENT if there are more than 64 components.
 template <typename Visit>
 absl::Status VisitComponents(const JsonRef& ref, const char* list_key,
                              Visit&& visit);

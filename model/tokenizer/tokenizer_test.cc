@@ -72,8 +72,10 @@ TEST(TokenizerTest, ATokenizerFromASmallFileEncodesText) {
   EXPECT_EQ(tokenizer->Decode(Ids{5, 3, -7, 99, 4, 3}, true), "ab ab");
 }
 
-// This test would take hours if each match searched the rest of the text again.
-TEST(TokenizerTest, AMegabyteOfSpacesIsOneMatchOfATokenThatStripsSpaces) {
+// This test would take hours if each space searched the rest of the
+// whitespace again.
+TEST(TokenizerTest,
+     AMegabyteOfSpacesIsScannedOnlyOnceForATokenThatStripsSpaces) {
   json file = SmallFile();
   file["added_tokens"][0] = {{"id", 5},          {"content", " "},
                              {"special", false}, {"normalized", false},
@@ -91,7 +93,7 @@ struct Mutation {
   const char* name;
   std::function<void(json&)> apply;
   Code code;
-  const char* words;  // expected in the error
+  const char* words;  // the error must contain this
 };
 
 std::vector<Mutation> HostileModels() {
@@ -267,7 +269,7 @@ std::vector<Mutation> HostilePipelines() {
   };
 }
 
-TEST(TokenizerTest, ErrorsOfHostileFilesNameFieldAndValue) {
+TEST(TokenizerTest, ErrorsForHostileFilesNameTheFieldAndItsValue) {
   std::vector<Mutation> mutations = HostileModels();
   for (const Mutation& m : HostilePipelines()) mutations.push_back(m);
   for (const Mutation& m : mutations) {
@@ -280,7 +282,7 @@ TEST(TokenizerTest, ErrorsOfHostileFilesNameFieldAndValue) {
   }
 }
 
-TEST(TokenizerTest, RefusesAFileThatIsNotJsonAndNamesIt) {
+TEST(TokenizerTest, TheErrorForAFileThatIsNotJsonNamesTheFile) {
   for (const std::string& text :
        {std::string(), std::string("{"), std::string("{\"model\": \xFF}"),
         std::string("[]"), std::string("null"), SmallFile().dump() + "x",
@@ -363,8 +365,8 @@ TEST(TokenizerTest, AllSegmentsOfATextShareOneMemoryLimit) {
       base::StatusIs(Code::kInvalidArgument, HasSubstr("gives more than")));
 }
 
-// The most demanding valid file cuts a text into single bytes and rewrites them
-// twice.
+// The most demanding valid file cuts a text into single bytes and rewrites
+// them twice.
 TEST(TokenizerTest,
      ATextOfOneMebibyteThatIsSplitIntoSingleBytesFitsTheMemoryLimit) {
   json file = SmallFile();
@@ -428,9 +430,9 @@ TEST(TokenizerTest, ATextWithMoreTokensThanTheCallerAllowsIsRefused) {
       base::StatusIs(Code::kOutOfRange, HasSubstr("more than 1000")));
 }
 
-// A long text may have few tokens: unknown characters may share one, and spaces
-// may be dropped.
-TEST(TokenizerTest, ALongTextOfFewTokensIsNotRefusedForItsLength) {
+// A long text may have few tokens, because several unknown characters may share
+// one token and spaces may be dropped.
+TEST(TokenizerTest, ALongTextIsEncodedIfItHasFewTokens) {
   EncodeOptions options;
   options.add_special_tokens = false;
   options.max_ids = 1;
@@ -459,7 +461,7 @@ TEST(TokenizerTest, ALongTextOfFewTokensIsNotRefusedForItsLength) {
   EXPECT_EQ(ids, (Ids{1}));
 }
 
-TEST(TokenizerTest, InvalidUtf8IsReadAsReplacementCharacters) {
+TEST(TokenizerTest, InvalidUtf8IsEncodedAsReplacementCharacters) {
   for (const char* name : {"gpt2", "llama2"}) {
     const auto tokenizer = Golden(name);
     KVASIR_ASSERT_OK_AND_ASSIGN(const Ids got,
@@ -528,8 +530,8 @@ TEST(TokenizerTest,
     std::string word;
     const size_t length = 1 + random() % (i % 10 == 0 ? 200 : 24);
     for (size_t k = 0; k < length; ++k) word.push_back("abc"[random() % 3]);
-    // Encodes twice, because the second time the result may come from the cache
-    // of whole words.
+    // Encodes twice, because the second time the model may already know whether
+    // the word is a token.
     for (int repeat = 0; repeat < 2; ++repeat) {
       KVASIR_ASSERT_OK_AND_ASSIGN(const Ids got, tokenizer->Encode(word));
       ASSERT_EQ(got, MergedByDefinition(model, word)) << word;

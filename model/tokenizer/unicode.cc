@@ -52,8 +52,8 @@ const icu::Normalizer2* NewestInstance(NormalForm form, UErrorCode* code) {
   return nullptr;
 }
 
-// Leaves characters unchanged that the reference's Unicode version does
-// not have.
+// Leaves characters unchanged that do not exist in Unicode 9.0, the version of
+// the reference implementation.
 struct NormalizerOf {
   explicit NormalizerOf(NormalForm form) {
     const icu::Normalizer2* newest = NewestInstance(form, &code);
@@ -137,8 +137,8 @@ bool IsWordChar(char32_t c) {
 }
 
 void AppendLower(char32_t c, std::string* out) {
-  // U+0130 is the only character whose lower case, without context, has two
-  // characters.
+  // U+0130 is the only character whose lower case, without context, has
+  // two characters.
   if (c == 0x130) {
     out->append("i\xCC\x87");
     return;
@@ -169,7 +169,7 @@ namespace {
 
 constexpr size_t kMaxPatternBytes = 8192;
 
-// The beginning of a pattern, for an error. Never ends inside a character.
+// Returns the beginning of a pattern for error messages, as valid UTF-8.
 std::string Shown(const std::string& pattern) {
   return ReplaceInvalidUtf8(pattern.substr(0, 200));
 }
@@ -208,14 +208,15 @@ absl::StatusOr<std::unique_ptr<Regex>> Regex::Compile(
 
 namespace {
 
-// How often ICU may still call SpendTick during a search. It calls SpendTick
-// about every 10,000 steps.
+// Limits the steps of a search. ICU calls SpendTick about every 10,000 steps,
+// and ends the search when no ticks are left.
 struct StepBudget {
   int64_t ticks_left = 0;
 };
 
 UBool SpendTick(const void* context, int32_t /*steps*/) {
-  // ICU passes the context as const, but it is our own object.
+  // ICU passes the context as const, but it is the StepBudget that FindAll
+  // has made.
   auto* budget = static_cast<StepBudget*>(const_cast<void*>(context));
   return --budget->ticks_left >= 0;
 }
@@ -253,8 +254,8 @@ absl::Status RegexMatcher::FindAll(std::string_view text,
   impl_->budget.ticks_left = kBaseTicks + impl_->text.length() / kCharsPerTick;
   icu::RegexMatcher& matcher = *impl_->matcher;
   matcher.reset(impl_->text);
-  // Converts UTF-16 offsets into byte offsets by walking through both encodings
-  // together.
+  // Converts UTF-16 offsets into byte offsets by walking through both
+  // encodings together.
   size_t byte = 0;
   int32_t unit = 0;
   const auto bytes_at = [&](int32_t target) {
@@ -272,7 +273,8 @@ absl::Status RegexMatcher::FindAll(std::string_view text,
   int32_t done = -1;  // the end of the previous match
   while (matcher.find(code)) {
     const int32_t begin = matcher.start(code);
-    // The reference does not report an empty match at the end of another one.
+    // Like the reference implementation, leaves out an empty match directly
+    // after another match.
     if (begin == done && begin == matcher.end(code)) continue;
     done = matcher.end(code);
     const size_t first = bytes_at(begin);

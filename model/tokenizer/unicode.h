@@ -19,11 +19,12 @@ bool IsWhiteSpace(char32_t c);
 // not less than `least`.
 size_t SpaceEnd(std::string_view text, size_t begin);
 size_t SpaceBegin(std::string_view text, size_t end, size_t least);
-// Category P of Unicode 8.0, and punctuation and symbols of ASCII.
+// True for category P of Unicode 8.0, and for all punctuation and symbols
+// of ASCII.
 bool IsPunctuation(char32_t c);
 bool IsNumeric(char32_t c);  // category N of Unicode 17.0
-bool IsNumber(char32_t c);   // \p{N} of a pattern
-bool IsLetter(char32_t c);   // \p{L} of a pattern
+bool IsNumber(char32_t c);   // as \p{N} in patterns
+bool IsLetter(char32_t c);   // as \p{L} in patterns
 // True for letters, marks, decimal digits, connectors and joiners.
 bool IsWordChar(char32_t c);
 
@@ -33,7 +34,7 @@ void AppendLower(char32_t c, std::string* out);
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 
-// The normal forms of Unicode 9.0. `text` must be valid UTF-8.
+// Converts `text` to a normal form of Unicode 9.0. `text` must be valid UTF-8.
 absl::StatusOr<std::string> Normalize(NormalForm form, std::string_view text);
 
 // Byte range [begin, end) of a text.
@@ -65,8 +66,8 @@ class Regex {
   std::unique_ptr<Impl> impl_;
 };
 
-// Finds a pattern in many texts, and keeps its buffers from one text to the
-// next.
+// Finds a pattern in many texts, and keeps its buffers from one text to
+// the next.
 class RegexMatcher {
  public:
   explicit RegexMatcher(const Regex& regex);

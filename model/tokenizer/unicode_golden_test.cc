@@ -77,7 +77,8 @@ std::string DigestOfMapping(
   return Digest(lines);
 }
 
-TEST(UnicodeGoldenTest, NamedSetsOfPatternsHaveTheVersionOfTheReference) {
+TEST(UnicodeGoldenTest,
+     NamedSetsInPatternsHaveTheUnicodeVersionOfTheReference) {
   ASSERT_GE(Recorded()["properties"].size(), 80u);
   for (const auto& [name, digest] : Recorded()["properties"].items()) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto set,
@@ -91,7 +92,8 @@ TEST(UnicodeGoldenTest, NamedSetsOfPatternsHaveTheVersionOfTheReference) {
   }
 }
 
-TEST(UnicodeGoldenTest, ClassesOfPreTokenizersHaveTheVersionOfTheReference) {
+TEST(UnicodeGoldenTest,
+     CharacterClassesOfPreTokenizersHaveTheReferencesUnicodeVersion) {
   const nlohmann::json& sets = Recorded()["sets"];
   EXPECT_EQ(DigestOfSet(IsPunctuation), sets["punctuation"]);
   EXPECT_EQ(DigestOfSet(IsNumeric), sets["numeric"]);
@@ -101,7 +103,8 @@ TEST(UnicodeGoldenTest, ClassesOfPreTokenizersHaveTheVersionOfTheReference) {
   EXPECT_EQ(DigestOfSet(IsNumber), Recorded()["properties"]["N"]);
 }
 
-TEST(UnicodeGoldenTest, MappingsOfNormalizersHaveTheVersionOfTheReference) {
+TEST(UnicodeGoldenTest,
+     MappingsOfNormalizersHaveTheUnicodeVersionOfTheReference) {
   const nlohmann::json& mappings = Recorded()["mappings"];
   const auto lower = [](const std::string& text) {
     std::string out;

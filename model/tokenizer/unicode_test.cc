@@ -130,7 +130,7 @@ TEST(RegexTest, TheWhiteSpaceClassIncludesVerticalTabAndNextLine) {
               ElementsAre("b"));
 }
 
-TEST(RegexTest, AnEmptyPatternAndALongOneAreRefused) {
+TEST(RegexTest, RefusesPatternsThatAreEmptyOrTooLong) {
   for (const size_t size : {0, 8193}) {
     EXPECT_THAT(Regex::Compile(std::string(size, 'a')),
                 base::StatusIs(
@@ -147,7 +147,7 @@ TEST(RegexTest, AMatchThatWouldTakeExponentialTimeIsStopped) {
               base::StatusIs(Code::kInvalidArgument, HasSubstr("200 bytes")));
 }
 
-// A random text of characters to which all rules of the patterns apply.
+// Returns a random text of characters for which the patterns have rules.
 std::string RandomText(std::mt19937& random) {
   static const std::vector<std::string> parts = {"'",
                                                  "s",

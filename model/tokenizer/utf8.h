@@ -1,5 +1,6 @@
-// Reads UTF-8 character by character, also from text that arrives in parts, and
-// converts to and from the alphabet in which byte-level tokenizers write bytes.
+// Reads UTF-8 character by character, also if the text arrives in parts.
+// Converts bytes to and from the alphabet in which byte-level tokenizers
+// write them.
 #pragma once
 
 #include <array>
@@ -38,15 +39,16 @@ void AppendUtf8(char32_t value, std::string* out);
 
 bool IsValidUtf8(std::string_view text);
 
-// Each maximal invalid subsequence becomes one U+FFFD.
+// Replaces each maximal invalid subsequence by one U+FFFD.
 std::string ReplaceInvalidUtf8(std::string_view text);
 
-// The unit of invalid UTF-8 that becomes one U+FFFD: a maximal invalid
-// subsequence, or each byte of it.
+// The bytes of invalid UTF-8 that become one U+FFFD: a maximal invalid
+// subsequence, or a single byte.
 enum class InvalidUnit { kSubsequence, kByte };
 
-// Moves text from the front of `pending` to `out` as valid UTF-8. At most three
-// bytes stay in `pending`, if they may still become a character.
+// Moves text from the front of `pending` to `out` as valid UTF-8. The
+// last bytes, at most three, stay in `pending` if they may be the
+// start of a character.
 void DrainUtf8(InvalidUnit unit, std::string* pending, std::string* out);
 // Like DrainUtf8, but at the end of the input: no byte stays in `pending`.
 void FinishUtf8(InvalidUnit unit, std::string* pending, std::string* out);
@@ -56,8 +58,9 @@ void FinishUtf8(InvalidUnit unit, std::string* pending, std::string* out);
 const std::array<char32_t, 256>& ByteAlphabet();
 std::optional<uint8_t> ByteOfAlphabetChar(char32_t value);
 
-// Write bytes in the alphabet, and read them back. BytesOfByteLevel returns
-// nullopt if a character of `text` is not in the alphabet.
+// AppendByteLevel writes bytes in the byte-level alphabet, and
+// BytesOfByteLevel reads them back. It returns nullopt if a character of
+// `text` is not in the alphabet.
 void AppendByteLevel(std::string_view bytes, std::string* out);
 std::optional<std::string> BytesOfByteLevel(std::string_view text);
 

@@ -27,7 +27,8 @@ Class Classify(char32_t c) {
   return Class::kOther;
 }
 
-// The first two planes of Unicode, which hold nearly all characters of texts.
+// The table of character classes ends before this code point. It covers the
+// first two planes of Unicode, which have nearly all characters of texts.
 constexpr char32_t kTableEnd = 0x20000;
 
 std::vector<Class> MakeTable() {
@@ -127,7 +128,7 @@ size_t WordScanner::ContractionEnd(std::string_view text, size_t begin) const {
     default:
       break;
   }
-  // If case is ignored, U+017F (the long s) counts as an s.
+  // If case is ignored, U+017F (the long s) matches s.
   if (any_case && text.substr(begin + 1, 2) == "\xC5\xBF") return begin + 3;
   return begin;
 }

@@ -10,17 +10,17 @@
 
 namespace kvasir::model {
 
-// Splits by the patterns of GPT-2, Llama 3 and Qwen 2, which differ little.
-// They are recognised by their exact text, and each is implemented by a few
-// rules on character classes. All other patterns use Regex. A test compares
-// both on the same texts.
+// Splits text by the patterns of GPT-2, Llama 3 and Qwen 2, which differ
+// little. A pattern is recognised by its exact text. Instead of a regular
+// expression, a few rules on character classes are applied. All other patterns
+// use Regex. A test checks that both give the same words.
 class WordScanner {
  public:
   // Returns nullopt if the pattern is not one of the known ones.
   static std::optional<WordScanner> ForPattern(std::string_view pattern);
 
-  // Appends the matches from left to right. They cover `text`, which must be
-  // valid UTF-8.
+  // Appends the words from left to right. Together they cover all of `text`,
+  // which must be valid UTF-8.
   void FindAll(std::string_view text, std::vector<TextRange>* matches) const;
 
  private:

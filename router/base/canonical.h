@@ -27,19 +27,19 @@ using proto::NeutralSampling;
 using proto::TokenBytes;
 
 struct CanonicalRequest {
-  // The model's name as the client gave it. An empty name is refused with
-  // NOT_FOUND.
+  // The model's name as the client gave it. An empty name is refused
+  // with NOT_FOUND.
   std::string model;
-  // The id that the client gave the request, for the access log. It need not be
-  // unique. Workers and traces use another id, which the router makes
-  // (handle->id()).
+  // The id that the client gave the request, for the access log. It need
+  // not be unique. Workers and traces use another id, which the router
+  // makes (handle->id()).
   std::string client_request_id;
   std::string tenant;
   // Identifies the caller within its tenant in the access log: a token's label
   // or a certificate's name.
   std::string caller;
-  // Requests share cached prefixes only if their salts are equal. Empty: shared
-  // with all other requests without a salt.
+  // Requests share cached prefixes only if their salts are equal. Requests with
+  // an empty salt share them with each other.
   std::string cache_salt;
   TokenBytes prompt;
   // Start from NeutralSampling() and change what the client asked for. If
@@ -47,27 +47,27 @@ struct CanonicalRequest {
   // Do not set sampling.seed, but the field `seed` below: the router
   // overwrites sampling.seed.
   kvasir::v1::SamplingParams sampling;
-  // Absent: the router draws a random seed.
+  // If absent, the router draws a random seed.
   std::optional<uint64_t> seed;
   absl::Time deadline = absl::InfiniteFuture();
   // How long the request may wait for its first step. If it waits longer, it
   // ends with DEADLINE_EXCEEDED. Zero: the operator's default applies, and a
   // request that waits longer is refused (RETRY_ELSEWHERE).
   absl::Duration queue_timeout = absl::ZeroDuration();
-  // How many cache slots eviction keeps. Absent: the budget of the served plan.
-  // The worker checks the value.
+  // How many cache slots eviction keeps. If absent, the budget of the served
+  // plan applies. The worker checks the value.
   std::optional<proto::EvictionBudget> eviction_budget;
   // Requests with lower values run first.
   int32_t priority = 0;
-  // True: the client gets the whole answer in one response at the end. So if
+  // If true, the client gets the whole answer in one response at the end. So if
   // the worker is lost, another worker can continue from the tokens that the
   // router has received, or generate them again.
   bool folded = false;
   // The W3C trace context that the client sent; empty if it sent none.
   std::string traceparent;
-  // The request's share of the router's memory. The facade takes the share when
-  // the request arrives, and the share grows with the received tokens. May be
-  // null.
+  // The request's share of the router's memory. The facade takes the share
+  // when the request arrives, and the share grows with the received tokens.
+  // May be null.
   std::shared_ptr<ByteShare> bytes;
   // The facade's name for the access log: "kserve", "vllm", ...
   std::string facade;
@@ -85,23 +85,24 @@ inline uint32_t LargestN(const kvasir::v1::WorkerInfo& info, uint32_t ours) {
 // shared_ptr, because either the router or the facade may drop it first. The
 // router drops it after OnDone has returned.
 //
-// Threads: the router calls the sink of a request from one thread at a time.
-// An implementation must not block or tokenize, because a few threads serve
-// all requests. Calls may begin before Submit has returned. But Submit and
-// Cancel themselves never call the sink, so it may hold its own lock around
-// them. The sink may call Cancel. Backpressure: a client that reads slowly
-// does not slow down its worker, because its request would hold cache pages
-// for longer. Its tokens wait in the facade's queue. If this queue exceeds
-// the facade's limit of bytes, the facade resets the client's stream and
-// calls Cancel(kSlowReader).
+// Threads: the router calls the sink of a request from one thread at a time. An
+// implementation must not block or tokenize, because a few threads serve all
+// requests. Calls may begin before Submit has returned. But Submit and Cancel
+// themselves never call the sink, so it may hold its own lock around them. The
+// sink may call Cancel.
+//
+// Backpressure: a client that reads slowly does not slow down its worker,
+// because its request would hold cache pages for longer. Its tokens wait in the
+// facade's queue. If this queue exceeds the facade's limit of bytes, the facade
+// resets the client's stream and calls Cancel(kSlowReader).
 class RequestSink {
  public:
   virtual ~RequestSink() = default;
 
   // A worker has put the request into its queue. Called at most once.
   virtual void OnAccepted(uint32_t prompt_tokens) = 0;
-  // New tokens of the sample tokens.index(). They come in order and are never
-  // repeated.
+  // New tokens of the sample tokens.index(). They come in order and are
+  // never repeated.
   virtual void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) = 0;
   // A sample has ended. Before OnDone is called with OK, OnFinish is called
   // once for each sample.
@@ -114,8 +115,8 @@ class RequestSink {
 };
 
 enum class CancelReason {
-  // The client has disconnected, has reset its call, or has asked to stop the
-  // request.
+  // The client has disconnected, has reset its call, or has asked to stop
+  // the request.
   kClient,
   // The facade needs no more tokens, because a stop string matched. The request
   // is logged and counted as finished with reason "stop", and not as cancelled.

@@ -15,8 +15,8 @@ namespace kvasir::router {
 
 // A thread with a queue of timed tasks.
 // Owns: its thread.
-// Threads: its methods may be called from any thread, but a task must not call
-// Stop.
+// Threads: its methods may be called from any thread, but a task must not
+// call Stop.
 class TimerThread {
  public:
   using Task = std::function<void()>;

@@ -102,8 +102,8 @@ TextClient::TextClient(const std::string& endpoint,
 absl::Status TextClient::Explained(const grpc::Status& status,
                                    const grpc::ClientContext& context) const {
   // In the state TRANSIENT_FAILURE, the channel has no connection. (An
-  // UNAVAILABLE that a server has sent does not put the channel into this
-  // state.)
+  // UNAVAILABLE that a server has sent does not put the channel into
+  // this state.)
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
       channel_->GetState(/*try_to_connect=*/false) ==
           GRPC_CHANNEL_TRANSIENT_FAILURE) {

@@ -1,6 +1,6 @@
 // A client of the KServe facade: it streams one completion over
-// ModelStreamInfer. Its requests have the same form as those of other Triton
-// clients.
+// ModelStreamInfer. Its requests have the same form as those of other
+// Triton clients.
 #pragma once
 
 #include <grpcpp/security/credentials.h>

@@ -7,8 +7,8 @@
 namespace kvasir::router {
 namespace {
 
-// Returns -1 for an infinite duration, which stands for an event that did not
-// happen.
+// Returns -1 for an infinite duration, which stands for an event that did
+// not happen.
 double Milliseconds(absl::Duration duration) {
   return duration == absl::InfiniteDuration()
              ? -1.0

@@ -22,8 +22,8 @@ struct AccessRecord {
   // certificate's name.
   std::string caller;
   std::string model;
-  // The last replica that was asked to run the request; empty if none was
-  // asked.
+  // The last replica that was asked to run the request; empty if none
+  // was asked.
   std::string replica;
   uint32_t prompt_tokens = 0;
   uint32_t output_tokens = 0;
@@ -31,8 +31,8 @@ struct AccessRecord {
   uint32_t samples = 0;
   // How many streams to workers the router has opened for the request.
   uint32_t attempts = 0;
-  // The time from Submit to the first attempt; infinite if there was no
-  // attempt.
+  // The time from Submit to the first attempt; infinite if there was
+  // no attempt.
   absl::Duration queue = absl::InfiniteDuration();
   // The time from Submit to the first token; infinite if there was no token.
   absl::Duration time_to_first_token = absl::InfiniteDuration();

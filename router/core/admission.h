@@ -22,26 +22,26 @@ namespace kvasir::router {
 struct AdmissionLimits {
   // How many requests may run at the same time, on all replicas together.
   size_t max_in_flight = 4096;
-  // How many requests may wait until a running one ends. Further requests are
-  // refused.
+  // How many requests may wait until a running one ends. Further requests
+  // are refused.
   size_t max_queue = 1024;
 };
 
 using Ticket = uint64_t;
 
 // A queue of requests, each identified by a ticket. Requests with lower
-// priority values run first; those with equal values in the order of their
-// arrival.
-// Threads: only one thread at a time may use it. Its owner has a mutex for
-// this.
+// priority values run first; those with equal values in the order of
+// their arrival.
+// Threads: only one thread at a time may use it. Its owner has a mutex
+// for this.
 class Admission {
  public:
   explicit Admission(const AdmissionLimits& limits) : limits_(limits) {}
 
   enum class Answer { kRun, kWait };
-  // Enters a new ticket. It may run, must wait, or is refused: RETRY_ELSEWHERE
-  // if the queue is full (the text names the limits), DRAINING after
-  // BeginDrain.
+  // Enters a new ticket. It may run, must wait, or is refused:
+  // RETRY_ELSEWHERE if the queue is full (the text names the limits),
+  // DRAINING after BeginDrain.
   absl::StatusOr<Answer> Enter(Ticket ticket, int32_t priority);
   // Enters a ticket again that had left in order to wait for a replica. Such a
   // ticket is never refused.
@@ -60,10 +60,10 @@ class Admission {
   size_t in_flight() const { return in_flight_; }
   size_t waiting() const { return waiting_.size(); }
 
-  // Checks a request for the model that `info` describes, before the request
-  // gets a ticket. Errors: INVALID_ARGUMENT (no prompt, or n exceeds max_n or
-  // the workers' limit), NEVER_FITS (the prompt is too long),
-  // DEADLINE_EXCEEDED.
+  // Checks a request for the model that `info` describes, before the
+  // request gets a ticket. Errors: INVALID_ARGUMENT (no prompt, or n
+  // exceeds max_n or the workers' limit), NEVER_FITS (the prompt is too
+  // long), DEADLINE_EXCEEDED.
   static absl::Status CheckRequest(const CanonicalRequest& request,
                                    const kvasir::v1::WorkerInfo& info,
                                    uint32_t max_n, absl::Time now);

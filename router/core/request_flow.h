@@ -20,8 +20,8 @@ namespace kvasir::router {
 // The state of one request. It contains all that another replica needs to
 // continue the request: the request itself, its seed and the tokens that have
 // been delivered.
-// Threads: only one thread at a time may use it. Its owner has a mutex for
-// this.
+// Threads: only one thread at a time may use it. Its owner has a mutex
+// for this.
 class RequestFlow {
  public:
   // The seed and max_tokens of `request` must be set.
@@ -47,8 +47,8 @@ class RequestFlow {
   void OnAttempt(const std::string& replica, absl::Time now);
   uint32_t attempts() const { return attempts_; }
   bool delivered() const { return delivered_; }
-  // The replicas that have been asked to run the request. No replica is asked
-  // twice.
+  // The replicas that have been asked to run the request. No replica is
+  // asked twice.
   const std::vector<std::string>& tried() const { return tried_; }
 
   // How the router must react to an event from a worker.
@@ -56,7 +56,7 @@ class RequestFlow {
     bool deliver = false;  // pass the event to the sink
     // How many of the event's first tokens an earlier attempt has delivered.
     size_t repeated_tokens = 0;
-    // True: the worker has broken its protocol, and its stream must be reset.
+    // True if the worker has broken its protocol, and its stream must be reset.
     bool reset_attempt = false;
     // Set if these are the first tokens of the request.
     std::optional<absl::Duration> time_to_first_token;
@@ -86,8 +86,8 @@ class RequestFlow {
     // The ids of the tokens that all attempts together have delivered, as
     // little-endian uint32.
     std::string emitted;
-    // How many of the emitted tokens the current attempt still has to generate
-    // again.
+    // How many of the emitted tokens the current attempt still has to
+    // generate again.
     uint64_t to_repeat = 0;
     uint64_t num_tokens() const {
       return emitted.size() / proto::kBytesPerTokenId;
@@ -109,8 +109,8 @@ class RequestFlow {
   // not, it generates them again, and the router drops them. A worker cannot
   // continue several samples, or a request for prompt log probabilities.
   bool ContinuesFromTokens() const;
-  // Returns true if there is no output yet and the client's own timeout has
-  // passed.
+  // Returns true if there is no output yet and the client's own timeout
+  // has passed.
   bool TimedOut(absl::Time now) const;
   std::string FinishReasonName(const absl::Status& status) const;
 

@@ -40,8 +40,8 @@ struct RouterCoreOptions {
   PolicyKind policy = PolicyKind::kLeastLoaded;
   // The max_tokens of requests that do not set it.
   uint32_t default_max_tokens = 256;
-  // How long a request may wait in the router's queue if it sets no queue
-  // timeout.
+  // How long a request may wait in the router's queue if it sets no
+  // queue timeout.
   absl::Duration queue_timeout = absl::Seconds(30);
   // How many workers may be asked, one after the other, to run a request.
   int max_attempts = 3;
@@ -53,9 +53,9 @@ class ActiveRequest;
 // The router; the example above shows how it is used.
 // Owns: the requests in flight.
 // Threads: its methods may be called from any thread. No thread holds a
-// request's lock and the router's lock at the same time. Callbacks run without
-// these locks, except the observer's OnInFlight, which runs under the router's
-// lock.
+// request's lock and the router's lock at the same time. Callbacks run
+// without these locks, except the observer's OnInFlight, which runs under the
+// router's lock.
 class RouterCore final : public RequestRouter {
  public:
   struct Parts {
@@ -132,9 +132,9 @@ class RouterCore final : public RequestRouter {
   ActivePtr Find(Ticket ticket) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Runs the task on the timer thread, unless the router is destroyed first.
   void RunSoon(std::function<void()> task);
-  // Makes the timer thread remove the request from the queue at `when` and end
-  // it with `status`. Has no effect if the request no longer waits at that
-  // time.
+  // Makes the timer thread remove the request from the queue at `when` and
+  // end it with `status`. Has no effect if the request no longer waits at
+  // that time.
   TimerThread::TimerId EndWaitingAt(absl::Time when, const ActivePtr& active,
                                     const absl::Status& status);
   void EndWaiting(const ActivePtr& active, const absl::Status& status);

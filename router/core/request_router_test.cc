@@ -301,8 +301,8 @@ TEST_F(RequestRouterTest,
                                  HasSubstr("cache_id")));
 }
 
-// A worker with other arithmetic would continue the answer with different
-// tokens.
+// A worker with other arithmetic would continue the answer with
+// different tokens.
 TEST_F(RequestRouterTest,
        AWorkerWithADifferentNumericsIdDoesNotContinueTheAnswer) {
   Prepare(2);
@@ -473,8 +473,8 @@ TEST_F(RequestRouterTest, RequestsThatWaitForAReplicaTakeNoPlaceFromOthers) {
   workers_[0]->SetReachable(true);
   for (size_t i = 0; i < 3; ++i) {
     const auto attempt = WaitForAttempt(0, i);
-    // With max_in_flight = 1, the next request starts only when this one has
-    // ended.
+    // With max_in_flight = 1, the next request starts only when this one
+    // has ended.
     EXPECT_EQ(workers_[0]->attempts().size(), i + 1);
     attempt->Finish(kvasir::v1::FINISH_LENGTH);
     attempt->End(absl::OkStatus());

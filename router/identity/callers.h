@@ -48,7 +48,7 @@ struct Caller {
   std::string tenant;
   // The token's label or the certificate's name, for the log.
   std::string label;
-  // True: the tenant shares cached prefixes with all other tenants for which
+  // If true, the tenant shares cached prefixes with all other tenants for which
   // this is true.
   bool shared_prefix_cache = false;
   // The lowest priority number that the caller's requests may have. Requests

@@ -118,8 +118,8 @@ class Identities {
   const kvasir::v1::Tenant& tenant(int idx) const {
     return idx < 0 ? file_.anonymous() : file_.tenants(idx);
   }
-  // Returns the index of the tenant with this name; nullopt if the file has
-  // none.
+  // Returns the index of the tenant with this name; nullopt if the file
+  // has none.
   std::optional<int> Named(const std::string& tenant) const;
   int num_tenants() const { return file_.tenants_size(); }
   bool has_anonymous() const { return file_.has_anonymous(); }

@@ -1,8 +1,8 @@
 // Limits how much a tenant may use: requests per second, concurrent
 // requests, and bytes. Callers pass the time, which must come from a clock
 // that never jumps.
-// Threads: all methods may be called from any thread, except those of
-// RequestRate.
+// Threads: all methods may be called from any thread, except those
+// of RequestRate.
 #pragma once
 
 #include <cstdint>

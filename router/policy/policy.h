@@ -36,11 +36,10 @@ struct PolicyRequest {
 enum class PolicyKind {
   // The replicas take turns.
   kRoundRobin,
-  // Chooses the replica at which the fewest requests would wait. Of these,
-  // it chooses the one with the largest share of free pages, and then the
-  // one with the fewest requests. Equal replicas take turns. The share is
-  // rounded to sixteenths, so that small differences do not send all
-  // requests to one replica.
+  // Chooses the replica at which the fewest requests would wait. If several are
+  // equal in this, the largest share of free pages decides, and then the fewest
+  // requests. Equal replicas take turns. The share is rounded to sixteenths, so
+  // that small differences do not send all requests to one replica.
   kLeastLoaded,
 };
 

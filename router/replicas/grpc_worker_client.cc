@@ -360,9 +360,9 @@ class GrpcWorkerClient final : public WorkerClient {
 
 std::unique_ptr<WorkerClient> NewGrpcWorkerClient(
     const std::string& target, const GrpcWorkerClientOptions& options) {
-  // Keep gRPC's callback threads: calls that are cancelled at the end of the
-  // process may still run callbacks after clients and servers have been
-  // destroyed.
+  // Keep gRPC's callback threads: calls that are cancelled at the end of
+  // the process may still run callbacks after clients and servers have
+  // been destroyed.
   base::KeepGrpcCallbackThreads();
   return std::make_unique<GrpcWorkerClient>(target, options);
 }

@@ -41,8 +41,8 @@ class ReplicaObserver {
 
 // The properties that a worker must have.
 struct Expected {
-  // The hash of the router's tokenizer; empty: the worker may have any
-  // tokenizer.
+  // The hash of the router's tokenizer. If empty, the worker may have
+  // any tokenizer.
   std::string tokenizer_hash;
   // The properties of a replica of the same model that is in use. The worker
   // must have the same. Absent if no replica is in use.
@@ -89,8 +89,8 @@ class Replica {
   // ready. The caller must set it to false if it has already sent the request
   // to this replica.
   ReplicaView view() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns the number of requests that were sent to the replica and have not
-  // ended.
+  // Returns the number of requests that were sent to the replica and have
+  // not ended.
   uint32_t in_flight() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

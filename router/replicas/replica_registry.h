@@ -25,9 +25,10 @@ struct ReplicaRegistryOptions {
   // The addresses of the workers: "host:port" or "unix:/path".
   std::vector<std::string> targets;
   // The names that clients use for the model, if all workers serve the same
-  // model. Empty: clients use each worker's own model_name.
+  // model. If empty, clients use each worker's own model_name.
   std::vector<std::string> served_names;
-  // The hash of the router's tokenizer; empty: workers may have any tokenizer.
+  // The hash of the router's tokenizer. If empty, workers may have
+  // any tokenizer.
   std::string tokenizer_hash;
   absl::Duration info_timeout = absl::Seconds(5);
   absl::Duration load_interval = absl::Milliseconds(50);

@@ -118,7 +118,7 @@ TEST(ReplicaTest, ALostReplicaIsReadyAgainAfterItsNextReport) {
   EXPECT_EQ(replica->detail(), "");
 }
 
-TEST(ReplicaTest, TheBackoffGrowsUpToALimitUntilASuccess) {
+TEST(ReplicaTest, TheTimeBetweenAttemptsToConnectGrowsUpToALimit) {
   const auto replica = NewReplica();
   const absl::Status lost = absl::UnavailableError("no route");
   const absl::Duration first = replica->OnLost(lost);

@@ -33,9 +33,9 @@ class AttemptSink {
  public:
   virtual ~AttemptSink() = default;
   virtual void OnEvent(const kvasir::v1::GenerateEvent& event) = 0;
-  // The attempt has ended; this is the sink's last call. If the worker has
-  // refused the request, the refusal is in the status's payload
-  // (proto/refusal.h).
+  // The attempt has ended; this is the sink's last call. If the
+  // worker has refused the request, the refusal is in the status's
+  // payload (proto/refusal.h).
   virtual void OnAttemptDone(const absl::Status& status) = 0;
 };
 
@@ -48,8 +48,8 @@ class Attempt {
   // Starts the attempt. Call this once. It is always followed by a call of the
   // sink's OnAttemptDone, which comes later and not inside Start.
   virtual void Start() = 0;
-  // Resets the call to the worker. May be called before Start and more than
-  // once.
+  // Resets the call to the worker. May be called before Start and more
+  // than once.
   virtual void Cancel() = 0;
 };
 

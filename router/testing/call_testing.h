@@ -34,7 +34,7 @@ class ManualRunner final : public TaskRunner {
   }
 
   size_t max_queued = 1000;
-  // True: posted tasks wait and do not run.
+  // If true, posted tasks wait and do not run.
   bool paused = false;
 
  private:

@@ -1,5 +1,5 @@
-// Test fixture: serves a facade's gRPC services on a real port, with a scripted
-// router.
+// Test fixture: serves a facade's gRPC services on a real port, with a
+// scripted router.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

@@ -36,8 +36,8 @@ class FakeAttempt final : public Attempt,
   void End(const absl::Status& status);
 
   void Start() override;
-  // Makes the attempt fail as if the worker could not be reached. Call before
-  // Start.
+  // Makes the attempt fail as if the worker could not be reached. Call
+  // before Start.
   void MakeUnreachable();
   void Cancel() override;
 
@@ -61,8 +61,8 @@ class FakeWorker {
  public:
   explicit FakeWorker(TimerThread* transport);
 
-  // The worker's properties. The test may change them before a client asks for
-  // them.
+  // The worker's properties. The test may change them before a client asks
+  // for them.
   kvasir::v1::WorkerInfo* info() { return &info_; }
   void SetReachable(bool reachable);
   // Sets a function that each GetInfo calls on its own thread.

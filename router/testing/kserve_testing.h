@@ -54,8 +54,8 @@ class InferRequestBuilder {
   inference::ModelInferRequest request_;
 };
 
-// Returns the raw bytes of a response's output; nullopt if the output is
-// absent.
+// Returns the raw bytes of a response's output; nullopt if the output
+// is absent.
 std::optional<std::string> RawOutput(
     const inference::ModelInferResponse& response, const std::string& name);
 

@@ -1,5 +1,4 @@
-// `kvasir bench`: replaces this process by kvasir-bench, which contains the
-// benchmarks.
+// `kvasir bench`: replaces this process by the program kvasir-bench.
 #include <unistd.h>
 
 #include <cerrno>
@@ -19,7 +18,7 @@ namespace {
 
 constexpr char kProgram[] = "kvasir-bench";
 
-// Executes kvasir-bench. Returns an exit code only if that fails.
+// Executes kvasir-bench. Returns, with an exit code, only if that fails.
 int Forward(const std::vector<std::string>& arguments) {
   const std::string path = ProgramBeside(kProgram);
   std::vector<char*> argv = {const_cast<char*>(path.c_str())};
@@ -44,8 +43,8 @@ void AddBenchCommand(CLI::App* app, int* exit_code) {
       app->add_subcommand("bench",
                           "run benchmarks of this build on this machine "
                           "(kvasir-bench)");
-  // All further arguments, even --help, are for kvasir-bench. With fallthrough,
-  // kvasir itself would parse them.
+  // All further arguments, even --help, are for kvasir-bench. Without this
+  // setting, kvasir itself would parse them.
   command->fallthrough(false);
   command->prefix_command();
   command->set_help_flag();

@@ -1,5 +1,5 @@
-// `kvasir check-plan`: compares a plan with a dense cache, as servers do when
-// they start.
+// `kvasir check-plan`: compares a model's predictions with a plan's cache and
+// with a dense cache, as servers do when they start.
 #include <algorithm>
 #include <cstdio>
 #include <memory>

@@ -1,6 +1,6 @@
-// The subcommands of `kvasir`. Each Add function declares the flags of its
-// subcommand and sets a callback that stores the exit code
-// (base/cli/exit_code.h).
+// The subcommands of `kvasir`. Each Add function declares the
+// flags of its subcommand and sets a callback that stores the exit
+// code (base/cli/exit_code.h).
 #pragma once
 
 namespace CLI {

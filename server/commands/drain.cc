@@ -23,8 +23,8 @@ struct DrainFlags {
   bool json = false;
 };
 
-// In the request, 0 means the server's own deadline, so a short deadline is
-// rounded up to 1 ms.
+// Returns the deadline in milliseconds. In the request, 0 means the server's
+// own deadline, so other deadlines are rounded up to at least 1 ms.
 uint32_t DeadlineMilliseconds(absl::Duration deadline) {
   if (deadline <= absl::ZeroDuration()) return 0;
   const int64_t milliseconds =
@@ -44,7 +44,7 @@ int Drain(const DrainFlags& flags) {
   grpc::ClientContext context;
   if (flags.deadline > absl::ZeroDuration()) {
     // At the drain's deadline, the server aborts the remaining requests. The
-    // call's deadline is later, so that the server still has time to answer.
+    // call's deadline is 10 s later, so that the server has time to answer.
     context.set_deadline(
         absl::ToChronoTime(absl::Now() + flags.deadline + absl::Seconds(10)));
   }
@@ -53,8 +53,7 @@ int Drain(const DrainFlags& flags) {
   kvasir::v1::AdminDrainResponse response;
   const grpc::Status status = stub->Drain(&context, request, &response);
   if (!status.ok()) {
-    // gRPC's error has no text if the server does not have the Admin service at
-    // all.
+    // If the server has no Admin service, gRPC's error has no text.
     const bool no_admin =
         status.error_code() == grpc::StatusCode::UNIMPLEMENTED &&
         status.error_message().empty();

@@ -120,8 +120,8 @@ int Generate(GenerateFlags flags) {
     credentials = *std::move(made);
   }
   TextClient client(flags.endpoint, std::move(credentials));
-  // True once the prompt has been printed, just before the first generated
-  // text.
+  // True after the prompt has been printed, which happens just before the first
+  // generated text.
   bool begun = false;
   const auto result =
       client.Generate(flags.request, [&](std::string_view delta) {

@@ -1,6 +1,6 @@
-// `kvasir inspect`: reports how much memory and work a model's cache takes,
+// `kvasir inspect`: reports the memory and the work that a model's cache takes,
 // without reading the weights. With --trace it loads the model, runs a text,
-// and shows which tokens the cache keeps.
+// and reports which tokens the cache keeps.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -33,8 +33,9 @@
 namespace kvasir::cli {
 namespace {
 
-// The longest text for --trace. Limits the size of the HTML page, which
-// contains a number for each token, layer and eviction unit.
+// The longest text for --trace. It is limited because the HTML page contains
+// a number for each token, layer and eviction unit (KV heads that evict the
+// same tokens).
 constexpr int64_t kMaxTraceTokens = 16384;
 constexpr int64_t kMaxTraceBytes = int64_t{1} << 20;
 
@@ -73,8 +74,8 @@ absl::StatusOr<std::vector<Evaluation>> ReadEvaluations(
   return evaluations;
 }
 
-// Adds the planner's prediction to the report, if its file lies next to the
-// plan's file.
+// If there is a file with the planner's prediction next to the plan's file,
+// adds the prediction to the report.
 absl::Status AddPrediction(const ModelOptions& options,
                            const ModelSource& source, InspectReport* report) {
   const bool own = options.kv_plan.empty();
@@ -109,7 +110,7 @@ absl::StatusOr<EvictionTrace> Trace(const InspectFlags& flags,
                    [](const auto& group) { return group.eviction.evicts(); })) {
     return absl::InvalidArgumentError(
         absl::StrCat("--trace ", flags.trace,
-                     " reports which tokens of this file are not evicted, "
+                     " reports which tokens of this file stay in the cache, "
                      "but the plan evicts none: give --eviction"));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::string text,

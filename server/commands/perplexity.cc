@@ -1,5 +1,5 @@
-// `kvasir perplexity`: measures how well a model predicts a text, with the same
-// paged cache as requests use.
+// `kvasir perplexity`: measures how well a model predicts a text, with the
+// paged cache that requests use.
 #include "worker/offline/perplexity.h"
 
 #include <algorithm>
@@ -37,8 +37,8 @@ struct PerplexityFlags {
   bool json = false;
 };
 
-// Refuses a window that is longer than the model's maximum. Called before the
-// weights are read.
+// Refuses a window that is longer than the model's maximum, before the weights
+// are read.
 absl::Status CheckWindow(const PerplexityFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
                           OpenModelSource(flags.model, PlanUse::kRun));
@@ -67,7 +67,8 @@ absl::StatusOr<TextTokens> EncodeText(const PerplexityFlags& flags) {
 }
 
 // The number of parts of the text whose losses are reported separately. If
-// several passes over the text are streamed, each pass is a part.
+// several passes are streamed, each pass is a part. With one streamed pass, or
+// with overlapping windows, the text has ten parts.
 int64_t PartsOf(const PerplexityFlags& flags) {
   if (flags.stride > 0) return 10;
   if (!flags.stream) return 1;

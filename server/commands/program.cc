@@ -19,7 +19,7 @@ base::ListenAddress ClientAddress(const ListenFlags& flags) {
 std::function<void(int64_t, int64_t)> LoadProgress() {
   auto progress = std::make_shared<std::unique_ptr<Progress>>();
   return [progress](int64_t done, int64_t total) {
-    // Shows no progress for small models, which load within a moment.
+    // Show no progress for small models, which load in a moment.
     if (total < (int64_t{256} << 20)) return;
     if (*progress == nullptr) {
       *progress = std::make_unique<Progress>("loading weights", total >> 20,

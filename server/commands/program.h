@@ -1,5 +1,6 @@
-// Shared code of the commands `serve`, `router`, `worker` and `rank`: makes a
-// node from the flags and runs it until it is drained.
+// Code that the commands `serve`, `router`, `worker` and `rank` share. It
+// creates a node (the running server) from the flags and runs it until it
+// is drained.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +37,8 @@ struct ModelProgramConfig {
 // The address of the clients' port.
 base::ListenAddress ClientAddress(const ListenFlags& flags);
 
-// Shows the progress of loading large models on standard error.
+// Returns a function that shows the progress of loading a large model on
+// standard error.
 std::function<void(int64_t done, int64_t total)> LoadProgress();
 
 // The settings of a tensor-parallel group; `operators` must outlive the group.
@@ -44,8 +46,9 @@ RankGroupSettings GroupSettings(const ModelProgramConfig& config,
                                 const std::shared_ptr<base::TlsWatch>& tls,
                                 OperatorSurface* operators);
 
-// Makes rank 0's side of the tensor-parallel group; null if one process runs
-// the whole model. `operators` and `children` must outlive the group.
+// Creates the part of the tensor-parallel group that runs in rank 0. Returns
+// null if one process runs the whole model. `operators` and `children` must
+// outlive the group.
 std::unique_ptr<LeaderGroup> MakeLeader(
     const ModelProgramConfig& config,
     const std::shared_ptr<base::TlsWatch>& tls, OperatorSurface* operators,
@@ -54,11 +57,12 @@ std::unique_ptr<LeaderGroup> MakeLeader(
 // Throws CLI::ValidationError if `flags` is an error, so that the program ends
 // with the exit code of wrong usage.
 void RequireUsable(const absl::Status& flags);
-// Calls RequireModel, and throws if the device does not support --collective.
+// Calls RequireModel. Throws a CLI::ValidationError if the device does not
+// support --collective.
 void RequireUsableModel(const ModelProgramConfig& config);
 
-// Starts the other ranks of this host; null if there are none. Call it before
-// this process has threads, connections or much memory.
+// Starts the other ranks of this host. Returns null if there are none. Call it
+// before this process has threads, connections or much memory.
 absl::StatusOr<std::unique_ptr<LocalRanks>> StartOtherRanks(
     const CLI::App& command, const ModelProgramConfig& config);
 
@@ -69,8 +73,8 @@ absl::StatusOr<int> RunNode(OperatorSurface* operators, Node* node,
 // Returns the exit code. Prints the error if the command failed.
 int FinishProgram(const CLI::App& command, const absl::StatusOr<int>& code);
 
-// Makes the command run a program. `Config` must have the flags `listen` and
-// `common`, CheckUsage(), and Run(command, SurfaceOptions), which returns the
+// Makes the command run a program. `Config` must have the members `listen`,
+// `common`, CheckUsage() and Run(command, SurfaceOptions). Run returns the
 // exit code.
 template <typename Config>
 void SetProgram(CLI::App* command, std::shared_ptr<Config> config,

@@ -33,8 +33,8 @@ absl::StatusOr<int> RankConfig::Run(const CLI::App& command,
   RankRuntimeOptions options;
   if (surface.metrics_only) {
     const auto join = LocalRanks::ReadJoinInfo(ranks.join_fd);
-    // Prints no error: the program that started this rank has usually ended and
-    // reported the cause.
+    // Print no error, because the program that started this rank has usually
+    // ended and reported the cause.
     if (!join.ok()) return kExitFailed;
     options.join = *join;
   } else {

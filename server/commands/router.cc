@@ -1,4 +1,5 @@
-// `kvasir router`: accepts clients' requests and sends each to a worker.
+// `kvasir router`: accepts clients' requests and sends each of them to
+// a worker.
 #include <memory>
 #include <string>
 #include <utility>

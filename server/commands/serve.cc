@@ -1,4 +1,4 @@
-// `kvasir serve`: router and worker in one process.
+// `kvasir serve`: runs a router and a worker in one process.
 #include <memory>
 #include <string>
 #include <utility>

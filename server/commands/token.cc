@@ -1,5 +1,5 @@
-// `kvasir token`: makes a token for a client, and its entry for the file of
-// --identities.
+// `kvasir token`: creates a token for a client, and the token's entry for the
+// file of --identities.
 #include <sys/random.h>
 
 #include <array>
@@ -29,12 +29,12 @@ struct TokenFlags {
   bool json = false;
 };
 
-// The longest validity. With this limit, years in dates have four digits.
+// The longest validity. It is limited so that years in dates have four digits.
 constexpr absl::Duration kMaxValidFor = absl::Hours(24 * 365 * 100);
 
 absl::Status CheckValidFor(const std::string& text) {
   absl::Duration valid_for;
-  // If the text is not a duration, the flag's parser reports this.
+  // The flag's own parser refuses a text that is not a duration.
   if (!absl::ParseDuration(text, &valid_for) || valid_for <= kMaxValidFor) {
     return absl::OkStatus();
   }
@@ -43,7 +43,7 @@ absl::Status CheckValidFor(const std::string& text) {
       absl::FormatDuration(kMaxValidFor), " (100 years), or 0 for no end"));
 }
 
-// Makes a token of 256 random bits, written as letters, digits, - and _.
+// Returns a token of 256 random bits, written as letters, digits, - and _.
 std::string NewToken() {
   std::array<char, 32> bytes;
   KVASIR_CHECK(getrandom(bytes.data(), bytes.size(), 0) ==

@@ -76,8 +76,8 @@ TEST(FlagsTest, NumbersThatAreInvalidOrOutOfRangeAreRefused) {
   EXPECT_THAT(Between(0, 1)(std::string("1.5")), HasSubstr("from 0 to 1"));
 }
 
-// A test program, with which tests check that --config reads what
-// --print-config has printed.
+// A program with the flags of `serve`. Tests print its configuration and read
+// it again.
 struct ConfiguredProgram {
   ConfiguredProgram() {
     AddConfigFile(&app);
@@ -219,19 +219,19 @@ TEST(ConfigTest, AnEnvironmentVariableOverridesTheConfigFile) {
   unsetenv("KVASIR_MAX_QUEUE");
 }
 
-TEST(FlagsTest, AStreamBufferSizeBelowTheMinimumOrAboveTheMaximumIsRefused) {
+TEST(FlagsTest, StreamBufferSizesOutsideTheLimitsAreRefused) {
   Program program;
   RouterFlags flags;
   AddRouterFlags(&program.app, &flags, /*with_workers=*/false);
-  EXPECT_EQ(program.Parse(""), kExitOk) << "the default is in bounds";
+  EXPECT_EQ(program.Parse(""), kExitOk) << "the default is within the limits";
   EXPECT_EQ(program.Parse("--stream-buffer-bytes 64KiB"), kExitOk);
   EXPECT_EQ(flags.stream_buffer_bytes, 64 << 10);
   EXPECT_EQ(program.Parse("--stream-buffer-bytes 0"), kExitUsage);
   EXPECT_EQ(program.Parse("--stream-buffer-bytes 63KiB"), kExitUsage);
-  EXPECT_EQ(program.Parse("--stream-buffer-bytes 2GiB"), kExitUsage);
+  EXPECT_EQ(program.Parse("--stream-buffer-bytes 1025MiB"), kExitUsage);
 }
 
-TEST(FlagsTest, AByteSizeFlagThatAcceptsAutoIsEmptyByDefault) {
+TEST(FlagsTest, AByteSizeFlagMayBeAuto) {
   Program program;
   std::optional<int64_t> bytes;
   AddBytesOrAuto(&program.app, "--pool", bytes, "");
@@ -246,7 +246,7 @@ TEST(FlagsTest, AByteSizeFlagThatAcceptsAutoIsEmptyByDefault) {
   EXPECT_EQ(program.Parse("--pool much"), kExitUsage);
 }
 
-TEST(FlagsTest, DurationsNeedAUnitAndAreNotNegative) {
+TEST(FlagsTest, DurationsWithoutAUnitOrBelowZeroAreRefused) {
   Program program;
   absl::Duration duration = absl::Seconds(1);
   AddDuration(&program.app, "--wait", duration, "");
@@ -269,17 +269,7 @@ TEST(FlagsTest, EnvironmentVariablesSetFlagsThatTheCommandLineOmits) {
   unsetenv("KVASIR_MAX_QUEUE");
 }
 
-TEST(FlagsTest, StreamBufferSizesJustOutsideTheLimitsAreRefused) {
-  Program program;
-  RouterFlags flags;
-  AddRouterFlags(&program.app, &flags, /*with_workers=*/false);
-  EXPECT_EQ(program.Parse("--stream-buffer-bytes 64KiB"), kExitOk);
-  EXPECT_EQ(flags.stream_buffer_bytes, 64 << 10);
-  EXPECT_EQ(program.Parse("--stream-buffer-bytes 63KiB"), kExitUsage);
-  EXPECT_EQ(program.Parse("--stream-buffer-bytes 1025MiB"), kExitUsage);
-}
-
-TEST(FlagsTest, AMaxNumSeqsFlagThatIsZeroOrNoNumberIsRefused) {
+TEST(FlagsTest, MaxNumSeqsMustBeAPositiveNumber) {
   Program program;
   EngineFlags flags;
   AddEngineFlags(&program.app, &flags);
@@ -287,7 +277,7 @@ TEST(FlagsTest, AMaxNumSeqsFlagThatIsZeroOrNoNumberIsRefused) {
   EXPECT_EQ(program.Parse("--max-num-seqs x"), kExitUsage);
 }
 
-TEST(OptionsTest, EitherAModelFolderOrRandomWeightsWithAShapeMustBeGiven) {
+TEST(OptionsTest, ExactlyOneOfModelAndRandomWeightsMustBeGiven) {
   EXPECT_THAT(
       CheckModelOptions({}),
       base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--model")));
@@ -378,7 +368,8 @@ TEST(TlsFlagsTest, ATokenFileWithoutTlsIsRefused) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("--token-file " + path),
                              HasSubstr("give --ca"))));
-  // With only --tls-cert, an admin port on loopback still uses plain text.
+  // With --tls-cert but without --admin-client-ca, an admin port on loopback
+  // still uses plain text.
   base::TlsWatch watch;
   ListenFlags listen;
   listen.tls.certificate = "none.pem";
@@ -389,14 +380,14 @@ TEST(TlsFlagsTest, ATokenFileWithoutTlsIsRefused) {
   EXPECT_THAT(
       AdminCredentials(listen, everywhere, &watch, /*by_token=*/true).status(),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("none.pem")))
-      << "TLS was asked for";
+      << "other machines can connect, so TLS must be used";
   EXPECT_THAT(AdminCredentials(listen, everywhere, &watch).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("--admin-client-ca")));
 }
 
-// Regression test: --insecure also opened the admin port, so that anybody who
-// reached the port could end the program.
+// Regression test: --insecure once opened the admin port too, so anybody who
+// could connect to it could end the program.
 TEST(TlsFlagsTest, TheInsecureFlagDoesNotOpenTheAdminPortToOtherMachines) {
   base::TlsWatch watch;
   ListenFlags listen;
@@ -414,8 +405,8 @@ TEST(TlsFlagsTest, TheInsecureFlagDoesNotOpenTheAdminPortToOtherMachines) {
   }
 }
 
-// Regression test: with TLS but without client certificates, a worker accepted
-// every program that reached its port as a router.
+// Regression test: with TLS but without client certificates, a worker once
+// accepted every program that could connect as a router.
 TEST(TlsFlagsTest, AWorkerRequiresClientCertificatesUnlessTlsAnyClientIsSet) {
   base::TlsWatch watch;
   ListenFlags listen;
@@ -477,7 +468,7 @@ TEST(TlsFlagsTest, ATlsFlagIsRefusedIfAnotherFlagThatItNeedsIsMissing) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("needs --cert")));
 }
 
-// Regression test: an empty value was treated as a missing flag, so
+// Regression test: an empty value once counted as a missing flag, so
 // certificates were not required.
 TEST(TlsFlagsTest, AnEmptyTlsFlagOrEnvironmentVariableIsAUsageError) {
   struct Servers {
@@ -516,14 +507,14 @@ TEST(TlsFlagsTest, AnEmptyTlsFlagOrEnvironmentVariableIsAUsageError) {
     setenv(variable.c_str(), "", 1);
     EXPECT_THAT(Servers().Parse({"router", "--workers", "unix:/x"}),
                 is_wrong(variable));
-    // A command that lacks a flag ignores the flag's environment variable.
+    // A command that does not have the flag ignores its environment variable.
     EXPECT_EQ(Servers().Parse({"drain"}).first, kExitOk);
     unsetenv(variable.c_str());
   }
   for (const char* flag : {"--ca", "--cert", "--key"}) {
     EXPECT_THAT(Servers().Parse({"drain", flag, ""}), is_wrong(flag));
   }
-  // An empty list of names is refused.
+  // A list of names that is empty is refused too.
   EXPECT_EQ(
       Servers()
           .Parse({"router", "--workers", "unix:/x", "--tls-client-names", ","})

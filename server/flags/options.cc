@@ -21,11 +21,11 @@ static_assert(kMaxTokenBytes == router::kMaxBearerTokenBytes);
 
 // The limits of --stream-buffer-bytes. With a smaller buffer, a single pending
 // write would make a fast client look slow. With a larger one, a single stream
-// could take the router's memory.
+// could use all of the router's memory.
 constexpr int64_t kMinStreamBufferBytes = 64 << 10;
 constexpr int64_t kMaxStreamBufferBytes = int64_t{1} << 30;
-// The least value of --request-bytes. With less, prompts of a usual length
-// would be refused.
+// The least value of --request-bytes. A lower limit would refuse prompts of
+// usual length.
 constexpr int64_t kMinRequestBytes = 1 << 20;
 constexpr int64_t kMaxRequestBytes = int64_t{1} << 40;
 
@@ -217,9 +217,8 @@ void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers) {
 constexpr absl::Duration kLeastConnectionAge = absl::Seconds(1);
 
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags) {
-  // With --drain-timeout 0, a third of it would be 0, and gRPC would close
-  // every connection at once. So the default is at least kLeastConnectionAge. A
-  // drain without time loses calls anyway.
+  // The default is at least kLeastConnectionAge, because with an age of 0 (from
+  // --drain-timeout 0) gRPC would close every connection at once.
   if (flags.max_connection_age == absl::ZeroDuration()) {
     return std::max(flags.drain_timeout / 3, kLeastConnectionAge);
   }

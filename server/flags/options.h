@@ -1,6 +1,5 @@
-// The flags of the long-running programs (serve, router, worker, rank). There
-// is one struct per concern, so that each command has only the flags that it
-// uses.
+// The flags of the long-running programs (serve, router, worker, rank), in
+// several structs, so that each command has only the flags that it uses.
 #pragma once
 
 #include <cstdint>
@@ -29,20 +28,22 @@ struct EngineFlags {
   double gpu_memory_utilization = 0.9;
   bool gpu_memory_given = false;
   bool cuda_graphs = false;
-  // The size of the host's page pool; empty: chosen from the free memory; 0: no
-  // host pool.
+  // The size of the page pool in host memory; empty for "auto" (see
+  // --host-pool-bytes). 0 means no host pool.
   std::optional<int64_t> host_pool_bytes;
   int64_t max_queue = 1024;
   absl::Duration queue_timeout = absl::Minutes(5);
   int64_t default_max_tokens = 256;
-  // The smallest budget that a request may ask for; "plan": the plan's budget.
+  // The smallest budget that a request may ask for. "plan" stands for the
+  // plan's own budget.
   std::string eviction_min_budget = "plan";
   bool prefix_caching = true;
-  std::string plan_check = "refuse";  // the mode of LoadWithPlanCheck
+  std::string plan_check =
+      "refuse";  // the argument `mode` of LoadWithPlanCheck
   absl::Duration watchdog = absl::Minutes(2);
 };
-// Adds the flags that affect steps and their memory. All ranks must have equal
-// values.
+// Adds the flags that affect steps and their memory. Their values must be equal
+// on all ranks.
 void AddStepFlags(CLI::App* app, EngineFlags* options);
 void AddEngineFlags(CLI::App* app, EngineFlags* options);
 
@@ -54,7 +55,7 @@ struct ListenTlsFlags {
   // authorities for clients' certificates; empty: clients need no certificate
   std::string client_ca;
   std::vector<std::string> client_names;
-  // For a worker without a client_ca: true allows programs on other machines to
+  // For a worker without a client_ca: if true, programs on other machines may
   // call it without a certificate.
   bool any_client = false;
 };
@@ -68,14 +69,14 @@ struct ListenFlags {
   // The address of the admin port; may be "unix:/path". The default is
   // loopback, because calls to this port can end the program.
   std::string admin_host = "127.0.0.1";
-  // TLS for the port of clients or routers. The admin port uses the same
-  // certificate.
+  // TLS for the port of clients or routers. The admin port uses the
+  // same certificate.
   ListenTlsFlags tls;
   // A file of certificate authorities. If it is set, operators must show a
   // certificate that one of them has signed.
   std::string admin_client_ca;
   std::vector<std::string> admin_client_names;
-  // True: connections to and from other machines may use plain text.
+  // If true, connections to and from other machines may use plain text.
   bool insecure = false;
   int health_port = 8004;
   std::string health_host;  // empty: `host`
@@ -85,16 +86,17 @@ struct ListenFlags {
   // 0: a third of drain_timeout
   absl::Duration max_connection_age = absl::ZeroDuration();
 };
-// The age at which a client's connection is closed: by default a third of
-// --drain-timeout, so that a drain has time left for running calls.
-// INVALID_ARGUMENT if it is not less than --drain-timeout.
+// Returns the age at which a client's connection is closed. The default is
+// a third of --drain-timeout, so that a drain has time left for running
+// calls. INVALID_ARGUMENT if the flag's value is too small or not less
+// than --drain-timeout.
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags);
-// Parses "unix:/path" or "host:port", the value of `flag`.
+// Parses the value of `flag`: "unix:/path" or "host:port".
 absl::StatusOr<base::ListenAddress> ParseListen(const std::string& text,
                                                 const std::string& flag);
 // The address of the admin port.
 base::ListenAddress AdminAddress(const ListenFlags& flags);
-// The credentials of a listener; null means plain text. Errors: those of
+// Returns the credentials of a listener; null for plain text. Errors: those of
 // base::TlsWatch::Server, and FAILED_PRECONDITION if other machines could
 // connect in plain text.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
@@ -115,8 +117,8 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
     const ListenFlags& flags, const base::ListenAddress& listen,
     base::TlsWatch* watch, bool by_token = false);
 
-// The callers of a program. Clients call its --grpc-port, and routers call a
-// worker's --listen; a rank, which only operators call, has neither flag.
+// The callers of a program. Clients call --grpc-port. Routers call a worker's
+// --listen. A rank has neither flag, because only operators call it.
 enum class CalledBy { kClients, kRouters, kOperators };
 void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers);
 
@@ -134,19 +136,19 @@ struct RouterFlags {
   int64_t max_queue = 1024;
   int64_t stream_buffer_bytes = 16 << 20;
   int64_t request_bytes = 256 << 20;
-  // "on": gateways may download the tokenizer's files; "auto": only from a
-  // loopback listener; "off".
+  // Whether gateways may download the tokenizer's files: "on", "off", or "auto"
+  // (only from a loopback listener).
   std::string share_tokenizer = "auto";
-  // "on": the clients' port has server reflection; "auto": only with a loopback
-  // listener and without required credentials; "off".
+  // Whether the clients' port has server reflection: "on", "off", or "auto"
+  // (only on a loopback listener that requires no credentials).
   std::string reflection = "auto";
-  // The file that lists the identities that may call; empty: anybody who
-  // reaches the port may call.
+  // The file that lists who may call. If empty, anybody who can connect
+  // may call.
   std::string identities;
 };
-// The credentials with which a router calls its workers. Errors: those of
-// base::TlsWatch::Channel, and FAILED_PRECONDITION if plain text would go to
-// another machine.
+// Returns the credentials with which a router calls its workers; null for plain
+// text. Errors: those of base::TlsWatch::Channel, and FAILED_PRECONDITION if
+// plain text would go to another machine.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> WorkerCredentials(
     const RouterFlags& flags, bool insecure, base::TlsWatch* watch);
 void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers);
@@ -156,7 +158,7 @@ struct CommonFlags {
   std::string log_level = "info";
   std::string metrics_compat = "none";  // or vllm
   bool print_config = false;
-  bool json = false;  // prints the ready line as JSON
+  bool json = false;  // print the ready line as JSON
 };
 void AddCommonFlags(CLI::App* app, CommonFlags* options);
 // Sets up logging. INVALID_ARGUMENT for an unknown format or level.

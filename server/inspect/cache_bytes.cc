@@ -7,8 +7,7 @@
 namespace kvasir::cli {
 namespace {
 
-// The bytes of a page, or of each slot in it, by purpose. They are summed over
-// all layers of the page's group.
+// The bytes of a page by purpose, summed over all layers of the page's group.
 struct PageParts {
   int64_t key_codes = 0;    // per slot
   int64_t value_codes = 0;  // per slot

@@ -48,7 +48,7 @@ absl::Status Read(const JsonFields& fields, std::string_view name, double least,
   return absl::OkStatus();
 }
 
-// Reads a number, or null for an infinite one.
+// Reads a number; null means infinity.
 absl::Status ReadOrInfinite(const JsonFields& fields, std::string_view name,
                             double least, double* out) {
   if (!fields.IsNull(name)) return Read(fields, name, least, out);
@@ -68,14 +68,16 @@ absl::Status ReadInterval(const JsonFields& fields, EvaluationRow* row) {
   row->added_low = (*interval)[0].get<double>();
   row->added_high = (*interval)[1].get<double>();
   if (!(row->added_low <= row->added_high)) {
-    return fields.Error("added_ci95",
-                        "the lower bound must not be above the upper bound");
+    return fields.Error(
+        "added_ci95",
+        absl::StrCat("the lower bound ", row->added_low,
+                     " must not be above the upper bound ", row->added_high));
   }
   return absl::OkStatus();
 }
 
-// Reads the cache's size at the end of a window, and the eviction method. Older
-// files, which lack these fields, are about plans without eviction.
+// Reads the cache's size at the end of a window, and the eviction method. Files
+// without these fields are older and about plans without eviction.
 absl::Status ReadHeld(const JsonFields& fields, int64_t window_tokens,
                       EvaluationRow* row) {
   const auto tokens = static_cast<double>(window_tokens);
@@ -118,8 +120,8 @@ absl::StatusOr<EvaluationRow> ReadRow(const JsonFields& fields,
       ReadOrInfinite(fields, "perplexity", 0, &row.perplexity));
   KVASIR_RETURN_IF_ERROR(
       ReadOrInfinite(fields, "kl_nats", -kNoLimit, &row.kl_nats));
-  // If the evaluation had no repeat test, this field is null, and
-  // nats_per_token is used instead.
+  // This field is null if the evaluation had no repeat test. Then
+  // use nats_per_token.
   KVASIR_ASSIGN_OR_RETURN(row.repeat_nats_per_token,
                           fields.NumberIn("repeat_nats_per_token", 0, kNoLimit,
                                           row.nats_per_token));

@@ -1,6 +1,6 @@
 // Reads the output of `kvasir-compress evaluate --json`: the quality of
-// compressed checkpoints and the bytes of their caches. The file is not
-// trusted.
+// compressed checkpoints and the bytes of their caches. All values are checked,
+// because the file may come from elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace kvasir::cli {
 
-// The uncompressed model, with which all rows are compared.
+// The uncompressed model, to which the rows are compared.
 struct EvaluationTeacher {
   std::string model;
   double nats_per_token = 0;
@@ -23,7 +23,8 @@ struct EvaluationTeacher {
 struct EvaluationRow {
   std::string model;
   std::string method;
-  // the share of the cached numbers that the method keeps, 0 .. 1
+  // the share of the uncompressed cache's numbers that the method keeps, from 0
+  // to 1
   double keep = 0;
   double kv_bytes_per_token = 0;
   double kv_payload_bytes_per_token = 0;
@@ -54,8 +55,8 @@ struct Evaluation {
 
 inline constexpr int64_t kMaxEvaluationBytes = int64_t{16} << 20;
 
-// INVALID_ARGUMENT for a file of another form. The error names file, row and
-// field, and the wanted and the found value.
+// Returns INVALID_ARGUMENT if the file has another form. The error names file,
+// row, field, and the wanted and the found value.
 absl::StatusOr<Evaluation> ParseEvaluation(std::string_view json,
                                            const std::string& where);
 

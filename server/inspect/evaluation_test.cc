@@ -46,7 +46,7 @@ TEST(EvaluationTest, ReadsTheResultsFileOfTheEvaluateCommand) {
   EXPECT_EQ(row.repeat_nats_per_token, 3.31);
 }
 
-TEST(EvaluationTest, AResultRowMayLackOnlyTheResultOfTheRepeatedRun) {
+TEST(EvaluationTest, OnlyTheResultOfTheRepeatTestMayBeMissing) {
   json without = Good();
   without["rows"][0]["repeat_nats_per_token"] = nullptr;
   without["rows"][0]["window_nats"] = {1, 2, 3};  // unknown fields are ignored

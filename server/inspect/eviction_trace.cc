@@ -14,11 +14,12 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Marks the tokens that are not in `kept` as evicted after `seen` tokens.
+// Records that the tokens before `seen` that are not in `kept` are evicted, at
+// a length of `seen` tokens.
 absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
                       EvictionTrace::Unit* unit) {
   unit->gone_at.resize(static_cast<size_t>(seen));
-  int64_t next = 0;  // all tokens before this one have been handled
+  int64_t next = 0;  // all tokens before this one are done
   for (const uint32_t position : kept) {
     const auto token = static_cast<int64_t>(position);
     if (token < next || token >= seen ||
@@ -33,7 +34,7 @@ absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
     }
     ++next;
   }
-  // The last token is always kept, because evictions keep recent tokens.
+  // Evictions always keep recent tokens, so the last token must have been kept.
   if (next != seen) {
     return absl::InternalError(absl::StrCat(
         "of the first ", seen, " tokens, those from ", next,
@@ -42,7 +43,7 @@ absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
   return absl::OkStatus();
 }
 
-// Returns how many of the latest tokens the layer never evicts.
+// Returns the number of latest tokens that the layer never evicts.
 int64_t RecentOf(const EvictionTrace::Layer& layer) {
   return layer.scored ? layer.recent
                       : std::max(layer.recent, layer.kept - layer.sinks);

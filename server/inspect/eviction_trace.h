@@ -1,5 +1,5 @@
-// The result of `kvasir inspect --trace`: when each eviction unit of each layer
-// evicted each token of a text. follow_evictions.h runs the text.
+// The result of `kvasir inspect --trace`: for each token of a text, when each
+// eviction unit of each layer evicted it. follow_evictions.h runs the text.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,19 @@ namespace kvasir::cli {
 
 class EvictionTrace {
  public:
-  // The trace of one eviction unit (KV heads of a layer that evict the same
-  // tokens).
+  // The trace of one eviction unit (KV heads of a layer that evict the
+  // same tokens).
   struct Unit {
     std::vector<int64_t> heads;
-    // For each token, how many tokens the model had seen when the token was
-    // evicted; 0: it was not evicted.
+    // For each token, the number of tokens that the model had seen when the
+    // token was evicted; 0 if it was not evicted.
     std::vector<int64_t> gone_at;
   };
   struct Layer {
     int64_t layer = 0;
     int64_t sinks = 0;
     int64_t recent = 0;
-    // false: the sinks and the latest tokens are kept, without scores
+    // false: no scores; only the sinks and the latest tokens are kept
     bool scored = true;
     int64_t kept = 0;             // slots that a unit has after an eviction
     std::vector<int64_t> points;  // tokens seen at each eviction
@@ -37,7 +37,7 @@ class EvictionTrace {
   // The tokens that a layer kept at its last eviction. `sinks`, `heavy` and
   // `recent` are summed over the layer's units.
   struct Summary {
-    int64_t seen = 0;  // tokens seen; 0: nothing was evicted
+    int64_t seen = 0;  // tokens that the model had seen; 0: nothing was evicted
     int64_t kept = 0;  // tokens that each unit kept
     int64_t sinks = 0;
     int64_t heavy = 0;  // kept tokens that are neither sinks nor recent
@@ -45,7 +45,7 @@ class EvictionTrace {
     std::optional<int64_t> oldest_heavy;
   };
 
-  // Makes an empty trace for the layers of `plan` that evict.
+  // Creates an empty trace for the layers of `plan` that evict.
   explicit EvictionTrace(const plan::ResolvedPlan& plan);
 
   // Sets the tokens of the run, in order, beginning with the prompt.

@@ -13,8 +13,8 @@ using base::StatusIs;
 using ::testing::HasSubstr;
 using Positions = std::vector<uint32_t>;
 
-// A trace of two layers with two units each. A unit keeps 5 slots, among them 1
-// sink and 2 recent tokens.
+// Returns an empty trace of two layers with two units each. A unit keeps 5
+// slots, including 1 sink and 2 recent tokens.
 EvictionTrace MakeTrace(const std::string& rest = "") {
   return EvictionTrace(
       *SourceWith(kFullKey, kFullValue,
@@ -51,8 +51,7 @@ TEST(EvictionTraceTest, EachEvictionUnitRecordsTheLengthAtWhichItEvictsAToken) {
             (std::vector<int64_t>{0, 12, 8, 0, 8, 8, 12, 12, 0, 12, 0, 0, 0}));
 }
 
-TEST(EvictionTraceTest,
-     TheSummaryCountsTheTokensThatAllUnitsKeepAfterTheLastEviction) {
+TEST(EvictionTraceTest, TheSummaryAddsUpTheTokensThatEachUnitKeepsAtTheEnd) {
   const EvictionTrace trace = Traced();
   const auto summary = trace.SummaryOf(trace.layers()[0]);
   EXPECT_EQ(summary.seen, 12);
@@ -82,8 +81,8 @@ TEST(EvictionTraceTest, WithoutScoresAllKeptTokensExceptSinksAreRecent) {
 }
 
 TEST(EvictionTraceTest, TheJsonOfATraceContainsAllEvictions) {
-  // Tokens with incomplete UTF-8 characters are repaired when the trace is
-  // printed.
+  // Incomplete UTF-8 characters in tokens are replaced when the JSON
+  // is printed.
   const auto json = nlohmann::json::parse(Traced().ToJson().dump(
       -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   EXPECT_EQ(json["prompt_tokens"], 12);
@@ -95,8 +94,7 @@ TEST(EvictionTraceTest, TheJsonOfATraceContainsAllEvictions) {
   EXPECT_TRUE(json["layers"][1]["last"].is_null());
 }
 
-TEST(EvictionTraceTest,
-     ImpossibleEvictionsAreRefusedWithTheirLayerUnitAndToken) {
+TEST(EvictionTraceTest, TheErrorForAnImpossibleEvictionNamesLayerUnitAndToken) {
   for (const auto& [kept, named] :
        std::vector<std::pair<Positions, const char*>>{
            {{0, 1, 9, 10, 11},

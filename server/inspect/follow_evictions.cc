@@ -12,8 +12,8 @@ namespace {
 
 constexpr uint64_t kSequence = 1;
 
-// Adds to the trace the evictions that ran just before the last step, when the
-// sequence had `seen` tokens.
+// Adds to the trace the evictions that ran just before the last step, at a
+// length of `seen` tokens.
 absl::Status AddEvictions(worker::Rank& rank,
                           const worker::DirectRunner& runner, int64_t seen,
                           EvictionTrace* trace) {

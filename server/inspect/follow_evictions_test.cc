@@ -47,7 +47,7 @@ EvictionTrace Follow(worker::Rank& rank, int64_t chunk = 64) {
   return *std::move(trace);
 }
 
-// The tokens that a unit has after the eviction at `seen` tokens.
+// Returns the tokens that a unit still has after the eviction at `seen` tokens.
 std::vector<int64_t> KeptAt(const EvictionTrace::Unit& unit, int64_t seen) {
   std::vector<int64_t> kept;
   for (int64_t token = 0; token < seen; ++token) {
@@ -83,7 +83,7 @@ TEST(FollowEvictionsTest, TheStreamingMethodKeepsSinksAndTheLatestTokens) {
 }
 
 TEST(FollowEvictionsTest,
-     EveryEvictionUnitKeepsSinksAndRecentTokensButDifferentOtherTokens) {
+     OnlyTheTokensBetweenSinksAndRecentOnesDifferBetweenUnits) {
   const std::string units =
       R"(,"positions":"ORIGINAL","units":[{"heads":[0]},{"heads":[1,2,3]}])";
   const EvictionTrace trace = Follow(*RankThatEvicts(units));

@@ -67,12 +67,12 @@ std::string ReportToHtml(const InspectReport& report,
   for (const Evaluation& evaluation : evaluations) {
     data["evaluations"].push_back(EvaluationJson(evaluation));
   }
-  // Escapes '<', so that no name can end the script element or begin a comment.
+  // Escape '<', so that no name can end the script element or begin a comment.
   const std::string json = absl::StrReplaceAll(
       data.dump(-1, ' ', false, ordered_json::error_handler_t::replace),
       {{"<", "\\u003c"}});
-  // Replaces all placeholders in one pass, so that placeholders in inserted
-  // text are not replaced.
+  // Replace all placeholders in one pass, so that placeholders in inserted
+  // texts stay as they are.
   return absl::StrReplaceAll(
       kInspectPage, {{"{{title}}", EscapeText(absl::StrCat(report.name, ": ",
                                                            report.method))},

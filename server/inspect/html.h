@@ -1,5 +1,6 @@
-// Makes the page of `kvasir inspect --html`: server/inspect/page.html with the
-// report's data. It is one self-contained file with light and dark colours.
+// Creates the page of `kvasir inspect --html`: server/inspect/page.html
+// with the report's data. It is one self-contained file, with light and
+// dark colours.
 #pragma once
 
 #include <string>
@@ -10,9 +11,9 @@
 
 namespace kvasir::cli {
 
-// Returns the page. A script draws the report from JSON data that the page
-// contains. In a browser without scripts, the page shows the text of
-// ReportToText. Names and texts are escaped in the JSON and in the text.
+// Returns the page. A script in it draws the report from JSON data, which the
+// page contains. Without scripts, a browser shows the text of ReportToText.
+// Names and texts are escaped in both.
 std::string ReportToHtml(const InspectReport& report,
                          const std::vector<Evaluation>& evaluations);
 

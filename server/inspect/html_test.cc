@@ -38,7 +38,7 @@ Evaluation SomeEvaluation(const std::string& method) {
   return evaluation;
 }
 
-// A page's JSON data, from its script element, and the rest of the page.
+// A page in two parts: the JSON data in its script element, and the rest.
 struct Page {
   nlohmann::json data;
   std::string frame;
@@ -50,8 +50,8 @@ Page PageOf(const InspectReport& report,
   const std::string begin = R"(<script type="application/json" id="data">)";
   const size_t from = html.find(begin);
   EXPECT_NE(from, html.npos);
-  // A browser ends the script element at the first "</script", even inside a
-  // string.
+  // A browser ends the script element at the first "</script", even inside
+  // a string.
   const size_t to = html.find("</script", from);
   EXPECT_NE(to, html.npos);
   if (from == html.npos || to == html.npos) return {};

@@ -30,8 +30,8 @@ RankSummary RanksOf(const ModelSource& source, int64_t tp) {
 
 ModelSource Whole() { return SourceWith(kFullKey, kFullValue); }
 
-// A model whose values are one bf16 latent of rank 12 for all heads. Every
-// tensor-parallel rank must hold this latent.
+// A model in which one bf16 latent of 12 channels serves the values of all
+// heads. So every tensor-parallel rank must hold this latent.
 ModelSource Spanning() {
   return SourceWith(kFullKey,
                     R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":12}]},
@@ -69,16 +69,15 @@ TEST(InspectRanksTest, WeightBytesIncludeReplicatedTensorsOnEveryRank) {
   EXPECT_EQ(single.replicated_weight_bytes(), 0);
   EXPECT_EQ(two.whole_weight_bytes, single.whole_weight_bytes);
   EXPECT_LT(*two.ranks[0].weight_bytes, *two.whole_weight_bytes);
-  // Each rank holds all norms: 2 in each of 2 layers, and the final norm. Each
-  // has 32 float32 numbers.
+  // Each rank holds all norms: 2 in each of the 2 layers, and the final norm. A
+  // norm has 32 float32 numbers.
   EXPECT_GE(two.replicated_weight_bytes(), (2 * 2 + 1) * 32 * 4);
   EXPECT_EQ(two.replicated_weight_bytes(), *two.ranks[0].weight_bytes +
                                                *two.ranks[1].weight_bytes -
                                                *two.whole_weight_bytes);
 }
 
-TEST(InspectRanksTest,
-     AHeadGroupThatSpansRanksIsReportedWithItsReplicatedBytes) {
+TEST(InspectRanksTest, ALatentThatSeveralRanksHoldIsReportedWithItsBytes) {
   const ModelSource source = Spanning();
   const auto report = ReportWithRanks(source, 2);
   KVASIR_ASSERT_OK(report);
@@ -105,9 +104,9 @@ TEST(InspectRanksTest,
       ReportToJson(*ReportWithRanks(source, 0))["tensor_parallel"].is_null());
 }
 
-TEST(InspectRanksTest,
-     IfRanksNeedUnequalBytesTheReportSaysSoAndCountsTheLargestRank) {
-  // The values have two groups, one for each of two tensor-parallel ranks.
+TEST(InspectRanksTest, IfRanksNeedUnequalBytesTheReportNamesTheLayers) {
+  // Each of the two groups of values belongs to one of the two
+  // tensor-parallel ranks.
   const ModelSource source =
       SourceWith(kFullKey,
                  R"({"low_rank":{"groups":[{"heads":[0,1],"rank":16},
@@ -119,8 +118,8 @@ TEST(InspectRanksTest,
   EXPECT_THAT(ranks.replicas, IsEmpty());
   ASSERT_EQ(ranks.uneven.size(), 1u);
   EXPECT_EQ(ranks.uneven[0].last_layer, 1);
-  // 2 layers * (32 bytes for the keys of two heads + 16 bytes for a group of
-  // values).
+  // 2 layers * (32 bytes for the keys of two heads + 16 bytes for a group
+  // of values).
   EXPECT_EQ(ranks.uneven[0].least_bytes, 2 * (32 + 16));
   EXPECT_EQ(ranks.uneven[0].most_bytes, 2 * (32 + 32));
   EXPECT_EQ(ranks.most_kv_bytes_per_token(), 2 * (32 + 32));
@@ -138,16 +137,16 @@ TEST(InspectRanksTest, MoreRanksThanKvHeadsReplicateEachHead) {
 }
 
 TEST(InspectRanksTest,
-     AnImpossibleNumberOfRanksIsRefusedWithThePossibleNumbers) {
+     TheErrorForAnImpossibleNumberOfRanksNamesThePossibleOnes) {
   EXPECT_THAT(
       ReportWithRanks(Whole(), 3),
       StatusIs(absl::StatusCode::kInvalidArgument,
                AllOf(HasSubstr("4 KV heads, 8 query heads and 48 MLP "
                                "features cannot be divided among 3"),
                      HasSubstr("possible numbers of ranks: 1, 2, 4 or 8"))));
-  // A basis must cover the heads of one rank: 16 channels with two ranks, 8
-  // with four. The codec needs groups of 16 channels, so four ranks are
-  // impossible.
+  // The basis of a rank covers the heads of this rank: 16 channels with two
+  // ranks, 8 with four. The codec needs groups of 16 channels, so four ranks
+  // are impossible.
   const ModelSource basis = SourceWith(
       R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
           "per_token":{"group":16},"param_dtype":"F16",

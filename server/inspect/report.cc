@@ -42,7 +42,7 @@ int64_t AllTokens(int64_t tokens, int64_t bytes_per_token) {
              : bytes;
 }
 
-// The layout of the plan. If the plan evicts, also the layout of the same plan
+// The plan's layout and, if the plan evicts, the layout of the same plan
 // without eviction.
 struct Layouts {
   cache::PageLayout own;
@@ -80,8 +80,8 @@ ReportLength AtLength(const Layouts& layouts, const DenseBytes& dense,
   return at;
 }
 
-// The default lengths: a 64th, a 16th and a 4th of the model's length, and the
-// whole length.
+// Returns the default lengths: a 64th, a 16th and a 4th of the model's length,
+// and the whole length.
 std::vector<int64_t> DefaultLengths(int64_t most) {
   std::vector<int64_t> lengths;
   for (const int64_t part : {64, 16, 4, 1}) {
@@ -205,7 +205,7 @@ ordered_json ToJson(const ReportSide& side) {
 }
 
 // Sets ReportSide::lifted_from_tokens and InspectReport::invariance. `plan` is
-// the plan for the whole model on one rank.
+// for the whole model on one rank.
 void ReportPromptLifts(const worker::ServedPlan& plan, bool rows_are_invariant,
                        InspectReport* report) {
   // [0] keys, [1] values; indexed by layer
@@ -363,8 +363,8 @@ void AppendEvictions(const InspectReport& report, std::string* out) {
   }
 }
 
-// The numbers of first and latest tokens that are also stored exactly, like
-// "4+32".
+// Returns how many first and how many latest tokens are also stored
+// exactly: "4+32".
 std::string ExactText(const LayerSideSummary& row) {
   return row.exact_sinks + row.exact_window == 0
              ? "-"

@@ -66,15 +66,15 @@ TEST(InspectReportTest,
      CodesParametersAndPaddingAreReportedAsSeparateComponents) {
   const cache::PageLayout layout =
       LayoutOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue));
-  // Each of 2 layers has latents of 6 and 5 codes of 4 bits. Each latent takes
-  // 3 bytes, and 4 bytes for its scale and minimum in fp16.
+  // Each of the 2 layers has two latents, of 6 and of 5 codes of 4 bits. The
+  // codes of each take 3 bytes; scale and minimum in fp16 take 4 bytes.
   const CacheBytes<double> token = BytesOfToken(layout);
   EXPECT_EQ(token.key_codes, 2 * (3 + 3));
   EXPECT_EQ(token.parameters, 2 * (4 + 4));
   EXPECT_EQ(token.value_codes, 2 * 4 * 8 * 2);
   EXPECT_EQ(token.annotations, 0);
-  // A layer's page has four regions of 128 bytes. Two of them use 16 slots * 3
-  // bytes = 48 bytes, and two use 16 * 4 = 64 bytes.
+  // The keys of a layer's page have four regions of 128 bytes. Two regions use
+  // 16 slots * 3 bytes = 48 bytes, and two use 16 * 4 = 64 bytes.
   EXPECT_EQ(token.padding, 2 * (80 + 80 + 64 + 64) / 16.0);
   const CacheBytes<int64_t> one = BytesOfSequence(layout, 1, 32);
   EXPECT_EQ(one.unfilled, 15 * 2 * (6 + 8 + 64));
@@ -92,11 +92,11 @@ TEST(InspectReportTest, ReportsTheFlopsPerSlotForEveryKindOfCompressedSpace) {
       {"low rank",
        SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
                   LowRankPart("at_runtime", "NO_ROPE")),
-       // Keys: 6 + 5 channels are lifted to 2 heads of 8 dimensions each, and 4
-       // heads of 8 dimensions are rotated.
+       // Keys: 6 + 5 channels are multiplied to 2 heads of 8 dimensions each,
+       // and 4 heads of 8 dimensions are rotated.
        {dense, 2 * 11 * 2 * 8 + 3 * 32},
-       // Values: 4 query heads read 6 channels each, and 4 read 5 channels
-       // each.
+       // Values: 4 query heads read 6 channels each, and 4 read 5
+       // channels each.
        {int64_t{2} * (4 * 6 + 4 * 5), 0}},
       {"values are never rebuilt",
        SourceWith(kFullKey, LowRankPart("reconstruct", "NO_ROPE")),
@@ -118,7 +118,7 @@ TEST(InspectReportTest, ReportsTheFlopsPerSlotForEveryKindOfCompressedSpace) {
                   kFullValue),
        {int64_t{2} * 8 * 12, 0},
        {dense, 0}},
-      {"commuting, turned for each of its heads",
+      {"commuting, rotated for each of its heads",
        SourceWith(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
            "pairs":[0,1,2,3],"rank_per_pair":[2,2,1,1]}]},
            "uses":[{"at_runtime":{}}],"stored":"PRE_ROPE",
@@ -178,7 +178,7 @@ TEST(InspectReportTest, ALayerWithoutRopeCountsNoFlopsForRotation) {
   EXPECT_EQ(flops(1, "PRE_ROPE").reconstruction, 0);
 }
 
-TEST(InspectReportTest, ByteCountsInTheJsonReportEqualThoseOfThePageLayout) {
+TEST(InspectReportTest, TheJsonReportHasTheByteCountsOfThePageLayout) {
   const ModelSource sources[] = {
       SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue),
       WithEverything()};
@@ -209,8 +209,8 @@ TEST(InspectReportTest, ByteCountsInTheJsonReportEqualThoseOfThePageLayout) {
   }
 }
 
-// Regression test: lengths up to 131,072 tokens were reported for a model with
-// a length of 1,024.
+// Regression test: lengths up to 131,072 tokens were once reported for a model
+// with a length of 1,024.
 TEST(InspectReportTest,
      TheDefaultSequenceLengthsOfTheReportDependOnTheModelsMaximum) {
   auto report =
@@ -221,8 +221,8 @@ TEST(InspectReportTest,
   EXPECT_THAT(lengths, ::testing::ElementsAre(8, 32, 128, 512));
 }
 
-// Regression test: an uncompressed float32 model was reported with "compression
-// ratio 0.500".
+// Regression test: an uncompressed float32 model was once reported with
+// "compression ratio 0.500".
 TEST(InspectReportTest, TheCompressionRatioIsRelativeToTheDataTypeOfTheModel) {
   const ModelSource source =
       SourceWith(R"({"full":{},"stored":"POST_ROPE","codec":{"dtype":"F32"}})",
@@ -256,12 +256,12 @@ TEST(InspectReportTest, MemoryIsReportedWithAndWithoutEviction) {
   for (size_t i = 0; i < report.at_length.size(); ++i) {
     const ReportLength& at = report.at_length[i];
     EXPECT_EQ(at.not_evicted_bytes, whole.at_length[i].cache.total())
-        << at.tokens << ": no metadata either";
+        << at.tokens << ": without eviction there is no metadata";
     EXPECT_EQ(whole.at_length[i].not_evicted_bytes, 0);
   }
   const ReportLength& longest = report.at_length.back();
   ASSERT_EQ(longest.tokens, 512);
-  // An eviction keeps 128 slots, and up to 16 more follow until the next
+  // An eviction keeps 128 slots. Up to 16 more follow until the next
   // eviction.
   const cache::PageLayout layout = LayoutOf(evicting);
   EXPECT_EQ(longest.cache.total(), 9 * layout.page_groups()[0].page_bytes);
@@ -284,7 +284,7 @@ TEST(InspectReportTest, MemoryIsReportedWithAndWithoutEviction) {
 TEST(InspectReportTest, TheBytesOfALongSequenceExcludeEvictedSlots) {
   const cache::PageLayout layout = LayoutOf(WithEverything());
   const CacheBytes<double> token = BytesOfToken(layout);
-  // An eviction keeps 128 slots, and up to 16 more follow until the next
+  // An eviction keeps 128 slots. Up to 16 more follow until the next
   // eviction. They fill 9 pages.
   const CacheBytes<int64_t> bytes = BytesOfSequence(layout, 500, 32);
   EXPECT_EQ(static_cast<double>(bytes.value_codes), 144 * token.value_codes);
@@ -303,8 +303,7 @@ TEST(InspectReportTest, NamesThePartOfThePlanThatTheEngineCannotServe) {
   EXPECT_EQ(ReportToJson(other)["served"], false);
 }
 
-// The plan is valid, but a server would refuse to start with it. The report
-// must say so.
+// The plan is valid, but no server can start with it.
 TEST(InspectReportTest,
      NamesThePartOfThePlanThatTheKernelsOfThisBuildCannotServe) {
   ModelSource source =
@@ -323,8 +322,7 @@ TEST(InspectReportTest,
   EXPECT_EQ(report.invariance, "");
 }
 
-TEST(InspectReportTest,
-     ReportsLiftingOfKeysOrValuesAndWhetherOutputBitsAreReproducible) {
+TEST(InspectReportTest, ReportsWhichPromptsComputeKeysOrValuesBeforeAttention) {
   const char* const joint =
       R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":16}]},"uses":[
           {"at_runtime":{}}],"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
@@ -385,13 +383,13 @@ TEST(InspectReportTest, TheTableOfRanksShowsTheNumberOfTokensStoredExactly) {
   KVASIR_ASSERT_OK(source.SetPlan(plan));
   const InspectReport report = ReportOf(source);
   EXPECT_EQ(report.not_served, "");
-  // An exact row has 11 numbers of 2 bytes. Layer 0 has 4 rows and layer 1 has
-  // 28.
+  // An exactly stored token takes 11 numbers of 2 bytes. Layer 0 stores 4
+  // tokens exactly, and layer 1 stores 28.
   EXPECT_EQ(report.fixed_payload_bytes_per_sequence, (4 + 28) * 22);
   const auto json = ReportToJson(report)["layers"];
   EXPECT_EQ(json[0]["exact_sinks"], 4);
   EXPECT_EQ(json[0]["exact_window"], 0);
-  // values without codes are exact anyway
+  // values without codes have no separate exact rows
   EXPECT_EQ(json[1]["exact_sinks"], 0);
   EXPECT_EQ(json[2]["exact_window"], 24);
   EXPECT_THAT(ReportToText(report),
@@ -425,7 +423,7 @@ TEST(InspectReportTest, TheTableOfRanksShowsGroupsBitsLiftAndRange) {
             "4x8");
 }
 
-// The bytes of a joint latent are counted once, in the key's row.
+// The bytes of a joint latent count once, in the key's row.
 TEST(InspectReportTest, AJointLatentOfKeyAndValueIsReportedOnce) {
   ModelSource source = SourceWith(kFullKey, kFullValue);
   kvasir::v1::KvPlan plan = source.plan->source;
@@ -502,10 +500,10 @@ TEST(OpenModelSourceTest, InspectionAcceptsPlansThatCannotBeServed) {
                        HasSubstr("layer 3: the plan asks for selection")));
 }
 
-// Regression test: only inspect named the possible numbers of ranks, but a
+// Regression test: once only inspect named the possible numbers of ranks, and a
 // starting server did not.
 TEST(OpenModelSourceTest,
-     AnImpossibleNumberOfRanksIsRefusedWithThePossibleNumbers) {
+     TheErrorForAnImpossibleNumberOfRanksNamesThePossibleOnes) {
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";

@@ -1,4 +1,4 @@
-// Test support: a small model with plans of every kind.
+// For tests: a small model with plans of every kind.
 #pragma once
 
 #include <string>
@@ -31,8 +31,8 @@ inline ModelSource SmallSource() {
   return source;
 }
 
-// The small model with a plan whose layers all have the parts `key` and
-// `value`, and also the JSON fields in `rest`.
+// The small model with a plan in which each layer has the parts `key` and
+// `value` and the JSON fields in `rest`.
 inline ModelSource SourceWith(const std::string& key, const std::string& value,
                               const std::string& rest = "") {
   ModelSource source = SmallSource();

@@ -12,8 +12,8 @@ namespace kvasir::cli {
 namespace {
 
 // The flags that children do not get: those for this process's own ports, files
-// and output, and those for ranks of other hosts. A child receives the secret
-// by its pipe.
+// and output, and those for ranks of other hosts. (A child receives the secret
+// through a pipe.)
 const std::set<std::string>& OwnFlags() {
   static const auto* const flags =
       new std::set<std::string>{"admin-client-ca",
@@ -46,13 +46,13 @@ std::vector<std::string> ChildArguments(const CLI::App& command,
                                         const ListenFlags& listen, int index) {
   std::vector<std::string> arguments = {
       "rank", absl::StrCat("--rank=", flags.rank + index), "--local-ranks=1",
-      // If this process chooses a free port for metrics (0), so do its
-      // children.
+      // If this process uses a free port for metrics (0), its children do
+      // so too.
       absl::StrCat("--metrics-port=",
                    flags.metrics_port == 0 || listen.metrics_port == 0
                        ? 0
                        : flags.metrics_port + index)};
-  // The children of the leader connect to it over loopback. Other children
+  // The leader's children connect to it over loopback. Children of other ranks
   // connect to a leader on another host, so they need TLS flags.
   const bool over_loopback = flags.leader.empty();
   for (const CLI::Option* option : command.get_options()) {
@@ -63,8 +63,8 @@ std::vector<std::string> ChildArguments(const CLI::App& command,
         (over_loopback && absl::StartsWith(name, "rank-tls-"))) {
       continue;
     }
-    // If a flag that takes one value was given several times, its last value
-    // counts.
+    // If a flag for one value was given several times, only its last
+    // value counts.
     const std::vector<std::string>& values = option->results();
     const bool list = option->get_expected_max() > 1;
     for (size_t i = list ? 0 : values.size() - 1; i < values.size(); ++i) {

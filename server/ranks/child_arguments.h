@@ -1,5 +1,5 @@
-// Starts the other tensor-parallel ranks of this host as child processes that
-// have the command's own flags.
+// Starts the other tensor-parallel ranks of this host as child processes, with
+// the flags of the running command.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,10 @@
 
 namespace kvasir::cli {
 
-// Starts the other ranks of this host; null if this process is the only rank
-// here. The children run the subcommand `rank` with those flags of `command`
-// that `rank` also has, except the flags for this process's own ports and
-// files.
+// Starts the other ranks of this host. Returns null if this process is the only
+// rank here. The children run the subcommand `rank`. They get those flags of
+// `command` that `rank` also has, except the flags for this process's own ports
+// and files.
 absl::StatusOr<std::unique_ptr<LocalRanks>> StartLocalRanks(
     const CLI::App& command, const CLI::App& rank, const RankFlags& flags,
     const ListenFlags& listen);

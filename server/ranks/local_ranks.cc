@@ -27,14 +27,15 @@ namespace kvasir::cli {
 namespace {
 
 constexpr char kProgram[] = "kvasir";  // the name that ps and top show
-// The number of the descriptor from which a child reads its pipe.
+// The descriptor number of the pipe in a child.
 constexpr int kChildFd = 3;
-// The most bytes that a child reads. An address and a secret take much less.
+// A child reads at most this many bytes. An address and a secret take
+// far fewer.
 constexpr size_t kMaxJoinInfoBytes = 16 << 10;
-// How long End waits for children to finish their step, before it kills them.
+// How long End waits for children to finish their step before it kills them.
 constexpr absl::Duration kGrace = absl::Seconds(2);
 
-// The environment without the variables KVASIR_*.
+// Returns the environment without the variables KVASIR_*.
 std::vector<char*> OthersEnvironment() {
   std::vector<char*> variables;
   for (char** each = environ; *each != nullptr; ++each) {
@@ -65,8 +66,8 @@ absl::StatusOr<pid_t> Spawn(const LocalRanks::Child& child, int pipe_fd) {
 
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  // This call is needed even if both descriptors have the same number, because
-  // it clears the close-on-exec flag.
+  // Call this even if both descriptors have the same number, because it clears
+  // the close-on-exec flag.
   posix_spawn_file_actions_adddup2(&actions, pipe_fd, kChildFd);
   pid_t pid = 0;
   const int error = posix_spawn(&pid, "/proc/self/exe", &actions, nullptr,
@@ -99,8 +100,8 @@ absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Start(
     ranks->children_.push_back(
         {.rank = child.rank, .pid = *pid, .pipe = pipe_fds[1]});
   }
-  // Start the watchers only now, when the vector no longer grows, because they
-  // refer to its elements.
+  // Start the watchers only now: they refer to elements of the vector, which
+  // must not grow any more.
   for (size_t i = 0; i < ranks->children_.size(); ++i) {
     ranks->children_[i].watcher =
         std::thread([owner = ranks.get(), i] { owner->Watch(i); });
@@ -114,8 +115,7 @@ LocalRanks::~LocalRanks() {
     if (child.watcher.joinable()) {
       child.watcher.join();
     } else {
-      // Start failed before it made watchers, because it could not start a
-      // later child.
+      // Start has failed to start a later child, so there are no watchers yet.
       kill(child.pid, SIGKILL);
       waitpid(child.pid, nullptr, 0);
     }
@@ -129,9 +129,9 @@ absl::Status LocalRanks::Send(const JoinInfo& info, OnFailure on_failure) {
     if (!failure_.ok()) return failure_;
     on_failure_ = std::move(on_failure);
   }
-  // The writes never block, because the text fits into a pipe's buffer. A write
-  // to a child that has ended fails with EPIPE. This error is ignored, because
-  // the child's watcher reports the failure.
+  // The writes never block, because the text fits into a pipe's buffer. If a
+  // child has ended, the write fails with EPIPE. This is ignored, because the
+  // child's watcher reports the failure.
   for (size_t i = 0; i < children_.size(); ++i) {
     Running& child = children_[i];
     const std::string text = nlohmann::json{
@@ -156,9 +156,9 @@ absl::Status LocalRanks::Send(const JoinInfo& info, OnFailure on_failure) {
 void LocalRanks::Watch(size_t index) {
   Running& child = children_[index];
   siginfo_t info;
-  // WNOWAIT does not reap the dead child, so its pid cannot be reused while
-  // Kill may still send a signal to it. The child is reaped below, under the
-  // lock.
+  // With WNOWAIT, the dead child keeps its pid. So while Kill may still send a
+  // signal to this pid, no other process can have it. waitpid below, under the
+  // lock, releases it.
   while (waitid(P_PID, static_cast<id_t>(child.pid), &info,
                 WEXITED | WNOWAIT) != 0 &&
          errno == EINTR) {
@@ -225,8 +225,7 @@ void LocalRanks::Kill() {
 
 absl::StatusOr<JoinInfo> LocalRanks::ReadJoinInfo(int join_fd) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // Without this, the process's name would be "exe", because it was started
-  // from /proc/self/exe.
+  // This process was started from /proc/self/exe, so its name would be "exe".
   prctl(PR_SET_NAME, kProgram);
   std::string text;
   char buffer[1024];
@@ -254,8 +253,8 @@ absl::StatusOr<JoinInfo> LocalRanks::ReadJoinInfo(int join_fd) {
                 .secret = text_of("secret"),
                 .local = {.index = number_of("local_index"),
                           .count = number_of("local_count")}};
-  // Compares the parent's pid, because a parent that ended before prctl has
-  // been replaced by another process.
+  // If the parent ended before the call of prctl, this process has another
+  // parent now, with another pid.
   if (info.leader.empty() || info.local.count < 1 ||
       text_of("parent") != absl::StrCat(getppid())) {
     return absl::UnavailableError("the process that started this rank is gone");
@@ -268,7 +267,7 @@ void LocalRanks::KillStoppedParent() {
   std::ifstream stat(absl::StrCat("/proc/", parent, "/stat"));
   const std::string text(std::istreambuf_iterator<char>(stat), {});
   // The text is "pid (name) state ...". The state follows the last ") ",
-  // because the name may contain ") ", too.
+  // because the name may also contain ") ".
   const size_t end_of_name = text.rfind(") ");
   if (end_of_name == std::string::npos || text[end_of_name + 2] != 'T') return;
   // The first process of a container cannot be killed from inside it.

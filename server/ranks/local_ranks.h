@@ -19,16 +19,16 @@
 namespace kvasir::cli {
 
 // The data that a rank receives through a pipe from the process that started
-// it. A flag could not carry the secret, because all users of the machine can
-// read flags.
+// it. It is not passed in flags, because all users of the machine could read
+// the secret there.
 struct JoinInfo {
   std::string leader;
   std::string secret;
   LocalShare local;
 };
 
-// Owns: the child processes, and one thread for each child. No child outlives
-//   this object. The kernel also kills the children if the thread that started
+// Owns: the child processes, and one thread for each child. The destructor
+//   ends the children. The kernel also kills them if the thread that started
 //   them ends.
 // Threads: one thread calls Start, Send, End and the destructor; any thread may
 //   call the other methods.
@@ -39,44 +39,46 @@ class LocalRanks {
     // the arguments with which this program is started: "rank", ...
     std::vector<std::string> arguments;
   };
-  // Called for each child that does not end with exit code 0, each time from a
-  // separate thread, with an error like "rank 1 (pid 17) was killed by signal
-  // 9".
+  // Called for each child that does not end with exit code 0, with an error
+  // like "rank 1 (pid 17) was killed by signal 9". Each child has its own
+  // thread for this call.
   using OnFailure = std::function<void(const absl::Status& why)>;
 
   // Starts this program once for each child, with --join-fd added to the
-  // child's arguments. The environment variables KVASIR_* are not passed on,
-  // because their values are in the arguments. UNAVAILABLE if a child cannot be
-  // started.
+  // child's arguments. The children do not get the environment variables
+  // KVASIR_*, because the arguments have their values. UNAVAILABLE if a child
+  // cannot be started.
   static absl::StatusOr<std::unique_ptr<LocalRanks>> Start(
       const std::vector<Child>& children);
   // Ends the children.
   ~LocalRanks();
 
-  // Sends `info` to the children; each gets its own LocalShare. Call it once,
-  // soon after Start, because the children wait for `info`.
+  // Sends `info` to the children, each with its own LocalShare. Call it once,
+  // soon after Start, because the children wait for it.
   absl::Status Send(const JoinInfo& info, OnFailure on_failure)
       ABSL_LOCKS_EXCLUDED(reporting_mutex_, mutex_);
 
-  // Stops the calls of on_failure, and waits for a running call to end.
+  // After this, on_failure is not called any more. Waits for a running call
+  // to end.
   void StopReporting() ABSL_LOCKS_EXCLUDED(reporting_mutex_, mutex_);
 
-  // Waits at most `timeout` for all children to end. Returns true if all have
-  // ended.
+  // Waits at most `timeout` for all children to end. Returns true if all
+  // have ended.
   bool WaitEnded(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The error of the child that failed last, before End; OK if no child failed.
+  // The error of the last child that failed before End; OK if there was none.
   absl::Status failure() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits a moment for the remaining children to end, then kills them. Does not
-  // report their failures.
+  // Waits two seconds for the remaining children to end, and then kills them.
+  // Their failures are not reported.
   void End() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Called in a child: receives the JoinInfo, sets the process's name, and asks
-  // the kernel to kill this process when the parent's thread ends. UNAVAILABLE
-  // if the parent is gone.
+  // Call this in a child. It receives the JoinInfo, sets the process's name,
+  // and asks the kernel to kill this process when the parent's thread ends.
+  // UNAVAILABLE if the parent is gone.
   static absl::StatusOr<JoinInfo> ReadJoinInfo(int join_fd);
-  // Called in a child that ends: kills the parent if it is stopped (SIGSTOP). A
-  // stopped parent does not notice that this rank is gone, and its clients
-  // would wait until their own deadlines.
+  // Call this in a child that ends because the leader is lost. It kills the
+  // parent if the parent is stopped (SIGSTOP). Otherwise the parent would
+  // not notice that this rank is gone, and its clients would wait until
+  // their deadlines.
   static void KillStoppedParent();
 
  private:

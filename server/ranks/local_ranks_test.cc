@@ -1,5 +1,5 @@
-// The test program also acts as the child, if it is called with `rank WHAT
-// --join-fd=3`.
+// If this test program is called with `rank WHAT --join-fd=3`, it acts as
+// a child.
 #include "server/ranks/local_ranks.h"
 
 #include <signal.h>
@@ -43,8 +43,8 @@ LocalRanks::Child ChildThat(std::vector<std::string> does, int rank = 1) {
   return {.rank = rank, .arguments = std::move(does)};
 }
 
-// True if a process does not exist, or is dead but not yet reaped by its
-// parent.
+// Returns true if the process does not exist, or has ended but is still in the
+// process table (a zombie).
 bool IsGone(pid_t pid) {
   const std::string stat = FileText(absl::StrCat("/proc/", pid, "/stat"));
   return stat.empty() || absl::StrContains(stat, ") Z ");
@@ -111,7 +111,7 @@ TEST_F(LocalRanksTest, ChildProcessesReceiveTheAddressOfTheLeaderAndTheirRank) {
   }
 }
 
-// Regression test: a child inherited its parent's KVASIR_READY_FILE and
+// Regression test: a child once inherited its parent's KVASIR_READY_FILE and
 // overwrote the file.
 TEST_F(LocalRanksTest, AChildProcessDoesNotInheritKvasirEnvironmentVariables) {
   setenv("KVASIR_READY_FILE", "/nowhere", 1);
@@ -125,7 +125,7 @@ TEST_F(LocalRanksTest, AChildProcessDoesNotInheritKvasirEnvironmentVariables) {
   unsetenv("KVASIR_READY_FILE");
 }
 
-// Regression test: pgrep and top showed the name "exe".
+// Regression test: pgrep and top once showed the name "exe".
 TEST_F(LocalRanksTest, AChildProcessHasTheNameOfTheProgram) {
   const std::string path = folder_.File("name");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
@@ -135,8 +135,8 @@ TEST_F(LocalRanksTest, AChildProcessHasTheNameOfTheProgram) {
             "kvasir\n");
 }
 
-// Regression test: a leader ended with success although ranks died during its
-// drain.
+// Regression test: a leader once ended with success although ranks had died
+// during its drain.
 TEST_F(LocalRanksTest, TheFailureOfAChildProcessCanStillBeQueriedLater) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"exit", "3"}, 2)}));
@@ -174,8 +174,8 @@ TEST_F(LocalRanksTest, TheFailureOfAChildProcessIsReported) {
                              HasSubstr("was killed by signal 9"))));
 }
 
-// Regression test: the failure of a child while its parent was loading was not
-// noticed, and the parent waited for minutes.
+// Regression test: if a child failed while its parent was loading, the parent
+// once waited for minutes.
 TEST_F(LocalRanksTest, TheFailureOfAChildProcessBeforeSendIsReportedBySend) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"die"})}));
@@ -206,7 +206,7 @@ TEST_F(LocalRanksTest,
   const absl::Time start = absl::Now();
   ranks = nullptr;
   EXPECT_EQ(FileText(path), "");
-  // The child ended by itself before End would have killed it.
+  // End kills children after two seconds, so the child has ended by itself.
   EXPECT_LT(absl::Now() - start, absl::Seconds(2));
 }
 
@@ -248,7 +248,7 @@ TEST_F(LocalRanksTest, InvalidJoinDataOfAParentProcessIsRefused) {
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("--join-fd")));
 }
 
-// Runs in the child process after it has received its JoinInfo.
+// Runs in a child process. Returns its exit code.
 int RunChild(const std::string& does, const std::string& argument) {
   if (does == "die") return 7;
   const auto info = LocalRanks::ReadJoinInfo(3);
@@ -267,7 +267,7 @@ int RunChild(const std::string& does, const std::string& argument) {
     return 0;
   }
   if (does == "ignore") signal(SIGTERM, SIG_IGN);
-  // Writes to another name first, so that the renamed file is always complete.
+  // Write to another name first, so that the renamed file is always complete.
   std::ofstream(argument + ".part") << getpid();
   std::filesystem::rename(argument + ".part", argument);
   if (does == "stop") kill(getpid(), SIGSTOP);

@@ -21,7 +21,7 @@ constexpr int kMaxTp = static_cast<int>(worker::kMaxTpSize);
 
 constexpr char kGroup[] = "Tensor parallel";
 
-// Adds the flags that leader and followers share.
+// Adds the flags that both the leader and the other ranks have.
 void AddGroupFlags(CLI::App* app, RankFlags* flags) {
   AddFlag(app, "--collective", flags->collective,
           "the library over which ranks exchange activations; auto: "
@@ -124,8 +124,8 @@ absl::Status CheckCommon(const RankFlags& flags) {
   return absl::OkStatus();
 }
 
-// If no rank of another host may join, refuses the flags for such ranks, which
-// would have no effect.
+// Refuses flags that would have no effect: those for ranks of other hosts if no
+// such rank can join, and those for several ranks if there is one.
 absl::Status CheckRead(const RankFlags& flags) {
   if (flags.listen.empty() &&
       (GivesTls(flags.tls) || !flags.secret_file.empty())) {
@@ -176,7 +176,8 @@ void AddFollowerFlags(CLI::App* app, RankFlags* flags) {
         return ParseListen(text, "--leader").status();
       }))
       ->type_name("HOST:PORT");
-  // The help must not show a default, because --rank and --tp are required.
+  // The help must not show a default value, because --rank and --tp
+  // are required.
   AddFlag(app, "--rank", flags->rank,
           "the number of this rank, from 1 on (the leader is rank 0)")
       ->check(CLI::Range(1, kMaxTp - 1))
@@ -192,7 +193,7 @@ void AddFollowerFlags(CLI::App* app, RankFlags* flags) {
           "has an equal share of the cores, or its own GPU")
       ->check(CLI::Range(1, kMaxTp))
       ->group(kGroup);
-  // A hidden flag, which the command that starts a rank sets.
+  // A hidden flag. The command that starts a rank sets it.
   app->add_option("--join-fd", flags->join_fd)->group("")->configurable(false);
   AddGroupFlags(app, flags);
 }

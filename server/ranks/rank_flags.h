@@ -15,9 +15,8 @@
 
 namespace kvasir::cli {
 
-// The TLS files for joining the group, used by the leader's listener and by the
-// ranks that connect to it. Both sides must show a certificate that `ca` has
-// signed.
+// The TLS files for connections between the leader and ranks that join. Both
+// sides must show a certificate that an authority in `ca` has signed.
 struct RankTlsFlags {
   std::string certificate;
   std::string key;
@@ -27,27 +26,27 @@ struct RankTlsFlags {
 
 struct RankFlags {
   int tp = 1;  // number of ranks in the group
-  // The number of ranks that one command starts on its host; 0: all.
+  // The number of ranks that one command starts on its host. 0 means all ranks.
   int local_ranks = 0;
   std::string collective = "auto";
   std::string nccl_library;
-  // The network interface over which ranks exchange activations; empty:
-  // loopback if all ranks are on this host.
+  // The network interface over which ranks exchange activations. May be empty
+  // if all ranks are on this host.
   std::string interface;
   // The address at which ranks of other hosts join; empty if there are none.
   std::string listen;
   std::string secret_file;
   RankTlsFlags tls;
-  // The i-th local rank after this process serves its metrics on port
-  // metrics_port + i; 0: on free ports.
+  // The i-th rank that this process starts serves its metrics on port
+  // metrics_port + i. If metrics_port is 0, each rank uses a free port.
   int metrics_port = 8010;
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration heartbeat_timeout = absl::Seconds(3);
   // The following fields are only for `kvasir rank`.
   std::string leader;
   int rank = 0;
-  // The pipe from the command that started this rank; -1: a user started the
-  // rank.
+  // The descriptor of the pipe from the process that started this rank; -1 if a
+  // user started it.
   int join_fd = -1;
 
   int num_local() const { return local_ranks > 0 ? local_ranks : tp; }
@@ -58,25 +57,26 @@ void AddLeaderFlags(CLI::App* app, RankFlags* flags);
 // Adds the flags of the command `rank`.
 void AddFollowerFlags(CLI::App* app, RankFlags* flags);
 
-// INVALID_ARGUMENT for flags that contradict each other, or that have no effect
-// because the group has one rank.
+// Return INVALID_ARGUMENT if flags are missing, contradict each other, or have
+// no effect.
 absl::Status CheckLeaderFlags(const RankFlags& flags);
 absl::Status CheckFollowerFlags(const RankFlags& flags);
 
-// The name of the collective, "gloo" or "nccl": the flag's value, or else the
-// device's default.
+// Returns the name of the collective, "gloo" or "nccl": the flag's value, or
+// the device's default if it is "auto".
 std::string CollectiveOf(const RankFlags& flags, const DeviceFlags& device);
-// INVALID_ARGUMENT if the device is unknown or does not support the collective.
+// Returns INVALID_ARGUMENT for --device auto with several ranks, and if the
+// device does not support the collective.
 absl::Status CheckCollective(const RankFlags& flags, const DeviceFlags& device);
 
-// Reads the secret that ranks of other hosts must show. If `path` is empty, the
-// result is empty, and these ranks show only a certificate. INVALID_ARGUMENT
-// for a file without a secret.
+// Reads the secret that ranks of other hosts must show. If `path` is empty,
+// returns an empty secret; these ranks then show only a certificate.
+// INVALID_ARGUMENT for a file without a secret.
 absl::StatusOr<std::string> ReadSecret(const std::string& path);
-// Makes a random secret.
+// Returns a random secret.
 std::string NewSecret();
 
-// The credentials of the port on which ranks join; null means plain text.
+// Returns the credentials of the port on which ranks join; null for plain text.
 // FAILED_PRECONDITION if plain text would go to another machine.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> RankListenCredentials(
     const RankFlags& flags, const base::ListenAddress& listen, bool insecure,

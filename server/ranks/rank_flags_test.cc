@@ -70,7 +70,7 @@ TEST(RankFlagsTest, ALeaderWhoseRanksAreOnOneHostNeedsOnlyTheNumberOfRanks) {
   KVASIR_EXPECT_OK(Leader("--tp 4 --local-ranks 4"));
 }
 
-TEST(RankFlagsTest, ALeaderOfRanksOnSeveralHostsNeedsAListenAddressAndASecret) {
+TEST(RankFlagsTest, ALeaderOfRanksOnSeveralHostsNeedsMoreFlags) {
   const std::string several = "--tp 4 --local-ranks 2 ";
   EXPECT_THAT(Leader(several), Refuses("--rank-listen HOST:PORT"));
   EXPECT_THAT(Leader(several + "--rank-listen 0.0.0.0:8200"),
@@ -114,8 +114,8 @@ TEST(RankFlagsTest, RankFlagsWithoutTheFlagsThatTheyNeedAreRefused) {
               Refuses("--collective has an effect only with several ranks"));
 }
 
-// Regression test: --print-config printed rank=0 and tp=1, which --config
-// refused.
+// Regression test: --print-config once printed rank=0 and tp=1, which
+// --config refused.
 TEST(RankFlagsTest, ThePrintedConfigOfAFollowerHasNoDefaultRankOrGroupSize) {
   Commands commands;
   EXPECT_THAT(
@@ -123,9 +123,9 @@ TEST(RankFlagsTest, ThePrintedConfigOfAFollowerHasNoDefaultRankOrGroupSize) {
       AllOf(HasSubstr("# rank is not set\n"), HasSubstr("# tp is not set\n")));
 }
 
-TEST(RankFlagsTest, AFollowerMustNameItsLeaderAndItsRank) {
+TEST(RankFlagsTest, AFollowerNeedsItsLeadersAddressAndItsOwnRank) {
   EXPECT_THAT(Follower("--rank 1 --tp 2"), Refuses("--leader HOST:PORT"));
-  // Regression test: with an address without a port, the rank waited for an
+  // Regression test: if the address had no port, the rank once waited for an
   // answer until --rank-join-timeout.
   EXPECT_THROW((void)Follower("--leader a --rank 1 --tp 2"),
                CLI::ValidationError);
@@ -161,8 +161,7 @@ TEST(RankFlagsTest, TheDefaultCollectiveDependsOnTheDevice) {
   KVASIR_EXPECT_OK(CheckCollective({}, {.device = "auto"}));
 }
 
-TEST(RankFlagsTest,
-     PlainTextBetweenRanksOnSeveralMachinesIsRefusedUnlessAFlagAllowsIt) {
+TEST(RankFlagsTest, PlainTextBetweenMachinesNeedsTheInsecureFlag) {
   base::TlsWatch watch;
   base::ListenAddress everywhere;
   everywhere.host = "0.0.0.0";
@@ -195,8 +194,7 @@ TEST(RankFlagsTest, ARankSecretFileWithMoreThanOneWordIsRefused) {
   EXPECT_NE(NewSecret(), NewSecret());
 }
 
-TEST(ChildArgumentsTest,
-     AChildRankGetsTheModelFlagsOfItsLeaderAndPortsOfItsOwn) {
+TEST(ChildArgumentsTest, AChildRankGetsOnlyTheFlagsThatConcernIt) {
   Commands commands;
   commands.Parse(
       "serve --model /m --tp 3 --threads 2 --deterministic --cuda-graphs "
@@ -213,9 +211,8 @@ TEST(ChildArgumentsTest,
             Contains("--kv-cache-bytes=1MiB"), Contains("--log-format=json"),
             Contains("--metrics-port=9102"),
             Contains("--rank-heartbeat-timeout=1s"),
-            // Regression test: the ranks' watchdog was shorter than the
-            // leader's, so ranks aborted steps for which the leader still
-            // waited.
+            // Regression test: the ranks' watchdog was once shorter than the
+            // leader's, so ranks aborted steps while the leader still waited.
             Contains("--watchdog=9m"),
             Not(Contains(StartsWith("--ready-file"))),
             Not(Contains(StartsWith("--admin-port"))),
@@ -236,7 +233,7 @@ TEST(ChildArgumentsTest,
   EXPECT_TRUE(child.model.deterministic);
 }
 
-TEST(ChildArgumentsTest, ChildRanksUseAFreeMetricsPortIfTheirParentDoes) {
+TEST(ChildArgumentsTest, ChildRanksUseFreeMetricsPortsIfTheirParentDoes) {
   Commands commands;
   commands.Parse("serve --model /m --tp 2 --metrics-port 0");
   EXPECT_THAT(ChildArguments(*commands.serve, *commands.rank, commands.leader,

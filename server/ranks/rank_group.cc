@@ -15,16 +15,16 @@
 namespace kvasir::cli {
 namespace {
 
-// The time limit for the ranks to connect with each other, after all have
-// joined.
+// The time limit for the ranks to connect with each other, after all
+// have joined.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
-// The time limit of a collective call if there is no watchdog.
+// The time limit of a collective call if there is no watchdog (--watchdog 0).
 constexpr absl::Duration kLongestCall = absl::Hours(24);
-// How long the leader waits for the ranks of this host after it has asked them
-// to end. Usually they end at once.
+// How long the leader waits for this host's ranks after it has asked them to
+// end. Usually they end at once.
 constexpr absl::Duration kEndTimeout = absl::Seconds(10);
-// The reason given to Collective::Abort after the last use. Without Abort,
-// NCCL's destructor waits until all ranks destroy their collectives.
+// The reason for Collective::Abort after the last use. Without Abort, NCCL's
+// destructor would wait until all ranks destroy their collectives.
 constexpr char kDone[] = "it is done";
 
 kvasir::v1::RankIdentity IdentityOfGroup(const GroupTerms& terms,
@@ -163,8 +163,8 @@ void LeaderGroup::EndLocalRanksIfFailed() {
 }
 
 absl::Status LeaderGroup::Drain() {
-  // Do not wait for the ranks of a failed group: they end by themselves or are
-  // killed.
+  // If the group has failed, do not wait for its ranks. They end by themselves
+  // or are killed.
   KVASIR_RETURN_IF_ERROR(leader_->status());
   KVASIR_RETURN_IF_ERROR(leader_->Drain());
   KVASIR_RETURN_IF_ERROR(leader_->status());
@@ -205,8 +205,8 @@ absl::StatusOr<worker::Collective*> FollowerGroup::Join(
       auto joining,
       BeginCollective(settings_, shard(), terms,
                       [this](const absl::Status& why) { Abort(why); }));
-  // Only ranks that a user started log this. Ranks that a command started would
-  // all log the same line.
+  // Log this only in ranks that a user started. Ranks that a command started
+  // would all log the same line.
   if (!flags.leader.empty()) {
     base::LogInfo("joining the group",
                   {{"leader", info_.leader},

@@ -1,5 +1,5 @@
-// The two sides of a tensor-parallel group: the leader (rank 0) and the other
-// ranks. Handles how ranks join, connect and end.
+// The parts of a tensor-parallel group that run in the leader (rank 0) and in
+// each other rank. They handle how ranks join, connect and end.
 #pragma once
 
 #include <atomic>
@@ -33,21 +33,21 @@ struct RankGroupSettings {
   std::string metrics;                  // the address of this rank's metrics
   std::shared_ptr<base::TlsWatch> tls;  // must outlive the group
   absl::Duration step_timeout = absl::Seconds(60);
-  // Called once, from any thread, if the group ends for another reason than a
-  // drain. The process should then exit with a failure.
+  // Called once, from any thread, if the group fails. The process should then
+  // exit with a failure.
   std::function<void(const std::string& why)> on_fatal;
-  // Called on the leader if another rank was asked to drain. The leader should
-  // then drain the whole group.
+  // Called on the leader if an operator has asked another rank to drain. The
+  // leader should then drain the whole group.
   std::function<void()> on_drain_asked;
 };
 
 // The part of the group that runs in rank 0, the leader.
-// Threads: Membership documents its methods; only the main thread calls the
-//   others.
+// Threads: for the methods of Membership, see there. Only the main thread calls
+//   the others.
 class LeaderGroup final : public Membership {
  public:
-  // `children` (or null) must outlive this object; they wait for the JoinInfo
-  // that it sends.
+  // `children` may be null. Otherwise it must outlive this object, which sends
+  // the JoinInfo to the children.
   LeaderGroup(RankGroupSettings settings, LocalRanks* children)
       : settings_(std::move(settings)), children_(children) {}
   ~LeaderGroup() override;
@@ -62,19 +62,19 @@ class LeaderGroup final : public Membership {
   absl::StatusOr<worker::RankAgreement> Agree(
       const worker::RankOffer& offer) override;
 
-  // Makes an executor that runs steps on all ranks; `own`, this rank's
-  // executor, must outlive it. Call it after Agree.
+  // Returns an executor that runs steps on all ranks. `own` is this rank's
+  // executor, which must outlive it. Call this after Agree.
   std::unique_ptr<worker::Executor> MakeExecutor(worker::Executor* own);
   const worker::Collective& collective() const { return *collective_.get(); }
   const std::string& collective_name() const { return settings_.collective; }
   std::vector<worker::RankMember> members() const { return leader_->members(); }
 
-  // If the group has failed, ends or kills the ranks of this host. They may be
-  // waiting in a collective call for a rank that no longer answers.
+  // If the group has failed, ends or kills this host's ranks, because they may
+  // be waiting in a collective call for a lost rank.
   void EndLocalRanksIfFailed();
-  // Ends the group after its last step. The ranks end with exit code 0, and
-  // Drain waits for the ranks of this host. Errors: the reason why the group,
-  // or a rank of this host, has failed.
+  // Ends the group after its last step, and waits for this host's ranks to end.
+  // Ranks of a drained group end with exit code 0. Errors: the reason why the
+  // group, or a rank of this host, has failed.
   absl::Status Drain();
 
  private:
@@ -82,20 +82,22 @@ class LeaderGroup final : public Membership {
 
   const RankGroupSettings settings_;
   LocalRanks* const children_;
-  // true: on_fatal is not called any more
+  // if true, on_fatal is not called any more
   std::atomic<bool> ending_{false};
   GroupCollective collective_;
   std::unique_ptr<worker::RankLeader> leader_;
-  // One server for the ranks of this host, and one for those of other hosts.
+  // Up to two servers: one for ranks of this host, and one for those of
+  // other hosts.
   std::vector<std::unique_ptr<worker::RankServer>> servers_;
 };
 
 // The part of the group that runs in a rank other than 0.
-// Threads: as for LeaderGroup.
+// Threads: the same rules as for LeaderGroup.
 class FollowerGroup final : public Membership {
  public:
-  // `info` has the leader's address and its secret. `children` (or null) must
-  // outlive this object; they wait for the JoinInfo that it sends.
+  // `info` has the leader's address and the secret. `children` may be
+  // null. Otherwise it must outlive this object, which sends the JoinInfo
+  // to the children.
   FollowerGroup(RankGroupSettings settings, JoinInfo info, LocalRanks* children)
       : settings_(std::move(settings)),
         info_(std::move(info)),
@@ -117,7 +119,7 @@ class FollowerGroup final : public Membership {
   // Asks the leader to drain. May be called from any thread after Join.
   void AskDrain() { follower_->AskDrain(); }
   void Abort(const absl::Status& why) { follower_->Abort(why); }
-  // The reason why the group ended; OK if it runs or was drained.
+  // The reason why the group has failed; OK if it runs or was drained.
   absl::Status status() const { return follower_->status(); }
   const worker::Collective& collective() const { return *collective_.get(); }
   const std::string& collective_name() const { return settings_.collective; }

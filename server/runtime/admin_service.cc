@@ -101,7 +101,7 @@ grpc::Status AdminService::Drain(grpc::ServerContext* context,
   if (const absl::Status status = Admit(*context, "Drain"); !status.ok()) {
     return base::ToGrpcStatus(status);
   }
-  // While a model is loading, a drain is impossible.
+  // A process cannot drain while its model is loading.
   if (!latch_->open()) {
     return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
                         "the process is not ready yet and cannot drain: "
@@ -111,7 +111,7 @@ grpc::Status AdminService::Drain(grpc::ServerContext* context,
                       ? default_deadline_
                       : absl::Milliseconds(request->deadline_ms()));
   DrainOutcome outcome;
-  // If the caller goes away, the drain continues.
+  // The drain continues even if the caller goes away.
   if (!latch_->WaitComplete([context] { return context->IsCancelled(); },
                             &outcome)) {
     return grpc::Status(grpc::StatusCode::CANCELLED,

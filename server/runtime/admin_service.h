@@ -20,14 +20,14 @@ struct DrainOutcome {
   uint32_t aborted = 0;
 };
 
-// A drain that several callers may request (Admin.Drain, SIGTERM). It runs
-// once, on the main thread, and all callers get its outcome.
+// Passes requests to drain (Admin.Drain, SIGTERM) to the main thread. The drain
+// runs once, and all callers get its outcome.
 //
 // Threads: all methods may be called from any thread.
 class DrainLatch {
  public:
-  // Makes drains possible. The main thread calls this before it calls
-  // WaitRequested.
+  // Called by the main thread before WaitRequested, when the process is able
+  // to drain.
   void Open();
   bool open() const;
   // Requests a drain. Only the first call's deadline counts.
@@ -57,8 +57,9 @@ class AdminService final : public kvasir::v1::Admin::Service {
   AdminService(std::string program, std::string config_toml,
                absl::Duration default_deadline, DrainLatch* latch);
 
-  // Accepts only the callers in `callers` that have the role ADMIN; null:
-  // callers need no credentials. Call it before the service is registered.
+  // Accepts only the callers in `callers` that have the role ADMIN. If
+  // `callers` is null, callers need no credentials. Call it before the service
+  // is registered.
   void RequireCallers(std::shared_ptr<const router::Callers> callers) {
     callers_ = std::move(callers);
   }
@@ -71,8 +72,9 @@ class AdminService final : public kvasir::v1::Admin::Service {
                          kvasir::v1::GetConfigResponse* response) override;
 
  private:
-  // Checks whether the caller may make the call `call`, and logs the caller.
-  // Refused unknown callers are logged at most once a minute for each reason.
+  // Checks whether the caller may make the call `call`, and logs the
+  // result. Refusals of unknown callers are logged at most once a minute
+  // for each reason.
   absl::Status Admit(const grpc::ServerContext& context, const char* call);
 
   const std::string program_;

@@ -1,5 +1,5 @@
-// Metrics of a worker's device memory, which are read at every scrape
-// (docs/metrics.md).
+// Metrics of a worker's device memory, which are read at every
+// scrape (docs/metrics.md).
 #pragma once
 
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace kvasir::cli {
 
-// Collects the metrics. Metric families that cannot be read are omitted.
+// Metric families that cannot be read are left out.
 // Threads: its methods may be called from any thread.
 class DeviceMetrics final : public prometheus::Collectable {
  public:
@@ -20,7 +20,7 @@ class DeviceMetrics final : public prometheus::Collectable {
   DeviceMetrics(const kernels::Device* device, double share)
       : share_(share), device_(device) {}
 
-  // Stops all reports. Call it before the device is destroyed.
+  // From now on, nothing is collected. Call it before the device is destroyed.
   void Stop();
   std::vector<prometheus::MetricFamily> Collect() const override;
 

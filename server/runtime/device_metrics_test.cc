@@ -17,8 +17,8 @@ using kernels::MemoryTag;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
-// Returns the values of all metrics, by the label `kind`, or by name if there
-// is no such label.
+// Returns the values of all metrics. The key is the label `kind`, or the
+// metric's name if it has no such label.
 std::map<std::string, double> Values(const DeviceMetrics& metrics) {
   std::map<std::string, double> values;
   for (const prometheus::MetricFamily& family : metrics.Collect()) {

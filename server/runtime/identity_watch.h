@@ -17,15 +17,15 @@ namespace kvasir::cli {
 // Threads: one thread calls Start and the destructor.
 class IdentityWatch {
  public:
-  // Errors: those of router::Callers::Open, if the file is invalid or does not
-  // fit the listener's flags.
+  // Returns the errors of router::Callers::Open if the file is invalid, or if
+  // its callers could not be accepted with the flags in `listen`.
   static absl::StatusOr<std::unique_ptr<IdentityWatch>> Start(
       const RouterFlags& router, const ListenFlags& listen);
   ~IdentityWatch();
 
-  // Null: callers need no credentials.
+  // If null, callers need no credentials.
   std::shared_ptr<const router::Callers> callers() const { return callers_; }
-  // The metrics of the file. All values are 0 if there is no file.
+  // The metrics about the file and its callers. All are 0 if there is no file.
   std::shared_ptr<prometheus::Collectable> metrics() const {
     return metrics_.registry();
   }

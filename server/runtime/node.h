@@ -1,5 +1,5 @@
-// The interface of the nodes that are run by the commands `serve`, `router`,
-// `worker` and `rank`.
+// The interface of a node: the running server of the command `serve`, `router`,
+// `worker` or `rank`.
 #pragma once
 
 #include <memory>
@@ -16,18 +16,19 @@ namespace kvasir::cli {
 
 // The addresses and names of a node that is ready.
 struct NodeReport {
-  std::string grpc;    // the address that clients (of a worker: routers) call
+  std::string grpc;  // the address that clients call, or routers if the node is
+                     // a worker
   std::string leader;  // only for a rank: its leader's address
   // a model name that clients may request; empty for a worker
   std::string model;
-  // null: requests must have token ids
+  // null: requests must contain token ids
   const model::Tokenizer* tokenizer = nullptr;
   // The other ranks of the node's group; empty if there is no group.
   std::vector<worker::RankMember> ranks;
 };
 
-// A part of the server that runs from its creation until it is drained. Each
-// kind has a static Create(Config), which returns when the node is ready.
+// Runs from its creation until it is drained. Each kind of node has a static
+// Create(options), which returns when the node is ready.
 // Threads: one thread calls Create, Drain and the destructor.
 class Node {
  public:
@@ -37,8 +38,8 @@ class Node {
   virtual NodeReport Report() const = 0;
   // The value of the label `model_name` of metrics.
   virtual std::string model_name() const = 0;
-  // The sources of the node's metrics. They may still be collected after the
-  // node is destroyed.
+  // The sources of the node's metrics, which may be read even after the node
+  // is destroyed.
   virtual MetricsSources Metrics() const = 0;
   // Refuses new requests, waits at most `deadline` for running ones, and aborts
   // the rest.

@@ -24,17 +24,18 @@
 namespace kvasir::cli {
 namespace {
 
-// The most connections of the admin port and of the health port.
+// The most connections of the admin port, and a quarter of those of the
+// health port.
 constexpr size_t kFewConnections = 64;
-// Idle connections of the admin and health ports are closed after this time, so
-// that a probe can always connect.
+// The admin and health ports close idle connections after this time, so that a
+// probe can always connect.
 constexpr absl::Duration kIdle = absl::Seconds(5);
 
-// How long a failed program may take to end.
+// A failed program that has not ended after this time is stopped by force.
 constexpr absl::Duration kMostToEnd = absl::Seconds(20);
 
-// Writes the file completely or not at all, because a waiting process may read
-// it immediately.
+// Writes the file completely or not at all, because a process may be waiting
+// for it and read it at once.
 absl::Status WriteWhole(const std::string& path, const std::string& text) {
   const std::string part = path + ".part";
   {
@@ -52,8 +53,8 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
-// The flags of an example `kvasir generate` call, with a question in chat
-// markup if the model knows this markup.
+// Returns the flags of an example call of `kvasir generate`. If the model's
+// chat template has this markup, the example is a question in it.
 const char* ExampleRequest(const model::Tokenizer& tokenizer) {
   if (!absl::StrContains(tokenizer.chat_template(), "<|im_start|>")) {
     return R"(--prompt "It was a dark night")";
@@ -101,8 +102,8 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
                           base::MetricsServer::Start(
                               surface->metrics_host(), listen.metrics_port,
                               own_metrics_host ? "--metrics-host" : "--host"));
-  // These metrics are added before the node exists, so that they are already
-  // reported while a model is loading.
+  // Add these metrics before the node exists, so that they are reported while
+  // its model is loading.
   surface->metrics_server_->Add(std::make_shared<base::ProcessMetrics>());
   surface->metrics_server_->Add(surface->options_.tls);
   surface->metrics_server_->Add(base::TlsRefusals::OfProcess());
@@ -116,8 +117,8 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
   }
   health.listen.port = listen.health_port;
   health.listen.flag = "--health-port";
-  // Even in a flood of new connections, a probe must be answered before its
-  // connection is replaced.
+  // The limit is high, so that even in a flood of new connections a probe is
+  // answered before its connection is replaced.
   health.max_connections = 4 * kFewConnections;
   health.replace_oldest_connection = true;
   health.max_connection_idle = kIdle;
@@ -131,8 +132,8 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
       admin.credentials,
       AdminCredentials(listen, admin.listen, surface->options_.tls.get(),
                        callers != nullptr));
-  // An admin port with plain text is open only to this machine, and all users
-  // of the machine may act as operators.
+  // An admin port with plain text is open only to this machine. All users of
+  // the machine may act as operators.
   if (admin.credentials != nullptr) surface->admin_.RequireCallers(callers);
   admin.health_service = false;
   admin.max_connections = kFewConnections;
@@ -173,8 +174,8 @@ void OperatorSurface::Fail(const std::string& why) {
   // Only the first failure counts, because later failures are its effects.
   if (!failed_.exchange(true)) {
     base::LogError("exiting", {{"why", why}});
-    // If a library waits for a lost rank, the process may hang while it ends.
-    // So this thread ends the process.
+    // The process may hang while it ends, for example if a library waits for a
+    // lost rank. This thread then stops it by force.
     std::thread([] {
       absl::SleepFor(kMostToEnd);
       base::LogError("the program did not end in time and is stopped by force");

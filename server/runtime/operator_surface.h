@@ -1,4 +1,4 @@
-// All long-running programs give operators the same tools: the metrics, health
+// The operators' interface to every long-running program: the metrics, health
 // and admin ports, the ready line, the ready file, and the drain.
 #pragma once
 
@@ -27,26 +27,26 @@ struct SurfaceOptions {
   std::string config_toml;
   ListenFlags listen;
   CommonFlags common;
-  // The callers of the admin port; null: anybody who reaches the port may use
-  // it.
+  // The callers that may use the admin port. If null, anybody who can connect
+  // may use it.
   std::shared_ptr<const router::Callers> callers;
   // The TLS files of this program's ports and channels.
   std::shared_ptr<base::TlsWatch> tls;
-  // True: opens only the metrics port and prints no ready line. For a rank that
-  // another program starts and drains.
+  // If true, only the metrics port is opened, and no ready line is printed.
+  // Used for a rank that another program starts and drains.
   bool metrics_only = false;
 };
 
-// Threads: the main thread, except for Fail, RequestDrain and SetServing, which
-// any thread may call.
+// Threads: only the main thread, except for Fail, RequestDrain, serving and
+// SetServing, which any thread may call.
 class OperatorSurface {
  public:
-  // Opens the ports; call it before anything slow begins. The health port
-  // reports NOT_SERVING until Ready.
+  // Opens the ports. Call it before any slow work. The health port reports
+  // NOT_SERVING until Ready.
   static absl::StatusOr<std::unique_ptr<OperatorSurface>> Start(
       SurfaceOptions options);
 
-  // Makes the program report NOT_SERVING, and end with a failure.
+  // Makes the program report NOT_SERVING and end with a failure.
   void Fail(const std::string& why);
   // Makes the program drain and end. May be called from any thread.
   void RequestDrain() { latch_.Request(options_.listen.drain_timeout); }
@@ -54,16 +54,16 @@ class OperatorSurface {
   // The address of the metrics port: HOST:PORT.
   std::string metrics_target() const;
 
-  // The state that the health port, and /readyz of the metrics port, report.
-  // May be called from any thread.
+  // The state that the health port and /healthz of the metrics port report. May
+  // be called from any thread.
   bool serving() const ABSL_LOCKS_EXCLUDED(health_mutex_);
   // Sets whether the health port reports SERVING between Ready and the
   // program's end. May be called from any thread.
   void SetServing(bool serving) ABSL_LOCKS_EXCLUDED(health_mutex_);
 
-  // Serves the node's metrics and `more` (also under vLLM's names if
-  // --metrics-compat says so), and reports SERVING. Then writes the ready file
-  // and prints the ready line, unless Fail was called.
+  // Serves the node's metrics and `more` (with --metrics-compat vllm also under
+  // vLLM's names), and reports SERVING. Then writes the ready file and prints
+  // the ready line, unless Fail was called.
   absl::Status Ready(const Node& node, const Node::MetricsSources& more = {});
 
   // Waits for SIGTERM, SIGINT, a Drain call or Fail, then drains the node.

@@ -34,7 +34,7 @@ class OperatorSurfaceTest : public ::testing::Test {
   const base::TempFolder folder_;
 };
 
-// The number of listening sockets of this process.
+// Returns the number of listening sockets of this process.
 int NumListeners() {
   int listeners = 0;
   DIR* const folder = opendir("/proc/self/fd");
@@ -67,7 +67,7 @@ class FakeNode final : public Node {
   const std::function<void()> on_drain_;
 };
 
-TEST_F(OperatorSurfaceTest, WritesTheReadyFileAndReturnsSuccessAfterADrain) {
+TEST_F(OperatorSurfaceTest, ADrainedProgramEndsWithSuccess) {
   const SurfaceOptions options = OnFreePorts();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto surface,
                               OperatorSurface::Start(options));
@@ -80,7 +80,7 @@ TEST_F(OperatorSurfaceTest, WritesTheReadyFileAndReturnsSuccessAfterADrain) {
 }
 
 // Regression test: a group that failed just after its leader had loaded was
-// reported as ready.
+// once reported as ready.
 TEST_F(OperatorSurfaceTest, AProgramThatHasFailedNeverWritesTheReadyFile) {
   const SurfaceOptions options = OnFreePorts();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto surface,
@@ -103,9 +103,9 @@ TEST_F(OperatorSurfaceTest, AFailureDuringTheDrainSetsTheExitCodeToFailed) {
   EXPECT_EQ(surface->WaitAndDrain(&failing), kExitFailed);
 }
 
-// Regression test: ranks had an admin port without credentials, even if the
-// leader's port required them. So any local user could drain the replica.
-TEST_F(OperatorSurfaceTest, AFollowerRankOpensOnlyAMetricsPortAndNoAdminPort) {
+// Regression test: ranks once had an admin port without credentials, even if
+// the leader's port required them. So any local user could drain the replica.
+TEST_F(OperatorSurfaceTest, AFollowerRankOpensOnlyAMetricsPort) {
   SurfaceOptions options = OnFreePorts();
   const int before = NumListeners();
   options.metrics_only = true;

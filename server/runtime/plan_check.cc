@@ -24,8 +24,8 @@
 namespace kvasir::cli {
 namespace {
 
-// A text of about 512 tokens. It was written for this check, so no model was
-// trained on it.
+// A text of about 512 tokens. It was written for this check, so that no model
+// was trained on it.
 constexpr char kText[] =
     R"(The old harbour of Lindesund lies at the mouth of a short, cold river. For
 three centuries its people lived from salt, herring and timber, and every
@@ -74,14 +74,15 @@ std::vector<int32_t> TextTokens(const model::Tokenizer* tokenizer) {
   return *std::move(ids);
 }
 
-// `auto` may take longer than a check of one plan: without a result, the dense
-// plan is served.
+// The time limit of --kv-plan auto. It is longer than that of one check,
+// because without a result the dense plan is served.
 constexpr absl::Duration kAutoTimeLimit = absl::Minutes(1);
 
-// A part of the key of kept results: a new version discards old results.
+// The key of a kept result contains this version. To discard old results,
+// change it.
 constexpr char kCheckVersion[] = "3\n";
 
-// The folder of results of earlier checks; empty if there is none.
+// Returns the folder that keeps the results of checks; empty if there is none.
 std::string FolderOfChecks() {
   for (const auto& [variable, below] :
        {std::pair("XDG_CACHE_HOME", ""), std::pair("HOME", "/.cache")}) {
@@ -117,14 +118,14 @@ std::optional<worker::PlanCheck> KnownCheck(const std::string& key) {
   return check;
 }
 
-// Keeps a result for later starts. If it cannot be written, it is measured
-// again next time.
+// Keeps a result for later starts. If it cannot be written, the next start
+// measures again.
 void KeepCheck(const worker::PlanCheck& check) {
   if (check.key.empty() || FolderOfChecks().empty()) return;
   std::error_code ignored;
   std::filesystem::create_directories(FolderOfChecks(), ignored);
   const std::string file = FileOfCheck(check.key);
-  // A rename replaces the file as a whole, whatever other servers do.
+  // Rename replaces the whole file at once, so other servers never read a part.
   const std::string part = absl::StrCat(file, ".", ::getpid());
   std::ofstream(part)
       << nlohmann::json{{"kl", check.kl}, {"tokens", check.tokens}}.dump();
@@ -156,7 +157,7 @@ absl::Status Judge(const worker::PlanCheck& check, absl::string_view mode) {
       "the plan %s changes this model: the predictions differ from those with "
       "a dense cache by a divergence of %.3f nats a token",
       check.plan, check.kl);
-  // This also refuses a divergence that is not a number.
+  // This form of the condition also refuses NaN.
   if (mode == "refuse" && !(check.kl <= kPlanCheckRefuses)) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "%s, the limit is %g; use --kv-plan auto, or --plan-check warn to "
@@ -187,7 +188,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithPlanCheck(
                           LoadedModel::Load(request));
   const worker::Rank& rank = model->rank();
   const std::string& plan = rank.plan().source.method();
-  // All ranks of a group have the same results, and the first one logs them.
+  // All ranks of a group have the same results, so only the first one
+  // logs them.
   if (request.group == nullptr || request.group->shard().rank == 0) {
     for (const worker::PlanCheck& check : rank.plan_checks()) {
       KeepCheck(check);

@@ -1,5 +1,5 @@
-// Loads a model for serving, after its plan has been compared with a dense
-// cache.
+// Loads a model for serving, after its plan has been compared with a
+// dense cache.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +14,21 @@
 
 namespace kvasir::cli {
 
-// Limits of the divergence from a dense cache, in nats per token: for a
-// warning, for a refusal, and for plans that --kv-plan auto may take.
+// Limits of the KL divergence from a dense cache, in nats per token. Above
+// these, a plan gets a warning, is refused, or is not chosen by --kv-plan auto.
 inline constexpr double kPlanCheckWarns = 0.05;
 inline constexpr double kPlanCheckRefuses = 0.5;
 inline constexpr double kPlanCheckAuto = 0.02;
 
-// The most tokens of the built-in text.
+// The check uses at most this many tokens of the built-in text.
 inline constexpr int64_t kPlanCheckTokens = 512;
 
 // Loads the model. `mode` is the value of --plan-check: refuse, warn or off.
 // Unless it is off, the plan is compared with a dense cache on a built-in text,
 // and the result is logged and kept in the user's cache folder for later
-// starts. With --kv-plan auto, the named plans are compared, beginning with the
-// one of fewest bytes, until the divergence is small enough. `tokenizer` may be
-// null.
+// starts. With --kv-plan auto, the named plans (presets) are compared,
+// beginning with the one of fewest bytes, until a divergence is small enough.
+// `tokenizer` may be null.
 //
 // Errors: those of LoadedModel::Load; FAILED_PRECONDITION for a plan that
 // changes the model too much.

@@ -30,7 +30,8 @@ class RankMetrics final : public prometheus::Collectable {
   RankMetrics(RankConstants constants, const worker::Collective* collective)
       : constants_(std::move(constants)), collective_(collective) {}
 
-  // Stops all reports. Call it before the collective is destroyed.
+  // From now on, nothing is collected. Call it before the collective
+  // is destroyed.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<prometheus::MetricFamily> Collect() const override;
 
@@ -40,8 +41,8 @@ class RankMetrics final : public prometheus::Collectable {
   const worker::Collective* collective_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Collects the metrics of another source and adds the label `rank` to each
-// series.
+// Collects the metrics of another source and adds the label `rank` to
+// each series.
 class OfRank final : public prometheus::Collectable {
  public:
   OfRank(int64_t rank, std::shared_ptr<prometheus::Collectable> source)

@@ -16,11 +16,11 @@
 namespace kvasir::cli {
 namespace {
 
-// After this time, the destructor assumes that the step hangs, and no longer
-// waits for it.
+// If the last step has not ended after this time, the destructor assumes that
+// it hangs, and ends the process.
 constexpr absl::Duration kHangs = absl::Seconds(2);
-// Drain waits this much longer than its deadline, because the leader may use
-// the whole deadline and must then still abort running requests.
+// Drain waits this much longer than its deadline, because the leader may first
+// use the whole deadline and then abort running requests.
 constexpr absl::Duration kLeaderEnds = absl::Seconds(10);
 constexpr absl::Duration kPoll = absl::Milliseconds(50);
 
@@ -72,7 +72,7 @@ absl::StatusOr<std::unique_ptr<RankRuntime>> RankRuntime::Create(
           owner->result_ = status;
           owner->changed_.SignalAll();
         }
-        // If the group has failed, it has called on_fatal itself.
+        // A group that has failed has already called on_fatal.
         if (status.ok() && on_drained) on_drained();
       });
   return runtime;
@@ -115,7 +115,7 @@ absl::Status RankRuntime::DrainGroup(absl::Duration deadline) {
   group_->AskDrain();
   const absl::Time end = absl::Now() + deadline + kLeaderEnds;
   while (!WaitEnded(kPoll)) {
-    // If the group has failed, returns at once, because a step may hang in the
+    // If the group has failed, return at once, because a step may hang in the
     // failed collective.
     KVASIR_RETURN_IF_ERROR(group_->status());
     if (absl::Now() > end) {

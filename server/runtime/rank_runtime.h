@@ -1,5 +1,5 @@
-// A rank other than 0, as `kvasir rank` runs it: the loaded model, a thread
-// that runs the group's steps, and metrics.
+// A rank other than 0 (`kvasir rank`): the loaded model, a thread that runs the
+// group's steps, and metrics.
 #pragma once
 
 #include <functional>
@@ -28,9 +28,9 @@ struct RankRuntimeOptions {
   EngineFlags engine;
   RankGroupSettings group;
   JoinInfo join;
-  LocalRanks* children = nullptr;  // for FollowerGroup
-  // Called from one of the runtime's threads when the leader has drained the
-  // group.
+  LocalRanks* children = nullptr;  // passed to FollowerGroup
+  // Called from one of the runtime's threads when the leader has drained
+  // the group.
   std::function<void()> on_drained;
 };
 
@@ -45,9 +45,10 @@ class RankRuntime final : public Node {
   std::string model_name() const override { return model_->source().name; }
   MetricsSources Metrics() const override;
 
-  // Asks the leader to finish its requests and to end the group. Waits a little
-  // longer than `deadline`. If the drain fails, calls the group's on_fatal. The
-  // outcome counts no requests, because they belong to the leader.
+  // Asks the leader to finish its requests and to end the group, and waits
+  // for this a little longer than `deadline`. If it fails, calls the
+  // group's on_fatal. The outcome counts no requests, because requests
+  // belong to the leader.
   DrainOutcome Drain(absl::Duration deadline) override
       ABSL_LOCKS_EXCLUDED(mutex_);
 

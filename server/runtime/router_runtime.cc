@@ -32,7 +32,7 @@
 
 namespace kvasir::cli {
 
-// The state that the router shares with the detached thread of
+// State that the router shares with the detached thread of
 // WarnOfSeveralAddresses.
 struct NameCheck {
   base::Mutex mutex;
@@ -41,22 +41,24 @@ struct NameCheck {
 
 namespace {
 
-// How long a client may still begin calls on a connection after gRPC has sent
-// GOAWAY on it.
+// After gRPC has sent GOAWAY on a connection, a client may still begin calls on
+// it for this time.
 constexpr absl::Duration kGoAwayDelay = absl::Milliseconds(500);
-// If clients have no running call, and have begun none for this time, the drain
-// does not wait for them to leave.
+// If no call runs and none has begun for this time, the drain does not wait for
+// clients to leave.
 constexpr absl::Duration kSilence = absl::Milliseconds(200);
-// The most samples of a request. Workers refuse more.
+// The most samples of a request: the workers' own limit.
 constexpr uint32_t kMaxSamples = worker::RequestLimits{}.max_n;
 
-// Fixes glibc's mmap threshold at its default, so that the freed memory of
-// large prompts goes back to the system. Otherwise glibc would raise the
-// threshold, and about half of this memory would stay resident.
+// Sets glibc's mmap threshold to its default, so that glibc does not raise
+// it. Memory blocks above the threshold go back to the system when they are
+// freed. With a raised one, about half of the memory of large prompts would
+// stay resident.
 void ReturnFreedMemory() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
-// How often TrimWhenSilent checks the process's size, and by how much the
-// process must have grown since the last malloc_trim.
+// TrimWhenSilent checks the process's size at this interval. It calls
+// malloc_trim if the process has grown by more than kTrimGrowthBytes since the
+// last call.
 constexpr absl::Duration kTrimInterval = absl::Seconds(5);
 constexpr size_t kTrimGrowthBytes = 8 << 20;
 
@@ -68,8 +70,8 @@ size_t ResidentBytes() {
 }
 
 // Gives freed memory back to the system when clients have been silent for a
-// while. After a flood of small messages, resets or handshakes, glibc's arenas
-// would keep this memory for ever.
+// while. Otherwise glibc's arenas would keep it for ever after a flood of small
+// messages, resets or handshakes.
 void TrimWhenSilent(router::TimerThread* timers,
                     std::shared_ptr<router::ClientCalls> calls,
                     size_t resident_before) {
@@ -96,8 +98,8 @@ void WarnOfSeveralAddresses(std::vector<std::string> workers,
       if (absl::StartsWith(worker, "unix:")) continue;
       const std::string host = worker.substr(0, worker.rfind(':'));
       const int addresses = base::CountAddresses(host);
-      // Log while the mutex is held: the log may no longer exist once `stopped`
-      // is set.
+      // Log while the mutex is held, because the log may be gone as soon as
+      // `stopped` is set.
       base::MutexLock lock(&check->mutex);
       if (check->stopped) return;
       if (addresses <= 1) continue;
@@ -111,14 +113,14 @@ void WarnOfSeveralAddresses(std::vector<std::string> workers,
   }).detach();
 }
 
-// Returns whether a feature is on. The value of its flag is "on", "off" or
-// "auto", which means on if only programs on this machine can connect.
+// Returns whether a feature is on. Its flag is "on", "off" or "auto". "auto"
+// means on if only programs on this machine can connect.
 bool IsOn(const std::string& flag, const base::ListenAddress& listen) {
   return flag == "on" || (flag == "auto" && base::IsLocal(listen));
 }
 
-// Returns the tokenizer files that a model folder would have for this GGUF
-// file.
+// Returns the tokenizer files that a Hugging Face folder of this GGUF file's
+// model would have.
 absl::StatusOr<router::NamedFiles> FilesOfGguf(const std::string& path) {
   KVASIR_ASSIGN_OR_RETURN(const model::GgufHeader header,
                           model::GgufHeader::Open(path));
@@ -273,8 +275,8 @@ absl::Status RouterRuntime::Listen(const RouterRuntimeOptions& options,
   server.max_receive_message_bytes = base::MaxMessageBytesFor(max_model_len);
   server.max_connections = static_cast<size_t>(options.max_connections);
   server.max_connection_age = options.max_connection_age;
-  // With required credentials, "auto" means off, because reflection calls are
-  // not checked for credentials.
+  // If credentials are required, "auto" means off, because gRPC does not check
+  // them for reflection calls.
   server.reflection = options.callers == nullptr
                           ? IsOn(options.router.reflection, options.listen)
                           : options.router.reflection == "on";
@@ -326,9 +328,9 @@ std::vector<std::string> RouterRuntime::model_names() const {
   return names;
 }
 
-// Waits until connections reach their greatest age (plus or minus a tenth),
-// when gRPC sends GOAWAY and clients leave. Until then clients are served,
-// because they would not retry a refused call elsewhere.
+// Waits until clients have left. gRPC sends GOAWAY to a client when its
+// connection reaches the greatest age (plus or minus a tenth). Until then
+// clients are served, because they would not retry a refused call elsewhere.
 void RouterRuntime::WaitForClientsToLeave(absl::Duration patience) {
   const base::Clock& clock = base::Clock::Real();
   const absl::Time start = clock.Now();

@@ -1,4 +1,4 @@
-// A router as `kvasir router` and `kvasir serve` run it: its replicas, request
+// A running router (`kvasir router`, `kvasir serve`): its replicas, request
 // routing, the facades (client protocols) and their listener, and metrics.
 #pragma once
 
@@ -28,13 +28,12 @@ namespace kvasir::cli {
 struct RouterRuntimeOptions {
   RouterFlags router;
   base::ListenAddress listen;
-  // Null means plain text.
+  // If null, the listener uses plain text.
   std::shared_ptr<grpc::ServerCredentials> credentials;
-  // Null: callers need no credentials.
+  // If null, callers need no credentials.
   std::shared_ptr<const router::Callers> callers;
   std::shared_ptr<grpc::ChannelCredentials> worker_credentials;
-  // True if the workers run in this process. Then their connections are not
-  // pinged.
+  // True if the workers run in this process. Then no pings are sent to them.
   bool workers_in_process = false;
   int64_t max_connections = 0;  // 0: half of the process's file descriptors
   // The age at which clients' connections are closed. A drain waits until about
@@ -42,13 +41,13 @@ struct RouterRuntimeOptions {
   absl::Duration max_connection_age = absl::Seconds(10);
   absl::Duration queue_timeout = absl::Seconds(30);
   int64_t default_max_tokens = 256;
-  // At the start, all workers must answer within this time; otherwise Create
-  // fails and names those that did not.
+  // At least one worker must answer within this time. Otherwise Create fails;
+  // the error names all workers and their problems.
   absl::Duration start_timeout = absl::Seconds(30);
-  // Null: requests must contain token ids instead of text.
+  // If null, requests must contain token ids instead of text.
   std::shared_ptr<const model::Tokenizer> tokenizer;
   // Called from any thread when the runtime becomes able or unable to serve
-  // requests, until the runtime is destroyed. May be empty.
+  // requests. May be empty.
   std::function<void(bool serving)> on_health;
   // The folder or the GGUF file from which the tokenizer was read.
   std::string tokenizer_folder;
@@ -74,7 +73,7 @@ class RouterRuntime final : public Node {
   bool ready() const { return core_->Health().ready; }
 
   // Reports NOT_SERVING and accepts no more connections. Connected clients are
-  // served until their connections reach the greatest age and are closed; after
+  // served until their connections reach the greatest age and are closed. After
   // that, new calls are refused. Waits for running requests until `deadline`,
   // cancels the rest, and returns when no call is left.
   DrainOutcome Drain(absl::Duration deadline) override;
@@ -84,23 +83,23 @@ class RouterRuntime final : public Node {
   // The steps of Create, in the order in which it calls them.
   absl::Status ConnectReplicas(const RouterRuntimeOptions& options);
   absl::Status MakeCore(const RouterRuntimeOptions& options);
-  // The largest max_model_len of all workers that have answered. UNAVAILABLE if
-  // no worker has answered.
+  // Returns the largest max_model_len of the workers that have answered.
+  // UNAVAILABLE if none has answered.
   absl::StatusOr<int64_t> LongestModel(absl::Duration start_timeout) const;
   router::FacadeOptions OptionsOfFacades(
       const RouterRuntimeOptions& options) const;
   absl::Status Listen(const RouterRuntimeOptions& options,
                       int64_t max_model_len);
 
-  // Sets the health state according to the state of the replicas. Has no effect
-  // after a drain has begun.
+  // Sets the health state to that of the replicas. Has no effect after a drain
+  // has begun.
   void UpdateHealth() ABSL_LOCKS_EXCLUDED(health_mutex_);
-  // Makes the listener report NOT_SERVING from now on, independently of the
-  // replicas.
+  // Makes the listener report NOT_SERVING from now on, whatever the replicas'
+  // state is.
   void StopServing() ABSL_LOCKS_EXCLUDED(health_mutex_);
   void SetServing(bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
-  // Waits until clients have left or make no more calls, but not longer than
-  // max_connection_age_ and `patience` allow.
+  // Waits until clients have left or make no more calls, but at most for about
+  // max_connection_age_ or 0.6 `patience`.
   void WaitForClientsToLeave(absl::Duration patience);
 
   std::shared_ptr<const model::Tokenizer> tokenizer_;
@@ -109,8 +108,8 @@ class RouterRuntime final : public Node {
   const std::shared_ptr<router::ClientCalls> calls_ =
       std::make_shared<router::ClientCalls>();
   const std::shared_ptr<NameCheck> name_check_;
-  // The order of the members matters: they are destroyed from the last to the
-  // first.
+  // The order of the members matters: they are destroyed from the last to
+  // the first.
   std::unique_ptr<router::RouterMetrics> metrics_;
   std::unique_ptr<router::AccessLogSink> log_;
   std::unique_ptr<router::TimerThread> timers_;

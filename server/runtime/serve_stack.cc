@@ -24,8 +24,8 @@ namespace {
 constexpr absl::string_view kWorkerSocket = "/worker.sock";
 constexpr absl::string_view kRouterSocket = "/router.sock";
 
-// Makes the folder for the sockets. Uses /tmp if the path of the temporary
-// folder is too long for a Unix socket.
+// Creates the folder for the sockets. Uses /tmp if paths in the temporary
+// folder would be too long for a Unix socket.
 absl::StatusOr<std::string> MakeFolderOfSockets() {
   const std::string parent = TemporaryFolder();
   const size_t longest = parent.size() + kPrivateFolderName.size() +
@@ -79,9 +79,9 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
   if (options.listens_privately) {
     router.listen.unix_path =
         absl::StrCat(stack->socket_folder_, kRouterSocket);
-    // Connections to a private server have no age limit: gRPC 1.51 may cut off
-    // an answer when it closes an aged connection, and the only client has no
-    // other server.
+    // Connections to a private server have no age limit, because gRPC 1.51 may
+    // cut off an answer when it closes an aged connection. Its only client has
+    // no other server anyway.
     router.max_connection_age = absl::InfiniteDuration();
   }
   router.on_health = std::move(options.on_health);
@@ -114,8 +114,8 @@ Node::MetricsSources ServeStack::Metrics() const {
 
 DrainOutcome ServeStack::Drain(absl::Duration deadline) {
   const DrainOutcome outcome = router_->Drain(deadline);
-  // A short time is enough: all requests came through the router, which has
-  // been drained.
+  // A short time suffices, because all requests came through the router, which
+  // has been drained.
   worker_->Drain(absl::Seconds(5));
   return outcome;
 }
@@ -143,14 +143,14 @@ absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
                           options.tokenizer->Encode(prompt));
   options.engine.plan_check = "off";  // the context may be too short for it
   options.engine.max_num_seqs = 1;
-  // At most the model's maximum length: the error for a longer prompt states
-  // this length.
+  // Do not exceed the model's maximum length, so that the error for a longer
+  // prompt names it.
   options.engine.max_model_len = std::min(
       endless ? kEndlessTokens : spec.max_position_embeddings,
       std::max<int64_t>(2, static_cast<int64_t>(ids.size()) + max_tokens));
   auto server = std::unique_ptr<EphemeralServer>(new EphemeralServer());
   options.listens_privately = true;
-  // Does nothing: a failed engine makes the command's own call fail.
+  // Do nothing, because a failed engine makes the command's own call fail.
   options.on_fatal = [](const std::string&) {};
   KVASIR_ASSIGN_OR_RETURN(server->stack_,
                           ServeStack::Create(std::move(options)));

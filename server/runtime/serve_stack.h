@@ -16,14 +16,14 @@ namespace kvasir::cli {
 
 struct ServeStackOptions {
   ModelOptions model;
-  // Null: the tokenizer in the model's folder is read, if there is one.
+  // Null: Create reads the tokenizer in the model's folder, if there is one.
   std::shared_ptr<const model::Tokenizer> tokenizer;
   EngineFlags engine;
   std::unique_ptr<LeaderGroup> group;  // see WorkerRuntimeOptions::group
   RouterFlags router;                  // `workers` is set by the stack
   base::ListenAddress listen;
-  // True: listens on a Unix socket that only this user can reach, instead of on
-  // `listen`.
+  // If true, the router listens on a Unix socket that only this user can reach,
+  // and not on `listen`.
   bool listens_privately = false;
   // null means plain text
   std::shared_ptr<grpc::ServerCredentials> credentials;
@@ -59,16 +59,17 @@ class ServeStack final : public Node {
   std::unique_ptr<RouterRuntime> router_;
 };
 
-// The token limit of a text that is generated until the user stops it: about a
-// year at four tokens per second.
+// The token limit of a text that is generated until the user stops it. At four
+// tokens per second, it takes about a year.
 inline constexpr int64_t kEndlessTokens = int64_t{1} << 27;
 
-// A server for one text request, on its own Unix socket. It logs only warnings.
+// A server for one text request, on its own Unix socket. It logs only warnings
+// and errors.
 class EphemeralServer {
  public:
-  // Starts the server. To save memory, its page pool has room only for the
-  // prompt and `max_tokens` more tokens, or, for an `endless` text, for the
-  // tokens that eviction keeps. NOT_FOUND for a model without a tokenizer.
+  // Starts the server. To save memory, its cache has room only for the prompt
+  // and `max_tokens` more tokens. If `endless`, it has room for the tokens that
+  // eviction keeps. NOT_FOUND for a model without a tokenizer.
   static absl::StatusOr<std::unique_ptr<EphemeralServer>> Start(
       const ModelOptions& model, const std::string& prompt, int64_t max_tokens,
       bool endless);

@@ -10,9 +10,8 @@
 namespace kvasir::cli {
 namespace {
 
-// Regression test: `kvasir generate` lost answers that took longer than ten
-// seconds, because the server closed connections at this age. A client that
-// writes at that moment gets "Broken pipe".
+// Regression test: `kvasir generate` once lost answers that took longer than
+// ten seconds, because the server closed connections at this age.
 TEST(ServeStackTest, AConnectionToTheServerOfAGenerateCommandHasNoAgeLimit) {
   ServeStackOptions options;
   options.model.random_weights = true;

@@ -25,8 +25,8 @@ namespace {
 
 constexpr absl::Duration kStallGrace = absl::Seconds(3);
 
-// Returns the statistics of cache and executor, minus the counts of the warm-up
-// (`before`).
+// Returns the statistics of cache and executor without the counts of the
+// warm-up (`before`).
 worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
                              const worker::ExecutorTotals& totals,
                              const WarmUp& before) {
@@ -77,8 +77,8 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
   return sample;
 }
 
-// Logs which attention kernels a GPU uses. Nothing else shows whether they use
-// tensor cores, without which they are many times slower.
+// Logs which attention kernels a GPU uses. Without tensor cores they are many
+// times slower, and nothing else would show this.
 void LogAttentionKernels(const worker::ModelExecutor& executor) {
   for (const auto& [kernels, layers] : executor.attention_kernels()) {
     base::Log(
@@ -91,8 +91,8 @@ void LogAttentionKernels(const worker::ModelExecutor& executor) {
   }
 }
 
-// Logs which latents several ranks hold. Nothing else shows that memory is used
-// for these copies.
+// Logs which latents several ranks hold, because nothing else would show that
+// these copies take memory.
 absl::Status LogReplicas(const ModelSource& source, int64_t num_ranks) {
   constexpr size_t kMostLines = 8;
   KVASIR_ASSIGN_OR_RETURN(
@@ -187,8 +187,8 @@ worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
                    {{"stalled", absl::FormatDuration(report.stalled)},
                     {"plan", base::LogWhole{report.plan}}});
     fatal("the engine stalled");
-    // The engine's thread hangs, so the process must exit without joining it.
-    // The pause lets routers and clients notice the failure first.
+    // The engine's thread hangs, so exit without joining it. In the pause
+    // before, routers and clients can notice the failure.
     absl::SleepFor(kStallGrace);
     std::_Exit(kExitFailed);
   };
@@ -246,8 +246,8 @@ RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
           .kv_pool_bytes = model.kv_pool_bytes()};
 }
 
-// Identifies this worker's arithmetic. The number of ranks and the collective
-// are part of it, because sums over ranks are rounded differently.
+// Returns an id of this worker's arithmetic. It contains the number of ranks
+// and the collective, because they change how sums over ranks are rounded.
 std::string WorkerRuntime::NumericsId() const {
   const std::string own = model_->rank().executor().numerics_id();
   return group_ == nullptr ? own
@@ -349,8 +349,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
       runtime->engine_,
       worker::Engine::Create(std::move(engine), &model.cache(), executor));
   KVASIR_RETURN_IF_ERROR(runtime->engine_->Start());
-  // Must be set before metrics are collected, because the metrics subtract
-  // these counts.
+  // Set this before metrics are collected, because they subtract these counts.
   runtime->warm_up_ = {.executor = model.rank().executor().totals(),
                        .cache = model.cache().Stats()};
   runtime->engine_->SubscribeLoad(runtime->metrics_);
@@ -395,7 +394,7 @@ DrainOutcome WorkerRuntime::Drain(absl::Duration deadline) {
       server_->Drain(base::Clock::Real().Now() + deadline);
   if (group_ != nullptr) {
     group_->EndLocalRanksIfFailed();
-    // Stops the engine before the group is drained, so that no step follows.
+    // Stop the engine first, so that no step follows the drain of the group.
     engine_->Stop();
     if (const absl::Status status = group_->Drain(); !status.ok()) {
       on_fatal_(absl::StrCat("the group was not drained: ", status.ToString()));

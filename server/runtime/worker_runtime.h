@@ -1,4 +1,4 @@
-// A worker as `kvasir worker` and `kvasir serve` run it: the loaded model, the
+// A running worker (`kvasir worker`, `kvasir serve`): the loaded model, the
 // engine, the kvasir.v1 listener and metrics.
 #pragma once
 
@@ -29,7 +29,8 @@ namespace kvasir::cli {
 // Checks the flags; INVALID_ARGUMENT if they contradict each other.
 absl::Status CheckStepFlags(const EngineFlags& flags,
                             const ModelOptions& model);
-// Makes the load request of a worker or a rank. The caller must set `group`.
+// Returns the load request of a worker or a rank. The caller must set its
+// field `group`.
 LoadRequest LoadRequestOf(const ModelOptions& model, const EngineFlags& flags);
 RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
                               const std::string& collective);
@@ -39,8 +40,8 @@ struct WorkerRuntimeOptions {
   EngineFlags engine;
   // Null if one process runs the model.
   std::unique_ptr<LeaderGroup> group;
-  // Returns the address to listen on. Called only after the model is loaded,
-  // because the function may create a socket folder, and a failed load must not
+  // Returns the address to listen on. It is called only after the model is
+  // loaded. It may create a folder for sockets, and a failed load must not
   // leave this folder on the disk.
   std::function<absl::StatusOr<base::ListenAddress>()> listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
@@ -52,8 +53,8 @@ struct WorkerRuntimeOptions {
   std::function<void(int64_t done, int64_t total)> progress;
 };
 
-// The counts of executor and cache at the end of the warm-up. The metrics
-// subtract these counts.
+// The counts of executor and cache at the end of the warm-up, which the
+// metrics subtract.
 struct WarmUp {
   worker::ExecutorTotals executor;
   cache::KvCacheStats cache;
@@ -70,8 +71,8 @@ class WorkerRuntime final : public Node {
   const LoadedModel& model() const { return *model_; }
   NodeReport Report() const override;
   std::string model_name() const override { return model_->source().name; }
-  // The worker's metrics, including those of the device and, in a group, of the
-  // rank.
+  // The worker's metrics, including those of the device and, in a group, of
+  // the rank.
   MetricsSources Metrics() const override;
   DrainOutcome Drain(absl::Duration deadline) override;
 

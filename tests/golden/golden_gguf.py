@@ -8,7 +8,7 @@ import numpy as np
 
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
          "IQ4_XS")
-# {type: where a block has its float16 numbers}
+# {type: offsets of the float16 numbers in a block}
 HALVES = {"F16": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82],
           "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0]}
 
@@ -20,7 +20,7 @@ def blocks_of(name, kind, random):
     if name == "F32":
         blocks = random.standard_normal((count, 1)).astype("<f4").view(np.uint8)
     if name == "BF16":
-        blocks[:, 1] &= 0xBF  # no infinity, no NaN
+        blocks[:, 1] &= 0xBF  # so that no number is infinite or NaN
     for at in HALVES.get(name, []):
         scales = random.standard_normal(count) * 0.05
         scales[0] *= 1e-4  # subnormal

@@ -38,7 +38,7 @@ from transformers import (
 )
 
 TOKENS = 48
-# Cases with the option `greedy` also have the tokens that follow the first ids.
+# Cases with the option `greedy` also have the tokens that follow a prompt of this length.
 GREEDY_PROMPT_TOKENS = 9
 GREEDY_TOKENS = 64
 
@@ -57,12 +57,12 @@ SMALL = dict(
     eos_token_id=2,
 )
 
-# The families below have short logits and room for greedy tokens.
+# The families below have a small vocabulary, and a context that is long enough for greedy tokens.
 RECENT = SMALL | dict(
     vocab_size=53, intermediate_size=36, max_position_embeddings=96
 )
 
-# Heads of 8 numbers: a quarter of a head is one pair.
+# Heads have 8 dimensions, so that a quarter of a head is one RoPE pair.
 LAYER_NORM = dict(
     vocab_size=41,
     hidden_size=24,
@@ -601,7 +601,7 @@ def write_model(folder, name, case):
     if not options.get("generation"):
         (folder / "generation_config.json").unlink(missing_ok=True)
     if options.get("old_names"):
-        # OPT written from the model without its head.
+        # Writes OPT with the names that a checkpoint without an output head has.
         file = folder / "model.safetensors"
         tensors = {k.removeprefix("model."): v for k, v in load_file(file).items()}
         save_file(tensors, file, metadata={"format": "pt"})
@@ -616,8 +616,7 @@ def write_model(folder, name, case):
         save_file(tensors, file, metadata={"format": "pt"})
     edit_config(folder / "config.json", options)
 
-    # .float() would also round the rotary buffer above. The float32 model is built anew from the stored weights
-    # instead.
+    # model.float() would keep the rounded buffer of RoPE, so the float32 model is built anew from the stored weights.
     reference = model_class(config).eval()
     reference.load_state_dict({k: v.float() for k, v in model.state_dict().items()})
     words = np.random.Generator(np.random.PCG64(seed_of(name, "ids")))

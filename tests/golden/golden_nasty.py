@@ -1,4 +1,4 @@
-"""Strings that break tokenizers, with the reference's ids for every type of tokenizer.
+"""Strings that are difficult for tokenizers, with the reference's ids for every type of tokenizer.
 
 texts.json lists the strings. cases.json has for each type:
 - name; base and change: the members that are replaced in byte.json or sentencepiece.json.
@@ -26,7 +26,7 @@ PIECES = (
     "|\U0001f44d\U0001f3fd|\u2764\ufe0f|\U0001f469\u200d\U0001f469\u200d\U0001f467"
     "|\U0001f1eb\U0001f1f7|1\ufe0f\u20e3|\U0001f3f4\U000e0067\U000e007f|\U00010400"
     "|\ufffd|\ufffe|\ue000|\U0010ffff|\U00020000|\u3002|\uff0c|\u060c|\u2026|\u00bf"
-    # Characters that are younger than one of the reference's tables.
+    # Characters that at least one Unicode table of the reference does not have yet.
     "|\u32ff|\ua7f2|\u061d|\u2e52|\u166d|\U000111c9|\ua7cb|\U0002ebf0|\U00010d40"
     "|\U00010d50|\U00011de0|\U00016ea0"
     "|<0x41>|<0xFF>|<s>|</s>|<unk>|<|endoftext|>|<|im_start|>|<left>|<both>|word"
@@ -34,7 +34,7 @@ PIECES = (
 
 
 def pieces():
-    # "<|endoftext|>" and its like are cut by the separator above.
+    # The separator "|" cuts special tokens such as "<|endoftext|>" into these pieces.
     names = {"<", "endoftext", ">", "im_start"}
     kept = [p for p in PIECES if p not in names]
     return kept + ["<", "<|endoftext|>", "<|im_start|>"]
@@ -114,7 +114,7 @@ TO_SPACES = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
 BYTES = [TO_SPACES, {"type": "ByteFallback"}, {"type": "Fuse"}]
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
-# Name, base, normalizer, pre-tokenizer, decoder (None: that of the base).
+# (name, base, normalizer, pre-tokenizer, decoder). None: the base's own component is used.
 TYPES = [
     ("gpt2", "byte", None, byte_level(True), None),
     ("bloom", "byte", None, sequence(
@@ -155,7 +155,7 @@ TYPES = [
 
 
 def train(texts, pre_tokenizer, alphabet):
-    """A BPE whose merges cross every boundary, so that a wrong split changes ids."""
+    """Returns a BPE tokenizer with merges across all boundaries, so that a wrong split changes ids."""
     tok = Tokenizer(models.BPE())
     if pre_tokenizer:
         tok.pre_tokenizer = pre_tokenizer
@@ -223,10 +223,10 @@ def lines(rows):
 
 
 def cases(tok, texts):
-    """Ids, and the texts that they decode to if they differ from the originals."""
+    """Returns the ids of each text, and the decoded texts that differ from the originals."""
     ids = [tok.encode(text, add_special_tokens=False).ids for text in texts]
     decoded = {
-        # Runs of byte tokens that are partly valid are decoded differently.
+        # None: Kvasir decodes byte runs that are only partly valid UTF-8 in another way than the reference.
         str(i): got if "\ufffd" not in got else None
         for i, text in enumerate(texts)
         if (got := tok.decode(ids[i], skip_special_tokens=False)) != text

@@ -107,7 +107,7 @@ TEXTS = [
     "plain <plain> text<plain>", "PLAIN <Plain>", "e\u0301tude \u00e9tude",
 ]
 
-# Texts that only the pipeline variants need. They are short and have every kind of boundary.
+# Texts only for the pipeline variants. They are short and have every kind of boundary between words.
 PIPELINE_TEXTS = [
     "",
     "the river, the boats",
@@ -148,7 +148,7 @@ def trained_byte_level(size, pre, specials, normalizer=None):
 
 
 def gpt2():
-    """ByteLevel with its own regex; added tokens with every flag."""
+    """GPT-2: a ByteLevel pre-tokenizer that splits by its own regex, and added tokens with every flag."""
     tok = trained_byte_level(
         420, pre_tokenizers.ByteLevel(add_prefix_space=False), ["<|endoftext|>"]
     )
@@ -167,7 +167,7 @@ def gpt2():
 
 
 def gpt2_prefix_space():
-    """add_prefix_space, merges as "a b" strings, a <s> … </s> template."""
+    """A variant with add_prefix_space, merges as "a b" strings, and a template <s> … </s>."""
     tok = trained_byte_level(
         380, pre_tokenizers.ByteLevel(add_prefix_space=True), ["<s>", "</s>"]
     )
@@ -183,7 +183,7 @@ def gpt2_prefix_space():
 
 
 def llama3():
-    """Split regex, ignore_merges, special tokens after the vocabulary, bos."""
+    """Llama 3: a Split regex, ignore_merges, special tokens after the vocabulary, and bos."""
     pre = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated", invert=False),
@@ -215,7 +215,7 @@ def llama3():
 
 
 def qwen2():
-    """NFC, Split regex, chat markers that add_special_tokens does not add."""
+    """Qwen 2: NFC, a Split regex, and chat markers that add_special_tokens does not add."""
     pre = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(QWEN2_PATTERN), "isolated", invert=False),
@@ -226,7 +226,7 @@ def qwen2():
     tok.add_special_tokens(
         rank_specials(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     )
-    # It is written decomposed, so it is found only after both sides are normalized.
+    # The token is written decomposed, so it is found only if token and text are both normalized.
     tok.add_tokens([AddedToken("e\u0301tude", normalized=True)])
     tok.post_processor = processors.ByteLevel(trim_offsets=False)
     tok.decoder = decoders.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -323,7 +323,7 @@ def sentencepiece(size, normalizer, pre_tokenizer, string_merges):
 
 
 def llama2():
-    """Prepend and Replace normalizers, no pre-tokenizer, string merges."""
+    """Llama 2: the normalizers Prepend and Replace, no pre-tokenizer, and merges as strings."""
     return sentencepiece(
         560,
         {
@@ -339,7 +339,7 @@ def llama2():
 
 
 def mistral():
-    """Metaspace pre-tokenizer, prepend_scheme first, not split (not legacy)."""
+    """Mistral: a Metaspace pre-tokenizer with prepend_scheme "first" that does not split."""
     return sentencepiece(
         520,
         None,
@@ -354,7 +354,7 @@ def mistral():
 
 
 def metaspace_decoder():
-    """Metaspace on both sides, split, always; unknown characters fused."""
+    """Metaspace as pre-tokenizer (it splits, prepend_scheme "always") and as decoder. Unknown characters are fused."""
     form = sentencepiece(
         480,
         {"type": "NFKC"},
@@ -439,8 +439,8 @@ def decode_case(tok, ids, text):
 
 
 def random_ids(tok, name):
-    """Runs of ids that no text has. Byte tokens of a vocabulary with byte fallback come only as whole characters, or
-    as runs without any valid character. README.md describes how mixed runs are decoded."""
+    """Yields runs of ids that no text gives. With byte fallback, byte tokens form only whole characters, or runs
+    without any valid character. README.md describes how mixed runs are decoded."""
     rng = random.Random(name)
     pieces = tok.get_vocab(with_added_tokens=True)
     bytes_of = {p: i for p, i in pieces.items() if len(p) == 6 and p.startswith("<0x")}

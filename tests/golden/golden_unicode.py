@@ -1,4 +1,4 @@
-"""Digests of the reference's sets and mappings over all code points.
+"""Digests of the reference's character sets and mappings over all code points.
 
 A digest is the start of a SHA-256 over lines: begin-end for each range of a set, or a code
 point and the UTF-8 bytes of its result. Computing them takes minutes.
@@ -36,7 +36,7 @@ def digest(lines):
 
 
 def matches(pattern):
-    """The code points that `pattern`, a set of characters, matches."""
+    """Returns the code points that `pattern`, a set of characters, matches."""
     text = "".join(map(chr, CODE_POINTS))
     rest = pre_tokenizers.Split(Regex(pattern + "+"), "removed")
     found = set(CODE_POINTS)
@@ -46,7 +46,7 @@ def matches(pattern):
 
 
 def set_digest(found):
-    """One line for each range of code points."""
+    """Returns the digest of a set: its lines are ranges of code points."""
     lines = []
     begin = None
     for c in range(0x110001):
@@ -61,7 +61,7 @@ def set_digest(found):
 
 
 def split_in(pre, before, after, pieces):
-    """The code points with which `pre` cuts the text before + code point + after into `pieces` pieces."""
+    """Returns the code points c for which `pre` cuts the text before + c + after into `pieces` pieces."""
     return {
         c
         for c in CODE_POINTS
@@ -70,7 +70,7 @@ def split_in(pre, before, after, pieces):
 
 
 def mapping_digest(normalizer, before="", after=""):
-    """One line for each code point that changes, in hexadecimal UTF-8."""
+    """Returns the digest of a normalizer: its lines are the code points that change, with their results."""
     lines = []
     for c in CODE_POINTS:
         text = before + chr(c) + after
@@ -104,7 +104,7 @@ def write(folder):
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
         normalizer = getattr(normalizers, form)()
         whole["mappings"][form] = mapping_digest(normalizer)
-        # Marks on both sides show the order that a mark has among others.
+        # With marks on both sides, the digest also depends on the order into which marks are sorted.
         whole["mappings"][form + " among marks"] = mapping_digest(
             normalizer, "a\u0301", "\u0323"
         )

@@ -27,8 +27,8 @@ constexpr uint32_t kMaxModelLen = 1024;
 constexpr uint32_t kDefaultMaxTokens = 16;
 constexpr char kModel[] = "tiny";
 
-// A router whose engine repeats the prompt. Owns the engine's thread, which
-// calls all sinks.
+// A router whose engine repeats the prompt. It owns the thread of this engine,
+// which makes all calls of the requests' sinks.
 class EchoRouter final : public router::RequestRouter {
  public:
   explicit EchoRouter(absl::Duration token_delay)
@@ -96,8 +96,8 @@ class EchoRouter final : public router::RequestRouter {
     uint32_t num_tokens_ = 0;
   };
 
-  // Generates one token of every sample. Returns false when the request has
-  // ended.
+  // Generates one token of every sample. Returns false when the request
+  // has ended.
   static bool Step(Handle& handle) {
     if (handle.cancelled_) {
       handle.sink_->OnDone(absl::CancelledError("cancelled"));

@@ -1,4 +1,4 @@
-"""A kvasir process under test. It starts on free ports, and it is always stopped."""
+"""Starts a kvasir process on free ports for a test, and stops it in any case."""
 
 import json
 import os
@@ -157,7 +157,7 @@ def run(*args, check=True, timeout=300, **options):
 
 
 class CuttableProxy:
-    """A TCP hop to `target` that can be cut, as when a client's machine dies."""
+    """A TCP proxy to `target`. It can cut all connections, as if the client's machine had crashed."""
 
     def __init__(self, target):
         host, port = target.rsplit(":", 1)

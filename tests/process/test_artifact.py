@@ -1,4 +1,4 @@
-"""A compressed checkpoint is inspected, checked against its plan, and run, or it is refused by name."""
+"""Compressed checkpoints are inspected, checked against their plans, and run. Errors for invalid ones name the cause."""
 
 import hashlib
 import json
@@ -136,7 +136,7 @@ def evaluation(tmp_path):
     return path, content
 
 
-def test_the_html_page_shows_the_evaluation_and_refuses_one_without_an_interval(
+def test_the_html_page_shows_an_evaluation_that_has_an_interval(
         artifact, evaluation, tmp_path):
     path, content = evaluation
     page = tmp_path / "page.html"
@@ -215,7 +215,7 @@ def test_the_html_page_draws_the_layer_that_the_reader_chooses(tmp_path):
         assert context.eval(gone) == sum(at is not None for at in unit["gone_at"])
 
 
-def test_the_html_page_draws_every_layer_and_its_scale_has_more_ticks_than_0(artifact, evaluation, drawn, tmp_path):
+def test_the_html_page_draws_every_layer_and_the_ticks_of_its_scale(artifact, evaluation, drawn, tmp_path):
     path, content = evaluation
     inspected = json.loads(run("inspect", artifact, "--json").stdout)
     # There are two widths of one method, one of which belongs to the inspected plan, within a narrow range.
@@ -252,7 +252,7 @@ def test_the_html_page_places_an_eviction_at_the_bytes_of_the_slots_it_keeps(art
     html = draw_by_script(page)
     assert "100 KV bytes per token, 100 of a window" in html
     assert "104 KV bytes per token, 26 of a window" in html
-    # They are drawn as different methods, so that no line joins them.
+    # The plans with and without eviction are drawn as different methods, so that no line joins them.
     assert "palu &lt;4&gt;, " in html and "palu &lt;4&gt; + h2o, " in html
 
 
@@ -427,7 +427,7 @@ def test_the_error_for_weights_that_are_not_finite_names_the_tensor(artifact, na
                      "--max-windows", "1"], ["generate", "--prompt", "x"]):
         refused = run(*command, "--model", artifact, check=False)
         assert refused.returncode == 1 and refused.stdout == ""
-        assert (f"tensor {name}: row {row}, column {column}: must be a finite number, is nan"
+        assert (f"tensor {name}: row {row}, column {column}: must be a finite number, but is nan"
                 in refused.stderr)
 
 

@@ -85,9 +85,9 @@ def test_a_server_without_benchmarks_names_the_program_that_has_them(tmp_path):
     assert "kvasir-bench: No such file or directory" in done.stderr and "scripts/build kvasir-bench" in done.stderr
 
 
-def test_bench_decode_reads_each_weight_once_per_step_and_leaves_cached_bandwidth_undecided():
+def test_bench_decode_reads_each_weight_once_per_step():
     report = bench("decode")
-    # The tiny model's weights fit into the last-level cache.
+    # The tiny model's weights fit into the last-level cache, so their bandwidth is not that of memory.
     assert "read_bandwidth_share" in report["undecided"]
     read, weights = (report["figures"][name] for name in ("bytes_read_per_step", "weight_bytes"))
     assert weights * 0.9 < read < weights * 1.2  # the rest is the KV cache of one sequence
@@ -113,7 +113,7 @@ def test_bench_attention_has_a_row_for_each_method_and_context():
             assert isinstance(row[name], kind), (row["method"], name)
         assert row["us_per_token"] > 0 and row["floor_ratio"] > 0
         assert row["undecided"] and not row.get("met")  # two pairs
-        assert row["arenas"] >= 2  # so that the next launch finds nothing of the last one in a cache
+        assert row["arenas"] >= 2  # so that no launch finds data of the previous one in a CPU cache
     methods = {row["method"] for row in rows}
     assert len(rows) == 2 * len(methods)  # one row for each context, 96 and 256
     assert {"dense-bf16", "dense-8bit", "rap-50", "commuting-50", "palu-50-g1", "palu-50-g2",
@@ -147,7 +147,7 @@ def test_bench_attention_measures_the_settings_of_its_flags():
     assert report["machine"]["threads"] == 1
 
 
-def test_bench_attention_compares_prompt_chunks_by_whole_layers():
+def test_bench_attention_compares_the_time_of_whole_layers_for_prompt_chunks():
     rows = bench("attention", "--prefill", "--context", "100", "--chunk", "30",
                  "--method", "dense-bf16,rap-50")["rows"]
     assert [(row["method"], row["chunk"]) for row in rows] == [("dense-bf16", 30), ("rap-50", 30)]
@@ -169,7 +169,7 @@ PARTS = {"rest", "projections", "rotation", "append", "lifts", "attention", "evi
     (["--shape", "qwen2.5-0.5b"], "--bias-cost measures one plan: want one --plan, have 0"),
     (["--shape", "kvasir-tiny", "--plan", "rotated-4bit"], "--shape kvasir-tiny has no biases"),
 ])
-def test_the_cost_of_biases_needs_a_plan_and_a_model_with_biases(flags, expected):
+def test_the_cost_of_biases_is_measured_only_with_a_plan_and_a_model_with_biases(flags, expected):
     done = run("bench", "decode", "--quick", "--bias-cost", "--random-weights", *flags, check=False)
     assert done.returncode != 0 and expected in done.stderr
 
@@ -278,7 +278,7 @@ def test_an_impossible_number_of_ranks_is_refused(flags, code, said):
 
 
 def test_random_latents_of_one_layer_do_not_overwrite_the_exact_rows_of_another(tmp_path):
-    """Layers of few bits keep their random latents in the arena of a layer of many bits."""
+    """Layers with few bits store their random latents in the arena of a layer with many bits."""
     def side(stored, bits):
         codec = {"bits": {"schedule": [bits]}, "per_token": {}, "param_dtype": "F16", "none": {}}
         return {"exact_window": 120, "parts": [{"full": {}, "stored": stored, "codec": codec}]}
@@ -311,7 +311,7 @@ def test_bench_decode_with_paced_measures_once_for_each_line_of_input():
     assert second["cache_bytes_per_step"] > first["cache_bytes_per_step"]  # the context is one token longer
 
 
-def test_bench_decode_with_plans_requires_random_weights_or_a_baseline():
+def test_bench_decode_with_plans_refuses_real_weights_without_a_baseline():
     done = run("bench", "decode", "--quick", "--plan", "rap-50", "--model", "/no/such", check=False)
     assert done.returncode == 1 and "--baseline DIR" in done.stderr
 
@@ -389,7 +389,7 @@ def server_of_others(config):
 def test_bench_serve_uses_the_length_of_its_flag_if_the_server_reports_none():
     with server_of_others(None) as endpoint:
         done = run("bench", "serve", "--quick", "--endpoint", endpoint, check=False)
-    # The command reached its requests.
+    # The command got as far as sending its requests.
     assert done.returncode == 1 and "all 4 requests failed" in done.stderr, done.stderr
 
 

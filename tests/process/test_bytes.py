@@ -1,4 +1,4 @@
-"""When the plan of one layer changes, every figure of bytes changes by the same amount."""
+"""If the plan of one layer changes, every reported number of bytes changes by the same amount."""
 
 import json
 
@@ -63,6 +63,6 @@ def test_a_layer_in_float32_increases_every_reported_size_by_its_own_bytes(tmp_p
     assert base["pages"] == more["pages"] == POOL_TOKENS // PAGE_TOKENS
     # Both pools hold the same number of tokens, so only the layer makes the difference.
     assert more["allocated"] - base["allocated"] == numbers * 2 * POOL_TOKENS
-    # The resident memory grows by it as well, within the variation of the rest of a process.
+    # The resident memory grows by the same amount, except for variations of the rest of the process.
     difference = more["resident"] - base["resident"]
     assert abs(difference - numbers * 2 * POOL_TOKENS) < 6 << 20

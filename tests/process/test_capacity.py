@@ -20,7 +20,7 @@ def test_every_figure_of_the_capacity_table_equals_that_of_inspect():
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
-def test_a_wrong_figure_in_the_table_is_found_and_corrected(tmp_path):
+def test_the_script_corrects_a_wrong_figure_in_the_table(tmp_path):
     for name in ("deploy/capacity", "docs/operations.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)

@@ -109,7 +109,7 @@ def test_model_families_with_other_layers_and_tensor_names_are_compressed(compre
     inspected(out)
 
 
-# With equal bytes for each rank, no group spans ranks: the groups of heads are reduced to what one rank has.
+# So that ranks have equal bytes, groups of heads that would span ranks are made smaller.
 @pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize(
     "method",
@@ -131,7 +131,7 @@ def test_a_plan_for_several_ranks_stores_no_keys_or_values_on_two_ranks(compress
     ranks = report["tensor_parallel"]
     assert len(ranks["ranks"]) == ranks["size"] == tp
     assert ranks["uneven_layers"] == []
-    # Only slot metadata may be replicated: one unit has all heads of a layer, which evict together.
+    # Only slot metadata may be replicated, because all heads of a layer evict the same tokens.
     assert all(replica["side"] is None for replica in ranks["replicas"])
     assert ranks["most_kv_bytes_per_token"] <= 1.1 * report["kv_bytes_per_token"] / tp
     # The figures equal those of inspect, which also counts weights.
@@ -144,7 +144,7 @@ def test_a_plan_for_several_ranks_stores_no_keys_or_values_on_two_ranks(compress
     assert max(weights) < of_inspect["one_rank_weight_bytes"]
 
 
-def test_groups_of_heads_that_span_several_ranks_are_reported_or_refused(compress, tmp_path):
+def test_groups_of_heads_that_span_several_ranks_are_reported(compress, tmp_path):
     plan = tmp_path / "plan.json"
     uniform = ["plan", "--model", TINY, "--method", "uniform", "--keep", 0.5]
     compress(*uniform, "--group-heads", "all", "--out", plan)
@@ -160,7 +160,7 @@ def test_groups_of_heads_that_span_several_ranks_are_reported_or_refused(compres
             "groups of 4 heads do not divide", "possible numbers of ranks: 1 or 2")
 
 
-def test_plan_and_apply_give_the_same_bytes_as_apply_only(compress, tmp_path):
+def test_plan_and_then_apply_write_the_same_bytes_as_apply_only(compress, tmp_path):
     palu = ["--method", "palu", "--keep", 0.5]
     plan = tmp_path / "plan.json"
     shown = compress("plan", "--model", TINY, *palu, *FEW_TOKENS, "--out", plan)
@@ -181,7 +181,7 @@ def test_apply_uses_the_calibration_that_the_plan_was_made_with(compress, tmp_pa
     settings = json.loads(plan.read_text())["provenance"]["calibration"]
     assert (settings["tokens"], settings["sequence_tokens"]) == ("512", "256")
     assert settings["texts"] == [str(CALIBRATION)]
-    # apply needs no gradients, so its calibration is the same sample with another id.
+    # apply needs no gradients, so its calibration has another id although it has the same settings.
     explicit = compress("apply", "--model", TINY, "--plan", plan, "--cache", "none", *FEW_TOKENS, "--out", tmp_path / "a")
     calibration = re.search(r"^calibration: ([0-9a-f]{32}), ", explicit.stderr, re.M)[1]
     applied = compress("apply", "--model", TINY, "--plan", plan, "--cache", tmp_path / "cache", "--out", tmp_path / "b")
@@ -335,7 +335,7 @@ AUTO = ["auto", "--windows", 0, *FEW_TOKENS]
 
 
 @pytest.mark.parametrize("method, parts", [
-    (["uniform", "--keep", 0.01], ["multiples of 8 take at least"]),
+    (["uniform", "--keep", 0.01], ["with a rank multiple of 8, take"]),
     (["uniform", "--keep", 0.5, "--group-heads", 3], ["3", "8"]),
     (["uniform", "--kv-bytes-per-token", 20], ["no plan of at most 20 KV bytes per token was found: the smallest plan takes"]),
     (["uniform", "--keep", 0.5, "--model", GOLDEN / "refused" / "qwen2-shared-expert"], ["Qwen2Moe"]),
@@ -496,7 +496,7 @@ def test_a_compressed_model_is_not_compressed_again(compress, tmp_path):
     refused(done, "already compressed")
 
 
-def test_an_output_that_exists_or_cannot_be_written_is_refused(compress, tmp_path):
+def test_an_output_that_cannot_be_created_is_refused(compress, tmp_path):
     uniform = ["--model", TINY, "--method", "uniform", "--keep", 0.5]
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("x")
@@ -557,7 +557,7 @@ def test_an_interrupted_run_leaves_no_output_and_can_continue(tmp_path):
                 == (tmp_path / "whole" / name).read_bytes())
 
 
-def test_a_killed_run_is_cleaned_up_by_the_next(compress, tmp_path):
+def test_the_next_run_removes_the_files_of_a_killed_run(compress, tmp_path):
     partial = tmp_path / "out.partial"
     partial.mkdir()
     (partial / "weights-00001.partial").write_text("half")
@@ -612,14 +612,14 @@ def test_a_folders_name_sends_no_escape_codes_to_the_terminal(tmp_path):
     assert done.stdout.count("evil\\x1b[31mred") >= 3 and "text\\x1b[2J.txt" in done.stdout
 
 
-def test_evaluate_refuses_missing_models_short_texts_and_invalid_paths(compress, tmp_path):
+def test_evaluate_refuses_invalid_models_and_texts_before_it_starts(compress, tmp_path):
     evaluate = ["evaluate", "--teacher", TINY, "--text", TINY / "evaluation.txt"]
     refused(compress(*evaluate, "/no/such/folder", "--windows", 2, "--window-tokens", 64,
                      ok=False), "/no/such/folder")
     short = tmp_path / "short.txt"
     short.write_text("A few words.\n")
     refused(compress("evaluate", "--teacher", TINY, TINY, "--text", short, ok=False), "token")
-    # These errors come before the teacher's pass, which takes long, so nothing is printed.
+    # These errors are found before the teacher is evaluated, which takes long, so nothing is printed before them.
     for name in ("tiny-hlf", "per-tokn:k4"):
         done = compress(*evaluate, TINY, name, ok=False)
         refused(done, name, "there is no model folder", "baselines begin with ", "rotated:")
@@ -640,10 +640,10 @@ def test_settings_of_eviction_are_checked_before_the_teacher_is_evaluated(compre
     art = tmp_path / "art"
     compress("apply", "--quiet", "--model", TINY, "--method", "q-hitter", "--key-bits", 4,
              "--exact-sinks", 6, "--out", art)
-    # Candidates may follow a list.
+    # Candidates may follow a flag whose value is a list.
     done = compress(*evaluate, "--eviction-sinks", 4, "--eviction", "recent,streaming",
                     "--eviction-budget", 0.2, TINY, art, ok=False)
-    refused(done, f"{art}: streaming 0.2", "want sinks >= 6, have 4")
+    refused(done, f"{art}: streaming 0.2", "must keep the 6 exact_sinks, but sinks is only 4")
     assert done.stdout == ""
     done = compress(*evaluate, TINY, "per-token:k99", ok=False)
     refused(done, "per-token:k99")
@@ -712,7 +712,7 @@ def test_eviction_can_be_added_to_any_plan(compress, tmp_path):
     refused(compress(*plan, "lorc", "--keep", 0.5, "--evict-from", lorc, ok=False),
             "--evict-from can only be used with --method q-hitter", code=2)
     refused(compress(*plan, "q-hitter", "--evict-from", lorc, "--eviction-recent", 64, ok=False),
-            "layer 0 eviction", "want recent >= 96, have 64")
+            "layer 0 eviction", "exact_window of 96 tokens, but recent is only 64")
 
 
 def test_a_plan_with_only_eviction_has_the_requested_bits_of_keys_and_values(compress, tmp_path):

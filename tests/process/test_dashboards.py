@@ -137,8 +137,8 @@ def test_the_series_of_every_alert_exist_and_no_alert_fires_on_a_healthy_server(
     wait_until(
         lambda: all(rule["health"] == "ok" for rule in groups(prometheus)), "every rule was evaluated"
     )
-    # A pending alert becomes firing at once only if it has no `for`, or if a server under a minute of load is not
-    # healthy.
+    # The server has been under load for less than a minute. An alert that fires already has no `for`, or it reports a
+    # healthy server.
     assert [alert["name"] for alert in groups(prometheus) if alert.get("state") == "firing"] == []
 
 

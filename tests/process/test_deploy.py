@@ -33,7 +33,7 @@ from test_edge import Clients  # noqa: E402
 DEPLOY = ROOT / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
-# gRPC probes are stable since the first version; the second is the newest that the validator knows.
+# The first version in which gRPC probes are stable, and the newest version that the validator knows.
 KUBERNETES = ["1.27", "1.37"]
 USER = 65532
 # No overlay folder uses these components: each installation adds them to its own.
@@ -259,7 +259,7 @@ def test_ports_match_the_program_and_every_reference_to_a_port_exists(rendered, 
         text = run(name.removeprefix("kvasir-"), "--help").stdout
         for port, flag in {**flags, **({"grpc": "--grpc-port"} if name == "kvasir-router" else {})}.items():
             assert f"{flag} INT:INT in [0 - 65535]={ports[name][port]} " in text, (name, port)
-        # These are the ports of ranks that the pod's own process starts.
+        # The process of the pod starts these ranks itself, and each has ports of its own.
         for rank in range(1, ranks_of_a_pod(resources, name)):
             assert re.search(rf"--rank-metrics-port INT:INT in \[0 - \d+\]={ports[name][f'metrics-{rank}'] - rank} ", text)
     wanted = settings(resources, "kvasir-worker")
@@ -809,7 +809,7 @@ def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(render
             for name, pod in pods(resources).items():
                 for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                     assert passes(container(pod)[probe], served[name]), (name, probe)
-            # preStop runs without its sleep.
+            # The preStop hooks run here without their sleep.
             for process, name in ((worker, "kvasir-worker"), (router, "kvasir-router")):
                 command = container(pods(resources)[name])["lifecycle"]["preStop"]["exec"]["command"]
                 drain = shlex.split(command[-1].split("; exec ")[-1]) if command[0] == "/bin/sh" else command
@@ -858,7 +858,7 @@ def test_a_leader_and_its_rank_run_as_in_their_pods_and_end_together(rendered, o
     leader = started("kvasir-worker", tmp_path / "leader")
     rank = started("kvasir-rank", tmp_path / "rank", KVASIR_LEADER=listen)
     try:
-        # Each becomes ready only when both run.
+        # Neither is ready before both run.
         with concurrent.futures.ThreadPoolExecutor() as pool:
             list(pool.map(Contained.start, (leader, rank)))
         for process, name in ((leader, "kvasir-worker"), (rank, "kvasir-rank")):
@@ -878,8 +878,8 @@ def test_a_leader_and_its_rank_run_as_in_their_pods_and_end_together(rendered, o
 
 
 class Service:
-    """One address for several targets, as kube-proxy has it. A new connection goes to the next target that is not
-    forgotten; old connections stay."""
+    """One address for several targets, like a Service of kube-proxy. A new connection goes to the next target that was
+    not forgotten; open connections stay."""
 
     def __init__(self, *targets):
         self.targets = list(targets)

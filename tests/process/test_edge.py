@@ -135,7 +135,7 @@ def test_a_drain_waits_for_a_slow_reader():
             first = next(answers)
             wait_until(lambda: server.metric("kvasir_router_inflight_requests") == 0, "the end of the request")
             server.process.send_signal(signal.SIGTERM)
-            # Clients have 1.6 s to go. If the server did not wait for the reader, it would end then.
+            # Connections are closed after 1.6 s. If the server did not wait for the slow reader, it would end then.
             time.sleep(2.5)
             assert server.process.poll() is None
             rest = list(answers)
@@ -234,7 +234,7 @@ def test_idle_connections_do_not_block_probes_of_the_health_port():
                 return False
 
         assert answered()
-        # Connections that are opened anew without end lock no probe out either.
+        # A flood of new connections does not block probes either.
         for _ in range(10):
             silent += [connect(server.health) for _ in range(20)]
             assert answered()
@@ -253,7 +253,7 @@ def with_files(files):
     return command
 
 
-# Discovery is not implemented: such a name counts as one worker, and the transport chooses one of its addresses.
+# Workers are not discovered by DNS: such a name counts as one worker, and gRPC chooses one of its addresses.
 def test_a_worker_name_with_several_addresses_causes_a_warning(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost one\n127.0.0.1 pods\n127.0.0.2 pods\n")
@@ -404,7 +404,7 @@ def services_of(target):
 
 
 @pytest.mark.parametrize("flags", [["--reflection", "off"], ["--host", "0.0.0.0", "--insecure"]])
-def test_reflection_is_off_if_it_is_disabled_or_the_host_is_not_loopback(flags):
+def test_reflection_is_on_only_if_it_is_enabled_on_a_loopback_host(flags):
     with KvasirProcess("serve", *flags) as server:
         for target in (server.grpc, server.admin, server.health):
             with pytest.raises(grpc.RpcError) as caught:
@@ -416,7 +416,7 @@ ENDLESS = ["--max-num-seqs", "1", "--kv-plan", "dense-8bit", "--eviction", "h2o"
            "256", "--eviction-rolling", "--max-model-len", str(1 << 24)]
 
 
-def test_a_request_of_higher_priority_runs_first_and_one_that_waits_too_long_is_refused():
+def test_a_request_of_higher_priority_overtakes_waiting_requests():
     with KvasirProcess("serve", *ENDLESS) as server:
         model = server.ready["model"]
         with grpc.insecure_channel(server.grpc) as channel:
@@ -453,7 +453,7 @@ def endless_header_block(target, most):
     host, port = target.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=20) as client:
         client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 0, 1, b""))
-        # Each header is small, but gRPC keeps its value together with the memory that it was read into.
+        # Each header is small, but gRPC keeps the whole buffer into which it was read as long as the header.
         headers = (b"\x00\x01a\x64" + b"v" * 100) * 100
         batch = frame(9, 0, 1, headers) * 16
         sent = 0

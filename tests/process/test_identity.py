@@ -53,7 +53,7 @@ TENANTS = [
 
 
 def without_certificates(tenants):
-    """The tenants for a listener that asks for no certificates."""
+    """Returns the tenants without certificates, for a listener that does not ask for any."""
     return [{key: value for key, value in each.items() if key != "certificates"} for each in tenants]
 
 
@@ -184,7 +184,7 @@ def test_an_unknown_caller_is_unauthenticated(served, metadata, reason, text):
         # Every other method refuses in the same way, even without a message.
         with served.refusal("UNAUTHENTICATED", reason, text, caller):
             channel.unary_unary("/vllm.Control/Abort")(b"", timeout=20, metadata=metadata)
-        # So do bytes that are no message. They used to write a line each.
+        # So are bytes that are not a valid message. Each of them used to write a log line.
         with served.refusal("UNAUTHENTICATED", reason, text, caller):
             channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(
                 b"\xff" * 100, timeout=20, metadata=metadata)
@@ -193,7 +193,7 @@ def test_an_unknown_caller_is_unauthenticated(served, metadata, reason, text):
 
 
 # gRPC (1.51) treats it as an error of the connection.
-def test_metadata_over_the_limit_ends_its_connection_and_no_other(served):
+def test_metadata_over_the_limit_closes_only_its_own_connection(served):
     red = (("authorization", f"Bearer {token_of('red')}"),)
 
     def start(channel, metadata=(), max_tokens=LONG):
@@ -309,7 +309,7 @@ def test_a_stop_request_ends_only_requests_of_its_own_tenant(served):
         running = service_pb2_grpc.GRPCInferenceServiceStub(red).ModelStreamInfer(iter([message]), timeout=120)
         next(running)
         stop(blue, "same")
-        # Output from before the stop proves nothing: the engine must go on generating.
+        # Output that was generated before the stop proves nothing, so the engine must generate more.
         started = served.server.metric("kvasir_generation_tokens_total")
         for _ in range(5):
             last = next(running)

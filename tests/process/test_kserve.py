@@ -106,7 +106,7 @@ def tensor(name, value, datatype, shape=(1,)):
 
 
 def vllm(prompt, stream=True, flags=(), **sampling):
-    """A request in the vLLM backend's schema. Numbers are strings, as in that backend's sample client."""
+    """Returns a request in the schema of Triton's vLLM backend. Numbers are strings, as in that backend's sample client."""
     sampling = {key: str(v) if isinstance(v, (int, float)) else v for key, v in sampling.items()}
     return [
         tensor("text_input", prompt, "BYTES"),
@@ -270,7 +270,7 @@ def test_the_error_for_a_method_that_is_not_implemented_names_it(client):
 
 
 def test_the_standard_grpc_health_service_reports_serving(server):
-    # The two messages are one string and one enum, so that no package is needed.
+    # Request and response have one field each, so they are written as bytes and no package is needed.
     with server.channel() as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         serving = bytes([0x08, 1])
@@ -331,7 +331,7 @@ def test_a_unary_call_joins_the_output_of_a_streaming_request(server, client):
     assert folded.as_numpy("text_output")[0] == plain.as_numpy("text_output")[0]
 
 
-# A megabyte of gzip may be a gigabyte of message.
+# A megabyte of gzip may contain a message of a gigabyte.
 @pytest.mark.parametrize("compression", ["gzip", "deflate"])
 def test_the_error_for_a_compressed_request_names_the_compression(server, client, compression):
     with pytest.raises(InferenceServerException) as refused:
@@ -481,7 +481,7 @@ def test_a_stop_request_ends_the_request_with_its_id(server):
             finals[name] = finals.get(name, 0) + final(result)
             if result.as_numpy("finish_reason") is not None:
                 last[name] = result.as_numpy("finish_reason")[0]
-    # The request has one last response and the stop has one.
+    # Both the request and the stop request have a last response.
     assert finals == {"long": 2, "other": 1}
     assert last["long"] == b"abort"
 
@@ -496,8 +496,8 @@ def test_a_stop_request_for_an_id_that_is_not_running_is_answered(server):
         stream.stop()
 
 
-def test_the_deadline_of_a_call_ends_a_stream_and_a_unary_call(server, client):
-    # The request takes seconds, so that the deadline comes while it runs.
+def test_streams_and_unary_calls_end_at_their_deadlines(server, client):
+    # The request takes seconds, so that it still runs at the deadline.
     deadline, work = 0.3, greedy(max_tokens=900, n=16)
     with pytest.raises(InferenceServerException) as caught:
         client.infer(
@@ -818,7 +818,7 @@ def enums(file):
 
 
 def test_our_proto_files_agree_with_those_of_the_client(tmp_path):
-    """Each of our fields is a field of the client with the same number and type."""
+    """For each of our fields, the client has a field with the same number and type."""
     out = tmp_path / "descriptors"
     subprocess.run(
         ["protoc", "-I", str(ROOT), f"--descriptor_set_out={out}", "--include_imports",

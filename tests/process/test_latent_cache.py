@@ -1,5 +1,5 @@
-"""Compressed checkpoints through the server's own programs. The loss of every method equals the oracle's for every
-family, chunk, page size and number of threads, and every method generates."""
+"""Compressed checkpoints are run by the server's own programs. The loss of every method equals that of the Python
+reference in every family, for every chunk size, page size and number of threads. Every method generates text."""
 
 import functools
 import json
@@ -19,7 +19,7 @@ COMPRESS = BINARY.with_name("kvasir-compress")
 EVALUATION = TINY / "evaluation.txt"
 PROMPT = "Once upon a time"
 WINDOWS, WINDOW_TOKENS = 3, 192
-# Relative tolerances of the loss: for the rounding of sums, and for codes that differ by one.
+# Relative tolerances of the loss. NUMBERS allows for the rounding of sums, CODES also for codes that differ by one.
 NUMBERS, CODES = 0.0005, 0.005
 
 
@@ -92,9 +92,9 @@ METHODS = {
 }
 
 
-# The models test, in this order: RoPE on a quarter of each head; learned positions; biases and grouped heads; a
-# window shorter than the texts; a layer without RoPE beside one with it; experts. All are small and random, with biases
-# other than 0.
+# The models cover, in this order: RoPE on a quarter of each head; learned positions; biases and grouped heads; a
+# sliding window shorter than the texts; layers with and without RoPE; experts. All are small, with random weights and
+# nonzero biases.
 FAMILIES = {
     "pythia-160m": ("palu", "rap-exact", "commuting", "svdq-rotated", "channel", "joint-exact"),
     "opt-125m": ("palu", "palu-4", "svdq", "joint-4"),
@@ -111,7 +111,7 @@ FAMILY_METHODS = {
     "palu": (UNIFORM_PALU + [2], NUMBERS),
     "palu-4": (UNIFORM_PALU + [1, "--key-bits", 4, "--value-bits", 4], CODES),
 }
-# They are float32 throughout and small, so the tolerances are tight.
+# These models are small and compute in float32, so the tolerances are tight.
 FAMILY_TOLERANCE = {NUMBERS: 2e-5, CODES: 1e-3}
 
 
@@ -159,7 +159,7 @@ def artifacts(calibrations, tmp_path_factory):
 
 
 def amplify_attention(path):
-    """Attention with small random weights changes the loss too little for a test to see its errors."""
+    """Scales the weights of attention. With small random weights, errors of attention would hardly change the loss."""
     data = bytearray(path.read_bytes())
     (length,) = struct.unpack("<Q", data[:8])
     for name, tensor in json.loads(data[8:8 + length]).items():
@@ -238,14 +238,15 @@ def test_the_loss_equals_that_of_the_python_reference_in_other_model_families(fa
         check_loss(own[name], FAMILY_TOLERANCE[tolerance], WAYS[:1])
 
 
-# A third of a window stays: sinks, the tokens that some plans keep exact, and a few heavy hitters.
+# A third of a window's tokens stays: sinks, the tokens that some plans keep exact, and a few others with the
+# most attention.
 EVICTING = ["--eviction", "q-hitter", "--eviction-lambda", 0.5, "--eviction-sinks", 9,
             "--eviction-recent", 48, "--eviction-every", 24, "--eviction-budget"]
 KEPT_SLOTS = 64
 
 
 def evicted_loss(base, methods, own, folder):
-    """The oracle's loss of every method with evictions."""
+    """Returns the loss of every method with evictions, as the Python reference measures it."""
     table = folder / "evicting.json"
     compress("evaluate", "--teacher", base, *[own[name][0] for name in methods], "--text",
              EVALUATION, "--windows", WINDOWS, "--window-tokens", WINDOW_TOKENS, "--quiet",
@@ -314,7 +315,7 @@ def expert_load(server):
             if name == "kvasir_expert_tokens_total"]
 
 
-def test_a_model_with_qk_norm_serves_named_plans_and_its_loss_is_the_references(qk_norm, tmp_path):
+def test_a_model_with_qk_norm_has_the_loss_of_the_reference_with_named_plans(qk_norm, tmp_path):
     compress("evaluate", "--teacher", qk_norm, qk_norm, "--text", EVALUATION, "--windows", WINDOWS,
              "--window-tokens", WINDOW_TOKENS, "--quiet", "--json", tmp_path / "rows.json")
     (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
@@ -483,7 +484,7 @@ NOTHING_REBUILT = ("dense", "rap", "rap-exact")
 
 @pytest.mark.parametrize("name", BYTES_OF)
 def test_inspect_perplexity_metrics_and_allocator_report_the_same_bytes(artifacts, name):
-    """The figures are equal to the byte."""
+    """All of them are exactly equal."""
     folder = TINY if name == "dense" else artifacts[name][0]
     lengths = ",".join(map(str, range(1, LONGEST + 1)))
     inspect = json.loads(run("inspect", folder, "--json", "--lengths", lengths).stdout)

@@ -26,7 +26,7 @@ def authority(tmp_path_factory):
 
 
 def generate(process, tls):
-    """Makes a request and waits until it is counted: the client has its answer a moment earlier."""
+    """Makes a request and waits until it is counted, because the client gets its answer a moment before that."""
     triton.generate(process.grpc, process.ready["model"], "It was a bright morning", max_tokens=8, tls=tls)
     wait_until(lambda: "kvasir_router_requests_total{" in process.metrics_text(), "the request is counted")
 
@@ -53,7 +53,7 @@ def group(authority):
 
 FAMILIES = catalogue.load()
 RANKS = FAMILIES.exported("rank") - FAMILIES.exported("worker")
-# Only mixtures of experts have it. test_latent_cache reads it from one.
+# Only mixtures of experts have this metric; test_latent_cache reads it.
 EXPERTS = {"kvasir_expert_tokens_total"}
 
 

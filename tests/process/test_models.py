@@ -1,4 +1,5 @@
-"""The figures that the repository has for its own models: models/tiny, and its compressed form, models/tiny-palu."""
+"""The figures that the repository's pages state for its own models: models/tiny, and its
+compressed form, models/tiny-palu."""
 
 import json
 import re

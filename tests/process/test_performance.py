@@ -146,7 +146,7 @@ def test_a_target_is_undecided_with_fewer_than_seven_pairs_or_a_wide_spread():
 
 def test_the_uncompressed_cache_has_a_target_only_against_the_f16_cache():
     assert versus.target_of("dense-bf16", "f16", 1.0) == 1.0
-    # The faster of both is the one that counts.
+    # kvasir is compared with the faster of both.
     assert versus.target_of("dense-bf16", "f16-no-flash", 1.0) == 1.0
     assert versus.target_of("dense-bf16", "q4_0", 0.3) is None
     assert versus.target_of("rap-50-4bit", "q4_0", 1.2) == pytest.approx(1.02)
@@ -204,7 +204,7 @@ def test_a_lengthened_llama_cpp_state_repeats_the_rows_of_the_short_one():
     made = llama_cpp_cache.longer(state(4, 6), 100)
     assert made.cell_bytes == 2 * 2 * 6
     assert len(made.state) == len(state(100, 6))
-    # The same headers, positions and layers as a real one of that length.
+    # The lengthened state has the headers, positions and layers of a real state of that length.
     again = llama_cpp_cache.longer(made.state, 100)
     assert len(again.state) == len(made.state)
     body = made.state[-100 * 6 - 8:-8]  # the last values; two streams are empty
@@ -217,7 +217,7 @@ def test_without_flash_attention_a_lengthened_state_repeats_columns_of_values():
     assert made.cell_bytes == 2 * 2 * 6
     assert len(made.state) == len(state(100, 6, transposed=1))
     columns = np.frombuffer(made.state[-3 * 100 * 2 - 8:-8], np.uint8).reshape(3, 100, 2)
-    # All numbers of a cell come from the same cell of the prompt.
+    # All numbers of a cell are copied from the same cell of the prompt.
     assert (columns == columns[:1, :, :1]).all()
     assert set(columns[0, :, 0]) == {(3 * 50 + cell) % 251 for cell in range(4)}
 

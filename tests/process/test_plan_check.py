@@ -1,4 +1,5 @@
-"""A plan is compared with a dense cache before a server serves it: real checkpoints, with and without uneven keys."""
+"""Before a server uses a plan, it compares the plan with a dense cache. These tests use real checkpoints, with and
+without keys that are much larger in some dimensions."""
 
 import json
 import re
@@ -78,7 +79,7 @@ def test_codes_leave_out_the_bias_of_keys(tmp_path):
     assert json.loads(done.stdout)["kl"] < 0.005, done.stdout
 
 
-def test_auto_takes_no_plan_that_cannot_store_the_lengths_of_keys(tmp_path):
+def test_auto_chooses_no_plan_that_cannot_store_the_lengths_of_keys(tmp_path):
     """Codes store a key's length or scale as a float16. These keys are longer, but the model computes the same as before,
     because its queries are as much smaller."""
     folder = altered_model(tmp_path / "tiny")
@@ -93,7 +94,7 @@ def test_auto_takes_no_plan_that_cannot_store_the_lengths_of_keys(tmp_path):
 
 
 @pytest.mark.parametrize("uneven", [False, True])
-def test_auto_takes_the_smallest_plan_that_hardly_changes_the_model(uneven, with_uneven_keys):
+def test_auto_chooses_the_smallest_plan_that_hardly_changes_the_model(uneven, with_uneven_keys):
     model = with_uneven_keys if uneven else TINY
     with KvasirProcess("serve", "--kv-plan", "auto", model=model) as server:
         (plan,) = re.findall(r" --kv-plan auto plan=(\S+)", server.log())
@@ -138,7 +139,7 @@ def test_ranks_of_a_group_compare_plans_together(with_uneven_keys):
     assert done.returncode == 1 and "the plan rotated-4bit changes this model" in done.stderr, done.stderr
 
 
-def test_the_result_is_kept_for_later_starts(tmp_path, monkeypatch):
+def test_the_result_of_a_plan_check_is_reused_at_later_starts(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def known():
@@ -179,7 +180,7 @@ def test_a_command_for_one_prompt_measures_and_keeps_nothing(tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_check_that_is_off_never_compares():
+def test_no_plan_is_compared_if_the_check_is_off():
     with KvasirProcess("serve", "--kv-plan", "auto", "--plan-check", "off") as server:
         assert "plan check off" in server.log() and "plan check plan=" not in server.log()
         assert server.metric("kvasir_kv_plan_check_kl") == 0  # for a dense cache

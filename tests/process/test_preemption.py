@@ -1,4 +1,4 @@
-"""Sequences that lose their pages are copied to the host pool or computed again, and their answers stay the same."""
+"""If a sequence is preempted, its cache is copied to the host pool or computed again. Its answer stays the same."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""models/tiny/pretrain.py refuses bad input, and the model that it writes is the one that it trained. Training needs
+"""models/tiny/pretrain.py refuses invalid input, and the model that it writes has the loss that it reported. Training needs
 PyTorch (models/tiny/requirements.txt); without it those cases are skipped."""
 
 import importlib.util

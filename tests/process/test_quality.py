@@ -106,7 +106,7 @@ def test_the_summary_of_a_table_shows_its_worst_row():
     text = "\n".join(engine_lines(rows))
     assert text.endswith("| a table | codes | 2 | 0.2500 % | row | holds |")
     assert "In every row the arenas took exactly the plan's bytes per token." in text
-    # A loss over the limit comes before other bytes, and these come before the rest.
+    # A row with a loss over the limit is named first, then one with other bytes.
     rows.append(compared("codes", 4.0, 865.0))
     text = "\n".join(engine_lines(rows))
     assert text.endswith("| a table | codes | 3 | 0.0000 % | row | **other bytes** |")
@@ -135,7 +135,7 @@ def test_charts_escape_names_and_draw_every_point_inside_the_chart():
     assert svg.count('class="bg"><title>') == 1
     assert "a&lt;b &amp; c" in svg and "a<b" not in svg
     assert svg.count("<circle") == 2 and "nan" not in svg
-    # The label, the value to compare with, and the better direction are there.
+    # The chart has the label, the value to compare with, and the better direction.
     xml.etree.ElementTree.fromstring(svg)
     assert 'aria-label="A &quot;title&quot; &amp; more"' in svg
     assert "whole &lt;b&gt;: 300, 0" in svg and "better" in svg
@@ -157,7 +157,7 @@ def test_a_table_is_printed_and_a_second_run_reads_it_from_the_work_folder(tmp_p
     found = json.loads(kept[0].read_text())
     row = found["row"]
     assert row["method"] == "lorc" and len(row["window_nats"]) == 6
-    # The page's statistics and evaluate's are two programs on purpose.
+    # The page and `evaluate` compute statistics with separate code, so each checks the other.
     added = stats.combine([(1, row["window_nats"]), (-1, found["teacher"]["window_nats"])])
     assert row["added_ci95"] == pytest.approx([added.low, added.high], rel=1e-3)
     assert not list(tmp_path.glob("artifact-*"))

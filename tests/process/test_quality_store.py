@@ -91,7 +91,7 @@ def test_rows_that_a_killed_run_measured_are_stored_by_the_next_run(store, tmp_p
     rows = [[name, f"row {name}"] for name in "abc"]
     pending.begin(rows)
     pending.report.write_text(report(0.1, 0.2))
-    after = Pending(tmp_path, store())  # of the next process
+    after = Pending(tmp_path, store())  # as the next process would open it
     after.keep()
     assert store().get("b") == {"teacher": {"window_nats": [1.0]}, "row": {"window_kl": [0.2]}}
     assert "c" not in store() and not pending.list.exists() and not pending.report.exists()

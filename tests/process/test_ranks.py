@@ -20,7 +20,7 @@ from prometheus import free_port
 
 COMPRESSED = TINY.with_name("tiny-palu")
 PROMPTS = [f"Chapter {i}. It was a bright cold morning, and she said to him" for i in range(4)]
-# Bounds the time until streams and processes end after a rank is lost. Idle machines need less than a second.
+# The longest time until all streams and processes end after a rank is lost. An idle machine needs less than a second.
 END_SECONDS = 20
 ROUNDS = int(os.environ.get("KVASIR_RANK_ROUNDS", "1"))
 ONE_THREAD = ["--threads", "1"]
@@ -166,7 +166,7 @@ def test_a_signal_to_any_rank_drains_the_whole_group(index):
 
 
 def test_a_signal_to_the_whole_group_drains_it_under_load(long_model):
-    """Ranks used to abort what their leader was about to end in order."""
+    """Ranks used to abort requests that their leader was still finishing."""
     with serve(2, "--drain-timeout", "1s", *SMALL_CACHE, model=long_model) as server:
         load = Endless(server.grpc, server.ready["model"])
         for pid in rank_pids(server):
@@ -308,7 +308,7 @@ def test_a_rank_that_does_not_match_its_group_is_refused_with_the_field_that_dif
 
 
 def test_a_process_whose_child_rank_dies_before_joining_the_group_ends(tmp_path):
-    """The rank used to wait until no other came, and then used a surface that was gone."""
+    """Its parent used to wait until no other rank joined, and then used a destroyed object."""
     with Group(tmp_path, tp=4) as group:
         wait_until(lambda: "waiting for ranks" in group.log(), "a listener")
         rank = group.rank("--local-ranks", 2, tp=4)
@@ -321,7 +321,7 @@ def test_a_process_whose_child_rank_dies_before_joining_the_group_ends(tmp_path)
 
 
 def test_if_the_rank_port_is_taken_the_log_has_only_this_error(tmp_path):
-    """The leader used to report the end of a group that had never begun before it named the port."""
+    """The leader used to log the end of a group that had never started, and only then the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with Group(tmp_path, port=taken.getsockname()[1]) as group:
             assert group.leader.wait(timeout=60) == 1
@@ -350,7 +350,7 @@ def zero_rows(folder, tensor, first, count):
 
 
 def test_changed_weights_of_one_rank_change_the_answers_of_the_group(tmp_path):
-    """No rank reads the weights of others, so the name of the group's weights must reflect those of every rank."""
+    """No rank reads the weights of the others, so the id of the group's weights must depend on those of each rank."""
     changed = tmp_path / "changed"
     changed.mkdir()
     for file in TINY.iterdir():
@@ -408,7 +408,7 @@ def test_ranks_on_the_emulated_gpu_with_nccl_give_the_answers_of_a_single_proces
                 wait_until(lambda: server.metric("kvasir_steps_replayed_total") >= 2, "steps that are replayed")
             began = time.monotonic()
             assert server.stop() == 0, server.log()
-            # Ranks used to wait five seconds for their leader's communicator, which waited for them to end.
+            # Ranks and the leader's communicator used to wait for each other for five seconds.
             assert time.monotonic() - began < 5
             assert not any(map(alive, [rank["pid"] for rank in ranks]))
         assert shared_memory() == before

@@ -56,7 +56,7 @@ def take_back(tree, added, edited):
 
 
 def object_of(source, build):
-    """The object file of a source file, which is part of a unity source."""
+    """Returns the object file of the unity source that includes a source file."""
     for unity in (build / source).parent.rglob("Unity/*.cxx"):
         if source in unity.read_text():
             return f"{unity.relative_to(build)}.o"

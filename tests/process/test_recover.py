@@ -1,4 +1,4 @@
-"""kvasir-compress recover: the files that it writes, and those that it must not change."""
+"""kvasir-compress recover: which files it writes, and which files it must not change."""
 
 import json
 import signal

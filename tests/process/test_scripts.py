@@ -1,4 +1,4 @@
-"""The promises of the scripts that can be tested without a build."""
+"""Tests of scripts/ that need no build."""
 
 import importlib.util
 import os
@@ -143,7 +143,7 @@ def test_the_serve_script_compresses_a_known_model_as_recommended(serve, tmp_pat
         assert serve(*flags, "--threads", "2") == [
             "recommend known", "serve", *model, "--threads", "2", *name]
     assert serve("--plan", "recommended", KVASIR_MODEL="known") == ["recommend known", "serve", *name]
-    # With --help, nothing is fetched or compressed.
+    # With --help, the script neither fetches nor compresses anything.
     assert serve("--plan", "recommended", *(asks := ["--model", "known", "--help"])) == ["serve", *asks]
     mine = ["--served-model-name=mine"]
     assert serve("--plan=recommended", *mine, KVASIR_MODEL="known")[1:] == ["serve", *mine]

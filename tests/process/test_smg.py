@@ -203,7 +203,7 @@ def test_a_lost_worker_ends_only_its_stream_and_nothing_is_generated_twice():
         errors = [event for event in events if "error" in json.loads(event)]
         assert len(errors) == 1 and "lost" in errors[0], errors or rest[-500:]
         wait_until(lambda: len(lines()) > before, "the loss is logged")
-        # An answer that is not streamed has sent no token, so another worker continues it.
+        # No token of an answer that is not streamed was sent yet, so another worker continues it.
         answers = []
         asks = threading.Thread(target=lambda: answers.append(gateway.chat("Once", **long)))
         tokens = behind.router.metric("kvasir_router_output_tokens_total")

@@ -1,4 +1,4 @@
-"""Hundreds of requests are cancelled and cut off in every state. They leave no resources in use."""
+"""Hundreds of requests are cancelled, or their connections are cut, in every state. Afterwards no resources are in use."""
 
 import collections
 import os
@@ -20,13 +20,13 @@ DEADLINE_SECONDS = 0.05
 
 
 def one_request(server, randomness, index, most_words=400, most_tokens=60, endless=900):
-    """Sends a request and ends it in a random way, which it returns."""
+    """Sends a request, ends it in a random way, and returns this way."""
     kind = randomness.choice(KINDS)
     proxy = CuttableProxy(server.grpc) if kind == "disconnect" else None
     timeout = {"stream_timeout": DEADLINE_SECONDS} if kind == "deadline" else {}
     stream = triton.Stream(proxy.address if proxy else server.grpc, **timeout)
     try:
-        # Its first page is its own, because a shared prefix would take no pages.
+        # Each prompt begins differently, because a shared prefix would take no new pages.
         words = randomness.randint(1, most_words)
         tokens = randomness.randint(1, most_tokens)
         if kind == "deadline":  # takes longer than the deadline
@@ -142,7 +142,7 @@ def is_empty(server):
     )
 
 
-# The pool has 18 pages and a sequence takes up to 8, so that sequences are preempted as well.
+# The pool has 18 pages and a sequence takes up to 8, so some sequences are preempted.
 @pytest.mark.parametrize("model, pool, requests", [
     (TINY, "7MiB", REQUESTS), (COMPRESSED, "1MiB", REQUESTS // 2),
 ], ids=["dense", "compressed"])

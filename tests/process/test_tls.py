@@ -213,7 +213,8 @@ class Files:
         at = both.index("-----BEGIN CERTIFICATE")
         return both[:at], both[at:]
 
-    # Each way to replace the files yields a cause whenever a process must refuse the files as they are at that moment.
+    # Each of the following methods replaces the files in another way. It yields a cause whenever a process must refuse
+    # the files in their present state.
 
     def swap(self):
         """Replaces both at one moment, by a link to another folder."""
@@ -261,7 +262,7 @@ def test_certificates_that_are_replaced_under_load_lose_no_call(authority, tmp_p
                 for process, cause in zip((router, worker), causes):
                     wait_until(lambda: cause in process.log(), cause)
             wait_until(lambda: all(shown(t) != b for t, b in zip(targets, before)), "new certificates", 60)
-            # Connections of the old certificates are asked to go within 1.1 s.
+            # Connections that were opened with the old certificates are asked to close within 1.1 s.
             time.sleep(1.5)
             after = clients.codes["OK"]
             wait_until(lambda: clients.codes["OK"] > after + 50, "answers with the new certificates")
@@ -390,7 +391,7 @@ def test_health_is_reported_to_a_real_client_and_to_the_probe_of_kubernetes(auth
     facade = "inference.GRPCInferenceService"
     with fleet(authority) as (worker, router):
         by_tls = credentials(authority, "client")
-        # The health port is plain and has only the health of the process.
+        # The health port has no TLS and serves only the health of the process.
         for process in (router, worker):
             assert probe(process.health) == 0
             assert probe(process.health, "nobody") == 3
@@ -406,6 +407,6 @@ def test_health_is_reported_to_a_real_client_and_to_the_probe_of_kubernetes(auth
             assert next(seen).status == health_pb2.HealthCheckResponse.SERVING
             worker.kill()
             assert next(seen).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        # The services change one after the other.
+        # The server changes the status of one service after the other.
         wait_until(lambda: probe(router.health) == 4, "the process's health follows")
         assert probe(router.grpc, facade, by_tls) == 4

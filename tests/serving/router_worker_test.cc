@@ -1,5 +1,5 @@
 // Tests a router and workers that communicate by real gRPC on Unix sockets.
-// Only the workers' engines are fakes that follow a script.
+// Only the engines of the workers are fakes.
 #include <dirent.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -363,8 +363,8 @@ TEST_F(RouterWorkerTest,
   KVASIR_EXPECT_OK(second->Wait());
 }
 
-// A peer that opens HTTP/2 connections and then answers nothing, not even
-// pings. A process without CPU time does the same.
+// A peer that accepts HTTP/2 connections and then answers nothing, not even
+// pings, like a process that gets no CPU time.
 class MutePeer {
  public:
   MutePeer() : path_(NewSocketPath()), thread_([this] { Serve(); }) {}

@@ -1,4 +1,4 @@
-// Communication between the ranks of a tensor-parallel group.
+// The interface for communication between the ranks of a tensor-parallel group.
 #pragma once
 
 #include <cstdint>
@@ -55,8 +55,8 @@ class Collective {
 
   // Enqueues a gather of columns, after which every rank has all columns of
   // data [num_rows, columns]. Rank r provides columns [first_columns[r],
-  // first_columns[r + 1]), possibly none. `first_columns` has one element per
-  // rank and a last one, ascending from 0 to the number of columns.
+  // first_columns[r + 1]), possibly none. `first_columns` ascends from 0 and
+  // has one element per rank, followed by the number of columns.
   virtual absl::Status AllGather(kernels::Stream& stream,
                                  kernels::DevicePtr<float> data,
                                  int64_t num_rows,
@@ -70,9 +70,9 @@ class Collective {
                                  kernels::Workspace& workspace) = 0;
 
   // Announces that this rank makes no further call. Calls that wait, and calls
-  // that a stream is executing, then fail on all ranks. Only the reason of the
-  // first Abort is sent. With NCCL nothing is sent: the calls of another rank
-  // end when that rank calls Abort, or when they time out.
+  // that a stream is executing, then fail on all ranks. Other ranks receive
+  // only the reason of the first Abort. With NCCL nothing is sent: the calls of
+  // another rank end when that rank calls Abort, or when they time out.
   virtual void Abort(const absl::Status& reason) = 0;
 
   // The error that killed the group, or OK. Check it after synchronizing the
@@ -82,9 +82,9 @@ class Collective {
 
   virtual CollectiveTotals totals() const = 0;
 
-  // Whether calls may be captured into a graph (kernels::LaunchStream). All
-  // ranks must capture the same calls, and must replay them at the same
-  // place in the order of all calls. totals() counts captured calls when
+  // Whether calls may be captured into a graph (kernels::LaunchStream).
+  // All ranks must capture the same calls, and must replay them at the
+  // same position among all calls. totals() counts captured calls when
   // they are replayed.
   virtual bool can_be_captured() const { return false; }
   // Returns the totals of the calls that were captured since TakeCaptured was

@@ -17,7 +17,7 @@ absl::StatusOr<int64_t> CollectiveBytes(const char* call, int64_t rows,
         absl::StrCat(call,
                      ": the matrix must have 0 or more rows and columns, and "
                      "at most 2^63 - 1 bytes, but it has ",
-                     rows, " x ", columns, " numbers"));
+                     rows, " rows and ", columns, " columns"));
   }
   return bytes;
 }

@@ -11,9 +11,9 @@
 
 namespace kvasir::worker {
 
-// Returns the size in bytes of rows * columns numbers of type float32, the
-// largest type of activations. INVALID_ARGUMENT if a size is negative or the
-// product overflows.
+// Returns the size in bytes of a float32 matrix [rows, columns]. No type of
+// activations is larger than float32. INVALID_ARGUMENT if a size is negative or
+// the product overflows.
 absl::StatusOr<int64_t> CollectiveBytes(const char* call, int64_t rows,
                                         int64_t columns);
 

@@ -117,7 +117,7 @@ class CpuCollective final : public Collective {
                          kernels::Workspace& workspace) override {
     if (bytes < 0) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "Broadcast: the size must be 0 bytes or more, is ", bytes));
+          "Broadcast: the size must be at least 0 bytes, but is ", bytes));
     }
     absl::Status status;
     return Run(kBroadcast, stream, workspace, bytes,

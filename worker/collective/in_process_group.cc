@@ -15,7 +15,7 @@
 namespace kvasir::worker {
 namespace {
 
-// The memory that a rank lets the others read during a call.
+// A rank's call, with the memory that the other ranks may read during the call.
 struct Offer {
   CollectiveKind kind = CollectiveKind::kAllReduceSum;
   int64_t bytes = 0;
@@ -58,7 +58,7 @@ class SharedGroup {
     while (meetings_ == meeting) condition_.Wait(&mutex_);
   }
 
-  // The offer of any rank. Valid between Arrive and Leave.
+  // Returns what a rank offers. Valid between Arrive and Leave.
   const Offer& offer(int64_t rank) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return offers_[static_cast<size_t>(rank)];
   }

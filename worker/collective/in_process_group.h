@@ -10,7 +10,8 @@
 namespace kvasir::worker {
 
 // Makes one Collective for each rank, for CPU streams. Calls wait for other
-// ranks without a time limit, because a thread cannot be lost like a process.
+// ranks without a time limit, because a thread of this process cannot disappear
+// as another process can.
 //
 // Owns: nothing. The returned collectives share the group's state, and the last
 //   of them frees it. Callers own the data that they pass to calls.

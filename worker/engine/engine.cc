@@ -25,8 +25,8 @@ using base::MutexLock;
 using kvasir::v1::StepPlan;
 
 // How long the engine's thread sleeps if there is work but no step can be
-// planned. Then it checks deadlines and plans again. For the watchdog, this
-// sleep is not progress.
+// planned. Then it checks deadlines and plans again. The watchdog does not
+// count this sleep as progress.
 constexpr absl::Duration kNothingPlanned = absl::Milliseconds(10);
 
 // The sink of the warm-up requests, which ignores all events.
@@ -83,8 +83,8 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   Refusal Admit(Request* request, std::shared_ptr<EngineSink>* sink)
       ABSL_LOCKS_EXCLUDED(mutex_);
   Serving serving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether a new request that needs `seats` seats can join the next step: that
-  // many seats are free, and no other sequence waits.
+  // Whether a new request that needs `seats` seats can join the next step. It
+  // can if so many seats are free and no other sequence waits.
   bool StartsAtOnce(uint32_t seats) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The methods from Run to EndAll run on the engine's thread.
@@ -513,8 +513,8 @@ absl::Status ThreadedEngine::Step(bool* planned) {
   KVASIR_RETURN_IF_ERROR(result.status());
   const absl::Time executed = clock.Now();
   const absl::Duration execute = executed - enqueued_at_;
-  // ScheduleAhead's time counts for the step that it planned. If it planned
-  // none, it counts for this step.
+  // The time that ScheduleAhead took counts towards the step that it planned
+  // or, if it planned none, towards this step.
   const absl::Duration planning =
       planning_ + (next == nullptr ? next_planning : absl::ZeroDuration());
   planning_ = next_planning;

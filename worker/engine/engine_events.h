@@ -20,7 +20,7 @@ namespace kvasir::worker {
 class EngineSink {
  public:
   virtual ~EngineSink() = default;
-  // Called first: the request is in the queue.
+  // The first call for a request, which has just been put in the queue.
   virtual void OnAccepted(uint32_t prompt_tokens) = 0;
   // Delivers one or more tokens of one sample. The engine reuses the message
   // after the call, so copy what must be kept.
@@ -40,7 +40,7 @@ struct LoadSnapshot {
   uint64_t step = 0;     // steps executed so far
   uint32_t running = 0;  // sequences in the batch
   uint32_t waiting = 0;  // queued requests and preempted sequences
-  // Pages that no sequence holds, including those of cached prefixes.
+  // Pages that no sequence holds. Some of them may contain cached prefixes.
   uint64_t free_pages = 0;
   uint64_t total_pages = 0;
   bool draining = false;

@@ -65,7 +65,7 @@ class Gate {
   int held_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// A RecordingSink whose end another thread can wait for.
+// A RecordingSink that lets another thread wait for the end of the request.
 class WaitableSink : public RecordingSink {
  public:
   using RecordingSink::RecordingSink;
@@ -193,8 +193,7 @@ TEST_P(EngineTest, ARequestIsServedWithItsEvictionBudgetIfTheBudgetIsAllowed) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest,
-       AnEvictionBudgetTooLargeForThePoolIsRefusedAndTheEngineContinues) {
+TEST_P(EngineTest, TheEngineContinuesAfterItRefusedABudgetTooLargeForThePool) {
   fake_.groups[0].eviction = {.budget_tokens = 8, .every_tokens = 4};
   options_.scheduler.max_model_len = 4 * kPages + 9;
   options_.scheduler.eviction.groups = {
@@ -372,7 +371,7 @@ TEST_P(EngineTest, AnAbortDuringAStepDropsTheTokensOfThatStep) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, ADrainingEngineRefusesNewRequestsAndFinishesAcceptedOnes) {
+TEST_P(EngineTest, ADrainingEngineFinishesOnlyTheRequestsThatItHasAccepted) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto sink = std::make_shared<WaitableSink>();
@@ -448,8 +447,7 @@ TEST_P(EngineTest, StopFailsRunningAndWaitingRequestsWithTheReasonDraining) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest,
-       RefuseAllDropsTheTokensOfTheRunningStepAndTheEngineContinues) {
+TEST_P(EngineTest, TheEngineContinuesAfterRefuseAllDuringAStep) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto running = std::make_shared<WaitableSink>();
@@ -563,7 +561,7 @@ TEST_P(EngineTest, NonFiniteNumbersFailOnlyTheRequestThatProducedThem) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, TheWatchdogReportsAStepThatHangsAndOmitsItsTokenIds) {
+TEST_P(EngineTest, TheWatchdogsReportOfAHangingStepOmitsItsTokenIds) {
   base::Mutex mutex;
   base::CondVar changed;
   std::vector<StallReport> reports;
@@ -919,8 +917,7 @@ class FailingExecutor final : public Executor {
   Executor& own_;
 };
 
-TEST_P(EngineTest,
-       EveryRequestFailsIfTheNextStepCannotBeEnqueuedOrAnnouncedDuringAStep) {
+TEST_P(EngineTest, EveryRequestFailsIfHandingTheNextStepToTheExecutorFails) {
   options_.warm_up = false;
   KVASIR_ASSERT_OK(Start());
   for (const bool announce : {true, false}) {
@@ -949,8 +946,7 @@ TEST_P(EngineTest,
   }
 }
 
-TEST_P(EngineTest,
-       AStepWhoseRequestsHaveEndedIsAwaitedAndItsFailureIsReported) {
+TEST_P(EngineTest, TheFailureOfAStepIsReportedEvenIfItsRequestsHaveEnded) {
   options_.warm_up = false;
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };
@@ -997,7 +993,7 @@ class LingeringSink final : public WaitableSink {
   const Request own_;
 };
 
-TEST_P(EngineTest, StopAwaitsTheRunningStepAndReportsItsFailure) {
+TEST_P(EngineTest, StopReportsTheFailureOfTheRunningStep) {
   options_.warm_up = false;
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };

@@ -16,7 +16,7 @@ namespace kvasir::worker {
 
 struct EvictionLimits {
   struct Group {
-    // The pages of one sequence under the plan's own budget.
+    // How many pages one sequence needs under the plan's own budget.
     cache::SequencePages pages;
     // The number of slots that are never evicted (sinks and recent tokens), in
     // the layer of the group that has the most.
@@ -50,8 +50,8 @@ struct SequenceLength {
 };
 
 // Returns INVALID_ARGUMENT with the budget and the limit if the budget keeps
-// too few slots, or more than the model's positions or the pool allow for
-// one sequence.
+// too few slots for the plan. Also if it keeps more slots than the model has
+// positions or than the pool can hold for one sequence.
 absl::Status CheckEvictionBudget(const proto::EvictionBudget& budget,
                                  const SequenceLength& length,
                                  const EvictionLimits& limits);

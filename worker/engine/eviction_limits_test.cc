@@ -112,8 +112,8 @@ TEST(EvictionLimitsTest, ABudgetMustHaveRoomForSinksAndRecentTokens) {
                 "eviction_budget is 35 slots, want at least 36: sinks and "
                 "recent tokens always stay");
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("36"), {40, 40 + 100}, limits));
-  // One per cent of the prompt is fewer slots than the sinks and recent tokens
-  // need. The ratio is accepted, because these tokens are kept in any case.
+  // One per cent of the prompt is less than the slots of sinks and recent
+  // tokens. The ratio is accepted, because these slots are kept in any case.
   limits.min_budget = Budget("0.01");
   KVASIR_EXPECT_OK(
       CheckEvictionBudget(Budget("0.01"), {100, 100 + 100}, limits));
@@ -178,8 +178,7 @@ TEST(EvictionLimitsTest, AnInvalidBudgetIsRefused) {
   }
 }
 
-TEST(EvictionLimitsTest,
-     TheLeastBudgetOfAPageGroupIsItsSinksPlusTheMostRecentTokensOfItsLayers) {
+TEST(EvictionLimitsTest, APageGroupsLeastBudgetIsTheLargestOfItsLayers) {
   plan::AttentionShape shape;
   shape.num_heads = shape.num_kv_heads = 2;
   shape.head_dim = shape.rotary_dim = 32;

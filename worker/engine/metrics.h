@@ -32,21 +32,22 @@ struct CacheSample {
   int64_t leaked_pages = 0;  // pages in use while there is no request
   int64_t logical_tokens = 0;
   int64_t physical_tokens = 0;
-  int64_t used_bytes = 0;           // bytes of used pages
-  int64_t padding_bytes = 0;        // part of used_bytes: gaps in pages
-  int64_t unfilled_bytes = 0;       // part of used_bytes: empty slots
-  int64_t side_bytes = 0;           // part of used_bytes: side pages
-  int64_t side_unused_bytes = 0;    // part of side_bytes: without data
-  int64_t host_used_bytes = 0;      // host pool: copies of preempted sequences
-  int64_t bytes_to_host = 0;        // since start
-  int64_t bytes_from_host = 0;      // since start
-  int64_t prefix_query_tokens = 0;  // since start
-  int64_t prefix_hit_tokens = 0;    // since start
+  int64_t used_bytes = 0;         // bytes of used pages
+  int64_t padding_bytes = 0;      // included in used_bytes: padding in pages
+  int64_t unfilled_bytes = 0;     // included in used_bytes: unused slots
+  int64_t side_bytes = 0;         // included in used_bytes: pages of exact rows
+  int64_t side_unused_bytes = 0;  // included in side_bytes: not filled
+  int64_t host_used_bytes = 0;    // in the host pool, by preempted sequences
+  int64_t bytes_to_host = 0;      // since start
+  int64_t bytes_from_host = 0;    // since start
+  int64_t prefix_query_tokens = 0;       // since start
+  int64_t prefix_hit_tokens = 0;         // since start
   int64_t window_pages_reclaimed = 0;    // since start
   int64_t evictions = 0;                 // since start, summed over page groups
   int64_t slots_evicted = 0;             // since start
   int64_t eviction_pages_reclaimed = 0;  // since start
-  // The next four are totals since the start, copied from ExecutorTotals.
+  // The next four members are totals since the start, copied
+  // from ExecutorTotals.
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
   int64_t scored_without_room = 0;
@@ -78,7 +79,8 @@ struct WorkerConstants {
   double kv_bytes_per_token = 0;
   double kv_fixed_bytes_per_sequence = 0;
   double kv_compression_ratio = 0;
-  // PlanCheck::kl; NaN if the plan was not compared.
+  // PlanCheck::kl, the plan's divergence from an uncompressed cache. NaN if the
+  // plan was not compared.
   double plan_check_kl = std::numeric_limits<double>::quiet_NaN();
   struct LayerSide {
     int64_t layer = 0;

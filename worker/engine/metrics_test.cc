@@ -157,7 +157,7 @@ TEST_F(WorkerMetricsTest, TheMetricsCountTheSlotsPagesAndSecondsOfEvictions) {
 }
 
 TEST_F(WorkerMetricsTest,
-       TheCacheIsSampledAtIntervalsUnderLoadAndAtEachEventWhenIdle) {
+       AnIdleWorkerSamplesTheCacheAtEachEventInsteadOfAtIntervals) {
   const LoadSnapshot busy = {.running = 1};
   for (int i = 0; i < 5; ++i) metrics_.OnStep({.load = busy});
   EXPECT_EQ(samples_taken_, 1);

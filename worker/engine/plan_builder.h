@@ -40,7 +40,6 @@ struct PlannedStep {
 // Threads: only the scheduler's thread may use it.
 class PlanBuilder {
  public:
-  // Starts a new plan.
   void Begin();
   // Makes the next plan tell the executor to forget the sequence.
   void Release(uint64_t sequence_id) { released_.push_back(sequence_id); }

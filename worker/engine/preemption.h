@@ -17,10 +17,12 @@ inline constexpr double kAssumedPrefillTokensPerSecond = 1000;
 enum class Preemption { kRecompute, kCopy };
 
 struct PreemptionCosts {
-  int64_t image_bytes = 0;  // bytes to copy out, and later back in
+  // The size of the sequence's pages, which are copied to the host pool and
+  // later back.
+  int64_t image_bytes = 0;
   // Tokens to prefill again if the pages are dropped. Includes tokens whose
-  // slots were evicted; excludes those that the prefix cache probably still
-  // has.
+  // slots were evicted; excludes tokens that are probably still in the
+  // prefix cache.
   int64_t recompute_tokens = 0;
   double copy_bytes_per_second = kAssumedCopyBytesPerSecond;
   double prefill_tokens_per_second = kAssumedPrefillTokensPerSecond;

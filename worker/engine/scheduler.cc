@@ -152,7 +152,8 @@ const StepPlan* Scheduler::ScheduleAhead() {
   stats_ = StepStats();
   plan_.Begin();
   for (Sequence* sequence : running_) {
-    // The running step ends this sequence, which then has its maximum length.
+    // This sequence reaches its maximum length in the running step and
+    // ends there.
     if (sequence->tokens.size() + 1 >= sequence->request->max_total_tokens) {
       continue;
     }

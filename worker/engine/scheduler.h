@@ -86,10 +86,10 @@ class Scheduler {
   const kvasir::v1::StepPlan* Schedule();
   // Plans the step after the running one, in which every sequence decodes one
   // more token. The running step must be the only one that is not yet applied
-  // (CHECK). Returns nullptr if the running step's result is needed first: a
-  // request can be admitted, a prompt continues, an eviction is due, pages run
-  // out, or a token mask depends on the output. If the running step ends a
-  // sequence, the new step's token of this sequence is dropped.
+  // (CHECK). Returns nullptr if the running step's result is needed first. That
+  // is so if a request can be admitted, a prompt continues, an eviction is due,
+  // pages run out, or a token mask depends on the output. If the running step
+  // ends a sequence, the new step's token of this sequence is dropped.
   const kvasir::v1::StepPlan* ScheduleAhead();
 
   // Applies the result of the oldest planned step and delivers its tokens.
@@ -164,8 +164,9 @@ class Scheduler {
   // `is_started`, the sequence already holds the prefix's pages.
   bool PagesSuffice(const Sequence& sequence, int64_t found_tokens,
                     bool is_started = false) const;
-  // Starts the sequence, from its image in the host pool if it has one. Returns
-  // false, with the cache unchanged, if too few pages are free after all.
+  // Starts the sequence. If it has a copy in the host pool (Sequence::image),
+  // its pages are restored from that copy. Returns false, with the cache
+  // unchanged, if too few pages are free after all.
   bool Start(Sequence* sequence, absl::Time now);
   bool StartAnew(Sequence* sequence);
   bool StartFromImage(Sequence* sequence);
@@ -231,7 +232,7 @@ class Scheduler {
   std::array<Step, kMostPlannedSteps> steps_;
   uint64_t num_planned_ = 0;
 
-  uint32_t seats_ = 0;       // seats of running sequences and pending forks
+  uint32_t seats_ = 0;  // seats that running sequences and pending forks take
   uint32_t num_queued_ = 0;  // requests that have not started
   uint64_t queued_tokens_ = 0;
   uint64_t next_order_ = 1;

@@ -122,8 +122,7 @@ TEST(SchedulerAheadTest,
   )");
 }
 
-TEST(SchedulerAheadTest,
-     NoStepIsPlannedAheadWhileAPromptIsUnfinishedOrCanStart) {
+TEST(SchedulerAheadTest, NoStepIsPlannedAheadWhileAPromptCanRun) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=8 seqs=3
@@ -151,13 +150,13 @@ TEST(SchedulerAheadTest,
     ahead
     expect plan a:1 b:1 c:1
     apply
-    # There is none for d.
+    # There is no seat for d.
     submit d prompt=2 max=2
     ahead
     expect plan a:1 c:1
     apply
     expect finished b=length
-    # Now there is.
+    # Now d has a seat.
     ahead
     expect plan none
     run
@@ -297,8 +296,7 @@ TEST(SchedulerAheadTest, NoStepIsPlannedAheadForSequencesWithSidePages) {
   )");
 }
 
-TEST(SchedulerAheadTest,
-     PenaltiesMinTokensAndLogProbabilitiesAreExactInStepsPlannedAhead) {
+TEST(SchedulerAheadTest, StepsPlannedAheadApplyTheSamplingParametersExactly) {
   Scenario scenario;
   scenario.Run(R"(
     submit a max=12 min=6 penalties logprobs=2 temp=1 seed=4
@@ -323,7 +321,7 @@ TEST(SchedulerAheadTest,
 // group, and `b` ends and frees enough pages for `c`. So `c` must start,
 // although the sum of free pages has fallen.
 TEST(SchedulerAheadTest,
-     AWaitingRequestStartsWhenOnePageGroupHasFreePagesAgainAndAnotherHasFewer) {
+     AWaitingRequestStartsWhenItsPageGroupHasFreePagesEvenIfAnotherHasFewer) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=60

@@ -96,7 +96,7 @@ constexpr Case kEvictions[] = {
     expect preempted low 2
     expect output low high
 )"},
-    {"SamplesForkWithTheirOwnPages", R"(
+    {"ForkedSamplesHaveTheirOwnPages", R"(
     pool pages=24 keep=6 every=4
     options seqs=4 batch=32
     submit a prompt=19 max=9 n=3 temp=1 ignore_eos
@@ -119,7 +119,7 @@ constexpr Case kEvictions[] = {
     expect evicted 8                  # from a at 20; none from b
     expect output a b
 )"},
-    {"ARatioCountsThePrompt", R"(
+    {"ABudgetRatioIsAShareOfThePrompt", R"(
     pool pages=40 keep=6 every=4
     options batch=64
     submit a prompt=20 max=2 budget=0.5 ignore_eos
@@ -331,7 +331,7 @@ INSTANTIATE_TEST_SUITE_P(Tails, SchedulerScenarioTest,
                          ::testing::ValuesIn(kTails), CaseName);
 
 constexpr Case kBatching[] = {
-    {"ChunksALongPromptUnderTheBudget", R"(
+    {"ALongPromptIsPrefilledInChunks", R"(
     submit a prompt=40 max=3
     step
     expect plan a:16
@@ -373,7 +373,7 @@ constexpr Case kBatching[] = {
     run
     expect output a b
 )"},
-    {"RunsNoMoreThanItsSeats", R"(
+    {"AStepHasAtMostMaxNumSeqsSequences", R"(
     options seqs=2
     submit a max=2
     submit b max=4
@@ -388,7 +388,7 @@ constexpr Case kBatching[] = {
     run
     expect output a b c
 )"},
-    {"EndsAtTheModelsLength", R"(
+    {"AnOutputEndsAtTheModelsMaximumLength", R"(
     options len=16
     submit a prompt=10 max=100
     run
@@ -408,7 +408,7 @@ INSTANTIATE_TEST_SUITE_P(Batching, SchedulerScenarioTest,
                          ::testing::ValuesIn(kBatching), CaseName);
 
 constexpr Case kPriorities[] = {
-    {"LowerValuesRunFirstThenEarlierArrivals", R"(
+    {"RequestsRunByPriorityThenByArrival", R"(
     options seqs=1
     submit a prio=1 max=1
     submit b prio=0 max=1
@@ -436,7 +436,7 @@ constexpr Case kPriorities[] = {
     expect preempted low 1
     expect preempted high 0
 )"},
-    {"AnEqualPriorityWaits", R"(
+    {"ARequestOfEqualPriorityDoesNotPreempt", R"(
     options seqs=1
     submit a max=20
     step 2
@@ -537,7 +537,7 @@ constexpr Case kPreemption[] = {
     expect preempted b 0
     expect output a b
 )"},
-    {"DoesNotAdmitWhatItCouldNotFinishPrefilling", R"(
+    {"ARequestWaitsIfItsWholePromptDoesNotFit", R"(
     pool pages=16
     options batch=8
     submit a prompt=30 max=30
@@ -551,7 +551,7 @@ constexpr Case kPreemption[] = {
     expect preempted b 0
     expect output a b
 )"},
-    {"ShrinksAChunkToTheFreePages", R"(
+    {"AChunkShrinksToFitTheFreePages", R"(
     pool pages=8
     options len=32 batch=5
     submit a prompt=14 max=18
@@ -588,7 +588,7 @@ INSTANTIATE_TEST_SUITE_P(Preemption, SchedulerScenarioTest,
 
 // Cases in which the pages of preempted sequences are copied to the host pool.
 constexpr Case kHostPool[] = {
-    {"APreemptedSequenceContinuesWhereItWas", R"(
+    {"APreemptedSequenceContinuesAfterItsComputedTokens", R"(
     pool pages=8 host=4
     options len=32
     submit a prompt=12 max=20
@@ -681,7 +681,7 @@ constexpr Case kHostPool[] = {
     run
     expect output a b c d e f g h
 )"},
-    {"AHalfComputedPromptContinuesFromThere", R"(
+    {"APromptPreemptedHalfwayContinuesAfterItsComputedTokens", R"(
     pool pages=16 host=16
     options batch=8 seqs=1
     submit a prompt=30 max=4 prio=1 prompt_logprobs
@@ -693,7 +693,7 @@ constexpr Case kHostPool[] = {
     expect moved 4 4
     expect output a b
 )"},
-    {"SamplesThatShareAPromptShareItAgain", R"(
+    {"PreemptedSamplesShareTheirPromptAgain", R"(
     pool pages=9 host=9
     options len=24 batch=32
     submit a prompt=13 max=11 n=3 temp=1 seed=3 ignore_eos
@@ -703,7 +703,7 @@ constexpr Case kHostPool[] = {
     expect moved 5 2                  # the prompt's three were still cached
     expect output a
 )"},
-    {"WithAWindowOnlyItsPagesAreCopied", R"(
+    {"WithASlidingWindowOnlyPagesInTheWindowAreCopied", R"(
     pool pages=8 host=8 window=6
     options seqs=1 len=32
     submit a prompt=20 max=8 prio=1
@@ -725,7 +725,7 @@ constexpr Case kHostPool[] = {
     run
     expect output a b
 )"},
-    {"WithAWindowAnImageNeedsFewerPagesThanAPrefill", R"(
+    {"WithAWindowAHostPoolCopyNeedsFewerPagesThanAPrefill", R"(
     pool pages=6 host=6 window=6
     options seqs=2 len=32 batch=16
     submit a prompt=16 max=14 prio=2 ignore_eos
@@ -743,7 +743,7 @@ constexpr Case kHostPool[] = {
     run
     expect output a b c
 )"},
-    {"AnAbortFreesTheImage", R"(
+    {"AnAbortFreesTheHostPoolCopy", R"(
     pool pages=8 host=8
     options seqs=1 len=32
     submit a prompt=12 max=20 prio=1
@@ -756,7 +756,7 @@ constexpr Case kHostPool[] = {
     run
     expect output b
 )"},
-    {"ADeadlineFreesTheImage", R"(
+    {"ADeadlineFreesTheHostPoolCopy", R"(
     pool pages=8 host=8
     options seqs=1 len=32
     submit a prompt=12 max=20 prio=1 deadline=5s
@@ -985,7 +985,7 @@ constexpr Case kAdmission[] = {
     run
     expect output low high other
 )"},
-    {"ALiveIdIsRefused", R"(
+    {"ARequestWithALiveIdIsRefused", R"(
     submit a max=2
     submit a max=2
     expect refused a=ALREADY_EXISTS/none
@@ -1045,7 +1045,7 @@ constexpr Case kSamples[] = {
     expect cached b 8
     expect output b
 )"},
-    {"APreemptedForkContinuesExactly", R"(
+    {"APreemptedForkContinuesWithTheSameTokens", R"(
     pool pages=8
     options len=32 batch=32
     submit a prompt=10 n=3 max=22 temp=1 seed=11
@@ -1058,7 +1058,7 @@ INSTANTIATE_TEST_SUITE_P(Samples, SchedulerScenarioTest,
                          ::testing::ValuesIn(kSamples), CaseName);
 
 constexpr Case kResume[] = {
-    {"PrefillsEmittedTokensAndContinues", R"(
+    {"AResumedRequestPrefillsItsEmittedTokens", R"(
     submit a prompt=10 emitted=5 max=12 temp=1 seed=3
     step
     expect plan a:10
@@ -1100,7 +1100,7 @@ INSTANTIATE_TEST_SUITE_P(Resume, SchedulerScenarioTest,
                          ::testing::ValuesIn(kResume), CaseName);
 
 constexpr Case kPrefixReuse[] = {
-    {"ReusesTheWholePagesOfAnEarlierPrompt", R"(
+    {"APromptReusesTheFullPagesOfAnEarlierPrompt", R"(
     submit a prompt=16 max=2
     run
     expect idle
@@ -1132,7 +1132,7 @@ constexpr Case kPrefixReuse[] = {
     expect cached c 12
     expect output b c
 )"},
-    {"SharesPagesWithARunningSequence", R"(
+    {"ARequestSharesPagesWithARunningSequence", R"(
     pool pages=16
     submit a prompt=32 max=30
     step 3
@@ -1143,7 +1143,7 @@ constexpr Case kPrefixReuse[] = {
     expect cached b 28
     expect output a b
 )"},
-    {"FindsAPrefixThatGrewWhileItWaited", R"(
+    {"AWaitingRequestUsesAPrefixThatGrewMeanwhile", R"(
     pool pages=16
     options batch=44
     submit a prompt=40 max=20
@@ -1157,7 +1157,7 @@ constexpr Case kPrefixReuse[] = {
     expect cached b 36
     expect output a b
 )"},
-    {"WaitsForPagesWhileNoPrefixHelps", R"(
+    {"ARequestWaitsForPagesIfNoCachedPrefixHelps", R"(
     pool pages=16
     options batch=44
     submit a prompt=40 max=10

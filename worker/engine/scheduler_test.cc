@@ -26,7 +26,7 @@ std::vector<int32_t> Greedy(const std::string& name, uint32_t count) {
                           {.vocab_size = 1000, .max_model_len = 64});
 }
 
-TEST(SchedulerStopTest, AStopTokenIdEndsTheOutputAndIsDeliveredAsItsLastToken) {
+TEST(SchedulerStopTest, AStopTokenIsTheLastTokenOfTheOutput) {
   const int32_t third = Greedy("a", 3)[2];
   Scenario scenario;
   scenario.Run(absl::StrCat("submit a max=20 stop=", third, R"(

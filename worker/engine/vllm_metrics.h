@@ -10,8 +10,8 @@
 
 namespace kvasir::base {
 
-// Exports the metric families of `source` that vLLM has, too, with vLLM's names
-// and labels (model_name and engine). Leaves out all other families.
+// Exports those metric families of `source` that vLLM also has, with vLLM's
+// names and labels (model_name and engine). Omits all other families.
 class VllmMetrics final : public prometheus::Collectable {
  public:
   VllmMetrics(std::shared_ptr<prometheus::Collectable> source,

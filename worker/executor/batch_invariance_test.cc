@@ -29,7 +29,7 @@ TEST_P(BatchInvarianceTest,
   EXPECT_EQ(worker.stats().preemptions, 0);
 }
 
-TEST_P(BatchInvarianceTest, ChunkSizeAndNumberOfThreadsChangeNoBit) {
+TEST_P(BatchInvarianceTest, ChunkSizeAndNumberOfThreadsChangeNoBitOfTheOutput) {
   const std::vector<Request> requests = MixedRequests();
   const std::vector<Sample> alone = Alone(requests);
   for (const Conditions& conditions : {
@@ -44,14 +44,14 @@ TEST_P(BatchInvarianceTest, ChunkSizeAndNumberOfThreadsChangeNoBit) {
   }
 }
 
-TEST_P(BatchInvarianceTest, StepsOfASingleTokenChangeNoBit) {
+TEST_P(BatchInvarianceTest, StepsOfASingleTokenChangeNoBitOfTheOutput) {
   std::vector<Request> requests = MixedRequests();
   std::erase_if(requests, [](const Request& r) { return r.sampling.n() > 1; });
   Worker worker({.max_num_seqs = 1, .max_batched_tokens = 1}, GetParam());
   EXPECT_EQ(worker.Run(requests), Alone(requests));
 }
 
-TEST_P(BatchInvarianceTest, PreemptionChangesNoBit) {
+TEST_P(BatchInvarianceTest, PreemptionChangesNoBitOfTheOutput) {
   const std::vector<Request> requests = MixedRequests();
   Worker worker({.pages = 14}, GetParam());
   EXPECT_EQ(worker.Run(requests), Alone(requests));
@@ -61,7 +61,7 @@ TEST_P(BatchInvarianceTest, PreemptionChangesNoBit) {
   EXPECT_GT(copying.stats().imports, 0);
 }
 
-TEST_P(BatchInvarianceTest, APrefixCacheHitChangesNoBit) {
+TEST_P(BatchInvarianceTest, APrefixCacheHitChangesNoBitOfTheOutput) {
   std::vector<Request> requests = MixedRequests();
   const std::vector<Sample> alone = Alone(requests);
   for (Request& request : requests) request.use_prefix_cache = true;

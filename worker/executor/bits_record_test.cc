@@ -110,7 +110,8 @@ struct BitsCase {
   bool trained = false;
 };
 
-// A tiny model with random weights, whose plan stores numbers as `dtype`.
+// A tiny model with random weights. Its plan stores unquantized values
+// as `dtype`.
 BitsCase RandomCase(const std::string& name, const FamilyCase& each,
                     const std::string& dtype = "BF16") {
   return {.name = name, .make = [each, dtype](const Conditions& conditions) {
@@ -144,7 +145,7 @@ void AddDenseCases(std::vector<BitsCase>* cases) {
 }
 
 // A worker with the model in `folder`. Uses the folder's KV plan, or else a
-// full-rank plan with numbers of type `dtype`.
+// full-rank plan with the data type `dtype`.
 Worker CheckpointWorker(Conditions conditions, const std::string& folder,
                         kvasir::v1::DataType dtype) {
   const auto checkpoint = model::Checkpoint::Open(InSource(folder));
@@ -179,8 +180,8 @@ std::vector<BitsCase> Cases() {
   AddDenseCases(&cases);
   for (const PlanCase& each : PlanCases()) {
     cases.push_back(RandomCase(each.name, {TinyShape(), each}));
-    // A case with codes stores no numbers of type `dtype`, so it needs no test
-    // with other types.
+    // A case with quantized codes stores no values of type `dtype`, so it needs
+    // no test with other types.
     if (each.codes) continue;
     cases.push_back(RandomCase(each.name + "F16", {TinyShape(), each}, "F16"));
     cases.push_back(RandomCase(each.name + "F32", {TinyShape(), each}, "F32"));

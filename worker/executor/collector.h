@@ -76,9 +76,9 @@ class Collector {
   // For each page group, whether any of its layers evicts by scores.
   std::vector<bool> scores_;
   int64_t static_codes_per_token_ = 0;
-  size_t load_bytes_ = 0;  // of StepState::expert_load
-  // The tokens that each expert has run (StepState::expert_load), and then
-  // the results.
+  size_t load_bytes_ = 0;  // size of StepState::expert_load
+  // A copy of StepState::expert_load (the tokens that each expert has run),
+  // followed by the results.
   std::vector<std::byte> host_results_;
 };
 

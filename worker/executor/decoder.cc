@@ -267,7 +267,7 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
   for (int64_t layer = 0; layer < spec().num_layers(); ++layer) {
     const LayerWeights& weights =
         parts_.weights->layers[static_cast<size_t>(layer)];
-    // This also adds the previous layer's output to the residual stream.
+    // Input also adds the previous layer's output to the residual stream.
     kernels::DevicePtr<const float> input = normed;
     KVASIR_RETURN_IF_ERROR(
         Input(stream,

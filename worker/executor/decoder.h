@@ -28,11 +28,11 @@ namespace kvasir::worker {
 // The tokens of one step. Pointers are device memory.
 struct TokenBatch {
   int64_t num_tokens = 0;                 // T in shapes
-  int64_t padded_tokens = 0;              // AttentionInput::padded_tokens
+  int64_t padded_tokens = 0;              // see AttentionInput::padded_tokens
   int64_t num_sequences = 0;              // B in shapes
-  absl::Span<const SequenceRows> rows;    // AttentionInput::rows; host memory
+  absl::Span<const SequenceRows> rows;    // see AttentionInput::rows
   kernels::DevicePtr<const int32_t> ids;  // [T]
-  kernels::DevicePtr<const int64_t> positions;  // [T], logical
+  kernels::DevicePtr<const int64_t> positions;  // [T], positions in the text
   absl::Span<const AttentionBatch> groups;
   // For each KvArenas::Ring, where the exact (uncompressed) row of each token
   // is stored. [T] each.
@@ -68,8 +68,8 @@ class Decoder {
     StepProfile* profile = nullptr;  // may be null
     // See LayerAttention::Parts::clamped_codes.
     kernels::DevicePtr<int64_t> clamped_codes;
-    // The tokens that each expert has run, summed over layers: [E] numbers to
-    // which Run adds. Unused if the model has no experts.
+    // The tokens that each expert has run, summed over layers: [E] counters,
+    // which Run increases. Unused if the model has no experts.
     kernels::DevicePtr<int64_t> expert_load;
   };
 
@@ -119,8 +119,8 @@ class Decoder {
                       kernels::DevicePtr<float> logits,
                       kernels::Workspace& workspace) const;
 
-  // The attention kernels that a GPU uses, each with the number of its layers.
-  // Empty on a CPU.
+  // The attention kernels that a GPU uses, each with the number of layers that
+  // use it. Empty on a CPU.
   struct LayersKernels {
     kernels::AttentionKernels kernels;
     int64_t layers = 0;
@@ -153,8 +153,8 @@ class Decoder {
   // Applies `norm` after setting the model's width, kind of norm and epsilon.
   absl::Status Norm(kernels::Stream& stream, kernels::NormParams norm,
                     kernels::Workspace& workspace) const;
-  // Adds the residual to norm.x if norm has one. Sets `input` to what
-  // attention or the MLP reads: norm.out or, in models that do not normalize
+  // Adds norm.residual, if it is set, to norm.x. Sets `input` to the input of
+  // attention or the MLP: norm.out or, in models that do not normalize
   // inputs, norm.x.
   absl::Status Input(kernels::Stream& stream, kernels::NormParams norm,
                      kernels::DevicePtr<const float>* input,
@@ -197,7 +197,7 @@ class Decoder {
   std::unique_ptr<kernels::HadamardTables> hadamard_;
   std::vector<LayerAttention> attention_;
   std::vector<StepKind> step_kinds_;
-  // made by DivideSteps, for the next Run
+  // the divisions that DivideSteps has made for the next Run
   std::vector<kernels::AttentionStep> steps_;
 };
 

@@ -38,7 +38,8 @@ class EvictionInvarianceTest : public ::testing::TestWithParam<FamilyCase> {
   std::vector<Sample> alone_;
 };
 
-TEST_P(EvictionInvarianceTest, ChunksThreadsPageSizeAndKernelsChangeNoBit) {
+TEST_P(EvictionInvarianceTest,
+       ChunksThreadsPageSizeAndKernelsChangeNoBitOfTheOutput) {
   for (const Sample& sample : alone_) {
     for (const float number : sample.numbers) {
       ASSERT_TRUE(std::isfinite(number));
@@ -59,7 +60,7 @@ TEST_P(EvictionInvarianceTest, ChunksThreadsPageSizeAndKernelsChangeNoBit) {
 // After a preemption the sequence must hold the same slots as before. Either
 // its pages are copied back from the host pool, or all its tokens run again,
 // with the same evictions.
-TEST_P(EvictionInvarianceTest, PreemptionChangesNoBit) {
+TEST_P(EvictionInvarianceTest, PreemptionChangesNoBitOfTheOutput) {
   for (const int64_t host_pages : {0, 64}) {
     int64_t preemptions = 0;
     for (const int64_t pages : {8, 9, 10, 12, 15, 18}) {
@@ -73,7 +74,8 @@ TEST_P(EvictionInvarianceTest, PreemptionChangesNoBit) {
   }
 }
 
-TEST_P(EvictionInvarianceTest, ForksOfAGreedyRequestGetTheBitsOfASingleSample) {
+TEST_P(EvictionInvarianceTest,
+       ForksOfAGreedyRequestHaveTheSameOutputAsASingleSample) {
   Request request = Requests()[5];
   request.sampling.set_temperature(0);
   request.sampling.set_max_tokens(25);
@@ -87,8 +89,7 @@ TEST_P(EvictionInvarianceTest, ForksOfAGreedyRequestGetTheBitsOfASingleSample) {
   EXPECT_EQ(worker.stats().forks, 2);
 }
 
-TEST_P(EvictionInvarianceTest,
-       CanceledRequestsFreeTheirPagesAndChangeNoBitOfOthers) {
+TEST_P(EvictionInvarianceTest, CanceledRequestsChangeNoBitOfTheOutputOfOthers) {
   std::vector<Sample> kept;
   auto next = alone_.begin();
   for (size_t i = 0; i < Requests().size(); ++i) {

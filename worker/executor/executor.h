@@ -29,9 +29,10 @@ inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
 
 // A step has two halves, so that the next plan can be made while the step runs:
 // - Enqueue checks the plan, copies it to the device and enqueues the work.
-// - Await waits for the device and returns what was sampled. After each
-// successful Enqueue the caller must Await once before the next Enqueue: at
-// most one step is in flight. The plan need not outlive Enqueue.
+// - Await waits for the device and returns what was sampled.
+//
+// After each successful Enqueue the caller must call Await once before the next
+// Enqueue, so at most one step is in flight. The plan need not outlive Enqueue.
 //
 // Threads: one at a time.
 // Errors: after an error of Enqueue or Await the executor cannot be used. The
@@ -48,9 +49,9 @@ class Executor {
   // order.
   virtual absl::Status Enqueue(const kvasir::v1::StepPlan& plan) = 0;
 
-  // Whether Enqueue returns while the step still runs, as on a GPU. Then the
-  // engine plans the next step and delivers the previous results meanwhile. The
-  // answer never changes.
+  // Whether Enqueue returns while the step still runs, as on a GPU. If so, the
+  // engine uses that time to plan the next step and to deliver the previous
+  // results. The answer never changes.
   virtual bool is_asynchronous() const { return false; }
   // Tells the executor the plan of the next Enqueue while a step is still in
   // flight. An executor with ranks in other processes sends them the plan

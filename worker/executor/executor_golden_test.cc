@@ -236,7 +236,7 @@ TEST_P(ExecutorGreedyTest, GreedyTokensAreThoseOfTheReferenceImplementation) {
   EXPECT_EQ(tokens, expected.greedy);
 }
 
-TEST_P(ExecutorGoldenTest, ChunksPagesThreadsAndKernelsChangeNoBit) {
+TEST_P(ExecutorGoldenTest, ChunksPagesThreadsAndKernelsChangeNoBitOfTheLogits) {
   const Expected expected = ReadExpected(GetParam());
   const std::vector<float> whole = Logits(GetParam(), expected, {});
   const auto same = [&](const RunOptions& options) {

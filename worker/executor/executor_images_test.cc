@@ -56,8 +56,7 @@ class Replica {
                                    rank_->executor().numerics_id());
   }
 
-  // Runs a prompt that is generated from the number `text`, then samples
-  // `num_tokens` tokens greedily.
+  // Runs prompt number `text`, then samples `num_tokens` tokens greedily.
   std::vector<Outcome> Start(int64_t id, int32_t text, int64_t num_tokens) {
     tokens_.clear();
     for (int32_t i = 0; i < kPrompt; ++i) {
@@ -224,8 +223,7 @@ FamilyCase Dense(const std::string& dtype) {
            plan_cases::Full("NO_ROPE", codec)}};
 }
 
-TEST(ImageBytesTest,
-     ASequenceImageMadeUnderAnotherPlanIsRefusedAndTakesNoPages) {
+TEST(ImageBytesTest, ARefusedSequenceImageOfAnotherPlanTakesNoPages) {
   Replica floats(Dense("F32"), 512, 512);
   Replica halves(Dense("F16"), 512, 512);
   floats.Start(1, 41, 1);
@@ -241,9 +239,10 @@ TEST(ImageBytesTest, ASequenceImageOfTheWrongSizeIsRefused) {
                                    .groups = {{3, 0, 1, 0}}};
   KVASIR_ASSERT_OK_AND_ASSIGN(const cache::SequenceImage image,
                               replica.cache().TakeImagePages(shape, {}));
-  EXPECT_THAT(replica.executor().WriteImage(image, "abc"),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("image has 3 bytes of pages, must have ")));
+  EXPECT_THAT(
+      replica.executor().WriteImage(image, "abc"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("image has 3 bytes of pages, but must have ")));
 }
 
 TEST(ImageBytesTest, CopySpeedIsMeasuredOnlyBeforeTheFirstStep) {

@@ -66,13 +66,13 @@ struct StepRecord {
   int page_copies = 0;
   int uploads = 0;
   int read_backs = 0;
-  int others = 0;  // copies made when no copy is allowed
+  int others = 0;  // copies other than uploads and read-backs
   int64_t device_allocations = 0;
   std::array<int64_t, kNumStepParts> heap = {};
   std::vector<kernels::OpLaunch> launches;
 
   // Returns one line for each launch, with its number of rows if `with_rows`.
-  // Steps of different sizes in one bucket differ in these numbers.
+  // Steps of different sizes in one bucket have different numbers of rows.
   std::string Text(bool with_rows) const {
     std::string lines;
     for (const kernels::OpLaunch& launch : launches) {
@@ -234,10 +234,11 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     }
   }
 
-  // Runs one step of each kind: prompts with samples, decode, both in one step,
-  // a chunk of a prompt without a sample, scored targets, and page copies with
-  // and without tokens. Sequence ids begin at `first`. If `more` is 1, steps
-  // have more sequences and tokens, but the same padded sizes.
+  // Runs one step of each kind. There are prompts with samples, decodes, both
+  // in one step, and a prompt chunk without a sample. There are also scored
+  // targets, and page copies with and without tokens. Sequence ids begin at
+  // `first`. If `more` is 1, steps have more sequences and tokens, but the same
+  // padded sizes.
   void RunAll(uint64_t first, int more) {
     std::vector<std::vector<int32_t>> prompts;
     std::vector<DirectStep> prefill;
@@ -317,7 +318,7 @@ TEST_P(ExecutorLaunchTest,
 TEST_P(ExecutorLaunchTest, StepsOfTheSameBucketMakeTheSameLaunches) {
   RunAll(100, 0);
   RunAll(200, 1);  // same padded sizes, different true sizes
-  RunAll(300, 0);  // same sizes, different numbers
+  RunAll(300, 0);  // same sizes, different sequences
   const std::vector<StepRecord>& steps = executor_.steps();
   int alike = 0;
   int as_large = 0;
@@ -436,10 +437,10 @@ TEST(ExecutorEvictionLaunchTest,
 }
 
 // Each layer calls AllReduceSum after attention and after the MLP. Each step
-// calls it for embedding rows and for marks of not-finite numbers, and calls
-// AllGather for the logits.
+// also calls it for embedding rows and for the marks of tokens whose latents
+// are not finite, and calls AllGather for the logits.
 TEST(ExecutorRanksTest,
-     EachStepCallsAllReduceTwicePerLayerPlusTwiceAndAllGatherOnce) {
+     AStepOfNLayersCallsAllReduceTwoNPlusTwoTimesAndAllGatherOnce) {
   const auto group = InProcessGroup::Create(2);
   std::vector<RecordedExecutor> executors(group.size());
   std::vector<std::thread> threads;

@@ -12,8 +12,8 @@ struct ExecutorTotals {
   // values: lifting and rotating keys, and lifting latents for prompts.
   double reconstruction_flops = 0;
   double prompt_lift_flops = 0;  // included in reconstruction_flops
-  // Codes that were written with a channel's static range, and how many of
-  // these codes the range clamped.
+  // Codes that were written with a channel's static range, and how many of them
+  // were clamped to that range.
   int64_t static_codes = 0;
   int64_t clamped_codes = 0;
   // Tokens whose attention weights were added to the scores of slots, for each
@@ -29,7 +29,7 @@ struct ExecutorTotals {
   int64_t captured_steps = 0;
   int64_t replayed_steps = 0;
   // For each expert, the tokens that it has run, summed over layers. Empty if
-  // the model has no experts. All ranks count the same.
+  // the model has no experts. All ranks have the same counts.
   std::vector<int64_t> expert_tokens;
 };
 

@@ -155,7 +155,7 @@ TEST(EvictionTotalsTest, ScoredTokensAreCountedByHowTheyWereScored) {
   }
 }
 
-TEST(ExpertTotalsTest, TokensAreCountedForEachOfTheirExpertsInAnyChunks) {
+TEST(ExpertTotalsTest, ATokenIsCountedForEachOfItsExpertsWhateverTheChunkSize) {
   const model::ModelShape shape = TinyMixtralShape();
   std::vector<std::vector<int64_t>> counts;
   for (const int64_t chunk : {1, 8, 40}) {

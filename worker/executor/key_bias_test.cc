@@ -237,7 +237,7 @@ BiasOf InPairs(std::vector<int> pairs, float norm) {
   };
 }
 
-// The divergence of each preset of codes from a cache of float32 numbers.
+// The divergence of each preset with quantized codes from a float32 cache.
 std::map<std::string, double> DivergencesOf(const std::vector<int>& pairs,
                                             float norm) {
   const Model model = WithBias(pairs, InPairs(pairs, norm));

@@ -55,7 +55,7 @@ class Launcher {
     int64_t logits_bytes = 0;
     // See ModelExecutorOptions::logits_tap.
     std::function<void(const LogitsRow&)> logits_tap;
-    bool graphs = false;  // ModelExecutorOptions::graphs
+    bool graphs = false;  // see ModelExecutorOptions::graphs
   };
 
   explicit Launcher(Parts parts);

@@ -46,8 +46,8 @@ struct ModelExecutorOptions {
   // See PagedAttentionParams::prompts_as_rows. A Rank sets it from
   // RankOptions::deterministic.
   bool prompts_as_rows = false;
-  // The most bytes of logits that exist at a time. StepOutput may need more,
-  // even for a single sample.
+  // The limit for the buffer of logits in bytes. The buffer is larger if one
+  // sample needs more (StepOutput).
   int64_t logits_bytes = int64_t{64} << 20;
   // Captures GPU steps as graphs and replays them: steps that only decode, copy
   // no pages and evict nothing. A step is captured when its sizes occur for the
@@ -101,10 +101,10 @@ class ModelExecutor final : public Executor {
     return parts_.device->kind() != kernels::DeviceKind::kCpu;
   }
 
-  // `allowed` [ceil(V / 32)] has one bit for each token id: bit id % 32 of word
-  // id / 32 is set if the id may be sampled. Replaces a mask of the same name.
-  // FAILED_PRECONDITION while a step is in flight, because the step may be
-  // reading the mask.
+  // `allowed` [ceil(V / 32)] has one bit for each token id, which is set if the
+  // id may be sampled: bit id % 32 of word id / 32. Replaces a mask of the same
+  // name. FAILED_PRECONDITION while a step is in flight, because the step may
+  // be reading the mask.
   absl::Status RegisterTokenMask(std::string name,
                                  absl::Span<const uint32_t> allowed);
 
@@ -123,7 +123,7 @@ class ModelExecutor final : public Executor {
   // Identifies the executor's arithmetic: executors with equal ids compute the
   // same bits. A request may move only between such executors.
   std::string numerics_id() const;
-  // Bytes of weights that each step reads, whatever its batch is.
+  // See ModelWeights::matrix_bytes and ModelWeights::rounded_bytes.
   int64_t matrix_bytes() const { return weights_.matrix_bytes; }
   int64_t rounded_bytes() const { return weights_.rounded_bytes; }
   // See KvArenas::bytes_per_token.

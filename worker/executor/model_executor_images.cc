@@ -67,7 +67,7 @@ absl::Status ModelExecutor::WriteImage(const cache::SequenceImage& image,
   if (payload.size() != want) {
     return absl::InvalidArgumentError(
         absl::StrCat("a sequence's image has ", payload.size(),
-                     " bytes of pages, must have ", want));
+                     " bytes of pages, but must have ", want));
   }
   for (size_t g = 0; g < image.pages.size(); ++g) {
     const auto group = static_cast<int64_t>(g);

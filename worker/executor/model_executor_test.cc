@@ -304,8 +304,7 @@ TEST(ModelExecutorTest, ATokenMaskCannotBeReplacedWhileAStepIsInFlight) {
   KVASIR_EXPECT_OK(executor.RegisterTokenMask("mask", words));
 }
 
-TEST(ModelExecutorTest,
-     LogprobsAreSortedInDescendingOrderAndReportedOnlyIfRequested) {
+TEST(ModelExecutorTest, RequestedLogprobsAreSortedInDescendingOrder) {
   auto rank = TinyRank();
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 10);
@@ -370,7 +369,7 @@ TEST(ModelExecutorTest,
   KVASIR_ASSERT_OK(executor.Execute(plan));
 
   // Two sequences continue the same text. Sequence 1 continues in place.
-  // Sequence 2 shares the first page of sequence 1 and has a copy of the second
+  // Sequence 2 shares the first page of sequence 1. It has a copy of the second
   // page, made by two page copies (8 to 5, 5 to 9).
   StepPlan next;
   next.set_step_id(2);
@@ -652,8 +651,7 @@ std::unique_ptr<Rank> RankWithSidePages() {
   return rank;
 }
 
-// Checks that the plan case "ExactRowsInAnotherArena" has the property in its
-// name.
+// Checks that the plan case "ExactRowsInAnotherArena" is what its name says.
 TEST(SidePagesTest, ExactRowsMayLieInTheArenaOfAnotherLayer) {
   const std::unique_ptr<Rank> rank = RankOfCase("ExactRowsInAnotherArena");
   const cache::LayerLayout& few = rank->layout().layer(1);
@@ -817,7 +815,7 @@ struct BrokenPlan {
 
 class BrokenPlanTest : public ::testing::TestWithParam<BrokenPlan> {};
 
-TEST_P(BrokenPlanTest, AnInvalidPlanIsRefusedAndLeavesTheExecutorUnusable) {
+TEST_P(BrokenPlanTest, ARefusedPlanLeavesTheExecutorUnusable) {
   auto rank = TinyRank();
   KVASIR_ASSERT_OK(rank->executor().Execute(StepBefore()));
 
@@ -935,7 +933,7 @@ INSTANTIATE_TEST_SUITE_P(
         BrokenPlan{
             "WithTooFewPages",
             [](StepPlan* p) { Evicts(p)->mutable_pages()->RemoveLast(); },
-            "has 1 pages, must have 2"},
+            "has 1 pages, but must have 2"},
         BrokenPlan{"WithAPageOutsideThePool",
                    [](StepPlan* p) { Evicts(p)->set_pages(1, 12); },
                    "page 12 of group 0 is outside of the pool of 12"},
@@ -944,25 +942,28 @@ INSTANTIATE_TEST_SUITE_P(
                    "or other pages"},
         BrokenPlan{"ThatKeepsLessThanSinksAndRecentSlots",
                    [](StepPlan* p) { Evicts(p)->set_kept_slots(11); },
-                   "kept slots: want 12 to 20, have 11"},
-        BrokenPlan{"AfterMoreCopiesThanThePlanHas",
-                   [](StepPlan* p) { Evicts(p)->set_after_page_copies(1); },
-                   "after_page_copies of its eviction is 1, must be 0 to 0"},
-        BrokenPlan{"ThatTheSequencesStepIgnores",
-                   [](StepPlan* p) {
-                     p->mutable_sequences(0)->set_physical_starts(0, 20);
-                   },
-                   "physical start in page group 0 is 20, must be 15 to 15"},
+                   "kept slots: must be 12 to 20, but is 11"},
+        BrokenPlan{
+            "AfterMoreCopiesThanThePlanHas",
+            [](StepPlan* p) { Evicts(p)->set_after_page_copies(1); },
+            "after_page_copies of its eviction is 1, but must be 0 to 0"},
+        BrokenPlan{
+            "ThatTheSequencesStepIgnores",
+            [](StepPlan* p) {
+              p->mutable_sequences(0)->set_physical_starts(0, 20);
+            },
+            "physical start in page group 0 is 20, but must be 15 to 15"},
         BrokenPlan{
             "WithAFirstCountedTokenPastTheStep",
             [](StepPlan* p) { p->mutable_sequences(0)->add_first_counted(22); },
-            "first counted token in page group 0 is 22, must be at most 21"},
+            "first counted token in page group 0 is 22, but must be at most "
+            "21"},
         BrokenPlan{"WithCountsForTooManyPageGroups",
                    [](StepPlan* p) {
                      p->mutable_sequences(0)->add_first_counted(20);
                      p->mutable_sequences(0)->add_first_counted(20);
                    },
-                   "has 2 first counted tokens, must have none or 1"}),
+                   "has 2 first counted tokens, but must have none or 1"}),
     [](const auto& param_info) { return param_info.param.name; });
 
 // A rank on which each of the tiny model's two layers is a page group. Only the
@@ -984,7 +985,7 @@ std::unique_ptr<Rank> RankOfTwoPageGroups(cache::PageCounts pages) {
 
 // Regression test: after a reset in one page group, the executor accepted any
 // start position in the other page groups.
-TEST(ResetTest, ASequenceResetInOnlySomePageGroupsIsRefused) {
+TEST(ResetTest, AStepThatResetsASequenceInOnlySomePageGroupsIsRefused) {
   for (const uint32_t resets : {1, 2}) {
     const auto rank = RankOfTwoPageGroups({12, 12});
     StepPlan plan = StepBefore();
@@ -1012,7 +1013,7 @@ TEST(ResetTest, ASequenceResetInOnlySomePageGroupsIsRefused) {
         StatusIs(
             absl::StatusCode::kInvalidArgument,
             HasSubstr("sequence 1: the plan resets its page tables in 1 page "
-                      "groups, must reset them in all 2 or in none")));
+                      "groups, but must reset them in all 2 or in none")));
   }
 }
 
@@ -1248,9 +1249,9 @@ INSTANTIATE_TEST_SUITE_P(
     All, BrokenPlanTest,
     ::testing::Values(
         BrokenPlan{"StepIdGap", [](StepPlan* p) { p->set_step_id(4); },
-                   "the step id is 4, must be 2"},
+                   "the step id is 4, but must be 2"},
         BrokenPlan{"StepIdRepeated", [](StepPlan* p) { p->set_step_id(1); },
-                   "the step id is 1, must be 2"},
+                   "the step id is 1, but must be 2"},
         BrokenPlan{"ReleaseOfAnUnknownSequence",
                    [](StepPlan* p) { p->add_released_sequences(5); },
                    "sequence 5: the plan releases it, but the executor does "
@@ -1278,7 +1279,7 @@ INSTANTIATE_TEST_SUITE_P(
                      AddFresh(p, 2, 9)->mutable_block_tables(0)->add_side_pages(
                          10);
                    },
-                   "gives it 1 side pages in page group 0, must give 0"},
+                   "gives it 1 side pages in page group 0, but must give 0"},
         BrokenPlan{
             "TableTooLong",
             [](StepPlan* p) {
@@ -1290,7 +1291,7 @@ INSTANTIATE_TEST_SUITE_P(
                    [](StepPlan* p) {
                      First(p)->add_block_tables()->set_first_live_index(3);
                    },
-                   "its page table in page group 0 is 3, must be 0 to 2"},
+                   "its page table in page group 0 is 3, but must be 0 to 2"},
         BrokenPlan{"GivesUpSlotsThatTokensSee",
                    [](StepPlan* p) {
                      First(p)->add_block_tables()->set_first_live_index(1);
@@ -1307,26 +1308,27 @@ INSTANTIATE_TEST_SUITE_P(
                      First(p)->set_logical_start(21);
                      First(p)->set_physical_starts(0, 21);
                    },
-                   "starts at position 21, must start at 20"},
+                   "starts at position 21, but must start at 20"},
         BrokenPlan{"RepeatsAPosition",
                    [](StepPlan* p) {
                      First(p)->set_logical_start(19);
                      First(p)->set_physical_starts(0, 19);
                    },
-                   "starts at position 19, must start at 20"},
+                   "starts at position 19, but must start at 20"},
         BrokenPlan{
             "PromptAfterOutput",
             [](StepPlan* p) { AddFresh(p, 2, 9)->set_prompt(true); },
             "sequence 2: is a prompt after output; prompts must come first"},
-        BrokenPlan{"PhysicalStartAboveLogicalStart",
-                   [](StepPlan* p) { First(p)->set_physical_starts(0, 21); },
-                   "physical start in page group 0 is 21, must be 20 to 20"},
+        BrokenPlan{
+            "PhysicalStartAboveLogicalStart",
+            [](StepPlan* p) { First(p)->set_physical_starts(0, 21); },
+            "physical start in page group 0 is 21, but must be 20 to 20"},
         BrokenPlan{"PhysicalStartBelowLogicalStart",
                    [](StepPlan* p) { First(p)->set_physical_starts(0, 4); },
-                   "physical start in page group 0 is 4, must be 20 to 20"},
+                   "physical start in page group 0 is 4, but must be 20 to 20"},
         BrokenPlan{"PhysicalStartsForTooManyPageGroups",
                    [](StepPlan* p) { First(p)->add_physical_starts(20); },
-                   "has 2 physical starts, must have none or 1"},
+                   "has 2 physical starts, but must have none or 1"},
         BrokenPlan{
             "HugePosition",
             [](StepPlan* p) { First(p)->set_logical_start(~uint64_t{0}); },
@@ -1350,10 +1352,10 @@ INSTANTIATE_TEST_SUITE_P(
                    "has 17 sequences, the limit is 16"},
         BrokenPlan{"IdOutsideTheVocabulary",
                    [](StepPlan* p) { First(p)->set_token_ids(0, 1237); },
-                   "token_ids: an id must be 0 to 1236, is 1237"},
+                   "token_ids: an id must be 0 to 1236, but is 1237"},
         BrokenPlan{"NegativeTarget",
                    [](StepPlan* p) { First(p)->add_target_ids(-1); },
-                   "target_ids: an id must be 0 to 1236, is -1"},
+                   "target_ids: an id must be 0 to 1236, but is -1"},
         BrokenPlan{"MoreTargetsThanTokens",
                    [](StepPlan* p) {
                      First(p)->add_target_ids(1);
@@ -1390,10 +1392,10 @@ INSTANTIATE_TEST_SUITE_P(
             "repetition_penalty: must be 0.01 to 100"},
         BrokenPlan{"TooManyLogprobs",
                    [](StepPlan* p) { Sample(p)->set_num_logprobs(21); },
-                   "num_logprobs: must be -1 to 20, is 21"},
+                   "num_logprobs: must be -1 to 20, but is 21"},
         BrokenPlan{"BannedIdOutsideTheVocabulary",
                    [](StepPlan* p) { Sample(p)->add_banned_ids(5000); },
-                   "banned_ids: an id must be 0 to 1236, is 5000"},
+                   "banned_ids: an id must be 0 to 1236, but is 5000"},
         BrokenPlan{
             "BiasNan",
             [](StepPlan* p) { Sample(p)->add_logit_bias()->set_bias(kNan); },

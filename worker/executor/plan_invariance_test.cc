@@ -61,7 +61,7 @@ class PlanInvarianceTest : public ::testing::TestWithParam<FamilyCase> {
   std::vector<Sample> alone_;
 };
 
-TEST_P(PlanInvarianceTest, ChunksThreadsAndPageSizeChangeNoBit) {
+TEST_P(PlanInvarianceTest, ChunksThreadsAndPageSizeChangeNoBitOfTheOutput) {
   for (const Sample& sample : alone_) {
     for (const float number : sample.numbers) {
       ASSERT_TRUE(std::isfinite(number));
@@ -80,7 +80,7 @@ TEST_P(PlanInvarianceTest, ChunksThreadsAndPageSizeChangeNoBit) {
   }
 }
 
-TEST_P(PlanInvarianceTest, PreemptionChangesNoBit) {
+TEST_P(PlanInvarianceTest, PreemptionChangesNoBitOfTheOutput) {
   for (const Pools& pools : pools_) {
     int64_t preemptions = 0;
     int64_t imports = 0;
@@ -99,7 +99,7 @@ TEST_P(PlanInvarianceTest, PreemptionChangesNoBit) {
   }
 }
 
-TEST_P(PlanInvarianceTest, APrefixCacheHitChangesNoBit) {
+TEST_P(PlanInvarianceTest, APrefixCacheHitChangesNoBitOfTheOutput) {
   for (const Pools& pools : pools_) {
     Worker worker =
         MakeWorker({.page_tokens = pools.page_tokens, .max_num_seqs = 4});
@@ -146,7 +146,8 @@ TEST_P(PlanInvarianceTest,
   }
 }
 
-TEST_P(PlanInvarianceTest, PreemptionTogetherWithPrefixCacheHitsChangesNoBit) {
+TEST_P(PlanInvarianceTest,
+       PreemptionTogetherWithPrefixCacheHitsChangesNoBitOfTheOutput) {
   std::vector<Request> requests;
   for (const int32_t text : {41, 43, 47, 53, 59}) {
     std::vector<int32_t> prompt;
@@ -170,7 +171,8 @@ TEST_P(PlanInvarianceTest, PreemptionTogetherWithPrefixCacheHitsChangesNoBit) {
   EXPECT_GT(imports, 0);
 }
 
-TEST_P(PlanInvarianceTest, ForksOfAGreedyRequestGetTheBitsOfASingleSample) {
+TEST_P(PlanInvarianceTest,
+       ForksOfAGreedyRequestHaveTheSameOutputAsASingleSample) {
   std::vector<int32_t> text;
   for (int32_t i = 0; i < 53; ++i) text.push_back(2 + 17 * i % 911);
   Request request = GreedyRequest(text, 20);
@@ -185,8 +187,7 @@ TEST_P(PlanInvarianceTest, ForksOfAGreedyRequestGetTheBitsOfASingleSample) {
   EXPECT_EQ(worker.stats().forks, 2);
 }
 
-TEST_P(PlanInvarianceTest,
-       CanceledRequestsFreeTheirPagesAndChangeNoBitOfOthers) {
+TEST_P(PlanInvarianceTest, CanceledRequestsChangeNoBitOfTheOutputOfOthers) {
   std::vector<Sample> kept;
   auto next = alone_.begin();
   for (size_t i = 0; i < Requests().size(); ++i) {
@@ -206,8 +207,8 @@ TEST_P(PlanInvarianceTest,
   }
 }
 
-// Full-rank and low-rank caches of every number type. All other cases use
-// bfloat16.
+// Full-rank and low-rank caches of every data type. All other cases
+// use bfloat16.
 std::vector<PlanCase> TypedCases() {
   using namespace plan_cases;  // NOLINT: helpers that make plans
   const std::string half = R"({"dtype":"F16"})";

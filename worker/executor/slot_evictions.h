@@ -88,11 +88,12 @@ class SlotEvictions {
     // the sum of Entry::kept * Group::most_units
     int64_t kept_numbers = 0;
     absl::flat_hash_set<int32_t> pages;
-    std::vector<StepBlob::Place<kernels::Eviction>> places;  // by rule
+    std::vector<StepBlob::Place<kernels::Eviction>> places;  // for each rule
   };
 
-  // Returns the batch for this eviction: the page group's latest batch, or a
-  // new batch if the latest one is full or has a page of the eviction.
+  // Returns the index of the batch for this eviction. This is the page
+  // group's latest batch, or a new one if the latest is full or has a page of
+  // the eviction.
   size_t BatchFor(const kvasir::v1::SlotEviction& eviction,
                   int64_t copy_batches, int64_t kept_numbers);
   kernels::Eviction EvictionOf(const Entry& entry, const Rule& rule) const;
@@ -102,11 +103,12 @@ class SlotEvictions {
 
   const int64_t most_slots_;
   std::vector<Group> groups_;  // by page group
-  // the most kept slots that the lists of a batch may have together
+  // the most slots in a batch's lists of kept slots, over all sequences and
+  // eviction units
   int64_t kept_capacity_ = 0;
 
   std::vector<EvictionBatch> batches_;
-  std::vector<Work> work_;      // by batch
+  std::vector<Work> work_;      // one element for each batch
   std::vector<int32_t> pages_;  // the pages of all entries
 };
 

@@ -56,8 +56,8 @@ StagedStep Stager::LargestStepToCount() const {
   largest.bucket.padded = largest.sizes;
   const std::vector<EvictionBatch> evictions = evictions_.LargestBatches();
   largest.bucket.evictions.assign(evictions.begin(), evictions.end());
-  // Page copies need no workspace. The copy is here so that a device without
-  // the copy kernel fails now.
+  // Page copies need no workspace. This one is listed so that a device without
+  // the copy kernel is refused here.
   largest.bucket.copies.emplace_back();
   return largest;
 }
@@ -106,9 +106,9 @@ absl::Status Stager::Stage(const StepPlan& plan) {
 
 absl::Status Stager::ApplyPlan(const StepPlan& plan) {
   if (plan.step_id() != last_step_id_ + 1) {
-    return absl::InvalidArgumentError(absl::StrCat("step plan: the step id is ",
-                                                   plan.step_id(), ", must be ",
-                                                   last_step_id_ + 1));
+    return absl::InvalidArgumentError(
+        absl::StrCat("step plan: the step id is ", plan.step_id(),
+                     ", but must be ", last_step_id_ + 1));
   }
   last_step_id_ = plan.step_id();
   for (const uint64_t id : plan.released_sequences()) {
@@ -143,7 +143,7 @@ absl::Status Stager::ListMoves(const StepPlan& plan) {
       return absl::InvalidArgumentError(
           absl::StrCat("step plan: sequence ", eviction.sequence_id(),
                        ": after_page_copies of its eviction is ", before,
-                       ", must be ", done, " to ", copies.size()));
+                       ", but must be ", done, " to ", copies.size()));
     }
     KVASIR_RETURN_IF_ERROR(parts_.arenas->AddCopies(
         copies.subspan(done, before - done), &copies_));
@@ -363,7 +363,7 @@ absl::Status Stager::RegisterTokenMask(std::string name,
   if (name.empty() || allowed.size() != words) {
     return absl::InvalidArgumentError(absl::StrCat(
         "token mask: a mask needs a name and ", words,
-        " 32-bit words, this one has ", name.empty() ? "no name and " : "",
+        " 32-bit words, but this one has ", name.empty() ? "no name and " : "",
         allowed.size(), " words"));
   }
   KVASIR_ASSIGN_OR_RETURN(

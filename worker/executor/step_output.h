@@ -19,8 +19,8 @@ namespace kvasir::worker {
 // The rows to sample. All pointers are device memory.
 struct SampleBatch {
   int64_t num_rows = 0;
-  int64_t padded_rows = 0;                       // StepBucket::padded.samples
-  kernels::DevicePtr<const int32_t> token_rows;  // [num_rows]
+  int64_t padded_rows = 0;                            // num_rows after padding
+  kernels::DevicePtr<const int32_t> token_rows;       // [num_rows]
   kernels::DevicePtr<const kernels::SampleRow> rows;  // [num_rows]
   int64_t max_top = 0;
   kernels::DevicePtr<int32_t> token_ids;   // [num_rows], out

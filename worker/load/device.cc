@@ -76,7 +76,7 @@ absl::Status CheckDeviceName(const std::string& device) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "the device must be auto, cpu, cuda[:N] or emulated[:SETTINGS], is ",
+      "the device must be auto, cpu, cuda[:N] or emulated[:SETTINGS], but is ",
       device));
 }
 

@@ -34,7 +34,7 @@ struct DeviceWish {
   // or the host pool of a GPU. 0: no limit.
   int64_t host_limit_bytes = 0;
   kernels::DType gpu_activations = kernels::DType::kBf16;
-  bool deterministic = false;  // CudaDeviceOptions::deterministic
+  bool deterministic = false;  // see CudaDeviceOptions::deterministic
   // Added to the N of --device cuda:N, because each rank of a host uses a GPU
   // of its own.
   int next_gpu = 0;

@@ -28,7 +28,7 @@ TEST(DeviceTest, OnlyValidDeviceNamesAreAccepted) {
         "cuda: 1", "cuda:99999999999", "cudas", "Emulated"}) {
     EXPECT_THAT(CheckDeviceName(name),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("emulated[:SETTINGS], is " + name)))
+                         HasSubstr("emulated[:SETTINGS], but is " + name)))
         << name;
   }
 }

@@ -72,7 +72,7 @@ TEST(EndTokensTest, AModelWithoutEndTokensIsServedWithAWarning) {
   }
 }
 
-TEST(EndTokensTest, AnEosBeyondTheModelsVocabularyIsNamedAndEndsNothing) {
+TEST(EndTokensTest, AnEosBeyondTheModelsVocabularyIsIgnoredWithAWarning) {
   const auto tokenizer = TokenizerWith(R"({"eos_token":"</s>"})");
   model::DecoderSpec spec = SpecWith({0});
   spec.vocab_size = 2;

@@ -52,12 +52,12 @@ std::vector<std::shared_ptr<const worker::ServedPlan>> PlansToChooseFrom(
                      {"why", std::string(served.status().message())}});
     }
   }
-  // Presets are sorted by bytes, and those of most bytes come first.
+  // Presets are sorted by descending bytes.
   std::reverse(plans.begin(), plans.end());
   return plans;
 }
 
-// RankIdentity.plan_check.
+// Returns the value of RankIdentity.plan_check.
 std::string PlanCheckOf(const LoadRequest& request) {
   if (!request.plan_check.has_value()) return "off";
   const std::vector<int32_t>& ids = request.plan_check->token_ids;

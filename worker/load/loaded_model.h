@@ -39,22 +39,22 @@ struct LoadRequest {
   // max_num_seqs sequences of max_model_len, because then no sequence is
   // preempted for its pages.
   std::optional<int64_t> host_pool_bytes = 0;
-  bool graphs = false;  // ModelExecutorOptions::graphs
+  bool graphs = false;  // see ModelExecutorOptions::graphs
   bool prefix_reuse = true;
   // RankOptions::plan_check. Leave its `instead` empty: Load sets it if
   // choose_plan is true. In a group, all ranks must set it equally.
   std::optional<worker::PlanCheckRequest> plan_check;
-  // If true, the named plans that any checkpoint can use are measured, and the
-  // one of fewest bytes whose divergence is at most plan_check->most_kl is
-  // served. If there is none, or if the checkpoint has a plan of its own, the
-  // plan of `model` is served.
+  // If true, measures the named plans that any checkpoint can use. Serves the
+  // plan with the fewest bytes per token among those whose divergence is at
+  // most plan_check->most_kl. If there is none, or if the checkpoint has a plan
+  // of its own, serves the plan of `model`.
   bool choose_plan = false;
   // If set, used instead of the plan that `model` names. For benchmarks.
   std::optional<kvasir::v1::KvPlan> plan;
   // Whether, with random weights, to raise the shape's number of positions to
   // max_model_len. Has no effect if positions are learned.
   bool stretch_positions = false;
-  // ModelExecutorOptions::profile.
+  // See ModelExecutorOptions::profile.
   worker::StepProfile* profile = nullptr;
   // The group of ranks to join; null to load the whole model. Must outlive the
   // loaded model.
@@ -69,8 +69,8 @@ struct LoadRequest {
 
 // Owns: everything that a step needs.
 // Threads: one at a time may load the model and run steps.
-// Errors: those of the parts that it loads. They name the flag to change, if
-//   one would help.
+// Errors: those of the parts that it loads. If changing a flag would help, they
+//   name the flag.
 class LoadedModel {
  public:
   static absl::StatusOr<std::unique_ptr<LoadedModel>> Load(

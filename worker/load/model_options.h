@@ -35,12 +35,12 @@ struct ModelOptions {
   bool without_bias = false;
   uint64_t weights_seed = 1;
   std::string kv_plan;  // overrides the folder's kv_plan.json
-  // Number type of the cache if there is no plan: auto, f32, f16 or bf16.
+  // Data type of the cache if there is no plan: auto, f32, f16 or bf16.
   std::string kv_dtype = "auto";
   EvictionFlags eviction;  // adds evictions to the plan
   int64_t page_tokens = 64;
   int threads = 0;             // 0: as many as the cgroup allows
-  bool deterministic = false;  // RankOptions::deterministic
+  bool deterministic = false;  // see RankOptions::deterministic
   DeviceFlags device;          // only in commands that call AddDeviceFlags
 };
 void AddModelFlags(CLI::App* app, ModelOptions* options);

@@ -26,8 +26,8 @@
 namespace kvasir::cli {
 namespace {
 
-// The number type to assume for tensors that the plan needs and the checkpoint
-// lacks.
+// The data type to assume for tensors that the plan needs and the
+// checkpoint lacks.
 kvasir::v1::DataType NumberType(const ModelSource& source) {
   if (!source.checkpoint.has_value()) return kvasir::v1::BF16;
   return model::TensorDataType(*source.checkpoint, model::kEmbeddingName)
@@ -194,7 +194,7 @@ absl::Status RemoveBias(model::ModelShape* shape) {
         " has no biases of queries, keys and values that can be removed; use a "
         "shape of the Qwen2 family, such as qwen2.5-0.5b"));
   }
-  // A Llama model of the same sizes differs only in that it has no biases.
+  // A Llama of the same sizes is this Qwen2 model without biases.
   shape->family = model::Family::kLlama;
   shape->qkv_bias = false;
   return absl::OkStatus();

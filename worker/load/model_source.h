@@ -68,7 +68,7 @@ enum class PlanUse {
 
 // Opens the model that the flags name. Reads headers, but no weights. The plan
 // is `plan` if set, else --kv-plan, else the folder's kv_plan.json, else a
-// full-rank plan with numbers of --kv-dtype. The eviction flags, if any, are
+// full-rank plan with the data type --kv-dtype. The eviction flags, if any, are
 // added to the plan.
 absl::StatusOr<ModelSource> OpenModelSource(
     const ModelOptions& options, PlanUse use,
@@ -86,8 +86,8 @@ kvasir::v1::DataType OwnCacheType(const ModelSource& source);
 
 // The size of the model's weights in files, not in memory: in total and for
 // attention. If the checkpoint lacks some of the plan's tensors, sizes are
-// estimated from the number type of its embedding. For random weights, bf16 is
-// assumed.
+// estimated from the data type of its embedding. For random weights, bf16
+// is assumed.
 struct WeightSizes {
   int64_t bytes = 0;
   int64_t attention_bytes = 0;

@@ -39,8 +39,8 @@ struct DirectStep {
 //   cannot be used.
 class DirectRunner {
  public:
-  // Executor and layout outlive the runner. `last_step_id` is the id of the
-  // executor's last step; 0 for a new executor.
+  // Executor and layout must outlive the runner. `last_step_id` is the id of
+  // the executor's last step; 0 for a new executor.
   DirectRunner(Executor* executor, const cache::PageLayout* layout,
                const cache::PageCounts& pages, uint64_t last_step_id = 0);
   ~DirectRunner();
@@ -63,8 +63,8 @@ class DirectRunner {
   void Rewind(uint64_t sequence_id, int64_t length, int64_t prompt_tokens);
 
   // Sets the number of prompt tokens, which decides when a sequence evicts
-  // slots. Call it before the sequence's first step. By default the prompt is
-  // the tokens of StartAt, or those of the first step.
+  // slots. Call it before the sequence's first step. By default the prompt has
+  // the tokens of StartAt or, without StartAt, of the first step.
   void SetPrompt(uint64_t sequence_id, int64_t prompt_tokens);
   // The length at which the sequence next evicts slots or, if that comes first,
   // at which its prompt ends. No step may go beyond this length. nullopt if the
@@ -103,7 +103,7 @@ class DirectRunner {
   };
   struct Sequence {
     int64_t length = 0;
-    int64_t prompt = 0;  // 0: not known yet
+    int64_t prompt = 0;  // tokens of the prompt; 0: not known yet
     bool known = false;  // whether the executor knows the sequence
     std::vector<Table> tables;
   };

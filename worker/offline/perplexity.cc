@@ -79,19 +79,19 @@ absl::Status CheckOptions(const TokenizedText& text,
       options.window_tokens > limits.max_model_len) {
     return absl::InvalidArgumentError(absl::StrCat(
         "perplexity: a window must have 2 to ", limits.max_model_len,
-        " tokens, has ", options.window_tokens));
+        " tokens, but has ", options.window_tokens));
   }
   if (options.chunk_tokens < 0 ||
       options.chunk_tokens > limits.max_batched_tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
         "perplexity: a chunk must have 1 to ", limits.max_batched_tokens,
-        " tokens, has ", options.chunk_tokens));
+        " tokens, but has ", options.chunk_tokens));
   }
   if (options.stride_tokens < 0 ||
       options.stride_tokens >= options.window_tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
         "perplexity: the stride must be 0 or more and less than the window's ",
-        options.window_tokens, " tokens, is ", options.stride_tokens));
+        options.window_tokens, " tokens, but is ", options.stride_tokens));
   }
   const int64_t whole = options.stride_tokens > 0
                             ? static_cast<int64_t>(text.token_ids.size())
@@ -100,13 +100,14 @@ absl::Status CheckOptions(const TokenizedText& text,
     return absl::InvalidArgumentError(
         absl::StrCat("perplexity: the number of parts of a ",
                      options.stride_tokens > 0 ? "text" : "window",
-                     " must be 1 to ", whole - 1, ", is ", options.parts));
+                     " must be 1 to ", whole - 1, ", but is ", options.parts));
   }
   return absl::OkStatus();
 }
 
-// Adds the losses of a step to the parts. The parts divide `tokens` inputs
-// equally; `first` is the index of the step's first input among them.
+// Adds the losses of a step to the parts. The parts divide a list of
+// `tokens` inputs equally. `first` is the index, in that list, of the step's
+// first input.
 void AddToParts(int64_t first, absl::Span<const float> logprobs, int64_t tokens,
                 std::vector<PerplexityPart>* parts) {
   const auto num_parts = static_cast<int64_t>(parts->size());
@@ -194,9 +195,10 @@ absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
   // An empty step releases the last window's sequence in the executor.
   KVASIR_RETURN_IF_ERROR(runner.Run({}).status());
   if (result.tokens == 0 || result.bytes == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "perplexity: nothing to score in a text of ", total,
-        " tokens: none has a token before it and stands for at least 1 byte"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("perplexity: nothing to score in a text of ", total,
+                     " tokens: no token both follows another one and stands "
+                     "for at least 1 byte"));
   }
   result.perplexity = std::exp(nats / static_cast<double>(result.tokens));
   result.nats_per_byte = nats / static_cast<double>(result.bytes);

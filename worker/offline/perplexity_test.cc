@@ -93,7 +93,7 @@ TEST(PerplexityTest, TheReportedBytesPerTokenMatchTheAllocatedPool) {
   auto rank = TinyRank();
   const PerplexityResult result =
       MustScore(*rank, SomeText(10), {.window_tokens = 10});
-  // 2 layers * (key, value) * 4 heads * 8 numbers of 2 bytes.
+  // 2 layers * (key, value) * 4 heads * 8 dims of 2 bytes.
   EXPECT_EQ(result.kv_bytes_per_token, 2 * 2 * 4 * 8 * 2);
   EXPECT_EQ(result.kv_compression_ratio, 1.0);
   const double pool =
@@ -103,7 +103,7 @@ TEST(PerplexityTest, TheReportedBytesPerTokenMatchTheAllocatedPool) {
 }
 
 // Computes the expected loss by scoring each window as a separate text.
-TEST(PerplexityTest, WithAStrideWindowsOverlapAndEachTokenIsScoredExactlyOnce) {
+TEST(PerplexityTest, OverlappingWindowsScoreEachTokenExactlyOnce) {
   auto rank = TinyRank();
   const Text text = SomeText(75);
   for (const bool has_bos : {false, true}) {
@@ -153,8 +153,7 @@ TEST(PerplexityTest, WithAStrideWindowsOverlapAndEachTokenIsScoredExactlyOnce) {
   }
 }
 
-TEST(PerplexityTest,
-     RefusesAWindowOrChunkOrStrideOrNumberOfPartsOutsideItsLimits) {
+TEST(PerplexityTest, OptionsOutsideTheirLimitsAreRefused) {
   auto rank = TinyRank();
   const Text text = SomeText(10);
   for (const int64_t window : {0, 1, 129}) {
@@ -172,12 +171,12 @@ TEST(PerplexityTest,
                  {.window_tokens = 16, .stride_tokens = 16}),
       StatusIs(absl::StatusCode::kInvalidArgument,
                HasSubstr("the stride must be 0 or more and less than the "
-                         "window's 16 tokens, is 16")));
+                         "window's 16 tokens, but is 16")));
   EXPECT_THAT(
       Perplexity(&rank->executor(), text.view(),
                  {.window_tokens = 16, .stride_tokens = 4, .parts = 10}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("parts of a text must be 1 to 9, is 10")));
+               HasSubstr("parts of a text must be 1 to 9, but is 10")));
   EXPECT_THAT(Perplexity(&rank->executor(), {}, {.window_tokens = 16}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("nothing to score")));

@@ -35,7 +35,7 @@ int64_t DenseFlopsPerSlot(const plan::AttentionShape& shape);
 
 // Operations per slot, for each KV head of the rank. RebuildFlops counts
 // rebuilding keys; it is 0 if attention reads latents without rebuilding keys.
-// LiftFlops counts lifting a latent to `dims` numbers.
+// LiftFlops counts lifting a latent to a vector of `dims` elements.
 std::vector<double> RebuildFlops(const KeyProgram& part);
 std::vector<double> LiftFlops(const PartProgram& part, int64_t dims);
 

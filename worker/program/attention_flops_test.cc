@@ -9,8 +9,8 @@
 namespace kvasir::worker {
 namespace {
 
-// Operations of all query heads on the latents that they read, per cached
-// token.
+// Counts the operations of all query heads on the latents that they read, per
+// cached token.
 int64_t Absorbed(const AttentionProgram& program, const PartProgram& part) {
   const RankHeads& heads = program.heads;
   int64_t flops = 0;
@@ -22,8 +22,8 @@ int64_t Absorbed(const AttentionProgram& program, const PartProgram& part) {
   return flops;
 }
 
-// Operations of the keys for a cached token, computed from the program that the
-// engine runs.
+// Counts the operations of the keys for a cached token, from the program that
+// the engine runs.
 SideFlops OfKeys(const AttentionProgram& program) {
   SideFlops flops;
   for (const KeyProgram& part : program.key) {

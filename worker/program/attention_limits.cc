@@ -40,13 +40,14 @@ struct Latents {
   Latents(const Latents&) = delete;
   Latents(Latents&&) = default;
 
-  // The arrays that the checks only compare with null all point here.
+  // The checks compare some arrays only with null. All pointers to such arrays
+  // point here.
   static constexpr float kPresent = 0.0f;
 
   std::vector<kernels::LatentGroup> groups;
   std::vector<kernels::LatentGroup> exact_groups;
   kernels::LatentPart view;
-  // The exact rows of the part's side, if it keeps exact rows.
+  // The exact rows of the part's side, if the side keeps any.
   kernels::ExactRows exact;
 };
 

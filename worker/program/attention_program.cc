@@ -51,7 +51,7 @@ void TakeRun(int64_t row, int64_t count, int64_t column,
   for (int64_t i = 0; i < count; ++i) Take(row + i, column + i, takes);
 }
 
-// How RoPE rotates the first numbers of a head.
+// How RoPE rotates the first dimensions of a head.
 struct HeadTurn {
   Pairs pairs;
   RopePairing pairing = RopePairing::kHalfSplit;
@@ -77,7 +77,8 @@ void Turn(int64_t column, int64_t head_dim, const HeadTurn& turn,
       {column, 1, head_dim, turn.pairing, num_pairs, turn.pairs});
 }
 
-// Keeps only the first head's pairs if all heads rotate by the same pairs.
+// If all heads rotate by the same pairs, keeps only the first head's list
+// of pairs.
 void ShareTable(Rotation* rotation) {
   const auto n = static_cast<std::ptrdiff_t>(rotation->num_pairs);
   auto& pairs = rotation->pairs;
@@ -97,8 +98,8 @@ bool IsLowRank(const ResolvedPart& part) {
   return part.space == Space::kLowRank || part.space == Space::kRopeLowRank;
 }
 
-// The cache leaves the bias out only if it stores whole keys, one for each KV
-// head, as codes with a scale for each token. Static ranges were measured on
+// The cache leaves the bias out only if it stores full-rank keys, one for each
+// KV head, as codes with a scale for each token. Static ranges were measured on
 // keys with their bias.
 KeyBias KeyBiasOf(const plan::ResolvedAttention& attention,
                   const plan::AttentionShape& shape) {
@@ -170,7 +171,7 @@ class Maker {
   }
   int64_t num_pairs() const { return out_.rotates ? shape_.rotary_dim / 2 : 0; }
 
-  // Makes the members that key parts and value parts have in common.
+  // Sets the members that key parts and value parts have in common.
   PartProgram MakePart(const ResolvedPart& from) const {
     PartProgram part;
     part.prefix = from.prefix;
@@ -327,7 +328,7 @@ class Maker {
     return dims;
   }
 
-  // How RoPE rotates a query head's numbers for a part.
+  // How RoPE rotates the columns of a query head that belong to a part.
   HeadTurn TurnOfQuery(const ResolvedPart& from, const KeyProgram& part,
                        int64_t query_head) const {
     if (from.space == Space::kRopeLowRank && part.lift == QueryLift::kComplex) {

@@ -1,9 +1,9 @@
 // Describes the work of one rank for a layer's attention under a compression
 // plan. The program states which rows of which tensors make up one fused
-// projection, and the place of every number in a token's row of activations. It
-// also states how paged_attention's inputs and outputs are computed. It
-// contains no weights: attention_weights loads them, and layer_attention runs
-// the program.
+// projection, and which columns of a token's row of activations hold its
+// results. It also states how the inputs and outputs of the op paged_attention
+// are computed. It contains no weights: attention_weights loads them, and
+// layer_attention runs the program.
 //
 // A token's row has the columns of the fused projection:
 //   | queries, part by part | latents, part by part |
@@ -50,14 +50,15 @@ struct Projection {
   std::vector<RowTake> takes;
 };
 
-// For each query head of the rank, `width` numbers from `column` on. [Hq]
+// For each query head of the rank, its columns in a row: `width` columns from
+// `column` on. [Hq]
 struct HeadSpans {
   std::vector<int64_t> column;
   std::vector<int64_t> width;
 };
 
 // Heads whose columns lie side by side. RoPE rotates the first 2 * num_pairs
-// numbers of each.
+// dimensions of each.
 struct Rotation {
   int64_t column = 0;  // the first column of the first head
   int64_t num_heads = 0;
@@ -77,18 +78,18 @@ struct Rotation {
 // The latent that a group of KV heads shares.
 struct LatentProgram {
   // The latent's index within its part. The name of the lift's tensor contains
-  // it.
+  // this index.
   int64_t index = 0;
   // The KV heads of this rank that share the latent, counted from the rank's
   // first head.
   std::vector<int64_t> heads;
-  // For each head in `heads`: its place among the KV heads of all ranks that
-  // share the latent.
+  // For each head in `heads`: its index in the plan's list of heads that share
+  // the latent. That list has the heads of all ranks.
   std::vector<int64_t> places;
   int64_t width = 0;  // called R' in the shapes below
   // How many of the R' channels are stored. The others have 0 bits.
   int64_t stored = 0;
-  int64_t column = 0;  // within the part's latents
+  int64_t column = 0;  // counted from the part's first latent column
   // Only for rope_low_rank. `pairs` has the pairs of a head that the latent
   // covers. For each complex channel, `channel_place` has the index of the
   // channel's pair in `pairs`.
@@ -96,9 +97,9 @@ struct LatentProgram {
   std::vector<int64_t> channel_place;
 };
 
-// How prompts read a part if decode reads its latents directly. Attention of
-// prompts first expands (lifts) each latent to `dims` numbers for every KV
-// head (prompt_lift.h).
+// How prompts read a part if decode reads its latents directly. For prompts,
+// attention first expands (lifts) each latent to a vector of `dims` elements
+// for every KV head (prompt_lift.h).
 struct PromptLift {
   int64_t dims = 0;
   // Lifting is cheaper than reading latents directly if at least this many
@@ -111,8 +112,8 @@ struct PromptLift {
 // One part of a side (keys or values): the columns of the fused projection that
 // it uses, and how latents are made from them.
 struct PartProgram {
-  std::string prefix;       // of tensor names, after "model.layers.{l}."
-  std::string lift_prefix;  // plan::ResolvedPart::lift_prefix
+  std::string prefix;       // begins tensor names, after "model.layers.{l}."
+  std::string lift_prefix;  // see plan::ResolvedPart::lift_prefix
   // The latents that some head of this rank uses, in the plan's order.
   std::vector<LatentProgram> latents;
   std::vector<int32_t> group_of_head;  // index in `latents` [Hkv]
@@ -122,7 +123,7 @@ struct PartProgram {
   // or the input of the basis.
   int64_t source_column = 0;
   int64_t source_columns = 0;
-  std::vector<Rotation> rotations;  // of the source columns
+  std::vector<Rotation> rotations;  // applied to the source columns
   bool has_basis = false;           // latents = basis * (source - mean)
   bool has_mean = false;
   // Whether latents are multiplied by a Hadamard matrix before they are stored.
@@ -135,20 +136,21 @@ struct PartProgram {
   std::optional<PromptLift> prompt_lift;
 };
 
-// How whole keys are rebuilt from latents when they are read.
+// How full-rank keys are rebuilt from latents when they are read.
 struct RebuildProgram {
   int64_t dims = 0;  // called d in the shapes below
   // Whether a matrix [d, R'] per head makes the key from the latent. If not,
   // the latent itself is the key.
   bool lifted = false;
   bool has_bias = false;
-  // How RoPE rotates the d numbers of each KV head of this rank. `column` is 0.
+  // How RoPE rotates the d dimensions of each KV head of this rank. `column`
+  // is 0.
   Rotation rotation;
 };
 
-// Where the bias of the key projection is added. A large bias would use up
-// most of a code's levels. So codes whose scale is computed for each token
-// leave it out.
+// Where the bias of the key projection is added. A large bias would use up most
+// of a code's levels. So the cache omits it from keys whose codes have a scale
+// for each token.
 enum class KeyBias {
   kCached,   // the cache has keys with their bias, or there is none
   kScored,   // attention adds it to the scores (kernels/latents/key_bias.h)
@@ -156,7 +158,7 @@ enum class KeyBias {
 };
 
 enum class QueryLift {
-  kNone,     // queries are used as they are projected
+  kNone,     // attention reads the projected queries
   kMatrix,   // q' = lift^T q, with a matrix [d, R'] per KV head
   kComplex,  // q'_ft = conj(lift_ft) q_f, for pair f and term t
 };
@@ -177,8 +179,8 @@ struct ValueProgram : PartProgram {
   HeadSpans attended;
   int64_t attended_columns = 0;
   // Whether a matrix [D, R'] per KV head lifts each head's sum of latents to D
-  // numbers. If so, the mean of the basis, if there is one, is added. If not,
-  // o_proj reads the sums.
+  // dimensions and adds the mean of the basis, if there is one. If false,
+  // o_proj reads the sums themselves.
   bool lifted = false;
 };
 
@@ -193,8 +195,8 @@ struct AttentionProgram {
   int64_t row_columns = 0;         // columns of a token's row
   std::vector<KeyProgram> key;
   ValueProgram value;
-  // Whether the values use the latents of the last key part. If so, columns,
-  // pages and exact (uncompressed) rows are the same.
+  // Whether the values use the latents of the last key part. If so, keys and
+  // values share columns, pages and exact (uncompressed) rows.
   bool joint = false;
   // The input columns of o_proj: the first one and their number on this rank,
   // and their number on all ranks.

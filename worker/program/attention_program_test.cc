@@ -133,7 +133,7 @@ TEST(AttentionProgramTest, ARankReadsTheWeightsOfItsHeads) {
 }
 
 TEST(AttentionProgramTest,
-     FullRankKeysStoredBeforeRopeAreOnlyRotatedWhenTheyAreRebuilt) {
+     RebuildingFullRankKeysStoredBeforeRopeOnlyRotatesThem) {
   const AttentionProgram program = Make(
       R"({"full":{},"stored":"PRE_ROPE","codec":{"dtype":"BF16"}})", kFull);
   const KeyProgram& key = program.key[0];
@@ -364,8 +364,7 @@ TEST(AttentionProgramTest,
   EXPECT_THAT(program.key[1].query.column, ElementsAre(49, 51, 53, 56));
 }
 
-TEST(AttentionProgramTest,
-     AKeyPartWithAFoldedLiftMayStandBesideAKeyPartWithoutOne) {
+TEST(AttentionProgramTest, KeysMayHaveOnePartWithAFoldedLiftAndOneWithout) {
   plan::AttentionShape shape = Shape();
   shape.rotary_dim = 4;
   const std::string pairs =

@@ -1,11 +1,11 @@
 // Decides which latents are lifted, that is, expanded to the width of one head,
 // when attention of a prompt reads them. The latent that a group of heads
-// shares is wider than a head. An absorbed read works on the latent itself and
-// pays for that width at every slot and row. If many rows of a sequence see a
-// slot, it is cheaper to lift its latent once for all these rows.
-// Lifted and absorbed reads round differently, and compression to codes makes
-// that difference larger. So the choice depends only on whether a token is
-// prompt or output, not on what else runs in its step. Chunks, batches and
+// shares is wider than a head. An absorbed read uses the latent itself, so its
+// cost grows with that width at every slot and query row. If many rows of a
+// sequence see a slot, it is cheaper to lift its latent once for all these
+// rows. Lifted and absorbed reads round differently, and compression to codes
+// makes that difference larger. So the choice depends only on whether a token
+// is prompt or output, not on what else runs in its step. Chunks, batches and
 // preemption therefore change no bit. The prefix index is the only exception:
 // bits can change if a request's prompt reuses a page that another request
 // wrote as output.

@@ -33,7 +33,8 @@ std::vector<int32_t> Text(int64_t length) {
   return ids;
 }
 
-// A rank that stores numbers as float32, so that the cache adds no rounding.
+// A rank whose cache stores unquantized values as float32, which adds
+// no rounding.
 std::unique_ptr<Rank> MakeRank(const FamilyCase& each, RankOptions options) {
   auto rank =
       MakePlannedRank(each.plan_case, options, nullptr, "F32", each.shape);
@@ -180,7 +181,7 @@ TEST_P(PromptLiftTest, LiftingPromptsChangesTheirLogitsOnlyByRounding) {
   const Outcome lifted = RunText(GetParam(), {});
   const double error = RelativeError(lifted.logits, absorbed.logits);
   EXPECT_GT(error, 0);
-  // With codes, a rounding error may move a number to the next code.
+  // With quantized codes, a rounding error may move a value to the next code.
   EXPECT_LE(error, GetParam().plan_case.codes ? 2e-2 : 1e-5);
 }
 
@@ -327,7 +328,7 @@ TEST_P(PromptLiftScenarioTest,
 }
 
 TEST_P(PromptLiftScenarioTest,
-       ReusingPagesThatWereWrittenAsPromptChangesNoBit) {
+       ReusingPagesThatWereWrittenAsPromptChangesNoBitOfTheOutput) {
   std::vector<Request> requests = Requests();
   const std::vector<Sample> alone =
       MakeWorker({.one_at_a_time = true})->Run(requests);
@@ -393,8 +394,8 @@ PlanCase CaseNamed(const std::string& name) {
 }
 
 TEST(PlanPromptLiftsTest,
-     PromptsAreLiftedFromTheNumberOfRowsAtWhichLiftingTakesFewerFlops) {
-  // One latent of 16 numbers for 4 KV heads of 8 dims. Lifting it costs 512
+     FromRowsIsTheSmallestNumberOfRowsForWhichLiftingIsCheaper) {
+  // One latent of 16 channels for 4 KV heads of 8 dims. Lifting it costs 512
   // products per slot (4 * 16 * 8) and saves 64 per row: 16 - 8 for each of 8
   // query heads. So lifting pays for more than 8 rows.
   AttentionProgram program = Program(CaseNamed("JointValues"), TinyShape());
@@ -404,16 +405,15 @@ TEST(PlanPromptLiftsTest,
   EXPECT_EQ(LiftFlops(program.value, 8), std::vector<double>(4, 2 * 16 * 8));
   EXPECT_FALSE(program.key[0].prompt_lift.has_value());
   EXPECT_TRUE(LiftsPrompts(program));
-  // The latent of a static basis over all heads has 32 numbers.
+  // The latent of a static basis over all heads has 32 channels.
   program = Program(CaseNamed("BasisKeys"), TinyShape());
   PlanPromptLifts(&program);
   const PromptLift keys = {.dims = 8, .from_rows = 6};
   EXPECT_EQ(program.key[0].prompt_lift, keys);
 }
 
-// A part gets no prompt lift if it is narrower than a head, if its lift is
-// folded into other weights, if its keys are rebuilt anyway, or if it has an
-// online Hadamard transform.
+// Some parts get no prompt lift: parts that are narrower than a head or have an
+// online Hadamard transform, folded lifts, and keys that are rebuilt anyway.
 TEST(PlanPromptLiftsTest,
      OnlyPartsLiftedAtRunTimeAndWiderThanAHeadAreLiftedForPrompts) {
   const std::set<std::string> lifting = {"PaluJointCodes",

@@ -27,7 +27,7 @@ std::string UnlikeWidths(const ResolvedPart& part) {
   }
   return absl::StrCat(
       "a rope_low_rank space stored PRE_ROPE with groups of different widths (",
-      absl::StrJoin(widths, ", "), " numbers)");
+      absl::StrJoin(widths, ", "), " channels)");
 }
 
 // Returns the feature of the part that this build cannot serve, or "" if it can

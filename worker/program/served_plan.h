@@ -18,9 +18,10 @@ namespace kvasir::worker {
 // Threads: immutable.
 struct ServedPlan {
   std::shared_ptr<const plan::ResolvedPlan> resolved;
-  std::vector<AttentionProgram> programs;  // by plan::ResolvedLayer::attention
+  // Indexed by plan::ResolvedLayer::attention.
+  std::vector<AttentionProgram> programs;
 
-  // The layer's index in `programs`.
+  // Returns the index of the layer's program in `programs`.
   int64_t program_of_layer(int64_t layer) const {
     return resolved->layer(layer).attention;
   }

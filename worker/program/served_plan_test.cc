@@ -24,7 +24,7 @@ struct Case {
   int64_t query_heads = 4;
   std::string key;
   std::string value;
-  uint32_t exact_window = 0;  // of keys and of values
+  uint32_t exact_window = 0;  // the exact window of keys and of values
   std::string refusal;        // empty if the plan is served
 };
 
@@ -229,7 +229,7 @@ std::vector<NotServed> NotServedCases() {
                "stored":"PRE_ROPE",)" +
             numbers + "}"),
        "layer 1 key: the plan asks for a rope_low_rank space stored PRE_ROPE "
-       "with groups of different widths (4, 2 numbers) in part 0"},
+       "with groups of different widths (4, 2 channels) in part 0"},
       {"LowRankKeysStoredAfterRope",
        Keys(Joint(
            4, 8,
@@ -244,7 +244,7 @@ std::vector<NotServed> NotServedCases() {
 class NotServedTest : public ::testing::TestWithParam<NotServed> {};
 
 TEST_P(NotServedTest,
-       TheErrorForAnUnsupportedPlanNamesTheLayerAndThePartOfItsKeysOrValues) {
+       TheErrorForAnUnsupportedPlanNamesTheLayerTheSideAndThePart) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));
   const plan::AttentionShape shape = model::AttentionShapeOf(spec);

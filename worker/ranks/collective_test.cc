@@ -37,7 +37,7 @@ struct GroupCase {
   // another rank has ended, but waits for it. False: the ranks use CPUs.
   bool nccl = false;
   bool in_rank_order = true;
-  // The most numbers that a test passes to one collective call.
+  // The most elements that a test passes to one collective call.
   int64_t most = 70001;
   int calls = 90;  // number of calls in tests that make many
   int64_t size = 0;
@@ -170,7 +170,7 @@ void ExpectAllOk(const std::vector<absl::Status>& results) {
   for (const absl::Status& result : results) KVASIR_EXPECT_OK(result);
 }
 
-TEST_P(CollectiveTest, TheShardOfEachRankHasTheNumberOfTheRankAndOfAllRanks) {
+TEST_P(CollectiveTest, EachRanksShardStatesItsRankAndTheSizeOfTheGroup) {
   for (int64_t r = 0; r < size(); ++r) {
     EXPECT_EQ(rank(r)->shard(), (plan::TpShard{r, size()}));
   }
@@ -385,8 +385,7 @@ TEST_P(CollectiveTest, TheTimeSpentWaitingForOtherRanksIsCounted) {
             std::chrono::duration<double>(kLate).count() / 2);
 }
 
-TEST_P(CollectiveTest,
-       CallsWithInvalidSizesAreRefusedAndLaterCallsOfTheGroupSucceed) {
+TEST_P(CollectiveTest, ACallWithInvalidSizesIsRefusedWithoutEndingTheGroup) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   const auto invalid = [](const absl::Status& status, const char* text) {
     EXPECT_THAT(status,
@@ -405,11 +404,11 @@ TEST_P(CollectiveTest,
       return ranks.AllReduceSum(own.stream(), nullptr, count,
                                 kernels::DType::kF32, own.workspace());
     };
-    invalid(sum(-1), "but it has 1 x -1 numbers");
+    invalid(sum(-1), "but it has 1 rows and -1 columns");
     invalid(sum(kMost), "AllReduceSum");
     invalid(ranks.Broadcast(own.stream(), nullptr, -1, own.workspace()),
-            "Broadcast: the size must be 0 bytes or more, is -1");
-    invalid(gather(-1, columns), "but it has -1 x 10 numbers");
+            "Broadcast: the size must be at least 0 bytes, but is -1");
+    invalid(gather(-1, columns), "but it has -1 rows and 10 columns");
     invalid(gather(kMost, columns), "AllGather");
     invalid(gather(1, {}), "first_columns must have the first column of each");
     invalid(gather(1, {0, 10}),

@@ -160,9 +160,9 @@ TEST_P(CudaGraphsOfPlanTest, StepsWithTheSameGraphKeyMakeIdenticalLaunches) {
   TakeLaunched();
   std::vector<Launched> steps;
   RunSteps([&] { steps.push_back(TakeLaunched()); });
-  // Indices of the compared steps: those without a prompt or a page copy. The
-  // last steps are left out, because before them the upload buffer moves to
-  // another address.
+  // The indices of the steps to compare, which have no prompt and no page copy.
+  // The last steps are left out, because the upload buffer moves to another
+  // address before them.
   const std::vector<size_t> decodes = {1,  2,  3,  4,  6,  7, 9,
                                        10, 11, 12, 14, 15, 16};
   ASSERT_GT(steps.size(), decodes.back());
@@ -241,8 +241,7 @@ TEST_F(CudaGraphsTest, AReplayedStepIsASingleGraphLaunch) {
 
 // In each round one CUDA call fails. The step then runs without a graph, so no
 // request fails and the tokens stay the same.
-TEST_F(CudaGraphsTest,
-       AfterAFailedCaptureStepsRunWithoutGraphsAndGiveTheSameResults) {
+TEST_F(CudaGraphsTest, StepsGiveTheSameResultsAfterAFailedCapture) {
   Make(plan::kDensePreset, /*graphs=*/false, /*deterministic=*/true);
   const std::vector<std::string> want = RunSteps(nullptr, kFewGraphSteps);
   struct Failure {

@@ -1,5 +1,5 @@
-// Tests the executor on an emulated device instead of the CPU: what it refuses,
-// which copies a step makes, and whether the logits equal those of the CPU.
+// Tests the executor on an emulated device instead of the CPU: which plans it
+// refuses, which copies a step makes, and whether its logits equal the CPU's.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -116,7 +116,7 @@ TEST(EmulatedRankTest, AnOpThatTheDeviceLacksIsReportedBeforeAnyWeightIsRead) {
   }
 }
 
-// Weights that are not yet read do not say whether their key bias is zero.
+// Before the weights are read, it is unknown whether their key bias is zero.
 TEST(EmulatedRankTest,
      AMissingKernelForKeyBiasesIsReportedBeforeWeightsAreRead) {
   model::ModelShape shape = SmallShape();
@@ -154,7 +154,7 @@ TEST(EmulatedRankTest,
   std::erase_if(ops, [](const auto& op) { return op.op == "hadamard"; });
   RankOptions options = SmallOptions();
   UseEmulated(DType::kBf16, {ops.data(), ops.size()}, &options);
-  // The plan that is left is not compared, because that would take too long.
+  // The remaining plan is not compared, because the time limit is zero.
   options.plan_check = {
       .token_ids = std::vector<int32_t>(100, 3),
       .time_limit = absl::ZeroDuration(),
@@ -172,8 +172,7 @@ TEST(EmulatedRankTest,
 
 // A rank either loads and can run every step of a plan, or refuses the plan
 // with the missing op's name.
-TEST(EmulatedRankTest,
-     EveryPlanEitherRunsOrIsRefusedWithTheNameOfTheMissingOp) {
+TEST(EmulatedRankTest, APlanThatCannotRunIsRefusedWithTheNameOfTheMissingOp) {
   int refused = 0;
   for (const PlanCase& plan_case : PlanCases()) {
     RankOptions options = TinyOptions();
@@ -316,7 +315,8 @@ struct Forced {
   std::vector<std::vector<float>> logits;  // one row per position
 };
 
-// Runs `rank`, whose logits go to `forced`.
+// Runs the sequence `forced` on `rank`, whose logits tap must write
+// to `forced`.
 void Force(Rank& rank, Forced* forced) {
   constexpr int64_t kOutput = 4;
   DirectRunner runner(&rank.executor(), &rank.layout(), rank.pages());
@@ -469,8 +469,8 @@ INSTANTIATE_TEST_SUITE_P(
         // each token in float32.
         LogitsCase{"DenseF32", plan::kDensePreset, DType::kF32, 8, 1e-3},
         LogitsCase{"EightBitsF16", "dense-8bit", DType::kF16, 20, 5e-3},
-        // The plan keeps only recent tokens uncompressed. The prompt has more
-        // tokens than these, so its first ones are compressed.
+        // The plan keeps only recent tokens uncompressed. The prompt is longer
+        // than that, so its first tokens are compressed.
         LogitsCase{"RotatedBf16", plan::kRotatedPreset, DType::kBf16, 38,
                    2e-2}),
     [](const auto& test) { return test.param.name; });

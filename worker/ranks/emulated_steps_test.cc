@@ -250,12 +250,12 @@ constexpr char kHead[] =
 # kernel: sectors of global memory / the sectors if all accesses were contiguous (fewer
 # if several lanes read the same numbers), passes through the banks of shared memory /
 # the least possible number of passes.
-# worker_emulated_steps_test compares them and, with KVASIR_WRITE_ACCESSES=FILE,
-# writes them.
+# worker_emulated_steps_test compares them. With KVASIR_WRITE_ACCESSES=FILE it writes
+# them instead.
 )";
 
 // Compares the accesses with the committed table. If KVASIR_WRITE_ACCESSES
-// names a file, writes a new table there.
+// names a file, writes a new table there instead and compares nothing.
 TEST(EmulatedStepsTest,
      KernelsMakeLessThanFivePercentMoreMemoryAccessesThanRecorded) {
   const std::map<std::string, Cost> costs = Costs();

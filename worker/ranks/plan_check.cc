@@ -261,8 +261,8 @@ absl::Status PlanComparison::RunSteps(DirectRunner* runner) {
           absl::StrCat("plan check: the step with tokens ", done, " to ",
                        done + count - 1, " failed: ", step.message()));
     }
-    // The step ran, but its numbers are not finite. Ranks of a group agree on
-    // that, so all fail or none.
+    // The step ran, but its results are not finite. All ranks of a group detect
+    // this in the same step, so either all fail or none.
     failed_ = !step.ok();
     if (failed_) return absl::OkStatus();
     // The first step is slower than others, so the second one is measured.

@@ -25,7 +25,7 @@
 namespace kvasir::worker {
 
 struct PlanCheck {
-  std::string plan;  // KvPlan.method
+  std::string plan;  // its KvPlan.method
   // The divergence KL(dense || plan) of the predicted next token, in nats,
   // averaged over the second half of the text. The first half is only context,
   // because plans keep a text's first tokens exact, which hides their error in
@@ -37,7 +37,7 @@ struct PlanCheck {
   // Identifies weights, plan, text and arithmetic. Empty if nothing was
   // compared, or in a group of several ranks.
   std::string key;
-  // Whether the plan is a dense cache itself. It is not compared then.
+  // Whether the plan is a dense cache itself. If so, it is not compared.
   bool is_dense = false;
   // Why the plan was not compared; empty if it was, or if it is dense.
   std::string skipped;
@@ -54,9 +54,9 @@ struct PlanCheckRequest {
   // group, which might know different results.
   std::function<std::optional<PlanCheck>(const std::string& key)> known;
   // Plans that use the same weights as the rank's own plan, to serve instead.
-  // If the divergence of the rank's plan is above `most_kl` or was not
-  // measured, the rank serves the first of these whose divergence is at most
-  // `most_kl`. If there is none, it serves the last one.
+  // They are used if the divergence of the rank's plan is above `most_kl` or
+  // was not measured. The rank then serves the first of these plans whose
+  // divergence is at most `most_kl`, or the last plan if there is none.
   std::vector<std::shared_ptr<const ServedPlan>> instead;
   double most_kl = 0;
 };
@@ -66,8 +66,8 @@ inline constexpr int64_t kMaxPlanCheckBytes = int64_t{256} << 20;
 // kvasir-compress makes such plans, and has measured them.
 inline constexpr char kPlanHasOwnWeights[] = "the plan has weights of its own";
 
-// Whether the plan stores whole keys and values without compression. Evictions
-// do not matter.
+// Whether the plan stores full-rank keys and values without quantization.
+// Evictions do not matter.
 bool IsDensePlan(const kvasir::v1::KvPlan& plan,
                  const plan::AttentionShape& shape);
 
@@ -102,8 +102,8 @@ class PlanComparison {
   //
   // Memory: the executor of one sequence, and the logits of the dense cache.
   // Errors: those of ModelExecutor::Create, of steps and of the collective; the
-  // weights are lost then. A cache that gives numbers that are not finite is no
-  // error, but a result.
+  // weights are lost then. If a cache gives predictions that are not finite,
+  // that is a result, not an error.
   absl::StatusOr<PlanCheck> Compare(
       const std::shared_ptr<const ServedPlan>& plan,
       const std::string& cache_id, ModelWeights* weights);
@@ -126,13 +126,14 @@ class PlanComparison {
   // The logits with a dense cache, by position. Empty for positions that are
   // not compared.
   std::vector<std::vector<float>> dense_logits_;
-  // The most time that a run may take, as predicted by its second step.
+  // A run is stopped if its time, as predicted from its second step, exceeds
+  // this limit.
   absl::Duration most_time_;
   // The outcome of the last run of the text.
   absl::Duration predicted_;  // how long it was predicted to take
   bool too_slow_ = false;     // it was stopped because it would take too long
   bool failed_ = false;       // it computed NaN or infinite numbers
-  // Why no plan can be compared; empty if plans can.
+  // Why plans cannot be compared; empty if they can.
   std::string skipped_;
 };
 

@@ -85,7 +85,7 @@ std::vector<int32_t> Answer(Rank* rank) {
   return answer;
 }
 
-TEST(PlanCheckTest, FewerBitsHaveAGreaterDivergence) {
+TEST(PlanCheckTest, APlanWithFewerBitsHasAGreaterDivergence) {
   const auto kl = [](const std::string& preset) {
     const PlanCheck check =
         RankOf(preset, Checked(kTokens))->plan_checks().back();
@@ -98,7 +98,7 @@ TEST(PlanCheckTest, FewerBitsHaveAGreaterDivergence) {
   EXPECT_THAT(kl("rotated-3bit"), AllOf(Gt(2 * eight), Lt(0.5)));
 }
 
-TEST(PlanCheckTest, TheModelIsTheSameAfterTheCheck) {
+TEST(PlanCheckTest, TheCheckDoesNotChangeTheModelsOutput) {
   for (const std::string preset :
        {"dense-8bit", "rotated-4bit", "palu-50-g1"}) {
     const auto unchecked = RankOf(preset, TinyOptions());
@@ -121,7 +121,7 @@ TEST(PlanCheckTest, APlanWithWeightsOfItsOwnIsNotCompared) {
       HasSubstr("weights of its own"));
 }
 
-TEST(PlanCheckTest, ATextThatWouldTakeTooLongIsNotCompared) {
+TEST(PlanCheckTest, AComparisonThatWouldTakeTooLongIsSkipped) {
   const auto rank =
       RankOf("rotated-4bit", Checked(kTokens, absl::ZeroDuration()));
   EXPECT_THAT(rank->plan_checks().back().skipped, HasSubstr("it would take "));
@@ -169,7 +169,7 @@ TEST(PlanCheckTest, TheCheckIgnoresEvictions) {
             RankOf(preset, Checked(kTokens))->plan_checks().back().kl);
 }
 
-TEST(PlanCheckTest, AModelWithoutATextIsNotCompared) {
+TEST(PlanCheckTest, WithoutATextNoPlanIsCompared) {
   EXPECT_THAT(RankOf("dense-8bit", Checked(0))->plan_checks().back().skipped,
               HasSubstr("there is no text"));
 }
@@ -251,7 +251,7 @@ TEST(PlanCheckTest, WithoutAComparisonTheLastPlanIsServed) {
             Answer(RankOf("dense-bf16", TinyOptions()).get()));
 }
 
-TEST(PlanCheckTest, ThePoolsHaveTheSizesForTheServedPlan) {
+TEST(PlanCheckTest, ThePoolsAreSizedForTheServedPlan) {
   RankOptions options = ChoosesFrom({"dense-bf16"}, 0);
   std::vector<std::string> plans;
   options.choose_pools = [&](const plan::ResolvedPlan& plan,
@@ -377,7 +377,7 @@ TEST(PlanCheckTest, LargeDimensionsOfKeysDoNotChangeTheDivergence) {
   }
 }
 
-TEST(PlanCheckTest, TheTextIsCutToTheLongestLengthOfTheModel) {
+TEST(PlanCheckTest, TheTextIsCutToTheMaximumLengthOfTheModel) {
   EXPECT_EQ(RankOf("dense-8bit", Checked(500))->plan_checks().back().tokens,
             64);
   EXPECT_EQ(RankOf("dense-8bit", Checked(1))->plan_checks().back().tokens, 1);

@@ -124,7 +124,7 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Start(
   KVASIR_RETURN_IF_ERROR(ShardSizes::Create(spec, shard).status());
   if (options.memory_limit_bytes < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the memory limit must be 0 bytes or more, is ",
+        absl::StrCat("the memory limit must be at least 0 bytes, but is ",
                      options.memory_limit_bytes));
   }
   model::DecoderSpec of_length = spec;
@@ -279,8 +279,8 @@ absl::Status Rank::ChoosePlan(
     plan_checks_.push_back(std::move(check));
     used = i;
     if (request.instead.empty() || good) break;
-    // The next plans cannot be compared either. So continue with the last plan,
-    // which is served if no plan is good enough.
+    // If this plan could not be compared, the next plans cannot be either. So
+    // continue with the last plan, which is served if no plan is good enough.
     if (cannot_compare && i + 2 < plans.size()) i = plans.size() - 2;
   }
   if (used == 0) return absl::OkStatus();

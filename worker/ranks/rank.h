@@ -37,7 +37,7 @@ struct RankOffer {
 // The values that all ranks of a group use, computed from the offers of all
 // ranks.
 struct RankAgreement {
-  cache::PageCounts pages;  // the smallest offer of any rank
+  cache::PageCounts pages;  // for each page group, the smallest offer
   cache::PageCounts host_pages;
   std::string weights_id;  // computed from the tiles of all ranks
   std::string cache_id;    // empty: every rank computes it from the weights_id
@@ -117,9 +117,9 @@ struct PoolMemory {
 };
 
 // Checks that the pools fit into memory beside the weights and the kept
-// attention weights. If they do not, returns RESOURCE_EXHAUSTED with the
-// numbers and the flag to change. Without this check the system would kill the
-// process when it touches all memory of the pools at the start.
+// attention weights. If they do not, returns RESOURCE_EXHAUSTED with the sizes
+// and the flag to change. Without this check the system would kill the process
+// when it touches all memory of the pools at the start.
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory);
 
 // Returns the cache::CacheId of a model with these weights.
@@ -132,12 +132,13 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
 //
 // Owns: everything that it builds.
 // Threads: Create is called by one thread; after that see ModelExecutor.
-// Errors: before it reads weights, Create returns FAILED_PRECONDITION with the
-//   numbers if the pool is too small for one sequence of max_model_len tokens,
-//   or UNIMPLEMENTED with the op's name if the device lacks a kernel. After it
-//   has read the weights, it returns RESOURCE_EXHAUSTED with the numbers if
-//   memory_utilization leaves too little memory for one sequence, or the errors
-//   of RankOptions::agree and of PlanComparison.
+// Errors: Create returns two errors before it reads weights:
+//   FAILED_PRECONDITION with the sizes if the pool is too small for one
+//   sequence of max_model_len tokens, and UNIMPLEMENTED with the op's name
+//   if the device lacks a kernel. After it has read the weights, it returns
+//   RESOURCE_EXHAUSTED with the sizes if memory_utilization leaves too
+//   little memory for one sequence. Also the errors of RankOptions::agree
+//   and of PlanComparison.
 class Rank {
  public:
   // `collective` must outlive the rank. If it is null, the group has one rank.
@@ -169,8 +170,8 @@ class Rank {
   // The bytes of weights that were read (ModelWeights::read_bytes).
   int64_t read_bytes() const { return read_bytes_; }
   const std::shared_ptr<const ServedPlan>& served_plan() const { return plan_; }
-  // The results of RankOptions::plan_check, of the served plan last. Empty if
-  // no plan was compared.
+  // The results of RankOptions::plan_check. The last one is that of the served
+  // plan. Empty if no plan was compared.
   const std::vector<PlanCheck>& plan_checks() const { return plan_checks_; }
 
  private:
@@ -198,8 +199,8 @@ class Rank {
   // too few for one sequence.
   absl::Status SizePools(const RankOptions& options);
   // Removes the plans for which the device lacks ops, and adds a result to
-  // plan_checks_ for each of them. If the last plan is among them, returns its
-  // error of CheckOps.
+  // plan_checks_ for each of them. Returns the error of CheckOps for the last
+  // plan if that plan is removed.
   absl::Status RemoveUnsupported(
       WeightSource* source, const RankOptions& options, Collective* collective,
       std::vector<std::shared_ptr<const ServedPlan>>* plans);
@@ -209,7 +210,7 @@ class Rank {
       absl::Span<const std::shared_ptr<const ServedPlan>> plans,
       const std::string& weight_tiles, const RankOptions& options,
       Collective* collective, ModelWeights* weights);
-  // Calls options.agree with what this rank offers, and adopts the result.
+  // Calls options.agree with this rank's offer, and adopts the result.
   // FAILED_PRECONDITION if this rank lacks room for the agreed pages or has
   // another cache_id.
   absl::Status Agree(std::string weight_tiles, const RankOptions& options);

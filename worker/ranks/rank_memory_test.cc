@@ -182,7 +182,7 @@ TEST(GroupMemoryTest, EachRankHoldsOnlyItsShareOfWeightsAndLatents) {
   }
 }
 
-// Changes one number in one host's copy of the files, at a place that only that
+// Changes one weight in one host's copy of the files, at a place that only that
 // host's rank reads.
 TEST(GroupMemoryTest, AChangedWeightThatOnlyOneRankReadsChangesTheWeightsId) {
   const SavedCheckpoint saved(WideShape(), kernels::DType::kBf16);
@@ -231,8 +231,7 @@ TEST(GroupMemoryTest, AChangedWeightThatOnlyOneRankReadsChangesTheWeightsId) {
 // Under these plans a head group may lie on one rank or on several, and several
 // ranks may hold the same KV head. In each case the ranks together must read
 // all weights.
-TEST(GroupMemoryTest,
-     AGroupOfRanksGetsTheWeightsIdOfASingleRankUnderEveryPlan) {
+TEST(GroupMemoryTest, UnderEveryPlanAGroupComputesTheWeightsIdOfASingleRank) {
   const model::DecoderSpec spec = *model::SpecOfShape(TinyShape());
   for (const PlanCase& plan_case : PlanCases()) {
     SCOPED_TRACE(plan_case.name);
@@ -292,7 +291,7 @@ int64_t PoolBytes(const cache::PageLayout& layout) {
 }
 
 // Whether a latent on this rank is shared with heads of other ranks. Each of
-// those ranks then stores its own copy.
+// these other ranks then stores its own copy.
 bool HasSharedLatents(const cache::PageLayout& layout) {
   for (const cache::LayerLayout& layer : layout.layers()) {
     for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
@@ -387,8 +386,7 @@ TEST(GroupMemoryTest, RanksAgreeOnTheSmallestPoolsThatAnyRankOffers) {
             ranks[1]->allocator().use(kernels::MemoryTag::kKvCache).bytes);
 }
 
-TEST(GroupMemoryTest,
-     ARankRefusesAnAgreementWithPageCountsOrACacheIdThatItCannotUse) {
+TEST(GroupMemoryTest, ARankRefusesAnAgreementOfTheGroupThatItCannotMeet) {
   const auto refused = [](const auto& change, const char* why) {
     RankOptions options = TinyOptions();
     options.agree =

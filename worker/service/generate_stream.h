@@ -28,9 +28,9 @@ struct StreamAction {
 };
 
 // One write is in flight at a time. Tokens of one sample that arrive during a
-// write are merged into one event. The queue is bounded in bytes: if a client
-// reads too slowly, its call is reset and its request is aborted, so that the
-// request does not hold cache pages for ever.
+// write are merged into one event. The queue is bounded in bytes. If a client
+// reads too slowly, its call is reset and its request is aborted. Otherwise the
+// request would hold cache pages for ever.
 //
 // After each On... call the caller takes actions from Next() until there are
 // none. It carries out each action before it asks for the next. Guarantees:

@@ -89,7 +89,7 @@ TEST(LoadPublisherTest, ADrainIsReportedBeforeTheIntervalHasPassed) {
   EXPECT_TRUE(Eventually([&] { return watcher->last == 2; }));
 }
 
-TEST(LoadPublisherTest, StopClosesAllWatchersAndEveryWatcherAddedAfterIt) {
+TEST(LoadPublisherTest, StopClosesAllPresentAndLaterWatchers) {
   LoadPublisher publisher(absl::Seconds(1));
   const auto early = std::make_shared<CountingWatcher>();
   publisher.Watch(early, absl::ZeroDuration());

@@ -61,8 +61,8 @@ class WorkerServer {
   // the reported health is NOT_SERVING.
   void SetReady(bool ready) ABSL_LOCKS_EXCLUDED(mutex_);
   // Reports NOT_SERVING, refuses new requests, and waits until the deadline for
-  // accepted requests to end. Then it ends the others with a refusal. The
-  // worker never becomes ready again.
+  // accepted requests to end. Then it ends the remaining requests with a
+  // refusal. The worker never becomes ready again.
   DrainCounts Drain(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends all calls by the deadline. Idempotent.
   void Shutdown(absl::Time deadline);

@@ -355,7 +355,7 @@ TEST_F(WorkerServiceTest, AWatchOfTheLoadGetsAReportAtOnceAndAfterEachChange) {
 }
 
 TEST_F(WorkerServiceTest,
-       ADrainingWorkerReportsNotServingAndLetsRunningStreamsFinish) {
+       ADrainingWorkerReportsNotServingWhileRunningStreamsFinish) {
   EXPECT_EQ(Health("kvasir.v1.Worker"), "serving");
   EXPECT_EQ(Health(""), "serving");
   grpc::ClientContext context;

@@ -64,8 +64,8 @@ class HostRank {
   kernels::Workspace workspace_;
 };
 
-// Returns the numbers that a rank passes to one call. They are chosen so that
-// their sum over the ranks has other bits if they are added in another order.
+// Returns the data that a rank passes to one call. The sum over all ranks has
+// different bits if the ranks are added in another order.
 std::vector<float> RankNumbers(int64_t rank, int64_t count, uint64_t seed);
 // The sum of RankNumbers over ranks, in rank order.
 std::vector<float> SumOfRanks(int64_t size, int64_t count, uint64_t seed);

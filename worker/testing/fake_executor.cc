@@ -39,7 +39,7 @@ bool HasPenalties(float repetition, float presence, float frequency) {
   return repetition != 1.0f || presence != 0.0f || frequency != 0.0f;
 }
 
-// Add one token to the hash of a penalty history. Tokens in any order give the
+// Adds one token to the hash of a penalty history. Tokens in any order give the
 // same hash, because penalties depend only on how often each token occurs in
 // prompt and output.
 uint64_t CountOutput(uint64_t history_hash, int32_t token) {
@@ -71,9 +71,8 @@ int32_t DrawToken(uint64_t prefix_hash, const Draw& draw, const Ids& banned,
   return token;
 }
 
-// Chooses the slots that an eviction keeps: the last slot, and of the others
-// those whose prefixes have the largest hashes. Returns their indices in
-// ascending order.
+// Chooses the slots that an eviction keeps: the last slot, and the slots whose
+// prefixes have the largest hashes. Returns their indices in ascending order.
 std::vector<size_t> KeptOf(const std::vector<uint64_t>& prefix_hashes,
                            size_t kept) {
   std::vector<size_t> slots(prefix_hashes.size());
@@ -143,7 +142,7 @@ absl::Status FakeExecutor::Enqueue(const StepPlan& plan) {
   }
   if (plan.step_id() != last_step_ + 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the step id is ", plan.step_id(), ", must be ", last_step_ + 1));
+        "the step id is ", plan.step_id(), ", but must be ", last_step_ + 1));
   }
   if (announced_.has_value() && *announced_ != plan.SerializeAsString()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -162,9 +161,9 @@ absl::Status FakeExecutor::Announce(const StepPlan& plan) {
         "once");
   }
   if (plan.step_id() != last_step_ + 1) {
-    return absl::InvalidArgumentError(absl::StrCat("the announced step id is ",
-                                                   plan.step_id(), ", must be ",
-                                                   last_step_ + 1));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the announced step id is ", plan.step_id(),
+                     ", but must be ", last_step_ + 1));
   }
   announced_ = plan.SerializeAsString();
   ++announced_steps_;
@@ -324,8 +323,8 @@ absl::Status FakeExecutor::CheckEviction(
   const uint64_t pages =
       (slots + options_.page_tokens - 1) / options_.page_tokens;
   if (static_cast<uint64_t>(eviction.pages_size()) != pages) {
-    return Broken(id, "evicts from ", eviction.pages_size(), " pages, must be ",
-                  pages);
+    return Broken(id, "evicts from ", eviction.pages_size(),
+                  " pages, but must be ", pages);
   }
   for (const int32_t page : eviction.pages()) {
     if (page < 0 || page >= options_.groups[g].num_pages) {
@@ -484,7 +483,7 @@ absl::Status FakeExecutor::ApplyTables(const SequenceStep& step, State* state) {
   }
   if (step.logical_start() != state->length) {
     return Broken(id, "starts at position ", step.logical_start(),
-                  ", must start at ", state->length);
+                  ", but must start at ", state->length);
   }
   return absl::OkStatus();
 }
@@ -590,7 +589,7 @@ absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
         Evicts(g) ? state->tables[g].num_slots : step.logical_start();
     if (start != want) {
       return Broken(id, "the physical start in page group ", g, " is ", start,
-                    ", must be ", want);
+                    ", but must be ", want);
     }
   }
   std::vector<int32_t> tokens(step.token_ids().begin(), step.token_ids().end());
@@ -601,7 +600,7 @@ absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
     tokens.push_back(state->last_sampled);
   }
   if (tokens.size() != step.num_tokens()) {
-    return Broken(id, "has ", tokens.size(), " token ids, must have ",
+    return Broken(id, "has ", tokens.size(), " token ids, but must have ",
                   step.num_tokens());
   }
   if (step.target_ids_size() > static_cast<int>(tokens.size())) {

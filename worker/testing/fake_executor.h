@@ -67,9 +67,9 @@ struct FakeExecutorOptions {
 //   keeps some slots but not all. New tokens follow the kept slots.
 // - Side pages belong to one sequence, are sent only once, and hold its latest
 //   slots.
-// - A step does not exceed the batch limits. A step may use the token that the
-//   executor sampled last only if it did so in the step before. Penalty
-//   histories are complete.
+// - A step does not exceed the batch limits. A step may use the last sampled
+//   token without its id only if the step before sampled it. Penalty histories
+//   are complete.
 // - The plan that follows an announced plan is equal to it.
 class FakeExecutor final : public Executor {
  public:
@@ -94,7 +94,7 @@ class FakeExecutor final : public Executor {
     uint64_t prefix_hash = 0;
   };
   struct Page {
-    uint64_t writer = 0;  // the sequence that filled it last
+    uint64_t writer = 0;  // the sequence that last wrote to the page
     // Whether the page was overwritten by a copy. If so, its next writer may
     // start inside the page: in the same step or, after a copy from the host
     // pool, in a later one.

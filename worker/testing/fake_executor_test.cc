@@ -69,8 +69,9 @@ TEST_F(FakeEvictionTest, TokensAfterAnEvictionMustFollowTheKeptSlots) {
   KVASIR_EXPECT_OK(executor_.Execute(plan).status());
   EXPECT_THAT(
       executor_.Execute(Step(1, 11, 11)).status(),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("physical start in page group 0 is 11, must be 7")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("physical start in page group 0 is 11, but must be 7")));
 }
 
 TEST_F(FakeEvictionTest, AnEvictionInAPageGroupThatDoesNotEvictIsRefused) {
@@ -95,7 +96,7 @@ TEST_F(FakeEvictionTest,
 TEST_F(FakeEvictionTest, AnEvictionWithMorePagesThanItsSlotsNeedIsRefused) {
   SlotEviction eviction = Sound();
   eviction.add_pages(3);
-  ExpectRefused(eviction, "evicts from 4 pages, must be 3");
+  ExpectRefused(eviction, "evicts from 4 pages, but must be 3");
 }
 
 TEST_F(FakeEvictionTest, SlotsOfASequenceThatHasEndedMayBeEvicted) {

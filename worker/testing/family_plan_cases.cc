@@ -120,7 +120,7 @@ std::vector<PlanCase> OptPlanCases() {
   };
 }
 
-// A model with QK-norm has whole keys in every plan.
+// For a model with QK-norm, every plan has full-rank keys.
 std::vector<PlanCase> QkNormPlanCases() {
   using namespace plan_cases;  // NOLINT: for the helpers that make plans
   const std::string online = R"(,"hadamard_online":{})";

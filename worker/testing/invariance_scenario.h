@@ -45,8 +45,8 @@ struct Sample {
 class Worker {
  public:
   // `sliding_window` applies only to layer 1; 0: none. Without `plan_case` the
-  // plan is full rank. `dtype` is the type in which the plan case stores
-  // numbers.
+  // plan is full rank. `dtype` is the type of the values that the plan case
+  // stores without quantization.
   Worker(const Conditions& conditions, int64_t sliding_window,
          const PlanCase* plan_case = nullptr,
          const model::ModelShape& shape = TinyShape(),

@@ -24,8 +24,8 @@ struct PlanCase {
   // Number of tokens at the beginning of a text that are kept uncompressed.
   uint32_t sinks = 0;
   std::string joint = "";  // joint parts, used instead of `key` and `value`
-  // Whether layer 0 is stored at full rank and without uncompressed rows. The
-  // uncompressed rows of other layers then lie in the arena of layer 0.
+  // Whether layer 0 is stored at full rank and has no exact (uncompressed) rows
+  // of its own. Exact rows of the other layers then lie in layer 0's arena.
   bool first_whole = false;
   // The eviction, like {"budget":20, ...}, of all layers (except layer 0 if
   // `first_whole`). Empty: no eviction.
@@ -34,8 +34,7 @@ struct PlanCase {
 
 namespace plan_cases {
 
-// The codec that stores unquantized numbers. PlanOf replaces $ by the number
-// type.
+// The codec without quantization. PlanOf replaces $ by the data type.
 inline constexpr char kTyped[] = R"({"dtype":"$"})";
 
 // Returns a plan with a joint low_rank part for keys and values, which is
@@ -59,11 +58,12 @@ std::string Runs(const std::vector<std::pair<int, int>>& channels_and_bits,
 
 }  // namespace plan_cases
 
-// Returns plans of every compression method, both with unquantized numbers and
-// with quantized codes.
+// Returns plans of every compression method, both without quantization and with
+// quantized codes.
 std::vector<PlanCase> PlanCases();
 
-// Returns the plan of a case, with numbers stored as `dtype`, like "BF16".
+// Returns the plan of a case. `dtype`, like "BF16", is the type of values that
+// are stored without quantization.
 kvasir::v1::KvPlan PlanOf(const PlanCase& plan_case,
                           const model::DecoderSpec& spec,
                           const std::string& dtype = "BF16");

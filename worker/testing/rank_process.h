@@ -41,9 +41,9 @@ class RankProcess {
   std::FILE* out_ = nullptr;
 };
 
-// Starts `size` processes and passes to each its rank number and `arguments`.
-// Sends each rank the addresses of all ranks, and waits until each prints
-// "connected".
+// Starts `size` rank processes, each with its rank number and `arguments`.
+// Sends the addresses of all ranks to each rank, and waits until each rank
+// prints "connected".
 std::vector<std::unique_ptr<RankProcess>> ConnectRankProcesses(
     int64_t size, const std::vector<std::string>& arguments);
 

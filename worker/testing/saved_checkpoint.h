@@ -13,7 +13,7 @@
 namespace kvasir::worker {
 
 // A checkpoint folder with config.json, model.safetensors and, if there is a
-// plan, kv_plan.json. The numbers are those of RandomSource for the shape and
+// plan, kv_plan.json. The weights are those of RandomSource for the shape and
 // the plan. The shape must be a Llama, whose tensors have the same names in
 // files and in RandomSource.
 //
@@ -34,8 +34,8 @@ class SavedCheckpoint {
   const base::TempFolder folder_;
 };
 
-// Flips the lowest bit of one number of a tensor in the folder's
-// model.safetensors.
+// Flips the lowest bit of one element of a tensor in the
+// folder's model.safetensors.
 void FlipNumber(const std::string& folder, const std::string& tensor,
                 int64_t row, int64_t column);
 

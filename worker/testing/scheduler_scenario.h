@@ -23,7 +23,7 @@
 //   advance 3s                         advances the clock
 //   expect running a b#1               running samples, in serving order
 //   expect waiting c                   waiting samples, in serving order
-//   expect plan a:1 b:7                tokens in the last plan, decodes first
+//   expect plan a:1 b:7                tokens in the last plan, prompts first
 //   expect free 12                     free pages, over all page groups
 //   expect finished a=length b=stop    how all samples of a request finished
 //   expect failed a=DEADLINE_EXCEEDED  status code of the failed request

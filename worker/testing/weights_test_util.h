@@ -1,5 +1,5 @@
-// Test support: reads the numbers of loaded weights, which must be in host
-// memory, and of the tensors of a WeightSource.
+// Test support: reads elements of loaded weights, which must be in host memory,
+// and of the tensors of a WeightSource.
 #pragma once
 
 #include <cstddef>

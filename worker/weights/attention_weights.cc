@@ -75,7 +75,7 @@ struct RealLift {
   const float* complex = nullptr;
   int64_t num_pairs = 0;     // n
   int64_t num_channels = 0;  // C
-  bool interleaved = false;  // the two numbers of a pair lie side by side
+  bool interleaved = false;  // the two dims of a pair are adjacent
   float* real = nullptr;     // filled with zeros by the caller
 
   void Make(const std::vector<int64_t>& channel_place) const {
@@ -104,7 +104,7 @@ absl::Status CheckScales(const std::string& tensor,
       if (scale >= 0) continue;
       return absl::InvalidArgumentError(
           absl::StrCat("tensor ", tensor, ": row ", take.row + i,
-                       ": the scale must be 0 or more, is ", scale));
+                       ": the scale must be at least 0, but is ", scale));
     }
   }
   return absl::OkStatus();
@@ -195,7 +195,7 @@ class AttentionPlanner {
                          &weights_->o_bias);
   }
 
-  // Loads this rank's part of a vector that has d (`dims`) numbers for each KV
+  // Loads this rank's part of a vector that has d (`dims`) elements for each KV
   // head of the model.
   absl::Status HeadVector(const std::string& name, int64_t dims,
                           kernels::DevicePtr<const float>* out) {
@@ -261,7 +261,7 @@ class AttentionPlanner {
     return job;
   }
 
-  // Allocates `head_size` numbers for each head of a latent.
+  // Allocates `head_size` floats for each head of a latent.
   absl::StatusOr<WeightMemory*> HeadFloats(
       const LatentProgram& latent, int64_t head_size,
       std::vector<kernels::DevicePtr<const float>>* of_head, WeightJob* job) {

@@ -1,4 +1,4 @@
-// Tests, number by number, how LoadWeights loads the tensors of a compressed
+// Tests, element by element, how LoadWeights loads the tensors of a compressed
 // layer, on one rank and on two.
 #include <bit>
 #include <cmath>
@@ -269,7 +269,7 @@ TEST(AttentionWeightsTest,
           StatusIs(absl::StatusCode::kInvalidArgument,
                    HasSubstr(absl::StrCat(
                        "tensor ", name, ": row ", row, ", column ", column,
-                       ": must be a finite number, is ", text))));
+                       ": must be a finite number, but is ", text))));
     }
   }
 }
@@ -311,7 +311,7 @@ TEST(AttentionWeightsTest,
   model::ModelShape wide = TinyShape();  // heads of 264 dims
   wide.head_dim = 264;
   wide.num_query_heads = wide.num_kv_heads = 4;
-  model::ModelShape widest = wide;  // 32 such heads: 8448 numbers
+  model::ModelShape widest = wide;  // 32 such heads: 8448 dims
   widest.num_query_heads = widest.num_kv_heads = 32;
   const std::string basis =
       R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16",)"

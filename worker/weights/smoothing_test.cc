@@ -24,7 +24,7 @@ Norms Smoothed(Norms norms, RopePairing pairing, int64_t rotary_dim) {
   return norms;
 }
 
-TEST(SmoothingTest, QueryAndKeyHaveEqualWeightsUpToAFactorOfTwo) {
+TEST(SmoothingTest, QueryAndKeyWeightsAreEqualAfterSmoothing) {
   const Norms norms = Smoothed({{1, 1, 1, 1}, {16, 4, 1, 0.25}},
                                RopePairing::kHalfSplit, /*rotary_dim=*/0);
   EXPECT_THAT(norms.q, ElementsAre(4, 2, 1, 0.5));
@@ -58,7 +58,8 @@ TEST(SmoothingTest, FactorsAreAtMostTwoToTheTwelfth) {
   EXPECT_THAT(norms.k, ElementsAre(1e20F / 4096, 4096 * 1e-20F));
 }
 
-TEST(SmoothingTest, ProductsOfWeightsKeepEveryBitAndTheirLengthsShrink) {
+TEST(SmoothingTest,
+     SmoothingKeepsWeightProductsExactAndShortensTheWeightVectors) {
   std::mt19937 random(20261129);
   std::uniform_real_distribution<float> exponent(-4, 4);
   Norms norms;

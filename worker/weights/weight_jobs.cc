@@ -26,7 +26,7 @@ absl::Status WithName(const std::string& tensor, const absl::Status& status) {
                       absl::StrCat("tensor ", tensor, ": ", status.message()));
 }
 
-// Widens numbers of `dtype` to float32, exactly.
+// Converts values of type `dtype` to float32, which is exact.
 void Widen(const void* data, DType dtype, int64_t count, float* out) {
   kernels::VisitDType(dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -39,8 +39,8 @@ void Widen(const void* data, DType dtype, int64_t count, float* out) {
   });
 }
 
-// A single weight that is not finite makes every answer useless. If a codec
-// hides it, answers look plausible but are wrong.
+// Refuses weights that are not finite. A single one makes every answer useless,
+// and if a codec hides it, answers look plausible but are wrong.
 absl::Status CheckFinite(const WeightBlock& block, DType dtype) {
   const int64_t found = kernels::FirstNotFinite(block.data, dtype,
                                                 block.num_rows * block.columns);
@@ -51,11 +51,11 @@ absl::Status CheckFinite(const WeightBlock& block, DType dtype) {
       dtype, 1, &number);
   return absl::InvalidArgumentError(absl::StrCat(
       "row ", block.first_row + found / block.columns, ", column ",
-      found % block.columns, ": must be a finite number, is ", number));
+      found % block.columns, ": must be a finite number, but is ", number));
 }
 
-// Rounds float32 numbers to a 16-bit type. OUT_OF_RANGE if a number becomes
-// infinite.
+// Rounds float32 values to a 16-bit type. OUT_OF_RANGE if a value
+// becomes infinite.
 absl::Status Narrow(const float* numbers, int64_t count, DType dtype,
                     uint16_t* out) {
   return kernels::VisitDType(dtype, [&](auto zero) -> absl::Status {
@@ -89,8 +89,8 @@ class StagedBytes {
  public:
   explicit StagedBytes(int64_t most) : most_(most) {}
 
-  // Waits until `bytes` fit into the limit together with those of other jobs.
-  // If no other job runs, they always fit.
+  // Waits until `bytes` and the bytes of the other running jobs together fit
+  // into the limit. If no other job runs, they always fit.
   void Take(int64_t bytes) {
     base::MutexLock lock(&mutex_);
     while (taken_ > 0 && bytes > most_ - taken_) given_.Wait(&mutex_);
@@ -219,13 +219,14 @@ class JobRunner {
 
   static absl::Status CheckColumns(int64_t columns, int64_t want) {
     if (columns == want) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rows of the tensor have ", columns, " numbers, must have ", want));
+    return absl::InvalidArgumentError(
+        absl::StrCat("rows of the tensor have ", columns,
+                     " elements, but must have ", want));
   }
   static absl::Status CheckRows(int64_t rows, int64_t want) {
     if (rows >= want) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
-        "the tensor has ", rows, " rows, must have at least ", want));
+        "the tensor has ", rows, " rows, but must have at least ", want));
   }
 
   // Checks that the tensor has all rows that the sinks take, because missing

@@ -1,5 +1,6 @@
 // Loads tensors as packed matrices, tables and float32 arrays, on many threads.
-// Each tensor is read only once, even if several things are made of it.
+// Each tensor is read only once, even if several matrices or arrays are made
+// from it.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@
 
 namespace kvasir::worker {
 
-// The rows of a tensor [rows, columns] to load, and their destinations.
+// Names rows of a tensor [rows, columns] to load, and their destinations.
 struct TensorRows {
   std::string tensor;
   int64_t columns = 1;
@@ -92,17 +93,17 @@ struct WeightJob {
 // Threads: one at a time. Run also uses the threads of its pool.
 // Errors: those of the source and the allocator. INVALID_ARGUMENT for a tensor
 //   of an unexpected size, and for a number that is not finite or does not fit
-//   the type it is rounded to. All name the tensor.
+//   the type it is rounded to. All these errors name the tensor.
 class WeightJobs {
  public:
-  // Only counts memory: nothing is allocated, all device pointers are null, and
-  // the jobs must not be run.
+  // An object that only counts memory: nothing is allocated, all device
+  // pointers are null, and the jobs must not be run.
   WeightJobs(WeightSource* source, const MatrixFormat& format,
              plan::TpShard shard = {})
       : source_(source), format_(format), shard_(shard) {}
-  // For loading. All pointers outlive this object. `buffers` receives the
-  // allocated memory, under the tag "weights". Matrices get the device's
-  // format.
+  // An object that loads. All pointers must outlive it. `buffers` receives
+  // the allocated memory, under the tag "weights". Matrices get the
+  // device's format.
   WeightJobs(WeightSource* source, kernels::Device* device,
              std::vector<kernels::DeviceBuffer>* buffers,
              plan::TpShard shard = {})
@@ -118,11 +119,11 @@ class WeightJobs {
   // types.
   absl::Status Matrix(std::vector<TensorRows> parts, int64_t k,
                       kernels::PackedMatrix* out);
-  // Adds a job for each of several matrices of one size and type, which follow
+  // Adds a job for each of several matrices of one size and type. They follow
   // each other in memory: matrix i begins i * out->bytes() bytes after `out`.
   absl::Status Matrices(std::vector<std::vector<TensorRows>> matrices,
                         int64_t k, kernels::PackedMatrix* out);
-  // Adds a job for an array of `size` numbers. Numbers that no row fills are
+  // Adds a job for an array of `size` floats. Elements that no row fills are
   // zero. `finish` is called with the whole array once it is filled.
   absl::Status Floats(std::vector<TensorRows> parts, int64_t size,
                       kernels::DevicePtr<const float>* out,

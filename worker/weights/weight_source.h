@@ -46,7 +46,7 @@ struct WeightBlock {
   int64_t first_row = 0;  // counted from the tensor's first row
   int64_t num_rows = 0;
   int64_t first_column = 0;
-  int64_t columns = 0;  // as many as the range has
+  int64_t columns = 0;  // the number of columns of the range
   const void* data = nullptr;
 };
 
@@ -103,7 +103,7 @@ class CheckpointSource final : public WeightSource {
   // The hashes of the tiles in one range, computed when the range was
   // last read.
   struct RangeTiles {
-    int64_t first_row = 0;  // counted in tiles
+    int64_t first_row = 0;  // in tiles, not in rows
     int64_t first_column = 0;
     model::Tiles tiles;
   };

@@ -23,8 +23,8 @@ namespace kvasir::worker {
 
 // The part of the model that one rank holds. The matrices q, k, v, gate and up
 // are split by output column, o and down by input row, and head and embedding
-// by token id. Every rank holds a part of each expert, and the whole
-// router. Attention is split by heads, as its program says. Every rank
+// by token id. Every rank holds a part of each expert, and the whole matrix of
+// the router. Attention is split by heads, as its program says. Every rank
 // holds all weights of the norms.
 struct ShardSizes {
   int64_t first_q_head = 0;
@@ -54,9 +54,9 @@ struct PartWeights {
   // For a complex lift: [2, C] for each KV head.
   std::vector<kernels::DevicePtr<const float>> up;  // [Hkv]
   kernels::DevicePtr<const float> up_bias;
-  // Otherwise, for each KV head: a matrix [d, R'] that lifts a query to the
-  // latent's width, or a matrix [R', D] that makes a value from a sum of
-  // latents.
+  // For other lifts, one matrix for each KV head. A key part has [d, R']
+  // matrices, which lift queries to the latent's width. A value part has [R',
+  // D] matrices, which make values from sums of latents.
   std::vector<kernels::PackedMatrix> lift;    // [Hkv]
   kernels::DevicePtr<const float> lift_bias;  // [Hq, D], or null
   kernels::PackedMatrix basis;                // [KV heads of the model * D, R']
@@ -71,8 +71,9 @@ struct PartWeights {
 };
 
 // The router and the matrices of expert 0 in a mixture of experts. The matrices
-// of all experts follow each other in memory: expert e's gate_up begins
-// e * gate_up.bytes() bytes after this one, and down likewise.
+// of all experts follow each other in memory. Expert e's gate_up begins e *
+// gate_up.bytes() bytes after `gate_up`; its down begins e * down.bytes() bytes
+// after `down`.
 struct ExpertWeights {
   kernels::PackedMatrix router;   // [M, E]
   kernels::PackedMatrix gate_up;  // [M, 2 * features of an expert]
@@ -102,7 +103,7 @@ struct LayerWeights {
   kernels::DevicePtr<const float> k_norm;
   // A copy of qkv_bias in host memory; null if there is no bias.
   // WeightsWithoutMemory fills it with ones, so that a check of the device's
-  // ops includes those for a bias.
+  // ops includes the ops for a bias.
   std::shared_ptr<const std::vector<float>> host_qkv_bias;
   kernels::PackedMatrix o;  // [attention.output_columns, M]
   // [M]; null except on rank 0, because outputs are summed over ranks.
@@ -113,7 +114,7 @@ struct LayerWeights {
   kernels::PackedMatrix gate_up;
   kernels::DevicePtr<const float> gate_up_bias;  // [gate_up.n]
   kernels::PackedMatrix down;                    // [features, M]
-  kernels::DevicePtr<const float> down_bias;     // [M]; only on rank 0
+  kernels::DevicePtr<const float> down_bias;     // [M]; null except on rank 0
   // A layer with experts has these matrices instead of gate_up and down.
   ExpertWeights experts;
 };
@@ -189,10 +190,10 @@ absl::StatusOr<ModelWeights> WeightsWithoutMemory(
     const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
     WeightSource* source, const MatrixFormat& format);
 
-// Reads this rank's part of every tensor once and packs it on the way, without
-// a second copy of the model. The rank is that of the resolved plan. Returns
-// the errors of WeightJobs, and INVALID_ARGUMENT with tensor, row and value for
-// an invalid static range.
+// Reads this rank's part of every tensor once and packs it while reading, so
+// that there is never a second copy of the model. The resolved plan says which
+// rank this is. Returns the errors of WeightJobs, and INVALID_ARGUMENT with
+// tensor, row and value for an invalid static range.
 absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
                                          std::shared_ptr<const ServedPlan> plan,
                                          WeightSource* source,

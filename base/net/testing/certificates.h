@@ -1,5 +1,5 @@
-// Makes TLS certificates for tests, so that the repository contains no private
-// key.
+// Makes TLS certificates for tests, so that the repository contains no
+// private key.
 #pragma once
 
 #include <string>

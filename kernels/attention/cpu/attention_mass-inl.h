@@ -53,8 +53,8 @@ class MassWorker {
     return grid_.mass().units[static_cast<size_t>(index)];
   }
 
-  // The slots of the split that are visible to at least one of the queries
-  // [query, query + count).
+  // Returns the slots of the split that at least one of the queries [query,
+  // query + count) sees.
   VisibleRange SlotsOf(int64_t query, int64_t count) const {
     const VisibleRange slots = {
         VisibleSlots(params_, sequence_, query).begin,
@@ -69,8 +69,7 @@ class MassWorker {
     const float* kept =
         grid_.mass_memory() + grid_.mass().weights + sequence_.weights_at;
     const int64_t* heads = grid_.mass().heads.data();
-    // The tile is not needed here, so its memory is used for one factor per
-    // head.
+    // Kept weights need no tile, so its memory holds one factor per head.
     float* const factors = tile_;
     ForBlocks(SlotsOf(0, 1), [&](int64_t /*block*/, VisibleRange slots) {
       const float* from =
@@ -124,7 +123,7 @@ class MassWorker {
     });
   }
 
-  // Divides `slots` by blocks and calls add(index, slots) for each block.
+  // Divides `slots` into blocks and calls add(index, slots) for each block.
   // `index` is the block's index in its split.
   template <typename Add>
   static void ForBlocks(VisibleRange slots, const Add& add) {

@@ -79,7 +79,8 @@ HWY_INLINE IntVec AddPairs(ByteVec a, ByteVec b, int16_t factor) {
                                   _mm256_set1_epi16(factor))};
 }
 #else
-// A sum of two products fits into 16 bits (code_digits.h).
+// Returns, for each 32-bit lane, the sum of its four products of bytes, times
+// `factor`. The sum of two products fits into 16 bits (code_digits.h).
 HWY_INLINE IntVec AddPairs(ByteVec a, ByteVec b, int16_t factor) {
   const hn::RebindToSigned<Halves> d16;
   const auto a16 = hn::BitCast(d16, a);
@@ -120,10 +121,10 @@ struct CodeKind {
   static constexpr int kLowBits = kLow;
   static constexpr int kHighBits = kHigh;
   static constexpr bool kLevels = kByLevel;
-  // A byte of the low plane has the low bits of this many codes.
+  // The number of codes whose low bits are in one byte of the low plane.
   static constexpr int kPerByte = 8 / kLow;
-  // How many codes are in a word of the low plane, and how many bits these
-  // codes have in the high plane.
+  // kPerWord: the number of codes in a word of the low plane. kHighPerWord: the
+  // number of bits that these codes have in the high plane.
   static constexpr int kPerWord = 32 / kLow;
   static constexpr int kHighPerWord = kPerWord * kHigh;
 };
@@ -187,14 +188,14 @@ HWY_INLINE ByteVec LevelTable(const int8_t* levels, int offset) {
   return hn::LoadDup128(kBytes, table);
 }
 
-// The number of cache lines that hold `bytes` bytes.
+// Returns the number of cache lines that hold `bytes` bytes.
 inline constexpr int64_t LinesOf(int64_t bytes) {
   return (bytes + AheadLines::kLineBytes - 1) / AheadLines::kLineBytes;
 }
 
-// kDotRows is the most rows of a register tile, and kDotSums the most
-// DigitSums: rows times vectors. Sanitizers take too long to compile
-// larger tiles.
+// kDotRows is the most rows of a register tile. kDotSums is its most DigitSums,
+// which is rows times vectors. Builds with sanitizers use smaller tiles,
+// because larger ones take too long to compile.
 inline constexpr int kDotRows = KVASIR_TILE_ROWS < 4 ? 1 : 4;
 inline constexpr int kDotSums = KVASIR_TILE_ROWS < 4 ? 1 : 8;
 

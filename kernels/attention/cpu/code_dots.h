@@ -1,5 +1,5 @@
-// Products of the digits of queries and attention weights (code_digits.h) with
-// the codes of cached slots. Codes are bytes in vector registers, so one
+// Multiplies the digits of queries and of attention weights (code_digits.h) by
+// the codes of cached slots. Both are bytes in vector registers, so one
 // instruction multiplies and adds up to 64 of them. C++17.
 #pragma once
 
@@ -58,8 +58,7 @@ struct ValueDotsArgs {
   int64_t c_stride;
   AheadLines* ahead;  // memory to prefetch during the computation
 };
-// Room for the bytes of 64 slots and 128 channels, rounded up to whole vectors
-// for each column of bytes.
+// The floats that hold the bytes of 64 slots and 128 channels.
 inline constexpr int64_t kValueDotsFloats = 64 * 128 / 4;
 void RunValueDots(int64_t rows, const ValueDotsArgs& args);
 

@@ -87,8 +87,9 @@ class KeyBiasScores {
   static constexpr int64_t kMostPairs =
       kAttentionMaxHeadDim / 2 + kMostExactPairs;
 
-  // Finds the runs of `slots`. If the positions of slots are their numbers, the
-  // block is one tile and therefore one run. Otherwise also fills in_tile_.
+  // Finds the runs of `slots` (TileRun). If each slot's position is its slot
+  // number, the block is one tile and therefore one run. Otherwise also
+  // fills in_tile_.
   void FindRuns(int64_t kv_head, int64_t block, VisibleRange slots) {
     in_order_ = !params_.mass.stored_positions && !unit_.sequence().positions;
     if (in_order_) {

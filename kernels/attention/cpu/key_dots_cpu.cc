@@ -64,8 +64,8 @@ void KeyDots(int64_t rows, const KeyDotsArgs& args) {
 
 // ----- Keys: a 32-bit lane has four channels of one slot.
 
-// Added to the integers of levels to make them unsigned, because the bytes of
-// codes are unsigned operands.
+// This offset is added to the integers of levels, because the instructions
+// require that the bytes of codes are unsigned.
 constexpr int kLevelOffset = 128;
 
 // Loads kTaken bits of each slot, from bit `bit` of the slot's words on, into

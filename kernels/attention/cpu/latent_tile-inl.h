@@ -46,9 +46,9 @@ struct BlockSlots {
 
 // ----- Keys: a vector has one channel of several slots.
 
-// The largest number of 32-bit words per slot for a chunk's codes: 32 for 128
-// channels of 8 bits, and a few more for each of the four planes. A plane may
-// begin and end inside a word, and is padded to whole vectors of words.
+// The most 32-bit words per slot that hold a chunk's codes. 128 channels of 8
+// bits take 32 words. Each of the four planes may take one more word, because
+// it may begin inside a word, and is padded to a whole vector of words.
 inline constexpr int64_t kMaxWords = 32 + 4 * (1 + kLanes);
 
 #if HWY_TARGET <= HWY_AVX3
@@ -89,7 +89,7 @@ HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
                           int64_t num_bytes, uint32_t* words, int64_t stride,
                           AheadLines* ahead) {
   constexpr int64_t kVecBytes = kVecLanes * 4;
-  // up to this number of words, copying single words is faster than transposing
+  // Up to this number of words, copying them one by one beats transposing.
   constexpr int64_t kFew = 4;
   for (int64_t first = 0; first < num_bytes; first += kVecBytes) {
     const int64_t bytes = std::min(kVecBytes, num_bytes - first);
@@ -314,7 +314,7 @@ class LaneCodes {
     for (int lane = 0; lane < kVecLanes; ++lane) {
       const int at = static_cast<int>(bit % 8) + lane * bits;
       bytes[4 * lane] = static_cast<uint8_t>(at / 8);
-      // with an index of 0x80, TableLookupBytesOr0 gives 0
+      // For an index of 0x80, TableLookupBytesOr0 returns 0.
       for (int i = 1; i < 4; ++i) bytes[4 * lane + i] = 0x80;
       shifts[lane] = static_cast<uint32_t>(at % 8);
     }
@@ -385,8 +385,8 @@ inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
   }
   if (kVecLanes * place.low_bits % 8 != 0 ||
       kVecLanes * place.high_bits % 8 != 0) {
-    // A vector of codes is not a whole number of bytes here, so codes are read
-    // one by one.
+    // Here a vector of codes does not fill whole bytes, so codes are read one
+    // by one.
     for (int64_t s = slots.begin; s < slots.end; ++s) {
       for (int64_t i = 0; i < piece.width; ++i) {
         tile[s * stride + i] = static_cast<float>(ReadCode(
@@ -426,8 +426,8 @@ inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
 #endif
 }
 
-// Writes channels [first, first + width) of uncoded slots to rows [slots.begin,
-// slots.end) of tile [64, stride].
+// Writes channels [first, first + width) of unquantized slots to rows
+// [slots.begin, slots.end) of tile [64, stride].
 template <typename T>
 void ConvertValues(const BlockSlots& slots, int64_t first, int64_t width,
                    int64_t stride, float* tile) {
@@ -512,7 +512,7 @@ void LoadRanges(const BlockSlots& slots, int64_t stride_bytes, int64_t run,
   }
 }
 
-// ----- What a unit reads of a block.
+// ----- Loading a block.
 
 // Loads the chunks and ranges of one block at a time.
 // Threads: each object is used by one thread only.
@@ -586,7 +586,7 @@ class BlockLoader {
     loaded_ = nullptr;
     return tile_;
   }
-  // The scales [64] and minima [64] of a piece of the chunk loaded last.
+  // Return the scales [64] and minima [64] of a piece of the chunk loaded last.
   const float* scales(int64_t piece) const { return scales_ + piece * kBlock; }
   const float* minima(int64_t piece) const { return minima_ + piece * kBlock; }
 
@@ -635,8 +635,8 @@ class BlockLoader {
     return found_;
   }
 
-  // Loads a chunk of uncoded numbers without transposing it, as tile [64,
-  // stride].
+  // Loads a chunk of unquantized numbers without transposing it, as tile
+  // [64, stride].
   void LoadValues(const LatentPartArgs& part, const LatentGroup& group,
                   const LatentChunk& chunk, int64_t stride) {
     loaded_ = nullptr;

@@ -91,9 +91,10 @@ void AddKeptMass(const AttentionGrid& grid, const AttentionSequence& sequence,
   }
 }
 
-// Used if there are enough units for all threads: each unit is computed by one
-// thread. The thread that computes the last unit of a sequence also adds the
-// mass of the sequence's kept weights, because they are still in its cache.
+// Computes each unit on one thread. Used if there are enough units for all
+// threads. The thread that finishes the last unit of a sequence also adds the
+// attention mass of the sequence's kept weights, because they are still in
+// its cache.
 void RunByUnits(const AttentionGrid& grid, float* scratch, CpuStream& stream) {
   const bool adds_mass = grid.mass().any();
   const AttentionGrid::Sequences sequences = grid.sequences();
@@ -119,9 +120,9 @@ void RunByUnits(const AttentionGrid& grid, float* scratch, CpuStream& stream) {
   });
 }
 
-// Used for few units over long contexts: the threads compute one split each,
-// and then the calling thread merges these splits in order. This repeats until
-// all splits are merged.
+// Divides units among threads by splits. Used for few units over long contexts.
+// The threads compute one split each, then the calling thread merges these
+// splits in order. This repeats until all splits are merged.
 class SplitRunner {
  public:
   SplitRunner(const AttentionGrid& grid, float* scratch, CpuStream& stream)

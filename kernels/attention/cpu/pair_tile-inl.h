@@ -26,9 +26,10 @@ namespace HWY_NAMESPACE {
 inline constexpr int kPairTileVecs = 2;
 inline constexpr int64_t kPairTileColumns = kPairTileVecs * kVecLanes;
 
-// The number of vectors of sums in a register tile. Eight just hide the latency
-// of a multiply-add. AVX-512 and NEON have enough registers for 16, so that
-// each converted number and each element of `a` is used for more products.
+// The number of vectors of sums in a register tile. Eight are just enough to
+// hide the latency of a multiply-add. AVX-512 and NEON have enough registers
+// for 16. Then each converted number and each element of `a` is used for
+// more products.
 inline constexpr int kPairTileSums = kVecLanes == 8 ? 8 : 16;
 inline constexpr int kPairTileRows =
     KVASIR_TILE_ROWS < kPairTileSums / kPairTileVecs
@@ -40,12 +41,12 @@ inline constexpr int kPairTileRows =
 inline constexpr int64_t kPairsMostRows = 8;
 // Up to this number of rows, bfloat16 keys are loaded as pairs in 32-bit words,
 // and each register tile converts the pairs to float32 again. With AVX-512 and
-// register tiles of eight rows or more, this is faster for up to 32 rows
-// (measured).
+// register tiles of eight rows or more, this is faster than loading float32
+// keys for up to 32 rows (measured).
 inline constexpr int64_t kKeyPairsMostRows =
     kVecLanes == 16 && kPairTileRows >= 8 ? 32 : kPairsMostRows;
 
-// Whether the instruction set supports the products of this file.
+// True if the instruction set supports the products of this file.
 inline constexpr bool kTakesPairs = kVecLanes > 1;
 
 // Computes c += a b, where `a` has rows of queries and b has the bfloat16 keys
@@ -66,7 +67,7 @@ void RunKeyPairs(int64_t rows, const KeyPairsArgs& args);
 // bfloat16 values of slots, which are read directly from the KV cache.
 struct ValuePairsArgs {
   int64_t depth;      // number of slots
-  const char* slots;  // where the first slot's numbers begin
+  const char* slots;  // the first slot's numbers
   int64_t slot_bytes;
   const float* a;  // [rows, depth], rows 64 floats apart
   float* c;        // [rows, columns]
@@ -74,7 +75,7 @@ struct ValuePairsArgs {
   int64_t columns;    // a multiple of kPairTileColumns
   AheadLines* ahead;  // memory to prefetch during the computation
 };
-// Whether RunValuePairs supports this number of rows.
+// Returns whether RunValuePairs supports this number of rows.
 inline bool TakesValuePairs(int64_t rows) {
   return kTakesPairs && rows <= kPairsMostRows;
 }

@@ -24,7 +24,7 @@ inline constexpr int kVecsOf =
     2 * kPairTileVecs* kRows <= kPairTileSums ? 2 * kPairTileVecs
                                               : kPairTileVecs;
 
-// The number of cache lines that hold `bytes` bytes.
+// Returns the number of cache lines that hold `bytes` bytes.
 constexpr int LinesOf(int64_t bytes) {
   return static_cast<int>((bytes + AheadLines::kLineBytes - 1) /
                           AheadLines::kLineBytes);

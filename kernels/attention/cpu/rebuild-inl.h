@@ -64,7 +64,8 @@ HWY_INLINE void AddToRow(float number, float* row) {
   }
 }
 
-// A vector of 64-bit numbers, as vectors of their lower and upper halves.
+// A vector of 64-bit integers, stored as two vectors: the lower and the upper
+// halves of the integers.
 struct WordHalves {
   WordVec low;
   WordVec high;
@@ -112,7 +113,7 @@ HWY_INLINE ReducedAngles ReduceTurnsVec(const WordHalves& turns) {
                            Broadcast(trig_constants::kRadiansPerUnit))};
 }
 
-// Stores the cosines and sines, times `factor`, of angles. An angle is
+// Stores the cosines and sines of angles, times `factor`. An angle is
 // `quarter` quarter turns plus `r` radians.
 HWY_INLINE void CosSinVec(Vec r, WordVec quarter, float factor, float* cosine,
                           float* sine) {
@@ -157,8 +158,8 @@ class KeyRebuilder {
         sines_(scratch + grid.scratch().sines),
         lift_sums_(scratch + grid.scratch().lift_sums) {}
 
-  // Must be called before the first block. Computes the sums of a KV head
-  // (SumLift) once for all blocks, if the scratch has room for them.
+  // Must be called before the first block. Computes the sums of `up` for a KV
+  // head (SumLift) once for all blocks, if the scratch has room for them.
   void HoldSums(int64_t part_index, const HeadSpan& span) const {
     const AttentionGrid::KeyPart& part = grid_.key(part_index);
     if (part.lift_offset < 0) return;
@@ -170,8 +171,8 @@ class KeyRebuilder {
   }
 
   void StartBlock() { angles_part_ = -1; }
-  // set_holds(true) says that all keys of the block are already rebuilt, so
-  // that Rebuild only returns them.
+  // After set_holds(true), all keys of the block must already be rebuilt, and
+  // Rebuild only returns them.
   void set_holds(bool holds) { holds_ = holds; }
 
   // Returns the keys of the block's slots for the span's KV head, [d, 64]. They
@@ -226,10 +227,10 @@ class KeyRebuilder {
     return sums;
   }
 
-  // Computes the part of each key number that comes from the minima of codes.
-  // If minima are stored in slots, sums[i] is the sum of row i of `up` over a
-  // run; the caller multiplies it by the run's minimum. If minima are static,
-  // sums[i] is the product of row i and the minima.
+  // Computes the contribution of the codes' minima to each element of a key. If
+  // minima are stored in slots, sums[i] is the sum of row i of `up` over a run;
+  // the caller multiplies it by the run's minimum. If minima are static,
+  // sums[i] is the dot product of row i and the minima.
   void SumLift(int64_t part_index, const HeadSpan& span, int64_t run,
                float* sums) const {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
@@ -382,8 +383,8 @@ class KeyRebuilder {
     }
   }
 
-  // Copies the keys of a part without `up`, whose latents are the keys
-  // themselves. Decodes them if they are stored as codes.
+  // Copies the keys of a part that has no `up`, because its latents are the
+  // keys themselves. Decodes them if they are stored as codes.
   void CopyKey(int64_t part_index, const HeadSpan& span) {
     const LatentPartArgs& part = Latents(part_index);
     const LatentGroup& group = GroupOf(part_index, span);
@@ -453,8 +454,8 @@ class KeyRebuilder {
     HWY_ALIGN uint32_t low[kBlock] = {};
     HWY_ALIGN uint32_t high[kBlock] = {};
   };
-  // The unit of eviction whose stored positions apply to the KV head. It is 0
-  // if positions do not depend on the unit.
+  // Returns the unit of eviction whose stored positions apply to the KV head,
+  // or 0 if positions do not depend on the unit.
   int64_t PositionUnit(int64_t kv_head) const {
     return params_.mass.stored_positions ? params_.unit_of_head[kv_head] : 0;
   }
@@ -514,7 +515,7 @@ class KeyRebuilder {
   float* const lift_sums_;
   float* key_ = nullptr;  // the keys that are being rebuilt
   bool holds_ = false;
-  // index of the part whose angles are in scratch; below 0: none
+  // Index of the part whose angles are in scratch. Negative if there is none.
   int64_t angles_part_ = -1;
   int64_t angles_step_ = 0;
   int64_t angles_unit_ = 0;

@@ -25,12 +25,12 @@ inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 struct SoftmaxArgs {
   float* scores;  // [rows, 64]; replaced by weights
-  // [rows]: each row's maximum score, on entry over the previous blocks, on
-  // return also over this block
+  // [rows]: each row's maximum score. On entry it covers the previous blocks,
+  // on return also this block.
   float* max;
   float* sum;
   float scale;
-  float cap;  // 0: none
+  float cap;  // cap of scores (SoftCap); 0: none
   // the slots that these rows see, counted from the start of the block
   VisibleRange visible;
 };

@@ -1,4 +1,4 @@
-// Operations on the sums of a register tile, which is an array of vectors
+// Operations on the sums of a register tile, which are an array of vectors
 // [rows][vectors]. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_TILE_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_TILE_SUMS_INL_H_

@@ -1,5 +1,6 @@
-// Computes attention for a unit of work on one thread, block by block and,
-// within a block, panel by panel. For inclusion by *_cpu.cc.
+// Computes attention for a unit of work on one thread, block by block. A unit's
+// rows are divided into panels, which are computed one after another within
+// each block. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_UNIT_WORKER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_UNIT_WORKER_INL_H_
 #undef KVASIR_KERNELS_UNIT_WORKER_INL_H_
@@ -54,7 +55,8 @@ class BlockTiles {
   BlockLoader& loader() { return loader_; }
   KeyRebuilder& rebuilder() { return rebuilder_; }
   ValueLifter& lifter() { return lifter_; }
-  // After this call, values are neither lifted nor prefetched.
+  // Must be called if only keys are needed. Then values are neither lifted
+  // nor prefetched.
   void SkipValues() { keys_only_ = true; }
 
   // Queues the memory of `slots`, which are read next, for prefetching. Exact
@@ -166,9 +168,9 @@ class PanelWorker {
         key_bias_(grid, unit_, state + grid.state().key_bias),
         values_(grid, unit_, scratch, state, &loader_, &tiles->lifter()) {}
 
-  // Copies the queries or their digits to the panel's state, as far as they
-  // fit, and computes their sums (SumQueries). Must be called before the first
-  // block.
+  // Copies the queries (or their digits) of every part that holds them to the
+  // panel's state, and computes their sums (SumQueries). Must be called before
+  // the first block.
   void LoadQueries() const {
     key_bias_.LoadQueries();
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
@@ -198,7 +200,7 @@ class PanelWorker {
     std::fill_n(state_ + at.max, unit_.count(), kNothing);
     std::fill_n(state_ + at.sum, unit_.count(), 0.0f);
   }
-  // The slots of the block that are visible to at least one row of the panel.
+  // Returns the slots of the block that at least one row of the panel sees.
   VisibleRange SlotsIn(int64_t block) const {
     return {std::max(slots_.begin, block),
             std::min(slots_.end, block + kBlock)};
@@ -316,7 +318,7 @@ class PanelWorker {
            r * part.num_sums;
   }
 
-  // The digits of a row's query.
+  // Returns the digits of a row's query.
   uint32_t* DigitsOf(int64_t p, int64_t r) const {
     return reinterpret_cast<uint32_t*>(QueriesOf(p) +
                                        r * grid_.key(p).held_width);
@@ -335,7 +337,8 @@ class PanelWorker {
   }
 
   // Writes the digits of the queries of a span's rows to the panel's state, for
-  // the channels of `chunks`. Queries are first multiplied by static scales.
+  // the channels of `chunks`. If ranges are static, the queries are first
+  // multiplied by the scales.
   void CutQueries(int64_t p, const HeadSpan& span,
                   AttentionGrid::Chunks chunks) const {
     const LatentPartArgs& part = params_.keys[p].latents;
@@ -364,7 +367,7 @@ class PanelWorker {
     }
   }
 
-  // Computes the part of a row's scores that comes from the minima of codes. If
+  // Computes the contribution of the codes' minima to a row's scores. If
   // minima are static, it is the product of the query and the minima. Otherwise
   // this computes the sum of the query over each run, which is later multiplied
   // by the run's minimum.
@@ -535,8 +538,9 @@ class PanelWorker {
     }
   }
 
-  // Computes scores from stored keys and from exact rows. If a block needs
-  // both, each row takes the scores of its exact slots from the exact rows.
+  // Computes scores from stored keys and from exact rows. If a block
+  // needs both, each row uses the score from the exact row for each of
+  // its exact slots.
   void Score(int64_t block, VisibleRange needed) {
     const ExactSlots& slots = params_.key_exact;
     const VisibleRange stored = unit_.ReadIn(ReadAs::kStored, slots, needed);

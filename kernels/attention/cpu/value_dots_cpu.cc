@@ -47,9 +47,9 @@ void ValueDots(int64_t rows, const ValueDotsArgs& args) {
 
 // ----- Values: a 32-bit lane has four slots of one channel.
 
-// The addresses of the bytes that hold a piece's codes, for 64 slots. The
-// low plane of a slot is read in columns of 16 bytes. Each column is a block
-// of a vector.
+// The addresses of the bytes that hold a piece's codes, for 64 slots. The low
+// plane of a slot is read in columns of 16 bytes. A column fills one 128-bit
+// block of a vector.
 struct SlotBytes {
   const char* low[kSlots];
   // The bytes of the high plane for column i are at high + 16 * i.
@@ -116,7 +116,7 @@ class SlotReader {
 
  private:
   static constexpr int64_t kCopyBytes = 128;
-  // Bytes of the high plane for 16 bytes of the low plane.
+  // The bytes of the high plane that belong to 16 bytes of the low plane.
   static constexpr int64_t kHighBytes = Kind::kHighBits * 16 / Kind::kLowBits;
 
   void CopyHigh(const ValueDotsArgs& args, const char* slot, int64_t s) {
@@ -139,7 +139,7 @@ class SlotReader {
   SlotBytes found_;
   int64_t columns_;
   alignas(64) char low_copy_[kSlots * kCopyBytes];
-  // Codes of two planes have at most 64 bytes in their low plane.
+  // If codes have two planes, the low plane of a piece has at most 64 bytes.
   alignas(64) char high_copy_[Kind::kHighBits > 0 ? kSlots* kCopyBytes / 2 : 1];
 };
 
@@ -237,8 +237,8 @@ HWY_INLINE WordVec HighBits(const WordVec (&high)[2]) {
       AsBytes(high[kFirst / 4]), hn::LoadDup128(kBytes, kLanes4.bytes));
   const WordVec bits =
       hn::Shr(AsWords(moved), hn::LoadU(kWords, kShifts.words));
-  // Keeps only the 8 / kShared high bits of each byte. The shift would move the
-  // bits above them into the next byte.
+  // Keeps only the 8 / kShared high bits that belong to each byte. Otherwise
+  // the shift would move other bits into the next byte.
   constexpr uint32_t kMask = 0x01010101u * ((1u << (8 / kShared)) - 1);
   return hn::ShiftLeft<Kind::kLowBits>(hn::And(bits, hn::Set(kWords, kMask)));
 }

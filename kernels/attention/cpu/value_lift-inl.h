@@ -34,8 +34,8 @@ class ValueLifter {
         raw_(scratch + grid.scratch().lift_raw),
         sums_(scratch + grid.scratch().column_sums) {}
 
-  // set_holds(true) says that all values of the block are already lifted, so
-  // that Lift only returns them.
+  // After set_holds(true), all values of the block must already be lifted, and
+  // Lift only returns them.
   void set_holds(bool holds) { holds_ = holds; }
 
   // Returns the values of the block's slots for the span's KV head, [64,
@@ -207,10 +207,10 @@ class ValueLifter {
     int64_t end;
   };
 
-  // Computes the part of each lifted number that comes from the minima of
-  // codes. If minima are stored in slots, sums_[i] is the sum of column i of
-  // `up` over `channels`; the caller multiplies it by the minimum. If minima
-  // are static, sums_[i] is the product of the column and the minima.
+  // Computes the contribution of the codes' minima to each element of a value.
+  // If minima are stored in slots, sums_[i] is the sum of column i of `up` over
+  // `channels`; the caller multiplies it by the minimum. If minima are static,
+  // sums_[i] is the dot product of the column and the minima.
   void SumColumns(const Task& task, Channels channels,
                   const float* minima) const {
     constexpr int64_t kWide = 4 * kVecLanes;

@@ -76,8 +76,8 @@ class ValueSums {
         loader_(*loader),
         lifter_(*lifter) {}
 
-  // Adds values of the loader's block: those of the slots that are read in the
-  // way `read` (ReadAs). The weights are in scratch().scores.
+  // Adds the values of those slots of the loader's block that are read as
+  // `read`. The weights are in scratch().scores.
   void AddBlock(ReadAs read) {
     read_ = read;
     const auto add = [&](int64_t p, const HeadSpan& span) {
@@ -204,8 +204,8 @@ class ValueSums {
     int64_t count;
   };
 
-  // Adds weights times uncoded values that are read in place, which is faster
-  // for few rows.
+  // Adds weights times unquantized values that are read in place, which is
+  // faster for few rows.
   template <typename T>
   void Stream(const LatentPartArgs& part, const LatentGroup& group,
               Columns columns, const float* weights, RowRange rows,
@@ -247,9 +247,10 @@ class ValueSums {
     }
   }
 
-  // Returns the address of the next `bytes` bytes of the prefetch queue, which
-  // the caller prefetches while it computes, `step` bytes at a time. If that is
-  // not possible, prefetches as many lines itself and returns null.
+  // Returns the address of the next `bytes` bytes of the prefetch queue. The
+  // caller then prefetches them while it computes, `step` bytes at a time. If
+  // the caller cannot do so, this function prefetches as many lines itself and
+  // returns null.
   const char* AskAhead(int64_t bytes, int64_t step) const {
     AheadLines& ahead = *loader_.ahead();
     const char* at =
@@ -396,8 +397,8 @@ class ValueSums {
     }
   }
 
-  // A row's weights. If values have exact slots, the weights of slots outside
-  // `visible` are replaced by zeros, in a copy at `masked`.
+  // Returns a row's weights. If values have exact slots, the weights of slots
+  // outside `visible` are replaced by zeros, in a copy at `masked`.
   const float* WeightsOf(int64_t r, VisibleRange visible, float* masked) const {
     const float* weights = Weights() + r * kBlock;
     const bool whole = visible.begin == 0 && visible.end == kBlock;
@@ -426,7 +427,7 @@ class ValueSums {
     }
   }
 
-  // The sum of a[s] * b[s] over a block's slots.
+  // Returns the sum of a[s] * b[s] over a block's slots.
   static float Dot(const float* a, const float* b) {
     Wide lanes = MakeWide([](int) { return hn::Zero(kFloats); });
     for (int64_t s = 0; s < kBlock; s += kLanes) {
@@ -461,7 +462,7 @@ class ValueSums {
   float* const state_;
   BlockLoader& loader_;
   ValueLifter& lifter_;
-  // how AddBlock reads the slots
+  // The form in which AddBlock reads values.
   ReadAs read_ = ReadAs::kStored;
 };
 

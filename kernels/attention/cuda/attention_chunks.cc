@@ -15,8 +15,8 @@ namespace {
 constexpr int64_t kPieceBytes = 16;
 bool Whole(int64_t bytes, int64_t of) { return bytes % of == 0; }
 
-// The number of bits per code, if it is the same for all runs of the group and
-// tensor cores support such codes. Otherwise 0.
+// Returns the number of bits per code if it is the same for all runs of the
+// group and tensor cores support such codes. Otherwise returns 0.
 int BitsOfAll(const LatentPartArgs& part, const LatentGroup& group) {
   const int bits = group.runs[0].bits;
   if (bits != 4 && (bits != 8 || part.num_levels > 0)) return 0;
@@ -27,9 +27,9 @@ int BitsOfAll(const LatentPartArgs& part, const LatentGroup& group) {
   return bits;
 }
 
-// The distance in bytes between neighbouring 16-byte pieces of a slot. Returns
-// 0 if tensor cores cannot use the pieces: if they are not aligned, have gaps
-// or are in tiles or pages that are too large.
+// Returns the distance in bytes between neighbouring 16-byte pieces of a slot.
+// Returns 0 if tensor cores cannot use the pieces, because they are not
+// aligned, have gaps, or are in tiles or pages that are too large.
 int64_t PieceStride(const LatentPartArgs& part, const TileRegion& region,
                     int64_t slot_bytes) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
@@ -77,7 +77,7 @@ bool InBlocks(const LatentChunkOnDevice& chunk) {
                    Whole(chunk.params_offset, kPieceBytes);
 }
 
-// Whether all exact rows in side pages begin at multiples of 16 bytes.
+// Returns whether all exact rows in side pages begin at multiples of 16 bytes.
 bool RowsAreAligned(const ExactSlots& slots, const LatentPartArgs& ring) {
   const auto misplaced = [](const ExactSegment& segment) {
     return !Whole(segment.arena_bytes, kPieceBytes) ||
@@ -218,7 +218,7 @@ class ChunkMaker {
 
   // Divides `pieces` pieces, from channel `channel` of the group on, into
   // chunks of at most `most` pieces. The pieces belong to one run of codes or
-  // to a group of uncoded numbers.
+  // to a group of unquantized numbers.
   void AddPieces(int64_t channel, int64_t pieces, int64_t piece_channels,
                  int64_t most) {
     for (int64_t first = 0; first < pieces; first += most) {
@@ -257,9 +257,9 @@ class ChunkMaker {
   int64_t runs_ = 0;
 };
 
-// How many 32-bit words are read at a time from each row of staged queries.
-// Rows that are read together are in different banks if their distance is a
-// multiple of 32 words (all banks) plus this number.
+// Returns how many 32-bit words are read at a time from each row of staged
+// queries. Rows that are read together are in different banks if their distance
+// is a multiple of 32 words (all banks) plus this number of words.
 int64_t BanksOfRow(ChunkKind kind) {
   return kind == ChunkKind::kNumbers ? 4 : kind == ChunkKind::kCodes8 ? 8 : 16;
 }

@@ -20,7 +20,7 @@ struct HostChunks {
     bool of_keys = false;
   };
   std::vector<Levels> levels;
-  // If there are no units: the reason why tensor cores cannot be used.
+  // The reason why tensor cores cannot be used, if there are no units.
   std::string why_none;
 };
 

@@ -2,12 +2,13 @@
 // as codes and which as exact rows, where an exact row is stored, and which
 // weights belong to exact rows. C++17, device code.
 //
-// A block may be read in both ways, by different rows or in different slots.
-// Then its scores are computed in both ways, and each row keeps the right one
-// of the two scores of each slot. Values are summed in two passes over a split:
-// first decoded values, then exact rows. In each pass, a row's weight is 0 for
-// the slots that the row reads in the other way, and adding 0 changes nothing.
-// So a row's sum does not depend on what other rows of its item read.
+// Some rows may read a block as codes and others as exact rows, and one row may
+// read some slots of it as codes and others as exact rows. Then both scores of
+// each slot are computed, and each row keeps the score of the form that it
+// reads. Values are summed in two passes over a split: first decoded values,
+// then exact rows. In each pass, a row's weight is 0 for the slots that the row
+// reads in the other form, and adding 0 changes nothing. So a row's sum does
+// not depend on what other rows of its item read.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -19,8 +20,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 // How the blocks of a split are read, for keys or for values. Blocks
 // [codec_begin, codec_end) are read as codes. Blocks [first, sinks_end) and
-// [window_begin, end) are read as exact rows. Some may be read in both ways.
-// All six numbers are packed into one register.
+// [window_begin, end) are read as exact rows. A block may be in both kinds of
+// ranges. All six numbers are packed into one register.
 class SideBlocks {
  public:
   SideBlocks() = default;
@@ -42,8 +43,8 @@ class SideBlocks {
   KVASIR_DEVICE bool HasExact(int32_t block) const {
     return block < sinks_end() || block >= window_begin();
   }
-  // The first block, from `block` on, that is read as exact rows. If there is
-  // none, the result is at least end().
+  // Returns the first block, from `block` on, that is read as exact rows. If
+  // there is none, the result is at least end().
   KVASIR_DEVICE int32_t ExactFrom(int32_t block) const {
     return block < sinks_end() || block > window_begin() ? block
                                                          : window_begin();
@@ -63,7 +64,7 @@ class SideBlocks {
   uint32_t packed_ = 0;
 };
 
-// The slot of the item's token number `token`.
+// Returns the slot of the item's token `token` (an index in the item).
 KVASIR_DEVICE int64_t OwnSlot(const Item& item, int32_t token) {
   return item.sequence->first_slot + item.first_token + token;
 }
@@ -148,8 +149,8 @@ KVASIR_DEVICE int64_t RowPlaceOf(const ExactSlots& exact,
   return exact.PlaceOfRow(exact.RowOf(slot, sequence.evicted), side_pages)
       .offset_bytes;
 }
-// The address of the chunk's first channel in an exact row. `place` is a result
-// of RowPlaceOf.
+// Returns the address of the chunk's first channel in an exact row. `place` is
+// a result of RowPlaceOf.
 KVASIR_DEVICE const char* RowAt(const LatentChunkOnDevice& chunk,
                                 int64_t place) {
   return place < 0 ? chunk.exact_fresh + (-1 - place) * chunk.exact_fresh_stride

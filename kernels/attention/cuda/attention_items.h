@@ -28,8 +28,8 @@ struct AttentionKernelArgs {
 };
 
 // Quotient and Remainder divide numbers below 2^32, such as slot numbers
-// (kAttentionMostSlots), in 32 bits. On a GPU, a 64-bit division would be a
-// function call, around which registers are spilled to memory.
+// (kAttentionMostSlots), in 32 bits. On a GPU, a 64-bit division is a function
+// call, for which registers must be spilled to memory.
 KVASIR_DEVICE uint32_t Quotient(int64_t number, int64_t by) {
   return static_cast<uint32_t>(number) / static_cast<uint32_t>(by);
 }
@@ -42,7 +42,7 @@ struct SlotRange {
   int64_t end;
 };
 
-// The slots that a row sees. Like VisibleSlots in paged_attention.h.
+// Returns the slots that a row sees, like VisibleSlots in paged_attention.h.
 KVASIR_DEVICE SlotRange RowSlots(const AttentionDevice& device,
                                  const AttentionSequence& sequence,
                                  int64_t row) {
@@ -55,8 +55,7 @@ KVASIR_DEVICE SlotRange RowSlots(const AttentionDevice& device,
   }
   return range;
 }
-// The slots that are visible to at least one of the rows [first, first +
-// count).
+// Returns the slots that at least one of the rows [first, first + count) sees.
 KVASIR_DEVICE SlotRange RowsSlots(const AttentionDevice& device,
                                   const AttentionSequence& sequence,
                                   int64_t first, int64_t count) {
@@ -80,10 +79,10 @@ struct Item {
   int32_t num_tokens;
   int64_t first_split;
   int32_t num_splits;
-  // Below 0: the item covers all splits and writes rows of `out`. Otherwise:
-  // the index, in AttentionKernelArgs::partials, of the partial result of the
-  // item's first token and first split. The next split has the next index; the
-  // next token's index is higher by partial_stride.
+  // If negative, the item covers all splits and writes rows of `out`.
+  // Otherwise, this is the index, in AttentionKernelArgs::partials, of the
+  // partial result of the item's first token and first split. The next split
+  // has the next index; the next token's index is higher by partial_stride.
   int32_t partial;
   int32_t partial_stride;
 
@@ -96,14 +95,14 @@ struct Item {
   KVASIR_DEVICE int64_t TokenOf(int32_t row) const {
     return first_token + TokenIn(row);
   }
-  // The index of the row's head in AttentionDevice::heads.
+  // Returns the index of the row's head in AttentionDevice::heads.
   KVASIR_DEVICE int32_t PlaceOf(int32_t row) const {
     return unit.first_head + row - TokenIn(row) * unit.num_heads;
   }
 };
 
-// Whether the block of 64 slots from slot `block` on may contain slots that
-// only some of the item's rows see.
+// Returns whether the block of 64 slots from slot `block` on may contain slots
+// that some rows of the item see and others do not.
 KVASIR_DEVICE bool SeenBySome(const AttentionDevice& device, const Item& item,
                               int64_t block) {
   if (item.num_tokens == 1) return false;
@@ -162,8 +161,8 @@ KVASIR_DEVICE Item FindItem(const AttentionKernelArgs& args, int32_t index) {
   return item;
 }
 
-// The address of one head's share of the partial result with index `partial`.
-// `head` is an index in AttentionDevice::heads.
+// Returns the address of one head's share of the partial result with index
+// `partial`. `head` is an index in AttentionDevice::heads.
 KVASIR_DEVICE float* PartialOf(const AttentionKernelArgs& args, int64_t partial,
                                int64_t head) {
   return args.partials + (partial * args.device.num_heads + head) *
@@ -176,7 +175,7 @@ KVASIR_DEVICE float* PartialRow(const AttentionKernelArgs& args,
   return PartialOf(args, item.partial + token * item.partial_stride,
                    item.PlaceOf(row));
 }
-// The index in q or out at which a row of the item begins. `column` is
+// Returns the index in q or out at which a row of the item begins. `column` is
 // DevicePart::column or LatentChunkOnDevice::head_column.
 KVASIR_DEVICE int64_t RowStart(const AttentionKernelArgs& args,
                                const Item& item, int32_t row,
@@ -199,8 +198,8 @@ struct RowTotal {
   float max = kNoSlot;
   float sum = 0.0f;
 };
-// The factors by which a merge multiplies the previous sums (`total`) and the
-// sums of the added split (`split`).
+// The factors of a merge: `total` multiplies the sums of the splits merged so
+// far, and `split` those of the split that is added.
 struct MergeFactors {
   float total;
   float split;
@@ -220,10 +219,10 @@ KVASIR_DEVICE float MergeSum(const MergeFactors& factors, float total,
 
 // Ends a split's softmax for one row. Only one lane may call it. If the item
 // writes partial results, stores the split's maximum and sum of weights in
-// them. Otherwise merges the split with the results of earlier splits, if
-// `merged` says that there are any. Then stores four numbers in `factors`, in
-// shared memory, `stride` apart: the two MergeFactors, the merged sum of
-// weights and the merged maximum.
+// them. Otherwise, if `merged` is true, merges the split with the results of
+// earlier splits. Then stores four numbers in `factors`, in shared memory,
+// `stride` apart: the two MergeFactors, the merged sum of weights and the
+// merged maximum.
 KVASIR_DEVICE void EndSoftmax(const AttentionKernelArgs& args, const Item& item,
                               int32_t row, const RowTotal& split, bool merged,
                               float* factors, int32_t stride) {

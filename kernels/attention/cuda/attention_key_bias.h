@@ -1,17 +1,17 @@
 // Adds what a key bias contributes to scores (AttentionKeyBias) on a GPU.
 // C++17, device code.
 //
-// The slots of a split have the positions of eight tiles in order. All threads
-// first compute the cosines and sines of these tiles' angles for the item's KV
-// head. Then a warp adds the key bias to the scores of one row: for each tile,
-// one number for all slots, and two multiply-adds per slot for each exact pair.
-// The numbers u and v of an exact pair (paged_attention.h) are turned to the
-// tile's first position once per row and tile. A CPU turns the pair instead, so
-// bits differ.
+// The positions of a split's slots fill eight tiles of 64 positions in order.
+// All threads first compute the cosines and sines of these tiles' angles for
+// the item's KV head. Then a warp adds the key bias to the scores of one row:
+// for each tile, one number for all slots, and two multiply-adds per slot for
+// each exact pair. For an exact pair, the query's numbers u and v
+// (paged_attention.h) are rotated to the tile's first position once per row and
+// tile. A CPU rotates the pair's cosine and sine instead, so the bits differ.
 //
 // Cost: with S tile pairs and E exact pairs, a warp takes about S / 4 + 25 +
 // 14 E instructions for a row and a tile. With S = 18 and E = 4, this is 1.3
-// per slot.
+// instructions per slot.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -23,8 +23,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 inline constexpr int32_t kTilesOfSplit =
     static_cast<int32_t>(kAttentionSplitSlots / kKeyBiasTile);
 
-// The KV head of an item. If there is a key bias, all query heads of a unit
-// belong to one KV head.
+// Returns the KV head of an item. If there is a key bias, all query heads of an
+// item belong to one KV head.
 KVASIR_DEVICE int64_t KvHeadOf(const AttentionDevice& device,
                                const Item& item) {
   return Quotient(device.heads[item.unit.first_head],
@@ -62,9 +62,9 @@ class SplitKeyBias {
     }
   }
 
-  // Adds the key bias to scores of one row, which are in units of log2(e).
-  // scores[k] is the score of slot slot(k) of the split, and slot(k) must
-  // ascend with k. All lanes of a warp must call it.
+  // Adds the key bias to scores of one row, which are already multiplied by
+  // log2(e). scores[k] is the score of slot slot(k) of the split, and slot(k)
+  // must ascend with k. All lanes of a warp must call it.
   template <int32_t count, typename Slot>
   KVASIR_DEVICE void AddTo(const Item& item, int32_t row, const Slot& slot,
                            float (&scores)[count]) const {
@@ -136,8 +136,8 @@ class SplitKeyBias {
 // for the key bias, or is null if the row does not exist. All lanes of a warp
 // must call this.
 //
-// Each lane computes the angles of one pair, and the others get them by
-// shuffles. Per tile, a lane takes about 70 + 25 S / 4 instructions and, per
+// Each lane computes the angles of one pair and passes them to the other lanes
+// by shuffles. Per tile, a lane takes about 70 + 25 S / 4 instructions and, per
 // score, 2 E multiply-adds and E / 2 loads.
 template <typename T, int32_t rows, typename NumbersOf, typename Score>
 KVASIR_DEVICE void AddKeyBiasToTile(const DeviceKeyBias& bias, int64_t kv_head,

@@ -22,7 +22,7 @@ KVASIR_DEVICE SlotPlace PlaceOf(const LatentPartArgs& part, int64_t page,
           static_cast<int32_t>(slot - tile * part.tile_slots),
           static_cast<int32_t>(part.tile_slots)};
 }
-// The address of a slot's byte number `byte` in a region of the tile.
+// Returns the address of byte `byte` of a slot's data in a region of the tile.
 KVASIR_DEVICE const char* ByteOf(const TileRegion& region,
                                  const SlotPlace& place, int64_t byte) {
   const char* const first =
@@ -33,8 +33,8 @@ KVASIR_DEVICE const char* ByteOf(const TileRegion& region,
   return first + (byte - in_granule) * place.tile_slots + in_granule;
 }
 
-// Where a slot's exact row is stored: among the rows of the launch's new
-// tokens, or in the sequence's side pages.
+// Returns where a slot's exact row is stored: among the rows of the launch's
+// new tokens, or in the sequence's side pages.
 KVASIR_DEVICE SlotPlace ExactPlaceOf(const ExactSlots& exact,
                                      const ExactRowsArgs& rows,
                                      const AttentionSequence& sequence,

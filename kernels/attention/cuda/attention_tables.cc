@@ -197,9 +197,9 @@ MmaKind KindOfAll(const HostChunks& made) {
   }
   return MmaKind::kAny;
 }
-// The size of a stage in bytes; each warp has several stages. A stage must hold
-// any chunk of keys of 16 slots, or the warp's pieces of any chunk of values of
-// 64 slots.
+// Returns the size in bytes of a stage of a warp (mma_ring-inl.h). A stage must
+// be able to hold each chunk of keys for 16 slots, and the warp's pieces of
+// each chunk of values for 64 slots.
 int32_t WarpStageBytes(const HostChunks& made) {
   constexpr int32_t kPiece = 16;
   constexpr auto kSlots = static_cast<int32_t>(kAttentionBlockSlots);
@@ -223,8 +223,8 @@ int32_t WarpStageBytes(const HostChunks& made) {
 bool OfNumbers(const LatentChunkOnDevice& chunk) {
   return chunk.kind == ChunkKind::kNumbers;
 }
-// How many rows an item of the kernel for prompts may have in this unit. If the
-// result is 0, `*why` is set to the reason.
+// Returns how many rows an item of the kernel for prompts may have in this
+// unit. If the result is 0, sets `*why` to the reason.
 int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
                    std::string* why) {
   const auto keys = made.chunks.begin() + unit.first;
@@ -261,8 +261,8 @@ bool AreWholePieces(const PagedAttentionArgs& params,
          std::all_of(chunk.head_column, chunk.head_column + params.num_heads,
                      [](int64_t column) { return column % 8 == 0; });
 }
-// How many rows an item of the kernel for prompts may have for every unit; 0 if
-// that kernel cannot be used.
+// Returns how many rows an item of the kernel for prompts may have in every
+// unit, or 0 if that kernel cannot be used.
 int32_t PromptRowsOfAll(const PagedAttentionArgs& params,
                         const HostChunks& made, std::string* why) {
   if (params.prompts_as_rows) {
@@ -334,8 +334,8 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
       (params.dtype != DType::kBf16 || device->kind == MmaKind::kNumbers)) {
     device->kind = MmaKind::kAny;
   }
-  // The instance for numbers adds no key bias, because plans leave it out only
-  // of codes.
+  // The instance for unquantized numbers adds no key bias, because plans omit
+  // the key bias only from codes.
   if (params.key_bias != nullptr && device->kind == MmaKind::kNumbers) {
     device->kind = MmaKind::kAny;
   }

@@ -15,11 +15,11 @@ namespace kvasir::kernels {
 // and all its lists must be in host memory.
 absl::Status CheckDeviceServes(const PagedAttentionArgs& params);
 
-// Makes the description of a layer that its kernels read on device `on`. Lists
-// are added to `tables`, and `*kernels` is set to the names of the kernels that
-// will run. If a CTA has too little shared memory for the kernel for tensor
-// cores, the plain kernel is chosen. If it also has too little for the plain
-// kernel, the error is UNIMPLEMENTED.
+// Returns the description of a layer that its kernels read on device `on`. The
+// lists to which it points are added to `tables`, and `*kernels` is set to the
+// names of the kernels that will run. If a CTA has too little shared memory for
+// the kernel for tensor cores, the plain kernel is chosen. If it also has too
+// little for the plain kernel, the error is UNIMPLEMENTED.
 absl::StatusOr<AttentionDevice> MakeAttentionDevice(
     const PagedAttentionArgs& params, const Device& on, DeviceTables* tables,
     AttentionKernels* kernels);

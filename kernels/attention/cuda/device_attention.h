@@ -39,7 +39,7 @@ struct DevicePart {
   const int32_t* group_of_head = nullptr;  // [Hkv]
   const int64_t* column = nullptr;         // [Hq]: column in q or out
   // The entries of group g begin at channels[first_channel[g]]. Groups of
-  // uncoded numbers have no entries.
+  // unquantized numbers have no entries.
   const ChannelCode* channels = nullptr;
   const int64_t* first_channel = nullptr;  // [num_groups]
 };
@@ -53,29 +53,30 @@ struct HeadUnit {
 
 // A chunk: neighbouring channels of a group, which each slot stores in whole
 // pieces of 16 bytes, so that tensor cores can use them as an operand.
-// ChunkKind is the form of its channels: uncoded numbers, 8-bit or 4-bit codes,
-// or 4-bit codes with levels.
+// ChunkKind is the form of its channels: unquantized numbers, 8-bit or 4-bit
+// codes, or 4-bit codes with levels.
 enum class ChunkKind : uint8_t { kNumbers, kCodes8, kCodes4, kLevels4 };
 struct LatentChunkOnDevice {
   const char* arena = nullptr;
   int64_t page_bytes = 0;
   int32_t tile_bytes = 0;
   int32_t tile_slots = 0;
-  // All three in bytes. codes_offset: from the start of a tile to slot 0's
+  // Distances in bytes. codes_offset: from the start of a tile to slot 0's
   // first piece. slot_stride: from one slot to the next. piece_stride: from one
   // piece of a slot to the next.
   int32_t codes_offset = 0;
   int32_t slot_stride = 0;
   int32_t piece_stride = 0;
   int32_t pieces = 0;
-  // Both in bytes. params_offset: from the start of a tile to slot 0's scale
-  // and minimum for the chunk's run (with levels, only the scale).
+  // Distances in bytes. params_offset: from the start of a tile to slot 0's
+  // scale and minimum for the chunk's run (with levels, only the scale).
   // params_stride: from one slot to the next.
   int32_t params_offset = 0;
   int32_t params_stride = 0;
-  // True if one address per lane suffices to copy a whole block. Tiles then
-  // have 64 slots. Each piece and each range of these slots is contiguous and
-  // aligned to 16 bytes, and a chunk of numbers has an even number of pieces.
+  // True if each lane needs only one address to copy its share of a block of 64
+  // slots. Tiles then have 64 slots. Each piece and each range of these slots
+  // is contiguous and aligned to 16 bytes, and a chunk of numbers has an even
+  // number of pieces.
   bool in_blocks = false;
   ChunkKind kind = ChunkKind::kNumbers;
   // For keys stored as codes: whether this chunk is the first or the last one
@@ -90,9 +91,9 @@ struct LatentChunkOnDevice {
   int32_t column = 0;
   int32_t table = 0;  // index of the levels in AttentionDevice::levels
   // For values stored as codes: a slot's scale is limited to fma(minimum,
-  // less_scale, most_scale), or with levels to most_scale. So no decoded value
-  // exceeds 65504, the greatest float16 number. less_scale and most_scale are
-  // each stored as a pair of equal float16 numbers.
+  // less_scale, most_scale), or with levels to most_scale. Otherwise a decoded
+  // value might exceed 65504, the greatest float16 number. less_scale and
+  // most_scale are each stored as a pair of equal float16 numbers.
   uint32_t less_scale = 0;
   uint32_t most_scale = 0;
   const int64_t* head_column = nullptr;  // [Hq], in q or out
@@ -110,9 +111,9 @@ struct UnitChunks {
   int32_t keys = 0;
   int32_t values = 0;
 };
-// The most pieces of a chunk of keys, of uncoded values, and of values stored
-// as codes. A chunk of keys must fit into a stage of a warp. The channels of a
-// chunk of values must fit into the sums of four warps.
+// The most pieces of a chunk of keys, of unquantized values, and of values
+// stored as codes. A chunk of keys must fit into a stage of a warp. The
+// channels of a chunk of values must fit into the sums of four warps.
 inline constexpr int64_t kMostKeyPieces = 8;
 inline constexpr int64_t kMostNumberPieces = 8;
 inline constexpr int64_t kMostCodePieces = 4;
@@ -136,7 +137,7 @@ struct DeviceKeyBias {
   int32_t tile_columns = 0;         // KeyBiasTileColumns
   const uint64_t* steps = nullptr;  // [Hkv, pairs]; null: there is no key bias
   const int64_t* column = nullptr;  // [Hq], in q
-  float unit = 1.0f;                // of a query's numbers
+  float unit = 1.0f;                // factor of a query's numbers
   // [Hkv, exact_pairs][2][kKeyBiasTile]: the cosines and sines by which a pair
   // turns from the start of a tile to each of its positions
   const float* turns = nullptr;
@@ -162,10 +163,10 @@ struct AttentionDevice {
   int64_t num_units = 0;
   int32_t most_heads = 0;  // query heads of the largest unit
   int64_t tile_rows = 0;   // rows of an item of `attention`
-  // Tokens of an item of `attention`. The unit with the most heads still has at
-  // most tile_rows rows for them.
+  // The number of tokens of an item of `attention`. Even in the unit with the
+  // most heads, these tokens have at most tile_rows rows.
   int64_t tile_tokens = 0;
-  // the most output channels that any head has, summed over all value parts
+  // The most output channels of a head, summed over all value parts.
   int64_t out_width = 0;
   int64_t page_tokens = 0;
   int64_t q_row_stride = 0;
@@ -189,10 +190,10 @@ struct AttentionDevice {
   MmaKind kind = MmaKind::kAny;
   int32_t warp_stage_bytes = 0;
   int32_t tile_slots = 0;     // the same for all chunks
-  bool in_blocks = false;     // whether all chunks have in_blocks
+  bool in_blocks = false;     // true if in_blocks of all chunks is true
   int64_t most_key_runs = 0;  // the most runs of codes that a unit's keys have
-  bool has_codes = false;     // whether some chunk has codes
-  bool has_exact = false;     // whether keys or values have exact slots
+  bool has_codes = false;     // true if at least one chunk has codes
+  bool has_exact = false;     // true if keys or values have exact slots
   // How many partial results the scratch has room for. A partial result is the
   // output of one token over one split, for all heads.
   int64_t most_partials = 0;
@@ -201,22 +202,22 @@ struct AttentionDevice {
   // computes prompts, too.
   int32_t prompt_rows = 0;
 
-  // How many floats a partial result has for one head: its weighted sums, the
-  // maximum score and the sum of weights.
+  // The number of floats of a partial result for one head: its weighted sums,
+  // the maximum score and the sum of weights.
   KVASIR_HOST_DEVICE int64_t partial_floats() const { return out_width + 2; }
 };
 
-// The bytes of shared memory of a CTA, for three kernels. MmaSharedBytes: the
-// decoding kernel for tensor cores. PromptSharedBytes: the kernel for prompts,
-// with items of `rows` rows. PlainSharedBytes: the plain kernel. The classes
-// MmaAttention, PrefillLoads and PlainAttention define what is where in this
-// memory.
+// These functions return the bytes of shared memory of a CTA. MmaSharedBytes:
+// for the decoding kernel on tensor cores. PromptSharedBytes: for the kernel
+// for prompts, with items of `rows` rows. PlainSharedBytes: for the plain
+// kernel. The classes MmaAttention, PrefillLoads and PlainAttention define what
+// is where in this memory.
 inline constexpr int64_t kMmaWarps = 4;
-// one row's scores over a split, with padding
+// Bytes of one row's scores over a split, with padding.
 inline constexpr int64_t kMmaScoreBytes = 2064;
 inline constexpr int64_t kMmaTableBytes = 1024;
 inline constexpr int64_t kMmaParamBytes = 256;  // a word per slot of a block
-// Holds the index of the CTA's next item, with padding.
+// Bytes that hold the index of the CTA's next item, with padding.
 inline constexpr int64_t kMmaNextBytes = 16;
 KVASIR_HOST_DEVICE inline constexpr int64_t MmaStages(MmaKind kind) {
   return kind == MmaKind::kNumbers || kind == MmaKind::kCodes8 ? 5 : 4;
@@ -232,13 +233,14 @@ KVASIR_HOST_DEVICE inline int64_t MmaSharedBytes(
 inline constexpr int64_t kPromptFixedBytes = 25360;
 // The bytes of the tile that holds the numbers converted from codes.
 inline constexpr int64_t kPromptTileBytes = 16384;
-// How many slabs of 64 value channels a warp can sum in its registers, if items
-// have `rows` rows.
+// Returns how many slabs (64 value channels) a warp can sum in its registers if
+// items have `rows` rows.
 KVASIR_HOST_DEVICE inline constexpr int64_t PromptSlabs(int64_t rows) {
   return rows > 64 ? 2 : 4;
 }
-// The distance between rows of staged queries, in 16-bit numbers. It is a
-// multiple of 128 bytes (all banks) plus 16 bytes, which avoids bank conflicts.
+// Returns the distance between rows of staged queries, in 16-bit numbers.
+// It is a multiple of 128 bytes (all banks) plus 16 bytes, which avoids
+// bank conflicts.
 KVASIR_HOST_DEVICE inline int64_t PromptQueryStride(
     const AttentionDevice& device) {
   return device.query_stride / 64 * 64 + 8;
@@ -266,7 +268,8 @@ struct SequenceItems {
   int32_t num_splits = 0;
   // Index of the sequence's first row among the rows of all split sequences.
   int32_t first_merge = 0;
-  // Index of the sequence's first partial result; below 0: not split.
+  // Index of the sequence's first partial result. Negative if its context is
+  // not split.
   int32_t first_partial = 0;
   int32_t item_splits = 0;  // splits per item, if the context is split
   int32_t tiles = 0;
@@ -276,8 +279,9 @@ struct SequenceItems {
   uint32_t next_item = 0;
   uint32_t next_prompt = 0;  // next item of the kernel for prompts
 };
-// The size of a launch's scratch, in floats. It has one SequenceItems per
-// sequence and one for the totals, followed by the partial results.
+// Returns the size of a launch's scratch, in floats. The scratch has one
+// SequenceItems per sequence and one for the totals, followed by the
+// partial results.
 inline int64_t DeviceScratchFloats(const AttentionDevice& device,
                                    int64_t num_sequences) {
   const auto items = static_cast<int64_t>(sizeof(SequenceItems) / 4);

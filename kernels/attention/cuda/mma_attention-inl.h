@@ -1,7 +1,7 @@
 // Computes attention for an item (attention_items.h) on tensor cores.
-// Activations must have 16 bits. Latents may be numbers of the activations'
-// type, or codes of 8 or 4 bits with float16 ranges in slots or with 16 levels.
-// C++17, device code.
+// Activations must have 16 bits. Latents may be unquantized, in the
+// activations' type, or codes of 8 or 4 bits with float16 ranges in slots or
+// with 16 levels. C++17, device code.
 //
 // A CTA of four warps computes each split of 512 slots in three passes: scores
 // of all slots, the softmax, all values. Latents are copied asynchronously, in
@@ -53,7 +53,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Computes items of `tiles` tiles of 8 rows. `exact`: whether keys or values
+// Computes items of `tiles` tiles of 8 rows. `exact` is true if keys or values
 // have exact slots.
 template <typename T, int32_t tiles, MmaKind kind, bool exact>
 class MmaAttention : MmaRing<kind, exact> {
@@ -91,8 +91,8 @@ class MmaAttention : MmaRing<kind, exact> {
     FillLevelTables<T>(device_, tables_);
   }
 
-  // A word of shared memory, through which one thread passes the index of the
-  // CTA's next item to all threads.
+  // Returns a word of shared memory, in which one thread stores the index of
+  // the CTA's next item for all threads.
   KVASIR_DEVICE uint32_t* next_item() const { return next_item_; }
 
   // Computes an item. All threads of the CTA must call it.
@@ -117,7 +117,7 @@ class MmaAttention : MmaRing<kind, exact> {
       first = false;
       merged_ = item.partial < 0;
     }
-    if (first) simt::SyncCta();  // if it is false, FindPlaces had this barrier
+    if (first) simt::SyncCta();  // otherwise FindPlaces had this barrier
     if (item.partial < 0) Finish();
   }
 
@@ -281,7 +281,7 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // The staged queries of the row that this lane loads in tile n.
+  // Returns the staged query of the row that this lane loads in tile n.
   KVASIR_DEVICE const uint16_t* QueryAt(const LatentChunkOnDevice& chunk,
                                         int32_t n) const {
     return q_ + (8 * n + g_) * q_stride_ + chunk.column;
@@ -520,9 +520,9 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
   // StoreWeights stores a pair of weights as float16 for codes, as T for
-  // uncoded numbers and exact rows, or as both. Weights of exact rows are
-  // negative in T and 0 in float16. kCodesHaveOwn: codes have weights apart
-  // from the others.
+  // unquantized numbers and exact rows, or as both. Weights of exact rows are
+  // negative in T and 0 in float16. kCodesHaveOwn: the weights for codes are
+  // stored separately from those in T.
   static constexpr bool kCodesHaveOwn =
       DTypeOf<T>::kValue != DType::kF16 || exact;
   static KVASIR_DEVICE void StoreWeights(uint32_t* word, float first,
@@ -638,7 +638,7 @@ class MmaAttention : MmaRing<kind, exact> {
         const PairParams pair = ParamsAt(stage, 4 * k + i);
         KVASIR_UNROLL
         for (uint32_t j = 0; j < 2; ++j) {
-          // j = 0: channel 2g of two slots; j = 1: channel 2g + 1.
+          // This lane decodes channel 2 g_ + j of two neighbouring slots.
           const uint32_t bytes =
               simt::PickBytes(words[i], 0x64646464u, 0x4240u + 0x0101u * j);
           a[i / 2][i % 2 * 2 + j] =
@@ -683,7 +683,7 @@ class MmaAttention : MmaRing<kind, exact> {
         KVASIR_UNROLL
         for (int32_t h = 0; h < 2; ++h) {
           const PairParams pair = ParamsAt(stage, 4 * k + 2 * i + h);
-          // Channels 4g and 4g + 1 of two slots, then 4g + 2 and 4g + 3.
+          // Channels 4 g_ to 4 g_ + 3 of two neighbouring slots.
           const uint32_t word = words[2 * i + h];
           a[0][2 * h] = lower(word, pair);
           a[1][2 * h] = upper(word, pair);
@@ -778,10 +778,10 @@ class MmaAttention : MmaRing<kind, exact> {
   }
 
   float* scores_;  // [rows][kScoreStride]
-  // the lane's row of weights, from which LoadMatrices loads
+  // The row of weights whose address this lane passes to LoadMatrices.
   const float* weights_;
   uint32_t* next_item_;
-  float* factors_;     // [4][rows]: written by EndSoftmax
+  float* factors_;     // [4][rows], as EndSoftmax writes them
   float* query_sums_;  // [runs of keys][rows]
   uint32_t* tables_;   // [tables][kTableWords]
   uint16_t* q_;        // [rows][q_stride_]
@@ -792,9 +792,9 @@ class MmaAttention : MmaRing<kind, exact> {
 
   SlotRange seen_;  // slots that at least one row of the item sees
   TileSums<tiles> score_, run_, sum_[2];
-  // whether sums_ and factors_ have results of earlier splits
+  // True if sums_ and factors_ have results of earlier splits.
   bool merged_;
-  bool one_tile_;  // whether the item has at most 8 rows
+  bool one_tile_;  // true if the item has at most 8 rows
 };
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

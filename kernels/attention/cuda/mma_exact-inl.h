@@ -29,7 +29,7 @@ KVASIR_DEVICE W WordsAt(const char* row, int32_t channel) {
 // has 32 channels if the chunk's `kind` has 4-bit codes, otherwise 16. The
 // lane's channels match the order of staged queries. With c = lane % 4, they
 // are 8c to 8c + 7 for 4-bit codes, 4c to 4c + 3 for 8-bit codes, and 2c, 2c +
-// 1, 2c + 8 and 2c + 9 for uncoded numbers.
+// 1, 2c + 8 and 2c + 9 for unquantized numbers.
 KVASIR_DEVICE simt::Vec16 ExactKeyWords(ChunkKind kind, const char* row,
                                         int32_t p, int32_t channels) {
   const auto c = static_cast<int32_t>(simt::Lane() % 4);
@@ -113,8 +113,8 @@ KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
 // The numbers of an exact value row in the channels whose sums the lane holds.
 // With g = lane / 4, and counted from the warp's first channel `first`, these
 // are channels 4g to 4g + 3 for 4-bit codes, and 2g and 2g + 1 for 8-bit codes.
-// For uncoded numbers they are g and, if the warp has more than 8 channels, g +
-// 8.
+// For unquantized numbers they are g and, if the warp has more than 8 channels,
+// g + 8.
 struct ExactWords {
   uint32_t word[2];
 };

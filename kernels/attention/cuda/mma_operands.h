@@ -32,14 +32,14 @@ KVASIR_DEVICE void Product(float (&d)[4], const uint32_t (&a)[4],
 KVASIR_DEVICE bool HasFourBits(ChunkKind kind) {
   return kind == ChunkKind::kCodes4 || kind == ChunkKind::kLevels4;
 }
-// The index at which channel i is stored in a chunk's staged queries.
+// Returns the index at which channel i is stored in a chunk's staged queries.
 KVASIR_DEVICE int32_t StagedAt(ChunkKind kind, int32_t i) {
   if (kind == ChunkKind::kNumbers || kind == ChunkKind::kCodes8) return i;
   const int32_t in_word = i % 8;
   return i - in_word + (in_word < 4 ? 2 * in_word : 2 * in_word - 7);
 }
 
-// Whether both numbers of a pair are finite (not infinite and not NaN).
+// Returns whether both numbers of a pair are finite (not infinite and not NaN).
 template <typename T>
 KVASIR_DEVICE bool IsFinite(uint32_t pair) {
   constexpr uint32_t kExponent =
@@ -49,8 +49,9 @@ KVASIR_DEVICE bool IsFinite(uint32_t pair) {
 }
 
 // Converts the 4-bit codes in bits 0 to 3 and 16 to 19 of a word to a pair of
-// numbers. In the number 1024 (128 in bfloat16) the last bit of the mantissa
-// stands for 1, so ORing a code into it gives 1024 + code.
+// numbers. In the float16 number 1024 (in bfloat16: 128) the last bit of the
+// mantissa stands for 1. So ORing a code into its bits gives 1024 + code, from
+// which 1024 is subtracted.
 template <typename Number>
 KVASIR_DEVICE uint32_t Codes4(uint32_t word) {
   constexpr bool kBf16 = DTypeOf<Number>::kValue == DType::kBf16;

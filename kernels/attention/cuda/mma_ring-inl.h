@@ -22,7 +22,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 inline constexpr uint32_t kMmaThreads = kMmaWarps * simt::kWarp;
 
-// Base class of MmaAttention. `exact`: whether keys or values have exact slots.
+// Base class of MmaAttention. `exact` is true if keys or values have
+// exact slots.
 template <MmaKind kind, bool exact>
 class MmaRing {
  protected:
@@ -31,7 +32,7 @@ class MmaRing {
   static constexpr int32_t kSplit = static_cast<int32_t>(kAttentionSplitSlots);
   static constexpr int32_t kStages = static_cast<int32_t>(MmaStages(kind));
   static constexpr int32_t kPiece = 16;  // bytes
-  // how many slots of each block of keys a warp loads
+  // The number of slots of each block of keys that a warp loads.
   static constexpr int32_t kWarpSlots = kBlock / kWarps;
   static constexpr int32_t kParamBytes = static_cast<int32_t>(kMmaParamBytes);
 
@@ -42,8 +43,8 @@ class MmaRing {
         warp_(thread_ / static_cast<int32_t>(simt::kWarp)),
         lane_(static_cast<int32_t>(simt::Lane())) {}
 
-  // The kind of a chunk: a compile-time constant if this instance of the class
-  // is for one kind only.
+  // Returns the kind of a chunk. It is a compile-time constant if this instance
+  // of the class is for one kind only.
   static KVASIR_DEVICE ChunkKind KindOf(const LatentChunkOnDevice& chunk) {
     if constexpr (kind == MmaKind::kNumbers) return ChunkKind::kNumbers;
     if constexpr (kind == MmaKind::kCodes8) return ChunkKind::kCodes8;
@@ -58,7 +59,8 @@ class MmaRing {
     return device_.chunks[chunks_.first + chunk];
   }
 
-  // Where a slot of the split is stored. If `page` is below 0, no row sees it.
+  // Where a slot of the split is stored. If `page` is negative, no row sees
+  // the slot.
   struct alignas(8) Place {
     int32_t page;
     uint16_t tile;  // index in the page
@@ -131,8 +133,8 @@ class MmaRing {
       values_ = BlocksOf(device_.value_exact, item_, slots_, split_);
     }
   }
-  // A range of blocks of the split. KeyBlocks and ValueBlocks return the blocks
-  // whose stored latents (not exact rows) are read by at least one row.
+  // A range of blocks of the split. KeyBlocks and ValueBlocks return the range
+  // of blocks in which at least one row reads latents (not exact rows).
   struct Blocks {
     int32_t begin;
     int32_t end;
@@ -198,8 +200,8 @@ class MmaRing {
     int32_t page_bytes;
     int32_t tile_bytes;
     int32_t piece_stride;
-    // number of the chunk's pieces from the first piece that the lane (for
-    // keys) or the warp (for values) loads
+    // The number of the chunk's pieces that follow and include the first piece
+    // that the lane (for keys) or the warp (for values) loads.
     int32_t pieces;
     bool in_blocks;
     bool has_params;
@@ -223,9 +225,10 @@ class MmaRing {
     loading_.in_blocks = chunk.in_blocks;
     loading_.has_params = !HasNumbers(chunk) && (!keys || chunk.ends_run);
   }
-  // The address of the lane's first piece if the block can be copied as a
-  // whole, otherwise null. The slots of such a block are in one tile, and each
-  // is seen by at least one row. No row reads any of them as an exact row.
+  // Returns the address of the lane's first piece if the block can be copied as
+  // a whole, otherwise null. A block can be copied as a whole if its slots are
+  // in one tile, at least one row sees each slot, and no row reads any of them
+  // as an exact row.
   KVASIR_DEVICE const char* WholeBlock(int32_t block) const {
     if (!loading_.in_blocks || block < first_whole_ || block >= end_whole_ ||
         (exact && (load_chunk_ < chunks_.keys ? keys_.HasExact(block)
@@ -244,7 +247,7 @@ class MmaRing {
   struct Address {
     const char* tile;
     int32_t slot;
-    bool there;  // whether some row reads the slot's stored latent
+    bool there;  // true if at least one row reads the slot's latent
   };
   KVASIR_DEVICE Address AddressOf(const LatentChunkOnDevice& chunk,
                                   int32_t s) const {
@@ -320,8 +323,8 @@ class MmaRing {
     }
   }
 
-  // Within a chunk of values, the index of the first piece that this warp loads
-  // and multiplies.
+  // Returns the index, in a chunk of values, of the first piece that this warp
+  // loads and multiplies.
   KVASIR_DEVICE int32_t FirstPiece(const LatentChunkOnDevice& chunk) const {
     return HasNumbers(chunk) ? 2 * warp_ : warp_;
   }
@@ -372,13 +375,13 @@ class MmaRing {
     return reinterpret_cast<uint32_t*>(StageParams(stage));
   }
 
-  // The slots of the split that a token reads as codes.
+  // Returns the slots of the split that a token reads as codes.
   KVASIR_DEVICE CodecSlots ReadAsCodes(bool of_keys, int32_t token) const {
     return CodecSlotsOf(ExactOf(device_, of_keys), OwnSlot(item_, token),
                         split_);
   }
-  // The place (RowPlaceOf) of the exact row of slot `s` of the split, or
-  // kNoExactRow if no row reads the slot as an exact row.
+  // Returns the place (RowPlaceOf) of the exact row of slot `s` of the split,
+  // or kNoExactRow if no row reads the slot as an exact row.
   KVASIR_DEVICE int64_t ExactPlace(bool of_keys, int32_t s) const {
     const int64_t slot = split_ + s;
     const ExactSlots slots = ExactOf(device_, of_keys);
@@ -389,8 +392,8 @@ class MmaRing {
     return RowPlaceOf(slots, *item_.sequence, slot);
   }
 
-  // Reads a 32-bit word of a piece of keys: word lane % 4 of slot lane / 4 +
-  // further.
+  // Returns a 32-bit word of a piece of keys: word lane % 4 of the piece for
+  // slot lane / 4 + further.
   KVASIR_DEVICE uint32_t WordOf(const char* stage, int32_t piece,
                                 int32_t further) const {
     return simt::LoadShared(reinterpret_cast<const uint32_t*>(
@@ -437,9 +440,9 @@ class MmaRing {
         words, stage + (32 * k + lane_) * kPiece);
   }
 
-  // The channel of the chunk to which the lane's sums in sum_[t] belong. A lane
-  // has sums of two rows of a product's result; `other` selects the first (0)
-  // or the second (1).
+  // Returns the channel of the chunk to which the lane's sums in sum_[t]
+  // belong. A lane has sums of two rows of a product's result; `other` selects
+  // the first (0) or the second (1).
   KVASIR_DEVICE int32_t ChannelOf(ChunkKind what, int32_t t,
                                   int32_t other) const {
     const int32_t g = lane_ / 4;
@@ -487,7 +490,7 @@ class MmaRing {
   SlotRange slots_;  // slots of the split that at least one row sees
   int64_t split_;    // first slot of the split
   int32_t first_block_, end_block_;
-  // range of blocks in which every slot is seen by at least one row
+  // The range of blocks in which at least one row sees every slot.
   int32_t first_whole_, end_whole_;
   SideBlocks keys_, values_;         // only if `exact`
   int32_t load_chunk_, load_block_;  // the chunk and block that are loaded next

@@ -7,18 +7,18 @@
 // bits may differ from those of single rows.
 //
 // The launches depend only on the number of sequences, not on their lengths, so
-// every step with as many sequences can repeat them. An item has the query
-// heads of one HeadUnit for some tokens, with at most 8 rows together (16 if a
-// unit has more than 8 heads). It covers all slots that these rows see or, if
-// the context of a sequence of few rows is split, 1 to 8 splits of
+// every step with the same number of sequences can repeat them. An item has the
+// query heads of one HeadUnit for some tokens, at most 8 rows (16 if a unit has
+// more than 8 heads). It covers all slots that these rows see or, if the
+// context of a sequence of few rows is split, 1 to 8 splits of
 // kAttentionSplitSlots slots. The number of splits is chosen so that there are
 // about eight items for each CTA. Splits begin at fixed slots.
 //
 // The memory for partial results may not suffice for all contexts, so the
-// longest contexts are split first. For this, group k has all contexts of at
-// least 2^(k + 1) splits. All contexts of the largest group whose partial
-// results fit are split. Then the other contexts of the next larger group are
-// split in order until the memory is used up.
+// longest contexts are split first. Let group k be all contexts of at least
+// 2^(k + 1) splits. The largest group whose partial results all fit is split
+// completely. Then the remaining contexts of the next larger group are split in
+// order until the memory is used up.
 //
 // A row's arithmetic does not depend on other rows. Each split is computed
 // separately: scores, the maximum over all its slots, weights, then sums over
@@ -54,10 +54,10 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kMergeThreads = 128;
-// The number of groups of contexts that DivideKernel considers: those of at
-// least 2, 4, 8, ... splits.
+// The number of groups of contexts that DivideKernel considers: contexts of at
+// least 2, of at least 4, of at least 8, ... splits.
 constexpr int kLeastSplits = 20;
-// The most splits of an item. The item stages its queries once for all of them.
+// The most splits of an item. An item stages its queries once for all splits.
 constexpr int32_t kMostItemSplits = 8;
 
 // Returns the old *total plus the values of all lanes with a smaller index.
@@ -88,8 +88,8 @@ KVASIR_DEVICE SequenceItems ShapeOf(const AttentionDevice& device,
   return items;
 }
 
-// How many items a sequence has in the kernel for prompts; 0 if another kernel
-// computes the sequence.
+// Returns how many items a sequence has in the kernel for prompts, or 0 if
+// another kernel computes the sequence.
 KVASIR_DEVICE int32_t PromptItems(const AttentionKernelArgs& args,
                                   const AttentionSequence& sequence) {
   if (args.prompt_rows == 0 || sequence.num_rows <= kDeviceSplitRows) return 0;
@@ -99,9 +99,9 @@ KVASIR_DEVICE int32_t PromptItems(const AttentionKernelArgs& args,
       static_cast<uint32_t>(args.device.num_units));
 }
 
-// How many partial results (each for all heads) a sequence needs if its context
-// is split; 0 for a prompt. A number above most_partials does not fit and is
-// returned as most_partials + 1.
+// Returns how many partial results (each for all heads) a sequence needs if its
+// context is split, or 0 for a prompt. A number above most_partials does not
+// fit, and is returned as most_partials + 1.
 KVASIR_DEVICE int32_t PartialsOf(const AttentionDevice& device,
                                  const AttentionSequence& sequence,
                                  const SequenceItems& items) {
@@ -146,8 +146,8 @@ DivideKernel(AttentionKernelArgs args) {
   const int32_t item_splits = many < 1                 ? 1
                               : many < kMostItemSplits ? many
                                                        : kMostItemSplits;
-  // Sum of the partial results that contexts with fewer than least_splits
-  // splits have requested so far. Only some of these contexts may be split.
+  // How many partial results contexts with fewer than least_splits splits have
+  // requested so far. These contexts are split only while memory is left.
   int32_t asked = 0;
   SequenceItems total;
   for (int32_t first = 0; first < args.num_sequences; first += warp) {
@@ -198,8 +198,9 @@ PlainKernel(AttentionKernelArgs args) {
   }
 }
 
-// How many CTAs of `attention` should fit on a multiprocessor; nvcc limits the
-// registers accordingly. (On sm_80, shared memory has room for only three.)
+// The number of CTAs of `attention` that should fit on a multiprocessor. nvcc
+// limits the registers of a thread accordingly. (On sm_80, the shared memory of
+// a multiprocessor has room for only three CTAs.)
 constexpr int MmaCtas(int32_t tiles, MmaKind kind, bool exact) {
   if (tiles > 1) return 2;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -268,8 +269,8 @@ KVASIR_DEVICE SplitFactors FactorsOf(const float* partial, bool is_one,
   return factors;
 }
 
-// The address in `out` of a head's output channel `channel`, where channels are
-// counted over all value parts. Null if the head has fewer channels.
+// Returns the address in `out` of a head's output channel `channel`, counted
+// over all value parts. Returns null if the head has fewer channels.
 template <typename T>
 KVASIR_DEVICE T* ResultAt(const AttentionKernelArgs& args, int64_t row,
                           int64_t head, int64_t channel) {

@@ -8,10 +8,10 @@
 // the values) for half of the rows.
 //
 // Cost: an item reads its latents once for up to 16 rows, with a load for each
-// number or code. Each of the two passes over latents has 9 loads from shared
-// memory per 8 multiply-adds and about 20 instructions per code. So this kernel
-// is far slower than the hardware allows. It is meant for float32 and for
-// codecs that tensor cores do not support.
+// number or code. The passes over keys and over values each have 9 loads from
+// shared memory per 8 multiply-adds, and about 20 instructions per code. So
+// this kernel is far slower than the hardware allows. It is meant for float32
+// and for codecs that tensor cores do not support.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -105,16 +105,15 @@ class PlainAttention {
     simt::StoreShared(pages_ + lane_, page);
   }
 
-  // Whether at least one row reads the visible slot `slot` as an exact row if
-  // `as_exact`, otherwise as a latent.
+  // Returns whether at least one row reads the visible slot `slot` as an exact
+  // row (if `as_exact`) or as a latent (otherwise).
   KVASIR_DEVICE bool Reads(const ExactSlots& exact, bool as_exact,
                            int64_t slot) const {
     const int64_t first = item_.sequence->first_slot + item_.first_token;
     return as_exact ? exact.Has(first, slot)
                     : !exact.Has(first + item_.num_tokens - 1, slot);
   }
-  // Whether at least one row reads at least one visible slot of the block in
-  // the way that `as_exact` selects.
+  // Returns whether Reads is true for at least one visible slot of the block.
   KVASIR_DEVICE bool ReadsBlock(const ExactSlots& exact, bool as_exact,
                                 int64_t block) const {
     const SlotRange slots = Both(slots_, {block, block + kBlock});
@@ -127,8 +126,7 @@ class PlainAttention {
   }
 
   // Decodes a part's channels [first, first + channels) of the block's slots
-  // into the tile [64][kTileStride]. Slots that no row reads in the way that
-  // `as_exact` selects get zeros.
+  // into the tile [64][kTileStride]. Slots for which Reads is false get zeros.
   KVASIR_DEVICE void FillTile(const DevicePart& part, const ExactSlots& exact,
                               bool as_exact, int64_t block, int32_t first,
                               int32_t channels) {
@@ -199,7 +197,7 @@ class PlainAttention {
   }
   // Adds the products of queries and keys to the scores: keys read as exact
   // rows if `as_exact`, otherwise latents. Does nothing if no row reads the
-  // block in this way.
+  // block in this form.
   KVASIR_DEVICE void AddScores(int64_t block, bool as_exact,
                                float (&scores)[kHalf]) {
     if (!ReadsBlock(device_.key_exact, as_exact, block)) return;
@@ -380,11 +378,11 @@ class PlainAttention {
   float* weights_;     // [rows][512]: scores of a split, then its weights
   float* tile_;        // [64][kTileStride]
   float* q_;           // [rows][64]
-  float* factors_;     // [4][rows]: written by EndSoftmax
+  float* factors_;     // [4][rows], as EndSoftmax writes them
   int32_t* pages_;     // [64]
   float* key_angles_;  // for SplitKeyBias
   float* sums_;        // [rows][out_width]
-  // the slot of a block (or channel of a chunk) that this thread computes
+  // The slot of a block (or the channel of a chunk) that this thread computes.
   int32_t lane_;
   int32_t first_row_;
 
@@ -393,7 +391,7 @@ class PlainAttention {
   SlotRange seen_;   // slots that at least one row of the item sees
   SlotRange slots_;  // slots of the split that at least one row sees
   int64_t split_;    // first slot of the split
-  // whether sums_ and factors_ have results of earlier splits
+  // True if sums_ and factors_ have results of earlier splits.
   bool merged_;
 };
 

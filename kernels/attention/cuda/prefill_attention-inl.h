@@ -13,8 +13,8 @@
 // stored in a tile of shared memory in the order of the products. Codes are
 // decoded as in mma_attention-inl.h: the conversion of keys is exact, and their
 // scale and minimum are applied to the sums of a run; values are rounded to
-// float16. A block that is read in several ways is visited once for each way
-// (prefill_order.h).
+// float16. If a block's latents are needed as codes and as exact rows, it is
+// visited once for each form (prefill_order.h).
 //
 // A row's arithmetic does not depend on other rows: blocks begin at fixed
 // slots, and a block that the row does not see changes no bit. So a row has the
@@ -56,8 +56,9 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Computes items. A warp has `tiles` tiles of 16 rows. Two tiles are possible
-// only if keys have no codes or a single run of codes (PromptRows).
+// Computes items of 64 or 128 rows: a warp has `tiles` (1 or 2) tiles of 16
+// rows. Two tiles are possible only if keys have no codes or a single run of
+// codes (PromptRows).
 template <typename T, int32_t tiles>
 class PrefillAttention : PrefillLoads<T, tiles> {
   using Loads = PrefillLoads<T, tiles>;
@@ -164,8 +165,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
                                 const char* stage) {
     Scores* const to = kRunsApart ? &run_ : &score_;
     if (kRunsApart && chunk.starts_run) Clear(to);
-    // `products`: the products per piece of codes. `room`: how many pieces of
-    // codes fit into the tile after conversion.
+    // `products` is the number of matrix products per piece of codes. `room` is
+    // the number of pieces of codes that fit into the tile after conversion.
     const int32_t products = chunk.kind == ChunkKind::kCodes8 ? 1 : 2;
     const int32_t room = kTilePieces / (2 * products);
     KVASIR_NO_UNROLL
@@ -342,7 +343,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     }
   }
   // Sets a score to -inf if the row does not read the slot's key and value in
-  // the way of this visit (prefill_order.h).
+  // the forms (latents or exact rows) of this visit.
   KVASIR_DEVICE void Mask() {
     KVASIR_UNROLL
     for (int32_t r = 0; r < kLaneRows; ++r) {
@@ -375,8 +376,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
 
   KVASIR_DEVICE void Sum() {
     const bool exact = visit_.values_exact();
-    // PromptRows ensures that all values are stored as codes, or all as uncoded
-    // numbers.
+    // PromptRows ensures that all values are stored as codes, or all as
+    // unquantized numbers.
     const bool codes =
         !exact && ChunkOf(chunks_.keys).kind != ChunkKind::kNumbers;
     const Weights weights = codes ? PackedWeights<F16>() : PackedWeights<T>();
@@ -450,7 +451,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
   KVASIR_DEVICE void AddAt(const char* from, int32_t pieces,
                            const Weights& weights) {
     if constexpr (DTypeOf<Number>::kValue == DTypeOf<T>::kValue) {
-      // Only uncoded numbers may be infinite or NaN and need care, because
+      // Only unquantized numbers may be infinite or NaN and need care, because
       // decoded values are always finite.
       if (masked_) return AddCarefully<at>(from, pieces, weights);
     }
@@ -631,7 +632,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
   // one run of codes.
   Scores score_, run_;
   float sum_[tiles][kValueTiles][4];
-  // the maxima of the lane's rows, and the lane's shares of the sums of weights
+  // max_: the maximum of each of the lane's rows. weights_: this lane's share
+  // of each row's sum of weights.
   float max_[kLaneRows], weights_[kLaneRows];
 };
 

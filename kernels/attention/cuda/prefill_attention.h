@@ -9,9 +9,9 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// The number of CTAs of a persistent grid. Each multiprocessor gets as many as
-// fit into its shared memory, but at most `most`. The GPU reserves 1024 bytes
-// for each CTA in addition to `shared_bytes`.
+// Returns the number of CTAs of a persistent grid. Each multiprocessor gets as
+// many as fit into its shared memory, but at most `most`. The GPU reserves 1024
+// bytes for each CTA in addition to `shared_bytes`.
 inline uint32_t StayingCtas(const AttentionDevice& device,
                             uint32_t shared_bytes, int64_t most,
                             const Launcher& launcher) {

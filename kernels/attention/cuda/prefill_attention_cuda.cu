@@ -9,8 +9,8 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// How many CTAs should fit on a multiprocessor; nvcc limits the registers
-// accordingly.
+// The number of CTAs that should fit on a multiprocessor. nvcc limits the
+// registers of a thread accordingly.
 constexpr int kPromptCtas = 2;
 
 template <typename T, int32_t tiles>

@@ -2,8 +2,9 @@
 // are staged in shared memory. Latents are copied chunk by chunk, in the order
 // of prefill_order.h, into stages that all warps read. C++17, device code.
 //
-// Registers are needed for sums. So addresses in shared memory are computed
-// anew for each use, and only a few numbers about the next load are kept.
+// The sums take most registers. To save registers, addresses in shared memory
+// are computed again for each use, and only a few values about the next load
+// are kept.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -32,14 +33,15 @@ class PrefillLoads {
   // A stage holds up to 8 pieces of each slot, then one word for each slot (its
   // range).
   static constexpr int32_t kStageBytes = kMostPieces * kPieceBytes + kBlock * 4;
-  // how many pieces (of 8 numbers converted from codes) the tile has
+  // the number of pieces in the tile; a piece has 8 decoded numbers
   static constexpr int32_t kTilePieces = 16;
   static constexpr int32_t kTileBytes = kTilePieces * kPieceBytes;
   static constexpr int32_t kTableWords = kLevelTableWords;
   static_assert(kStages * kStageBytes + kMmaNextBytes == kPromptFixedBytes);
   static_assert(kTileBytes == kPromptTileBytes);
   static_assert(kTableWords * 4 == kMmaTableBytes);
-  // How many rows a lane has: rows g and g + 8 of each tile, with g = lane / 4.
+  // The number of rows that a lane has: rows g and g + 8 of each tile, with g =
+  // lane / 4.
   static constexpr int32_t kLaneRows = 2 * tiles;
 
   KVASIR_DEVICE explicit PrefillLoads(const AttentionKernelArgs& args)
@@ -76,8 +78,8 @@ class PrefillLoads {
   KVASIR_DEVICE static char* StageAt(int32_t stage) {
     return simt::Shared() + stage * kStageBytes;
   }
-  // The tile that holds codes converted to numbers: [16 pieces][64 slots][16
-  // bytes].
+  // Returns the tile that holds decoded numbers, [16 pieces][64
+  // slots][16 bytes].
   KVASIR_DEVICE static char* Tile() {
     return simt::Shared() + kPromptFixedBytes;
   }
@@ -110,18 +112,18 @@ class PrefillLoads {
   KVASIR_DEVICE int32_t FirstRow() const {
     return static_cast<int32_t>(simt::Warp()) * 16 * tiles;
   }
-  // The index of the lane's r-th row in the item.
+  // Returns the index in the item of the lane's r-th row.
   KVASIR_DEVICE int32_t RowOf(int32_t r) const {
     return FirstRow() + 16 * (r / 2) + 8 * (r % 2) + Lane() / 4;
   }
-  // How the item's tokens read keys (if `of_keys`) or values.
+  // Returns how the item's tokens read keys (if `of_keys`) or values.
   KVASIR_DEVICE SideReads SideOf(bool of_keys) const {
     return ReadsOf(ExactOf(device_, of_keys), order_.own);
   }
-  // The slots from the first one that `begin_token` sees to the last one that
-  // `end_token` sees. For the tokens from `first` to `last`, SeenBy(first,
-  // last) has the slots that at least one token sees. SeenBy(last, first) has
-  // the slots that every token sees.
+  // Returns the slots from the first one that `begin_token` sees to the last
+  // one that `end_token` sees. For the tokens from `first` to `last`,
+  // SeenBy(first, last) has the slots that at least one token sees.
+  // SeenBy(last, first) has the slots that every token sees.
   KVASIR_DEVICE Slots SeenBy(int32_t begin_token, int32_t end_token) const {
     const int64_t begin =
         RowSlots(device_, *item_.sequence, item_.first_token + begin_token)
@@ -158,8 +160,8 @@ class PrefillLoads {
     }
     idle_ = begin >= warp_seen_.end || warp_seen_.begin - begin >= kBlock;
   }
-  // The slots of the visit's block that a row sees and how it reads them. Slots
-  // are counted from the block's start.
+  // The slots of the visit's block that one row sees, and which of their keys
+  // and values it reads as latents. Slots are counted from the block's start.
   struct RowReads {
     Slots seen;
     Slots keys, values;  // slots read as latents, not exact rows
@@ -268,7 +270,7 @@ class PrefillLoads {
     return device_.chunks[chunks_.first + chunk];
   }
   // Each thread copies slot Thread() % 64 of a block. Returns the page of this
-  // slot, or a number below 0 if no row sees it.
+  // slot, or a negative number if no row sees the slot.
   KVASIR_DEVICE int32_t PageOf(int32_t block) const {
     constexpr auto kSlots = static_cast<uint32_t>(kBlock);
     // `block` may be after the last possible block. Then `slot` overflows to a
@@ -280,8 +282,8 @@ class PrefillLoads {
         simt::BitsAs<const int32_t*>(item_.sequence->block_table) +
         Quotient(slot, device_.page_tokens));
   }
-  // Starts the first loads. Page numbers are read from the block table one
-  // block ahead.
+  // Starts the first loads of an item. The page of a slot is read from the
+  // block table one block before the slot is loaded.
   KVASIR_DEVICE void BeginLoads() {
     load_at_ = {0, 0};
     stage_ = 0;
@@ -291,9 +293,9 @@ class PrefillLoads {
     KVASIR_NO_UNROLL
     for (int32_t i = 0; i < kStages - 1; ++i) LoadNext(i);
   }
-  // Sets place_ to the indices of the tile and of the slot. Both fit into 16
-  // bits, because pages have at most kMmaMostPlaces tiles, and tiles at most
-  // kMmaMostPlaces slots.
+  // Sets place_ to the index of the next slot's tile in its page and of the
+  // slot in the tile. Both fit into 16 bits, because pages have at most
+  // kMmaMostPlaces tiles, and tiles at most kMmaMostPlaces slots.
   KVASIR_DEVICE void FindSlot() {
     const int32_t slot = load_.block() * kBlock + Thread() % kBlock;
     const uint32_t in_page = Remainder(slot, device_.page_tokens);
@@ -319,7 +321,7 @@ class PrefillLoads {
     const int32_t block = load_.block();
     load_ = order_.Next(device_, load_);
     if (order_.Done(load_) || load_.block() == block) return;
-    page_ = next_page_;  // next_page_ is right, because no block is skipped
+    page_ = next_page_;  // blocks are visited in order, without gaps
     next_page_ = PageOf(load_.block() + 1);
     FindSlot();
   }
@@ -397,15 +399,15 @@ class PrefillLoads {
       ++chunk;
     }
   };
-  // The number of pieces of 8 numbers in a part.
+  // Returns the number of pieces of 8 numbers in a part.
   KVASIR_DEVICE static int32_t PartPieces(const LatentChunkOnDevice& chunk,
                                           int32_t part) {
     const int32_t left = chunk.channels / 8 - part * kMostPieces;
     return left < kMostPieces ? left : kMostPieces;
   }
   // Waits for the next chunk and returns its stage. After the barrier, no
-  // thread uses the tile of numbers or the previous stage any more, so the next
-  // load into that stage is started.
+  // thread uses the tile of decoded numbers or the previous stage any more. So
+  // the next load into the previous stage is started.
   KVASIR_DEVICE char* Step() {
     simt::WaitCopies<kStages - 2>();
     simt::SyncCta();
@@ -431,16 +433,18 @@ class PrefillLoads {
   Slots seen_by_all_;  // slots that every row of the item sees
   Slots warp_seen_;    // slots that at least one row of the warp sees
   Visit visit_;
-  // false: in this visit, every row reads every slot of the block
+  // False if, in this visit, every row reads every slot of the block.
   bool masked_;
-  bool idle_;  // whether no row of the warp sees any slot of the block
+  bool idle_;  // true if no row of the warp sees a slot of the block
   int32_t stage_;
-  // The visit and the part that are loaded next.
+  // The visit and the part of it that are loaded next.
   Visit load_;
   Part load_at_;
-  int32_t page_, next_page_;  // below 0: no row sees the slot
-  // upper half: index of the tile in the page; lower half: index of the slot in
-  // the tile
+  // The pages of this thread's slot in the block that is loaded next and in the
+  // block after it. Negative if no row sees the slot.
+  int32_t page_, next_page_;
+  // The place of this thread's slot in page_. Upper half: index of the tile in
+  // the page. Lower half: index of the slot in the tile.
   uint32_t place_;
 };
 

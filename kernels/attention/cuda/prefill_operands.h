@@ -1,7 +1,7 @@
 // Converts the codes of a chunk, for a block of 64 slots, to numbers for the
-// matrix products of prefill_attention-inl.h. The result has pieces of 16 bytes
-// in the order [piece][slot], as the stages have. All threads of a CTA must
-// call these functions. C++17, device code.
+// matrix products of prefill_attention-inl.h. The result is stored as pieces of
+// 16 bytes in the order [piece][slot], like the content of a stage. All threads
+// of a CTA must call these functions. C++17, device code.
 #pragma once
 
 #include "kernels/attention/cuda/device_attention.h"
@@ -210,8 +210,8 @@ KVASIR_DEVICE void OrderExactValues(int32_t pieces, char* stage) {
   }
 }
 
-// A mask for a pair of numbers. A half of the mask is all ones if the number in
-// it is finite, and 0 otherwise.
+// Returns a mask for a pair of 16-bit numbers. Each half of the mask is all
+// ones if the number in that half of `pair` is finite, and otherwise 0.
 template <typename T>
 KVASIR_DEVICE uint32_t FiniteMask(uint32_t pair) {
   constexpr uint32_t kExponent =

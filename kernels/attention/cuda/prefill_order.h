@@ -6,12 +6,12 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// How many tokens an item of the kernel for prompts has.
+// Returns the most tokens of an item of the kernel for prompts.
 KVASIR_DEVICE int32_t PromptTokens(const AttentionKernelArgs& args) {
   return args.prompt_rows / args.device.most_heads;
 }
-// Like FindItem, for items of the kernel for prompts. These items cover all
-// slots and have no partial results.
+// Like FindItem (attention_items.h), but for items of the kernel for prompts.
+// These items cover all slots and have no partial results.
 KVASIR_DEVICE Item FindPromptItem(const AttentionKernelArgs& args,
                                   int32_t index) {
   const int32_t s = FindSequence<&SequenceItems::first_prompt>(args, index);
@@ -42,10 +42,10 @@ struct Slots {
   int32_t end;
 };
 
-// How some tokens together read keys (or values). At least one token reads the
-// slots before `sinks` and from `exact_from` on as exact rows. At least one
-// token reads the slots [sinks, codec_end) as latents. The two sets of slots
-// may overlap.
+// The forms in which a set of tokens reads keys (or values). At least one token
+// reads the slots before `sinks` and from `exact_from` on as exact rows. At
+// least one token reads the slots [sinks, codec_end) as latents. The two sets
+// of slots may overlap.
 struct SideReads {
   int32_t sinks;
   int32_t exact_from;
@@ -69,9 +69,9 @@ KVASIR_DEVICE SideReads ReadsOf(const ExactSlots& exact, const Slots& own) {
   return reads;
 }
 
-// A pass over a block of 64 slots. A pass reads all keys in one form, latents
-// or exact rows, and all values in one form. If rows read a block in several
-// forms, it has several passes, and each pass computes only what is read in its
+// A visit is one pass over a block of 64 slots. It reads all keys in one form,
+// latents or exact rows, and all values in one form. If rows read a block in
+// several forms, there are several visits of the block, one for each pair of
 // forms. `bits` packs the block and the two forms into one register.
 struct Visit {
   int32_t bits;
@@ -84,7 +84,7 @@ struct Visit {
 // are read and then all chunks of values. Chunks of exact rows are read in
 // parts (kPromptPartChannels).
 struct PromptOrder {
-  Slots seen;  // slots that at least one row sees; end <= begin: none
+  Slots seen;  // slots that at least one row sees; may be empty
   Slots own;   // slots of the item's own tokens
 
   KVASIR_DEVICE bool Done(const Visit& at) const {

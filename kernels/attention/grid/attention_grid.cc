@@ -46,9 +46,9 @@ void Cover(const CodePiece& piece, ChunkBytes* bytes) {
              piece.width * place.high_bits, bytes);
 }
 
-// Decides whether the planes of a chunk are read as one common range of bytes.
-// Ranges are read in pieces of kPieceBytes. The common range is used if it has
-// no more pieces than the planes' own ranges.
+// Decides whether all planes of a chunk are read as one range of bytes, or each
+// plane by itself. Ranges are read in pieces of kPieceBytes. The planes are
+// read together if this takes no more pieces.
 void ReadTogether(ChunkBytes* bytes) {
   constexpr int64_t kPieceBytes = 32;
   constexpr int64_t kMostBytes = kChunkChannels;
@@ -71,8 +71,9 @@ void ReadTogether(ChunkBytes* bytes) {
   bytes->together = true;
 }
 
-// Returns a number of words that suffices for a row's digits in any group. Does
-// not read the runs, because Fits may be called before they are known.
+// Returns a number of words that suffices for the digits of a row's query in
+// any group. Does not read the runs, because Fits may be called before they
+// are known.
 int64_t MostDigitWords(const LatentPartArgs& part) {
   int64_t most = 0;
   for (int64_t g = 0; g < part.num_groups; ++g) {
@@ -346,7 +347,7 @@ void AttentionGrid::DescribeValue(int64_t index) {
   const ValuePart* stored =
       index < num_stored_values_ ? nullptr : &value(index - num_stored_values_);
   if (stored != nullptr && !stored->sums_weights) {
-    // exact rows are added to the sums of their stored part
+    // Exact rows are added to the sums of their stored part.
     part.out_offset = stored->out_offset;
   } else {
     part.out_offset = out_width_;
@@ -523,8 +524,8 @@ void AttentionGrid::DivideScratch() {
   }
 }
 
-// Whether keys are rotated by angles that are the same for all heads and are
-// held in scratch.
+// Returns whether keys are rotated by angles that are the same for all heads
+// and are held in scratch.
 bool AttentionGrid::SharesAngles() const {
   bool shares = false;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
@@ -597,8 +598,8 @@ std::vector<std::vector<int64_t>> AttentionGrid::FindClusters() {
 // With few rows, reading latents takes longer than computing. Memory is read
 // faster in long runs: runs of 64 KiB take 0.8 of the time of runs of 16 KiB
 // (measured). In a page, the latents of neighbouring groups are adjacent. If
-// pages are smaller than a block, they are not adjacent for a whole block, so
-// there are no sets.
+// pages are smaller than a block, these latents are not adjacent for a whole
+// block. Then there are no sets.
 void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   if (params_.page_tokens % kAttentionBlockSlots != 0) return;
   const int64_t count = num_clusters_;
@@ -621,17 +622,17 @@ void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   }
 }
 
-// The number of the sequence's rows times the number of slots that are visible
-// to at least one of them.
+// Returns the number of the sequence's rows times the number of slots that at
+// least one of them sees.
 int64_t AttentionGrid::WorkOf(const AttentionSequence& sequence) const {
   const AttentionUnit rows = {&sequence, nullptr, 0, sequence.num_rows};
   const VisibleRange slots = UnitSlots(params_, rows);
   return std::max<int64_t>(slots.end - slots.begin, 0) * sequence.num_rows;
 }
 
-// How many clusters should be in a set for this sequence. The result is a power
-// of two, so that sequences of similar length use the same sets. The lowest
-// power of two that is at least num_clusters_ stands for all clusters.
+// Returns how many clusters should be in a set for this sequence. The result is
+// a power of two, so that sequences of similar length use the same sets. If it
+// is at least num_clusters_, one set has all clusters.
 int64_t AttentionGrid::ClustersTogether(const AttentionSequence& sequence,
                                         int64_t work_of_all) const {
   const int64_t work = WorkOf(sequence);
@@ -722,9 +723,9 @@ AttentionGrid::Cut AttentionGrid::CutOf(const AttentionSequence& sequence,
   return cut;
 }
 
-// The number of units for the panels of a slice. It is the least number for
-// which no unit has more than max_panels_ panels and threads are idle for at
-// most 1 / kIdleShare of the time.
+// Returns into how many units the panels of a slice are divided. It is the
+// least number for which no unit has more than max_panels_ panels and threads
+// are idle for at most 1 / kIdleShare of the time.
 int64_t AttentionGrid::SharesOf(int64_t panels, int64_t num_slices) const {
   int64_t shares = (panels + max_panels_ - 1) / max_panels_;
   for (; shares < panels; ++shares) {

@@ -30,7 +30,7 @@ class AttentionGrid {
   AttentionGrid(const AttentionGrid&) = delete;
   AttentionGrid& operator=(const AttentionGrid&) = delete;
 
-  // The sequences of a launch. `work` is what WorkOn returns for them.
+  // The sequences of a launch. `work` is the result of WorkOn for them.
   struct Sequences {
     const AttentionSequence* data = nullptr;
     int64_t count = 0;
@@ -47,18 +47,18 @@ class AttentionGrid {
   Sequences sequences() const {
     return {params_.sequences, params_.num_sequences, work_};
   }
-  // The number of slots that a row may read, summed over all rows. The
+  // Returns the number of slots that a row may read, summed over all rows. The
   // sequences must be in host memory.
   int64_t WorkOn(const AttentionSequence* sequences, int64_t count) const;
-  // Whether this grid and `other` divide any given list of sequences in the
+  // Returns whether this grid and `other` divide every list of sequences in the
   // same way.
   bool DividesAs(const AttentionGrid& other) const;
 
   struct KeyPart {
     bool codes = false;
     bool fixed_ranges = false;
-    // length of a row's query: the width of the widest group, or the head
-    // dimension if keys are rebuilt
+    // The length of a row's query: the width of the widest group, or the head
+    // dimension if keys are rebuilt.
     int64_t width = 0;
     // Size of a row's query in the panel's state, in 32-bit words. The query is
     // stored as float32 numbers, or as digits if multiplies_codes.
@@ -69,17 +69,19 @@ class AttentionGrid {
     // True if keys are absorbed and stored as codes. Then codes are multiplied
     // by the digits of queries (code_digits.h).
     bool multiplies_codes = false;
-    const int8_t* levels = nullptr;  // integers of levels, if codes have levels
+    const int8_t* levels = nullptr;  // the levels' integers; null: no levels
     float level_step = 1.0f;
     // The number of sums of a row's query that are multiplied by minima of
     // codes: one for each run, or a single one if ranges are static.
     int64_t num_sums = 0;
-    // If keys are rebuilt: the number of such sums of a row of `up`.
+    // If keys are rebuilt: the number of sums of a row of `up` that are
+    // multiplied by minima.
     int64_t lift_runs = 0;
     int64_t tile_offset = 0;  // offset from scratch.keys, in floats
     int64_t q_offset = 0;     // offset from PanelState::q
     int64_t sums_offset = 0;  // offset from PanelState::query_sums
-    // offset from scratch.lift_sums; below 0: scratch does not hold the sums
+    // Offset from scratch.lift_sums. Negative if scratch does not hold
+    // the sums.
     int64_t lift_offset = -1;
     int64_t first_group = 0;  // index of the part's first group in chunk_begin_
     // True for a part of exact rows that uses the same copy of the queries as
@@ -96,7 +98,7 @@ class AttentionGrid {
     bool lifted = false;
     const int8_t* levels = nullptr;
     float level_step = 1.0f;
-    // head dimension of lifted values, rounded up to whole register tiles
+    // The head dimension of lifted values, rounded up to whole register tiles.
     int64_t tile_stride = 0;
     int64_t tile_offset = 0;    // offset from scratch.values, in floats
     int64_t out_offset = 0;     // offset in a row of PanelState::out
@@ -105,8 +107,8 @@ class AttentionGrid {
   };
   // The memory that holds the exact rows of a part.
   struct ExactPart {
-    // The part of the rows in side pages. exact() finds this entry by the
-    // part's address.
+    // The rows in side pages. exact() finds this entry by the address
+    // of `ring`.
     const LatentPartArgs* ring = nullptr;
     const LatentPartArgs* fresh = nullptr;
     const ExactSlots* slots = nullptr;
@@ -124,7 +126,8 @@ class AttentionGrid {
   int threads() const { return threads_; }
   int64_t num_stored_keys() const { return num_stored_keys_; }
   int64_t num_stored_values() const { return num_stored_values_; }
-  // The memory of exact rows that `part` views; null if `part` views the cache.
+  // Returns the memory of exact rows that `part` views; null if `part` views
+  // the cache.
   const ExactPart* exact(const LatentPartArgs& part) const {
     for (const ExactPart& each : exact_) {
       if (each.ring == &part) return &each;
@@ -144,7 +147,7 @@ class AttentionGrid {
   // How attention mass is added. Empty if the layer adds no mass.
   const MassPlan& mass() const { return mass_; }
   float* mass_memory() const { return mass_memory_; }
-  // For row `row` of q: the softmax maximum of each query head [Hq].
+  // Returns the softmax maxima of row `row` of q, one per query head [Hq].
   float* MassMaximaOf(int64_t row) const {
     return mass_memory_ + mass_.maxima + row * params_.num_heads;
   }
@@ -155,12 +158,13 @@ class AttentionGrid {
     return mass_memory_ + mass_.inverses + row * params_.num_heads;
   }
   int64_t heads_per_kv() const { return heads_per_kv_; }
-  // Whether at least one row fits into kAttentionScratchBytes.
+  // Returns whether at least one row fits into kAttentionScratchBytes.
   bool fits() const { return max_rows_ > 0; }
   int64_t out_width() const { return out_width_; }
   int64_t minima_width() const { return minima_width_; }
-  // Whether the scratch holds the rotation angles of all pairs of a block,
-  // which all heads then share. Otherwise it holds the angles of one pair.
+  // Returns whether the scratch holds the rotation angles of all pairs for a
+  // block, so that all heads share them. Otherwise it holds the angles of
+  // one pair.
   bool holds_angles() const { return holds_angles_; }
   // How many sums of rows of `up` the scratch holds for a whole unit. Other
   // sums are computed again for each run and stored after the held sums.
@@ -172,7 +176,7 @@ class AttentionGrid {
                ? 0
                : KeyBiasColumns(bias->tile_pairs, bias->exact_pairs);
   }
-  // The tables of one KV head in KeyBiasTurns.
+  // Returns the tables that KeyBiasTurns made for one KV head.
   const float* key_bias_turns(int64_t kv_head) const {
     return key_bias_turns_.data() +
            kv_head * params_.key_bias->exact_pairs * 2 * kKeyBiasTile;
@@ -298,7 +302,7 @@ class AttentionGrid {
   size_t num_head_slices_ = 0;  // slices of single KV heads, or of sets
   int64_t num_clusters_ = 0;
   int64_t widest_cluster_ = 0;  // most query heads of a cluster
-  // One way to divide the clusters into sets of nearly equal size. A set has
+  // A division of the clusters into sets of nearly equal size. A set has
   // neighbouring clusters. If groups are numbered in the order of heads, the
   // latents of a set are adjacent in a page.
   struct ClusterSets {
@@ -340,7 +344,7 @@ class UnitCursor {
   int64_t first_ = 0;  // index of the sequence's first unit
 };
 
-// The slots that are visible to at least one row of a unit.
+// Returns the slots that at least one row of a unit sees.
 inline VisibleRange UnitSlots(const PagedAttentionArgs& params,
                               const AttentionUnit& unit) {
   const VisibleRange first =
@@ -350,8 +354,8 @@ inline VisibleRange UnitSlots(const PagedAttentionArgs& params,
   return {first.begin, last.end};
 }
 
-// Whether threads take splits of contexts instead of whole units. This
-// requires that:
+// Returns whether threads take splits of contexts instead of whole units. They
+// do so if all these conditions hold:
 // - there are fewer units than threads,
 // - each unit has a single panel and sees at least one slot, and
 // - some unit sees more slots than a split has.

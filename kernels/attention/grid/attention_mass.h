@@ -1,6 +1,7 @@
 // How a launch adds attention mass to slots: which heads belong to a unit of
-// eviction, which of their weights are kept, and how the work is divided. All
-// tables are in host memory and are the same for every instruction set. C++17.
+// eviction, where their kept weights are stored, and how the work is
+// divided. All tables are in host memory and are the same for every
+// instruction set. C++17.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ inline constexpr int64_t kMassTileRows = 256;
 // A unit of eviction: heads of a layer that keep the same slots.
 struct MassUnit {
   int64_t unit = 0;  // index in PagedAttentionParams::metadata
-  // the unit's heads are in the grid's slices [first_slice, first_slice +
-  // num_slices)
+  // The unit's heads are in the grid's slices [first_slice, first_slice
+  // + num_slices).
   int64_t first_slice = 0;
   int64_t num_slices = 0;
   int64_t first_head = 0;    // index in MassPlan::heads
@@ -51,10 +52,10 @@ struct MassPlan {
   // Offsets from AttentionGrid::mass_memory(), in floats.
   int64_t maxima = 0;    // [rows, Hq]: maxima of the softmax
   int64_t inverses = 0;  // [rows, Hq]: 1 / sums of the softmax
-  // start of the kept weights (AttentionSequence::weights_at)
+  // Start of the kept weights (AttentionSequence::weights_at).
   int64_t weights = 0;
   // [rows] int64: how many units of work of the row's sequence are not computed
-  // yet. Used if the sequence's weights are kept.
+  // yet. Used only if the sequence's weights are kept.
   int64_t pending = 0;
   int64_t tiles = 0;   // [threads]: each thread's MassTile
   int64_t floats = 0;  // total number of floats
@@ -62,21 +63,21 @@ struct MassPlan {
   bool any() const { return !units.empty(); }
 };
 
-// The size in floats of the record that is kept for each block of a sequence of
-// one row. The record has the weights [Hq, 64], followed by the maxima [Hq]
-// that were subtracted from the scores before Exp.
+// Returns the size in floats of the record that is kept for each block of a
+// sequence of one row. The record has the weights [Hq, 64], followed by the
+// maxima [Hq] that were subtracted from the scores before Exp.
 inline int64_t KeptBlockFloats(int64_t num_heads) {
   return (num_heads * (kAttentionBlockSlots + 1) + 15) / 16 * 16;
 }
-// The number of blocks that hold slots [begin, end).
+// Returns the number of blocks that hold slots [begin, end).
 inline int64_t BlocksOf(VisibleRange slots) {
   const int64_t first = slots.begin / kAttentionBlockSlots;
   return slots.end <= slots.begin
              ? 0
              : (slots.end - 1) / kAttentionBlockSlots + 1 - first;
 }
-// The offset from weights_at of the record of the block that contains `slot`.
-// `slots` are all slots that the row sees.
+// Returns the offset from weights_at of the record of the block that contains
+// `slot`. `slots` are all slots that the row sees.
 inline int64_t KeptBlockOffset(int64_t num_heads, VisibleRange slots,
                                int64_t slot) {
   return (slot / kAttentionBlockSlots - slots.begin / kAttentionBlockSlots) *
@@ -116,8 +117,8 @@ class MassCursor {
   int64_t first_ = 0;  // index of the sequence's first item
 };
 
-// The slots that are visible to at least one of the sequence's rows that add
-// mass.
+// Returns the slots that at least one of the sequence's rows that add
+// mass sees.
 inline VisibleRange CountedSlots(const PagedAttentionArgs& params,
                                  const AttentionSequence& sequence) {
   if (sequence.first_counted_row >= sequence.num_rows) return {0, 0};

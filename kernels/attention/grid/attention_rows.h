@@ -17,9 +17,9 @@ struct RowRange {
   int64_t size() const { return end - begin; }
 };
 
-// How a row reads a slot: in any way, as an exact row of the sinks, by decoding
-// codes, or as an exact row of the window. A slot's key and value may be read
-// in different ways.
+// How a row reads a slot. kSinks: as an exact row of the sinks. kStored: as a
+// latent. kWindow: as an exact row of the window. kAny: in any of these forms.
+// A slot's key and value may be read in different forms.
 enum class ReadAs { kAny, kSinks, kStored, kWindow };
 
 // Rows are numbered head by head. If all heads of the unit share one span in
@@ -45,11 +45,12 @@ class UnitRows {
         query_major_ ? r % unit_.slice->num_heads : r / unit_.num_queries;
     return grid_.heads()[unit_.slice->first_head + index];
   }
-  // The query heads of the unit. Each of its queries has one row per head.
+  // Returns the query heads of the unit. Each query of the unit has one row
+  // per head.
   const int64_t* heads() const {
     return grid_.heads() + unit_.slice->first_head;
   }
-  // The row of q and out that belongs to the token of the unit's row r.
+  // Returns the row of q and out for the token of the unit's row r.
   int64_t TokenRow(int64_t r) const {
     return unit_.sequence->first_row + QueryOf(r);
   }
@@ -100,8 +101,8 @@ class UnitRows {
         .groups[value.group_of_head[HeadOf(r) / grid_.heads_per_kv()]];
   }
 
-  // The part of `slots` that at least one row of the unit reads in the way
-  // `read`. Each of `slots` must be visible to at least one row.
+  // Returns the part of `slots` that at least one row of the unit reads as
+  // `read`. At least one row must see each of `slots`.
   VisibleRange ReadIn(ReadAs read, const ExactSlots& exact,
                       VisibleRange slots) const {
     const int64_t query = read == ReadAs::kStored
@@ -109,16 +110,16 @@ class UnitRows {
                               : unit_.query_begin;
     return Limit(read, exact, query, slots);
   }
-  // The part of `slots` from the first to the last slot that any row reads as
-  // an exact row. It may include slots between sinks and window, which no row
-  // reads as exact rows.
+  // Returns the part of `slots` from the first to the last slot that any row
+  // reads as an exact row. The result may include slots between sinks and
+  // window, which no row reads as exact rows.
   VisibleRange ExactIn(const ExactSlots& exact, VisibleRange slots) const {
     const VisibleRange sinks = ReadIn(ReadAs::kSinks, exact, slots);
     const VisibleRange window = ReadIn(ReadAs::kWindow, exact, slots);
     if (sinks.begin >= sinks.end) return window;
     return {sinks.begin, std::max(sinks.end, window.end)};
   }
-  // The slots of a block that row r reads in the way `read`, counted from the
+  // Returns the slots of a block that row r reads as `read`, counted from the
   // start of the block; empty if end <= begin.
   VisibleRange OfBlock(ReadAs read, const ExactSlots& exact, int64_t r,
                        int64_t block) const {
@@ -135,8 +136,7 @@ class UnitRows {
                   const Function& function) const {
     ForSlots(ReadAs::kAny, rows, block, function);
   }
-  // Like ForVisible, but only for slots whose values are read in the way
-  // `read`.
+  // Like ForVisible, but only for slots whose values are read as `read`.
   template <typename Function>
   void ForValueSlots(ReadAs read, RowRange rows, int64_t block,
                      const Function& function) const {
@@ -172,8 +172,8 @@ class UnitRows {
     }
   }
 
-  // The part of `slots` that a query reads in the way `read`; empty if end <=
-  // begin.
+  // Returns the part of `slots` that a query reads as `read`; empty if end
+  // <= begin.
   VisibleRange Limit(ReadAs read, const ExactSlots& exact, int64_t query,
                      VisibleRange slots) const {
     // The window of exact rows begins at this slot.

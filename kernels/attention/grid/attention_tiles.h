@@ -1,5 +1,5 @@
-// How often paged_attention reads a sequence's slots. This determines how much
-// time it spends on rebuilding keys. Computed on the host. C++17.
+// Computes how often paged_attention reads a sequence's slots. This determines
+// how much time it spends on rebuilding keys. C++17, host code.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,16 @@
 
 namespace kvasir::kernels {
 
-// The number of slots that a launch reads for one KV head of the sequence. A
-// slot counts once for each tile of queries that reads it, because each tile
-// rebuilds the keys that it reads. grid.fits() must be true. The sequence's
-// block table and positions are not read.
+// Returns the number of slots that a launch reads for one KV head of the
+// sequence. A slot counts once for each tile of queries that reads it, because
+// each tile rebuilds the keys that it reads. grid.fits() must be true. The
+// sequence's block table and positions are not read.
 int64_t SlotsReadByTiles(const AttentionGrid& grid,
                          const AttentionSequence& sequence);
 
-// The cost of rebuilding the keys or lifting the values of the sequence's
-// slots, if a slot costs head_work[j] for KV head j [Hkv]. If the query heads
-// of a KV head are in several slices, each slice adds this cost.
+// Returns the cost of rebuilding the keys or lifting the values of the
+// sequence's slots, if a slot costs head_work[j] for KV head j [Hkv]. If the
+// query heads of a KV head are in several slices, each slice adds this cost.
 double WorkOnTiles(const AttentionGrid& grid, const AttentionSequence& sequence,
                    const double* head_work);
 

@@ -7,7 +7,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// The number of slots that a launch's units read for query head 0.
+// Returns the number of slots that a launch's units read for query head 0.
 int64_t SlotsOfUnits(const PagedAttentionArgs& params) {
   const AttentionGrid grid(params);
   UnitCursor cursor(grid);
@@ -22,8 +22,8 @@ int64_t SlotsOfUnits(const PagedAttentionArgs& params) {
   return slots;
 }
 
-// The cost of rebuilding keys in all units of a launch, if a slot costs j + 1
-// for KV head j (kHeadWork).
+// Returns the cost of rebuilding keys in all units of a launch, if a slot costs
+// j + 1 for KV head j (kHeadWork).
 double WorkOfUnits(const PagedAttentionArgs& params) {
   const AttentionGrid grid(params);
   UnitCursor cursor(grid);
@@ -166,8 +166,7 @@ TEST(AttentionTilesTest,
 
 // Each KV head has 200 query heads. They are more than the rows of a panel, so
 // they are divided into several slices.
-TEST(AttentionTilesTest,
-     KeysAreRebuiltOncePerSliceIfTheQueryHeadsOfAKvHeadAreSliced) {
+TEST(AttentionTilesTest, KeysAreRebuiltOncePerSliceOfTheQueryHeadsOfAKvHead) {
   LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0});
   spec.num_heads = 400;
   spec.num_kv_heads = 2;

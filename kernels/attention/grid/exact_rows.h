@@ -40,8 +40,8 @@ class BlockExactRows {
         }
         continue;
       }
-      // A slot between sinks and window has no exact row; its entry points to
-      // row 0, which the caller never reads.
+      // A slot between sinks and window has no exact row. Its entry points to
+      // row 0, but the caller never reads it.
       const int64_t row = std::max<int64_t>(0, block + i - sequence.first_slot);
       rows[i] = SlotAddress(*exact.fresh, exact.fresh->groups[group].codes, 0,
                             sequence.first_row + row);
@@ -67,9 +67,9 @@ class BlockExactRows {
     }
   }
 
-  // How many bytes are prefetched at the start of a group's data in each row. A
-  // group's data in neighbouring rows is not adjacent, so its start is
-  // prefetched in all rows of the block at once.
+  // How many bytes of a group's data are prefetched in each row, for all
+  // rows of the block at once. The data of neighbouring rows is not adjacent
+  // in memory.
   static constexpr int64_t kLineBytes = 64;
   static constexpr int64_t kAheadBytes = 4 * kLineBytes;
 

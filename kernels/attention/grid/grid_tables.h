@@ -32,8 +32,8 @@ inline constexpr int64_t kAttentionMaxRows = 128;
 inline constexpr int64_t kMostUnitRows = 2048;
 // Each part has its own tile of rebuilt keys or lifted values only if scratch
 // then still has room for panels of this many rows. Smaller panels would use
-// only a small part of each register tile. Without own tiles, the parts share
-// one tile, whose content cannot be kept for a second panel.
+// only a small part of each register tile. Otherwise the parts share one tile,
+// and its content must be computed again for each panel.
 inline constexpr int64_t kLeastPanelRows = 8;
 // Rows are divided into more units if otherwise threads would be idle for more
 // than 1 / kIdleShare of the time.
@@ -41,13 +41,14 @@ inline constexpr int64_t kIdleShare = 8;
 // Scratch holds the rotation angles of a block for all heads only if that
 // leaves room for panels of at least this many rows.
 inline constexpr int64_t kRowsWithAngles = 4;
-// At most this many KV heads are put into one unit only because their keys are
-// rotated by the same angles. Threads then have fewer units, but the angles of
-// a slot are computed only once for these heads. Angles cost as much as
-// rebuilding half a key.
+// KV heads whose keys are rotated by the same angles may be put into one unit
+// for this reason, but at most this many. Then the angles of a slot, which cost
+// as much as rebuilding half a key, are computed only once for these heads. On
+// the other hand, threads have fewer units.
 inline constexpr int64_t kHeadsPerAngles = 4;
-// KV heads with adjacent latents are put into one unit only if this unit has at
-// most 1 / kUnitsPerThread of a thread's share of the work.
+// KV heads with adjacent latents are put into one unit only if the unit is at
+// most 1 / kUnitsPerThread of a thread's share of the work, so that threads
+// stay equally busy.
 inline constexpr int64_t kUnitsPerThread = 4;
 // The most rows of a panel if nothing is rebuilt or lifted. More rows would
 // only occupy more of the CPU cache.
@@ -61,19 +62,19 @@ struct CodePiece {
   int64_t begin = 0;  // first channel
   int64_t width = 0;
   CodePlace place;  // place of the piece's first code in the slot
-  // The same place, but with the bits of each plane counted from the plane's
-  // ChunkBytes::begin.
+  // The same place, but the bits of each plane are counted from the
+  // plane's ChunkBytes::begin.
   CodePlace in_chunk;
   bool starts_run = false;
   bool ends_run = false;
-  // Offset of the piece's digits in the digits of a row's query for the group,
-  // in words.
+  // The offset, in words, of the piece's digits within the digits of a row's
+  // query for the group.
   int64_t digits = 0;
 };
 
-// How many words hold the digits of a row's query for a piece: a unit, a sum,
-// and two words for every four channels, rounded up to whole 32-bit words of
-// the plane with the codes' low bits.
+// Returns the number of words that hold the digits of a row's query for a
+// piece: a unit, a sum, and two words for every four channels, rounded up to
+// whole 32-bit words of the plane with the codes' low bits.
 inline int64_t DigitWords(const CodePiece& piece) {
   const int64_t per_word = 32 / piece.place.low_bits;
   const int64_t words = (piece.width + per_word - 1) / per_word;
@@ -112,8 +113,8 @@ struct HeadSpan {
 struct HeadSlice {
   int64_t first_head;  // index in AttentionGrid::heads()
   int64_t num_heads;
-  // index of the slice's first entry in AttentionGrid's lists of spans; the
-  // slice has one entry for each part
+  // Index of the slice's first entry in AttentionGrid's lists of spans. The
+  // slice has one entry for each part.
   int64_t first_spans;
   // True if each part has only one span; then UnitRows may number the rows in
   // any order.

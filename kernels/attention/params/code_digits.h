@@ -1,9 +1,9 @@
 // Digits: attention multiplies codes as integers. A query or an attention
 // weight is written as a float32 unit times an integer of 14 bits, and the
-// integer as a high and a low digit of 7 bits, so that products with bytes fit
-// into the instructions that add neighbouring products of bytes. Sums of
-// integers are exact in any order. So the same numbers come from every
-// instruction set, batch and shape of register tile. C++17.
+// integer as a high and a low digit of 7 bits. Digits and codes are then bytes,
+// which SIMD instructions multiply and add in groups without overflow. Sums of
+// integers are exact in any order, so every instruction set, batch and shape of
+// register tile gives the same results. C++17.
 #pragma once
 
 #include <cmath>
@@ -15,19 +15,19 @@
 
 namespace kvasir::kernels {
 
-// Channels of a run whose query digits share one unit: [128 i, 128 (i + 1)) of
-// the run. A sum of 128 products is below 2^31.
+// The number of neighbouring channels of a run whose query digits share one
+// unit. A sum of 128 products is below 2^31.
 inline constexpr int64_t kDigitChannels = 128;
 inline constexpr int kDigitBits = 7;
 // The largest integers for queries, which may be negative, and for weights.
 inline constexpr int32_t kMostQueryDigits = 8191;
 inline constexpr int32_t kMostWeightDigits = 16383;
-// Numbers are written as zeros if all numbers that share their unit are below
-// this.
+// If the magnitudes of all numbers that share a unit are below this limit, the
+// numbers become 0.
 inline constexpr float kLeastDigits = 0x1p-100f;
 
-// Finds the largest magnitude of some numbers: infinity if any of them is not
-// finite.
+// Finds the largest magnitude among the numbers that are passed to it. The
+// result is infinity if any of them is not finite.
 class DigitRange {
  public:
   void Add(float x) {
@@ -44,7 +44,7 @@ class DigitRange {
   bool finite_ = true;
 };
 
-// How numbers are written as integers: integer = Round(x * inverse), and x is
+// Converts a number x to an integer: integer = Round(x * inverse), so x is
 // about unit * integer. The error is at most half a unit. If any number is not
 // finite, the unit is NaN, and `inverse` is 0.
 struct DigitScale {
@@ -67,24 +67,26 @@ struct DigitScale {
   }
 };
 
-// The high digit of a query's integer, in [-64, 64]. The low digit is the rest,
-// integer - 128 * high, in [-64, 63].
+// Returns the high digit of a query's integer, in [-64, 64]. The low digit is
+// the rest, integer - 128 * high, in [-64, 63].
 inline int32_t HighQueryDigit(int32_t integer) {
   return (integer + (1 << (kDigitBits - 1))) >> kDigitBits;
 }
 
-// Weights of a row for the 64 slots of a block, times the slots' scales.
+// The digits of a row's weights for the 64 slots of a block. Each weight was
+// multiplied by the scale of its slot.
 struct alignas(64) WeightDigits {
   uint8_t high[64];
   uint8_t low[64];
   float unit;
-  int32_t sum;  // of the integers
+  int32_t sum;  // sum of the integers
 };
 
 inline constexpr int64_t kWeightDigitsFloats =
     static_cast<int64_t>(sizeof(WeightDigits) / sizeof(float));
 
-// The levels of a part as integers: level = step * integer, exactly.
+// The levels of a part (the numbers for which its codes stand) as integers:
+// level = step * integer, exactly.
 struct LevelIntegers {
   float step = 1.0f;
   int8_t integers[kMaxNormLevels] = {};

@@ -15,7 +15,7 @@ namespace kvasir::kernels {
 // rows_per_page. Offsets are counted from the start of the arena of the rows'
 // parts, even if the side pages lie in a different arena at a higher address.
 struct ExactSegment {
-  int64_t first_row = 0;  // the last row is before the next segment's first_row
+  int64_t first_row = 0;  // the segment ends before the next one's first_row
   int64_t first_page = 0;
   int64_t rows_per_page = 0;
   int64_t arena_bytes = 0;  // offset of the start of page 0
@@ -30,9 +30,9 @@ struct ExactSegment {
   }
 };
 
-// Tells which slots are read as exact rows, for the keys or for the values. A
-// query at slot p reads the exact row of a visible slot s if s < sinks or s > p
-// - window. It reads all other visible slots by decoding their codes.
+// Defines which slots are read as exact rows, for the keys or for the values.
+// For a query at slot p, a visible slot s is read as an exact row if s < sinks
+// or s > p - window. All other visible slots are read by decoding their codes.
 struct ExactSlots {
   int64_t sinks = 0;   // 0: no sinks
   int64_t window = 0;  // 0: no window
@@ -88,7 +88,8 @@ struct ExactSlots {
 // that the first new tokens see.
 template <template <typename> class Ptr>
 struct ExactRowsIn {
-  // The side pages as pages of one slot, because a row may begin at any offset.
+  // The rows in side pages. This view treats each page as having one slot,
+  // because a row may begin at any offset of a page.
   LatentPartIn<Ptr> ring;
   // A single page. Its slot r belongs to row r of q.
   LatentPartIn<Ptr> fresh;

@@ -28,44 +28,44 @@ struct AttentionSequence {
   // it.
   int64_t first_slot = 0;
   DevicePtr<const int32_t> block_table;  // covers first_slot + num_rows slots
-  // Entries of block_table below this index name no page, because their pages
-  // were freed after the window passed them. Their slots are not visible.
+  // Index of the first entry of block_table that still names a page. Earlier
+  // pages were freed after the window passed them; their slots are not visible.
   int64_t first_live_index = 0;
   // [first_slot + num_rows]: the position of every slot. Keys that are stored
   // without rotation are rotated by these positions when they are read. Null:
   // slot i has position i.
   DevicePtr<const int64_t> positions;
-  // Pages that the sequence has in addition to the pages of its tokens. They
-  // hold the exact rows of its sinks and of its windows (ExactSlots).
+  // The sequence's side pages, which it has in addition to the pages of its
+  // tokens. They hold the exact rows of its sinks and windows (ExactSlots).
   DevicePtr<const int32_t> side_pages;
   // Number of evicted slots. A slot after the sinks that now has number s
   // had number s + evicted when it was written. This original number
   // determines where its exact row is. Evicted and remaining slots together
   // are at most kAttentionMostSlots.
   int64_t evicted = 0;
-  // Rows before this one add no attention mass. num_rows: no row adds mass.
+  // The first row that adds attention mass; num_rows if no row does.
   int64_t first_counted_row = 0;
   // Only for a sequence of one row: the offset, in floats, of the memory that
   // keeps its attention weights until the mass is added (set by PlaceWeights).
-  // Below 0: no weights are kept, and the keys are scored again to compute the
-  // mass. Both ways give the same bits.
+  // If negative, no weights are kept, and the keys are scored again to compute
+  // the mass. Both methods give the same bits.
   int64_t weights_at = -1;
 };
 
 // How the keys of a part are rebuilt inside the score loop (RECONSTRUCT):
 //   key_j = Rotate(up_j h + bias_j, position of the slot)
 // Here h is the latent of a slot and key_j its key for KV head j. A key has d
-// numbers. Some pairs of them are rotated, and the other numbers are not.
+// elements. Some pairs of them are rotated; the others are not.
 template <template <typename> class Ptr>
 struct KeyRebuildIn {
   int64_t dims = 0;  // d
   // One float32 matrix [d, R'] per KV head, where R' is the width of the head's
-  // group. If null, the stored numbers are the key before rotation (or those of
-  // its pairs that are stored), and every group has d numbers. Codes are
+  // group. If null, a latent is itself the key before rotation (or those pairs
+  // of the key that are stored), and every group has d channels. Codes are
   // decoded as fma(code, scale, minimum).
   const Ptr<const float>* up = nullptr;  // [Hkv]
   Ptr<const float> bias = nullptr;       // [Hkv, d], or null
-  // Key numbers pair_dims[2f] and pair_dims[2f + 1] are rotated by steps[f] *
+  // Key elements pair_dims[2f] and pair_dims[2f + 1] are rotated by steps[f] *
   // position, in units of 2^-64 turns. If num_pairs is 0, keys are not rotated.
   const int32_t* pair_dims = nullptr;  // [2 * num_pairs]
   const uint64_t* steps = nullptr;     // as RopeStep returns them
@@ -120,8 +120,8 @@ struct AttentionValuePartIn {
 using AttentionValuePart = AttentionValuePartIn<DevicePtr>;
 using AttentionValuePartArgs = AttentionValuePartIn<LaunchPtr>;
 
-// The number of columns that a query head has in a row of `out` for a value
-// part.
+// Returns the number of columns that a query head has in a row of `out` for a
+// value part.
 template <template <typename> class Ptr>
 int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
   return part.lift != nullptr ? part.lift->dims
@@ -137,24 +137,24 @@ struct AttentionKeyBias {
   // [Hkv, S + E]: the rotation steps (RopeStep) of each head's tile pairs,
   // followed by those of its exact pairs
   const uint64_t* steps = nullptr;
-  // [Hq]: the column in a row of q at which KeyBiasColumns numbers of a query
-  // head begin
+  // [Hq]: the column in a row of q at which the KeyBiasColumns numbers of a
+  // query head for the key bias begin
   const int64_t* query_column = nullptr;
-  float unit = 1.0f;  // of those numbers: KeyBiasParamsIn::unit
+  float unit = 1.0f;  // factor of these numbers (KeyBiasParamsIn::unit)
 };
 
 // Settings for layers that evict slots by attention mass: the softmax weight
 // that all queries together gave to a slot.
 struct AttentionMass {
-  // Where the position of a slot comes from. By this position, keys that
-  // are stored without rotation are rotated, and a key bias is added.
-  // True: from the slot metadata of the head's unit of eviction. False:
-  // from AttentionSequence.
+  // Where the position of a slot is read, by which attention rotates keys
+  // that are stored without rotation and adds a key bias. True: in the slot
+  // metadata of the head's unit of eviction. False: in AttentionSequence,
+  // as `positions`.
   bool stored_positions = false;
   // The most rows of a launch that may add mass. 0: no row adds mass.
   int64_t most_rows = 0;
-  // How many floats of the workspace are for keeping the attention weights of
-  // sequences of one row, so that their keys need not be scored twice.
+  // The number of floats of the workspace that keep the attention weights of
+  // sequences of one row. With kept weights, keys need not be scored twice.
   int64_t most_weights = 0;
 };
 
@@ -172,7 +172,7 @@ struct AttentionMass {
 // The arithmetic is the same for the reference and every instruction set. An
 // FMA chain adds one product after another by fused multiply-adds. The score of
 // a part:
-//   uncoded numbers: one FMA chain over the channels, from 0.
+//   unquantized numbers: one FMA chain over the channels, from 0.
 //   codes: for each 128 channels of a run, q_c is written as unit * n_c, where
 //     n_c is an integer (DigitScale). The sum of n_c * code_c is exact, and
 //     dot = fma(unit, sum, dot), one after another, from 0.
@@ -206,7 +206,7 @@ struct AttentionMass {
 // result is merged into the total, in order.
 //
 // The values of a block:
-//   uncoded numbers: each channel has one FMA chain of weight * v over the
+//   unquantized numbers: each channel has an FMA chain of weight * v over the
 //     block's visible slots, which continues the chain of the blocks before;
 //   codes: weight (static ranges) or weight * scale of the slots that are read
 //     as codes is written as unit * n_s, where n_s is an integer. For each
@@ -220,40 +220,39 @@ struct AttentionMass {
 // run. At the end of all splits, a static channel becomes fma(sum, scale_c,
 // total weight * minimum_c).
 //
-// Exact slots: their scores are computed by the rule for uncoded numbers. The
-// chain of a value channel continues over them with the term weight * v: sinks
-// before the block's codes, the window after them. With
-// static ranges, however, exact rows have a separate chain, and the weights of
-// the other slots are summed in the way that minima are. At the end of a split
-// the channel becomes fma(sum, scale_c, weights * minimum_c) + the sum of the
-// exact rows.
+// Exact slots: their scores are computed by the rule for unquantized numbers.
+// The chain of a value channel adds their terms weight * v: sinks before the
+// block's codes, the window after them. If ranges are static, however, exact
+// rows have a separate chain, and the weights of the other slots are summed by
+// the rule for minima. At the end of a split, the channel then becomes
+// fma(sum, scale_c, weights * minimum_c) + the sum of the exact rows.
 //
 // Lifted values: each of the d numbers is computed by the rules for rebuilt
 // keys with a column of `up` in place of a row. For an exact row, the rule for
-// uncoded numbers applies. The results are then added like uncoded values,
-// whatever the codec.
+// unquantized numbers applies. The results are then added like unquantized
+// values, whatever the codec.
 //
 // So a row's bits depend only on its query and on the contents of its visible
 // slots, not on chunks, batch, page size or threads. Slots that no row of a
 // unit sees are never read.
 //
 // If mass.most_rows > 0, attention mass is added to S, the mass that the
-// metadata of the head's unit has for a slot. Rows count from the sequence's
-// first_counted_row on. Rows are added in ascending order, and the query heads
-// of a row in ascending order. For each slot that a row sees, S becomes
+// metadata of the head's unit has for a slot. Only rows from the sequence's
+// first_counted_row on add mass. They are added in ascending order, and the
+// query heads of a row in ascending order. For each slot that a row sees:
 //   S = fma(weight, Exp(block_max - max) * (1 / sum), S)
-// Here weight = Exp(score - block_max), block_max is the greatest
-// score of the split up to the end of the slot's block, and max and sum are the
-// maximum and sum of the row's whole softmax. Mass is added after the sums of
+// Here weight = Exp(score - block_max), block_max is the greatest score of the
+// split up to the end of the slot's block, and max and sum are the maximum and
+// sum of the row's whole softmax. Mass is added after the sums of
 // all rows are known, so it does not depend on how a prompt is chunked.
 //
-// The size of the workspace does not depend on the lengths of contexts. It is
+// The size of the workspace does not depend on the lengths of contexts. It has
 // at most kAttentionScratchBytes per thread. If keys are rebuilt or values
 // lifted, each thread also has kRowStateBytes for the queries and sums of its
 // rows. Rebuilt and decoded numbers are written only to the workspace. With
-// attention mass, it also has most_weights floats, a tile of weights per thread
-// (kMassTileRows rows of a split), and two floats for each query head of
-// most_rows rows.
+// attention mass, the workspace also has most_weights floats, a tile of weights
+// per thread (kMassTileRows rows of a split), and two floats for each query
+// head of most_rows rows.
 //
 // The tables in these parameters (parts, groups, columns) are in host memory.
 // For a GPU, Prepare copies them to the device (cuda/device_attention.h). For a
@@ -262,8 +261,8 @@ struct AttentionMass {
 //
 // The GPU kernels add in another order (cuda/paged_attention_cuda.cu), so their
 // bits differ. They support only absorbed keys and values without mass;
-// anything else is UNIMPLEMENTED. Their workspace also has room for the results
-// of splits.
+// anything else is UNIMPLEMENTED. Their workspace also holds the partial
+// results of splits.
 template <template <typename> class Ptr>
 struct PagedAttentionParamsIn {
   Ptr<const float> q = nullptr;  // [T, ...], rows q_row_stride apart
@@ -365,7 +364,7 @@ struct AttentionStep {
   bool has_prompts = false;
   // the number of rows that q and out must have
   int64_t rows = 0;
-  // how many of the mass.most_weights floats are in use
+  // number of the mass.most_weights floats that the step uses
   int64_t weights = 0;
 };
 

@@ -14,8 +14,8 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// A slot's bytes in a region, as one array. If they are not contiguous, they
-// are copied from the granules that hold them.
+// The bytes of a slot in a region, as one contiguous array. If they are stored
+// in several granules, they are copied.
 class SlotBytes {
  public:
   SlotBytes(const LatentPartArgs& part, const TileRegion& region, int64_t page,
@@ -44,7 +44,7 @@ class SlotBytes {
   const char* bytes_;
 };
 
-// The latent of a slot: its codes or uncoded numbers, and its ranges.
+// The latent of a slot: its codes or unquantized numbers, and its ranges.
 struct Latent {
   Latent(const LatentPartArgs& in, const LatentGroup& latent_group,
          int64_t page, int64_t slot)
@@ -75,8 +75,8 @@ void ForRuns(const LatentGroup& group, const Visit& visit) {
   }
 }
 
-// The number that a code stands for before its range is applied: its level or
-// the code itself.
+// Returns the number for which a code stands before its range is applied: its
+// level or the code itself.
 float CodeOf(const Latent& latent, const CodePlace& place, int64_t index) {
   const unsigned code = ReadCode(latent.codes.as<uint8_t>(), place, index);
   return latent.part->num_levels > 0 ? latent.part->levels[code]
@@ -140,15 +140,15 @@ float Dot(const float* a, const Latent& latent) {
                                               : DotCodes(a, latent);
 }
 
-// The number that a code stands for in products of digits: the integer of its
-// level or the code itself.
+// Returns the integer for which a code stands in products of digits: the
+// integer of its level or the code itself.
 int32_t IntegerOf(const Latent& latent, const int8_t* levels,
                   const CodePlace& place, int64_t index) {
   const unsigned code = ReadCode(latent.codes.as<uint8_t>(), place, index);
   return levels != nullptr ? levels[code] : static_cast<int32_t>(code);
 }
 
-// The score of an absorbed part of codes.
+// Returns the score of a key part that is absorbed and stored as codes.
 float ScoreCodes(const float* q, const Latent& latent) {
   const LatentPartArgs& part = *latent.part;
   const bool in_slots = part.static_scale == nullptr;
@@ -276,8 +276,8 @@ struct ValueSum {
   // True if the part has static ranges and exact rows.
   bool sums_weights = false;
   std::vector<float> out = {};  // [R'], or [d] if values are lifted
-  // sums of minima [runs] if ranges are in slots; the sum of weights if
-  // sums_weights
+  // If ranges are in slots: the sums of weight * minimum [runs]. If
+  // sums_weights: the sum of weights.
   std::vector<float> minima = {};
   std::vector<float> exact = {};  // [R']: sums of exact rows, if sums_weights
 
@@ -425,7 +425,7 @@ class Row {
   void AddMass() const;
 
  private:
-  // The latent or exact row that this row reads for a slot. `exact` is
+  // Returns the latent or exact row that this row reads for a slot. `exact` is
   // key_exact for a key part and value_exact for a value part.
   template <typename Part>
   Latent Find(const Part& part, const ExactSlots& exact, int64_t slot) const {

@@ -35,7 +35,7 @@ std::unique_ptr<Device> Make() {
 
 int main(int argc, char** argv) {
   // Excludes the tests that need the emulator itself; other programs run them.
-  GTEST_FLAG_SET(filter, "-*EachSite*:*Sectors*");
+  GTEST_FLAG_SET(filter, "-*SynchronizingLine*:*Sectors*");
   ::testing::InitGoogleMock(&argc, argv);
   kvasir::kernels::emulation::RunTestsOn(
       {&kvasir::kernels::Make, /*has_bulk_copies=*/true});

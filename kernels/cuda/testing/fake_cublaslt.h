@@ -17,10 +17,10 @@
 
 namespace kvasir::kernels::cuda {
 
-// The test fails if a caller passes an invalid handle; sizes, strides or types
-// that are not possible; matrices or a workspace that are misaligned or not in
-// device memory; or an algorithm that was chosen for another shape. It also
-// fails if a handle is never destroyed.
+// The test fails if a caller passes an invalid handle, impossible sizes,
+// strides or types, or an algorithm that was chosen for another shape. It also
+// fails if matrices or the workspace are misaligned or not in device memory, or
+// if a handle is never destroyed.
 class FakeCublasLt final : public CublasLt {
  public:
   explicit FakeCublasLt(FakeRuntime* runtime) : runtime_(runtime) {}

@@ -197,8 +197,8 @@ Result FakeRuntime::Properties(int, DeviceProperties* found) {
 }
 Result FakeRuntime::Use(int device) {
   base::MutexLock lock(&mutex_);
-  // If Use fails, the thread's device does not change. A device that has failed
-  // (Break) can still be selected.
+  // If Use fails, the thread keeps the device that it selected before. A device
+  // that has failed (Break) can still be selected.
   ++calls_["Use"];
   const auto found = failures_.find("Use");
   if (found != failures_.end()) {

@@ -1,6 +1,6 @@
 // FakeRuntime: a CUDA runtime for tests without a GPU. Enqueued work runs only
-// when a caller waits for it, so that tests find code that reuses memory too
-// early: it reads or writes wrong bytes.
+// when a caller waits for it. So if code reuses memory too early, the work
+// reads or writes wrong bytes and the test fails.
 #pragma once
 
 #include <cstdint>
@@ -73,7 +73,7 @@ class FakeRuntime final : public Runtime {
   std::vector<FakeLaunch> launches() const;  // in the order of the calls
   int64_t calls(const std::string& call) const;
   size_t pinned_bytes() const;
-  // The device that the calling thread has selected by Use().
+  // Returns the device that the calling thread has selected by Use().
   int device_in_use() const;
   // Number of pieces of work on all streams that have not run yet.
   size_t waiting() const;
@@ -118,7 +118,7 @@ class FakeRuntime final : public Runtime {
     // has run.
     const void* to = nullptr;
     const void* from = nullptr;
-    // the launched graph that this work belongs to, or null
+    // The launched graph to which this work belongs, or null.
     ExecHandle exec = nullptr;
   };
   using Graph = std::shared_ptr<const std::vector<Work>>;
@@ -162,15 +162,15 @@ class FakeRuntime final : public Runtime {
   // Enqueues work on the stream, or adds it to the stream's capture.
   Result Add(StreamHandle stream, Work work)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // For calls that are not allowed during a capture. If this thread captures
-  // (or any thread, if of_any_thread is set), invalidates the capture and
-  // returns an error.
+  // Must be called by methods that CUDA does not allow during a capture. If
+  // this thread captures (or, if of_any_thread is set, any thread), invalidates
+  // the capture and returns an error.
   Result RefuseCaptures(bool of_any_thread)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static Result Spoil(Stream* stream);
   static bool Waits(EventHandle event, const Stream& stream);
-  // Runs the stream's work up to the last RecordEvent of `event`; if `event` is
-  // null, all of it. Unlocks the mutex while work runs, because the work may
+  // Runs the stream's work up to the last RecordEvent of `event`, or all work
+  // if `event` is null. Unlocks the mutex while work runs, because the work may
   // wait for other threads that query events.
   void RunUpTo(EventHandle event, Stream* stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

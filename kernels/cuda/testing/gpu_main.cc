@@ -52,7 +52,7 @@ int Run() {
     std::printf("on %s, sm_%d%d\n", properties.name.c_str(), properties.major,
                 properties.minor);
     // Only the code for sm_90a has bulk copies. GPUs newer than sm_90 run the
-    // PTX for compute_80, which has none.
+    // PTX for compute_80, which has no bulk copies.
     emulation::RunTestsOn({&MakeOrEnd, properties.major == 9});
   } else {
     const std::string why(first.status().message());

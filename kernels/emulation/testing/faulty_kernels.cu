@@ -88,8 +88,8 @@ void HandOver(const FaultyArgs& args) {
   }
 }
 
-// Recurses until a stack overflows. The compiler must not remove the recursion
-// or its memory.
+// Recurses until the thread's stack overflows. `volatile` keeps the compiler
+// from removing the recursion or its memory.
 __attribute__((noinline)) uint32_t Deep(uint32_t depth) {
   volatile char bytes[1024];
   bytes[depth % 1024] = 1;

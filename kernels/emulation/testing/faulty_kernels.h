@@ -13,7 +13,7 @@ enum class Planted : uint32_t {
   kMissingBarrier,      // no barrier between a store and another warp's load
   kMissingWarpBarrier,  // no SyncWarp between two lanes of a warp
   kReusedPartial,       // a warp overwrites what another has yet to read
-  kLateWait,            // the wait for a copy comes after the read
+  kLateWait,            // the wait for a copy comes after the read of its data
   kMissingWait,
   kMissingCommit,
   kMissingFence,         // no fence in the CTA that writes for another CTA
@@ -32,8 +32,8 @@ enum class Planted : uint32_t {
   kStuckPoll,
   kStuckPolls,             // a deadlock of threads that poll several addresses
   kLoadOnceOfStored,       // LoadOnce of data that the same launch stored
-  kSharedLoadOutOfBounds,  // the access is through a primitive
-  kSharedOutOfBounds,      // the access is through a pointer
+  kSharedLoadOutOfBounds,  // a load out of bounds by a primitive
+  kSharedOutOfBounds,      // an access out of bounds by a plain pointer
   kSharedBefore,
   kGlobalLoadOutOfBounds,
   kGlobalOutOfBounds,
@@ -46,7 +46,8 @@ enum class Planted : uint32_t {
   kOwnPartials,
   kManyLooks,
   kLoadOnceBesideStored,
-  kStrided,  // accesses every fourth word, which is costly
+  // accesses every fourth word, which costs more bank passes and sectors
+  kStrided,
 };
 
 struct FaultyArgs {

@@ -38,9 +38,9 @@ struct Mutant {
 
 // Runs a kernel unchanged with `seeds` seeds; the result must be right with all
 // of them. Then leaves out each synchronizing line of the kernel in turn and
-// runs it with the same seeds, until a verdict is not kRight. `is_right`
-// launches the kernel on the given fresh device and says whether the result is
-// right.
+// runs it with the same seeds, until a verdict is not kRight. `is_right` must
+// launch the kernel on the fresh device that it receives, and return whether
+// the result is right.
 std::vector<Mutant> LeaveOutEach(
     const std::string& kernel, uint64_t seeds,
     absl::FunctionRef<bool(EmulatedTest&)> is_right);

@@ -65,7 +65,7 @@ KVASIR_KERNEL(32) MaximaKernel(PrimitiveArgs args) {
 KVASIR_KERNEL(64) BarriersKernel(PrimitiveArgs args) {
   auto* const words = reinterpret_cast<uint32_t*>(simt::Shared());
   const uint32_t lane = simt::Lane();
-  // First warp 0 writes and warp 1 reads, then the other way round.
+  // Warp 0 writes, and warp 1 reads. Then they exchange these roles.
   if (simt::Warp() == 0) {
     simt::StoreShared(words + lane, args.in[lane]);
     simt::ArriveBarrier(1, 64);
@@ -290,7 +290,7 @@ KVASIR_KERNEL(64) GridSumKernel(PrimitiveArgs args) {
     simt::SyncCta();
     // Reads the number that another thread has copied.
     sum += simt::LoadShared(tiles + tile % kStages * kTile + (thread ^ 33));
-    // The stage may be overwritten only after all threads have read it.
+    // The tile's buffer may be overwritten only after all threads have read it.
     simt::SyncCta();
   }
   sum = simt::CtaSum(sum, partial);

@@ -28,8 +28,8 @@ struct PrimitiveArgs {
   uint32_t count = 0;
 };
 
-// Each thread writes its indices to one word of `out`: thread | x << 10 | y <<
-// 20 | ctas_x << 26, in which x and y are the indices of its CTA.
+// Each thread writes one word of `out`: thread | x << 10 | y << 20 | ctas_x <<
+// 26. Here x and y are the indices of the thread's CTA.
 void LaunchIndices(const PrimitiveArgs& args, uint32_t ctas_x, uint32_t ctas_y,
                    uint32_t threads, Launcher& launcher);
 
@@ -60,8 +60,8 @@ void LaunchMmaChain(const PrimitiveArgs& args, bool bf16, Launcher& launcher);
 // LoadMatrices returns to each of the 32 lanes for 1, 2 and 4 matrices, then
 // those for 1, 2 and 4 transposed matrices.
 void LaunchMatrices(const PrimitiveArgs& args, Launcher& launcher);
-// Launches CTAs in which each thread adds 1 to out[0], 0.5f to out[1], 1 to
-// out[3] by compare-and-swap, and 2^31 + 1 to the 64-bit number at out[4].
+// Launches CTAs in which each thread adds 1 to out[0], 0.5f to out[1] and 2^31
+// + 1 to the 64-bit number at out[4]. It adds 1 to out[3] by compare-and-swap.
 // out[2] becomes the largest thread number in the grid, and more[i] the number
 // of threads of CTA i.
 void LaunchAtomics(const PrimitiveArgs& args, uint32_t ctas,

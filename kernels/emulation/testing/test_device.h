@@ -18,9 +18,9 @@ struct TestGpu {
 // Makes all tests run on this GPU. Must be called before the first test.
 void RunTestsOn(const TestGpu& gpu);
 bool OnGpu();
-// True if tests may use the sizes of real models: on a GPU, unless the
-// environment variable KVASIR_GPU_SMALL is set because a checking tool makes
-// the GPU slow.
+// True if tests run on a GPU and may use the sizes of real models. The
+// environment variable KVASIR_GPU_SMALL forbids these sizes, for checking tools
+// that make the GPU slow.
 bool TakesWholeSizes();
 bool HasBulkCopies();
 

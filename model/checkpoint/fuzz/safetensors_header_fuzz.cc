@@ -1,5 +1,5 @@
-// libFuzzer target: parses any bytes as a safetensors file and as the header of
-// one.
+// libFuzzer target: parses any bytes as a safetensors file and as the header
+// of one.
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kWorkPerByte = 200;
 
-// The text is a file: header length, header, data.
+// Parses the text as a whole file: header length, header, data.
 void ParseFile(std::string_view file) {
   uint64_t header_bytes = 0;
   if (file.size() < sizeof(header_bytes)) return;

@@ -1,5 +1,5 @@
-// libFuzzer target: reads any bytes as a GGUF file: header, configuration,
-// tokenizer and the blocks of its tensors.
+// libFuzzer target: reads any bytes as a GGUF file, and checks the header, the
+// configuration, the tokenizer and the blocks of tensors.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -52,10 +52,10 @@ void Unpack(std::string_view file, const kvasir::model::GgufHeader& header) {
       tensor.type->unpack(data + i * block, numbers.data());
     }
   }
-  KVASIR_CHECK(total <= file.size());  // tensors do not overlap
+  KVASIR_CHECK(total <= file.size());  // because tensors do not overlap
 }
 
-// The numbers of a short tensor in F32.
+// Returns the numbers of a short F32 tensor.
 std::vector<float> Numbers(std::string_view file,
                            const kvasir::model::GgufHeader& header,
                            std::string_view name) {

@@ -21,7 +21,7 @@ void AppendNumber(T value, std::string* out) {
 
 class GgufBuilder {
  public:
-  // A key of any type, whose value is given as bytes.
+  // Adds a key whose value is given as the bytes that the file stores.
   GgufBuilder& Raw(std::string_view key, GgufType type,
                    const std::string& bytes) {
     ++num_keys_;

@@ -64,9 +64,9 @@ struct FacadeBackend {
   const base::Clock* clock = &base::Clock::Real();
   std::shared_ptr<TaskRunner> tokenizer;
   std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
-  // Null: callers need no credentials.
+  // If null, callers need no credentials.
   std::shared_ptr<const Callers> callers;
-  // Null: the memory for requests is not limited.
+  // If null, the memory for requests is not limited.
   std::shared_ptr<ByteBudget> budget;
   std::shared_ptr<RunningIds> running_ids = std::make_shared<RunningIds>();
 };
@@ -103,8 +103,8 @@ absl::StatusOr<std::shared_ptr<RequestPlace>> EnterQuota(
 absl::Status CountSamples(const FacadeBackend& backend, RequestPlace* place,
                           uint32_t n);
 
-// Returns INVALID_ARGUMENT if n exceeds what the model's workers or this router
-// allow.
+// Returns INVALID_ARGUMENT if n exceeds what the model's workers or this
+// router allow.
 absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,
                              const FacadeLimits& limits);
 

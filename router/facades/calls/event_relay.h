@@ -13,8 +13,8 @@
 
 namespace kvasir::router {
 
-// `Call` must have the methods Post(step), HandleTokens, HandleFinish and
-// HandleDone.
+// `Call` must have the methods Post(step), HandleTokens, HandleFinish
+// and HandleDone.
 template <typename Call>
 class EventRelay final : public RequestSink {
  public:

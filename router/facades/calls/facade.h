@@ -23,23 +23,23 @@ namespace kvasir::router {
 struct FacadeOptions {
   Codecs codecs;
   FacadeLimits limits;
-  // Null: callers need no credentials.
+  // If null, callers need no credentials.
   std::shared_ptr<const Callers> callers;
   // Counts the open calls of all facades.
   std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
   // The running requests of all facades, by id, for calls that abort them.
   std::shared_ptr<RunningIds> running_ids = std::make_shared<RunningIds>();
-  // The limit of memory for requests; null: no limit.
+  // The limit of memory for requests; null if there is no limit.
   std::shared_ptr<ByteBudget> budget;
   // The server's version, as the protocol reports it.
   std::string server_version;
-  // The folder with the tokenizer's files; empty: there is no tokenizer.
+  // The folder with the tokenizer's files; empty if there is no tokenizer.
   std::string tokenizer_folder;
   // Returns the tokenizer's files (name and content) if they are not in the
-  // folder. Null: they are in the folder.
+  // folder. If this function is null, the files are in the folder.
   std::function<absl::StatusOr<std::map<std::string, std::string>>()>
       make_tokenizer_files;
-  // True: every client of this server may download the tokenizer's files.
+  // If true, every client of this server may download the tokenizer's files.
   bool share_tokenizer = false;
 };
 
@@ -52,8 +52,8 @@ class Facade {
 
   // The gRPC services of the protocol. Register them with one server only.
   virtual std::vector<grpc::Service*> services() = 0;
-  // The full names of the services, for grpc.health.v1, for example
-  // "inference.GRPCInferenceService".
+  // The full names of the services, for grpc.health.v1, for
+  // example "inference.GRPCInferenceService".
   virtual std::vector<std::string> names() const = 0;
 
   // Call this if the bytes that a client has sent to one of the services cannot

@@ -29,8 +29,8 @@ absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
 grpc::ServerUnaryReactor* Answer(
     grpc::CallbackServerContext* context, const FacadeBackend& backend,
     absl::FunctionRef<absl::Status(const Caller&)> answer);
-// Ends the call with `status`, or with the caller's error if the caller is
-// refused.
+// Ends the call with `status`, or with the caller's error if the caller
+// is refused.
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
                                  const FacadeBackend& backend,
                                  const absl::Status& status);

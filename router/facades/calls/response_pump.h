@@ -33,8 +33,8 @@ class ResponseSource {
  public:
   virtual ~ResponseSource() = default;
   virtual std::optional<Response> NextResponse() = 0;
-  // Returns the call's final status if no more responses will come, otherwise
-  // nullopt.
+  // Returns the call's final status if no more responses will come,
+  // otherwise nullopt.
   virtual std::optional<absl::Status> EndOfCall() = 0;
   // Called when the call ends early. An implementation must cancel the running
   // requests of the call and drop waiting output.

@@ -30,8 +30,8 @@ class StoppableCall {
 // Threads: its methods may be called from any thread.
 class RunningIds {
  public:
-  // Returns the number of a new request, which identifies it within this
-  // process.
+  // Returns the number of a new request, which identifies it within
+  // this process.
   uint64_t NextNumber() { return next_number_.fetch_add(1); }
   void Add(const std::string& scope, const std::string& id,
            std::weak_ptr<StoppableCall> call, uint64_t number);

@@ -45,7 +45,7 @@ struct PreparedCall {
   // The client's own cache salt. Requests of one tenant share cached prefixes
   // only if their salts are equal.
   std::string cache_salt;
-  // True: the client gets the whole answer in one response.
+  // If true, the client gets the whole answer in one response.
   bool folded = false;
   std::unique_ptr<Answer> answer;
 };
@@ -86,7 +86,7 @@ class SingleCall final
   // The result of reading the call's message.
   struct Asked {
     std::string model;
-    // The id that the client gave the request. Empty: no other call can stop
+    // The id that the client gave the request. If empty, no other call can stop
     // the request.
     std::string id;
     // The number of samples; it is checked later. 0 counts as 1.

@@ -291,8 +291,8 @@ absl::Status ChooseOutputs(const inference::ModelInferRequest& request,
   return absl::OkStatus();
 }
 
-// Makes the engine compute the log probabilities that the requested outputs
-// need.
+// Makes the engine compute the log probabilities that the requested
+// outputs need.
 void AskForLogprobs(KserveRequest* out) {
   const KserveOutputs& outputs = out->outputs;
   const bool wanted = outputs.cumulative_logprob || outputs.cum_log_probs ||

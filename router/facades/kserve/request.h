@@ -29,8 +29,8 @@ enum class KserveSchema {
   // The schema of Triton's vLLM backend: text, with the sampling parameters as
   // a JSON string.
   kVllmText,
-  // The schema of TensorRT-LLM's ensemble: text, with a tensor for each
-  // parameter.
+  // The schema of TensorRT-LLM's ensemble: text, with a tensor for
+  // each parameter.
   kTrtText,
   // The schema of TensorRT-LLM's engine: token ids as input and output.
   kTrtTokens,
@@ -82,19 +82,19 @@ struct KserveRequest {
   // Words that must not be in the output. They are tokenized later. If a word
   // is one token, its logit gets kBannedTokenBias. A longer word is refused.
   std::vector<std::string> bad_words;
-  // True: the tensor end_id replaces the model's own end tokens.
+  // If true, the tensor end_id replaces the model's own end tokens.
   bool replaces_eos = false;
   int32_t pad_id = 0;
   bool skip_special_tokens = true;
 
-  // True: many responses, each with new output. False: one response with the
-  // whole output.
+  // If true, the answer has many responses, each with new output. If false, it
+  // has one response with the whole output.
   bool streaming = false;
-  // True: the text output begins with the prompt. False whenever `streaming` is
-  // true.
+  // If true, the text output begins with the prompt. False whenever `streaming`
+  // is true.
   bool prepend_prompt = false;
-  // True: if no output is left for the last response of a stream, it has no
-  // output tensors.
+  // If true, and no output is left for the last response of a stream, that
+  // response has no output tensors.
   bool wants_empty_final = false;
   KserveOutputs outputs;
 };
@@ -127,7 +127,7 @@ struct KserveTensorSpec {
   std::vector<int64_t> shape;
 };
 struct KserveInputSpec : KserveTensorSpec {
-  // True: only TensorRT-LLM's text schema has this tensor. So a text request
+  // True if only TensorRT-LLM's text schema has this tensor. So a text request
   // with this tensor uses that schema.
   bool marks_trt_text = false;
 };

@@ -24,7 +24,7 @@ using Json = nlohmann::json;
 constexpr char kEvictionBudget[] = "eviction_budget";
 
 constexpr int kMaxShownBytes = 60;
-// 2^53. A double cannot hold all larger integers exactly.
+// 2^53: a double cannot represent every larger integer exactly.
 constexpr double kMaxExactInteger = 9007199254740992.0;
 
 // Limits of JSON texts. No valid object has more than 8 levels, and the JSON

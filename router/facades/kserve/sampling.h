@@ -12,8 +12,8 @@
 
 namespace kvasir::router {
 
-// The largest size of the JSON text. A larger text is refused before it is
-// parsed.
+// The largest size of the JSON text. A larger text is refused before it
+// is parsed.
 inline constexpr size_t kMaxSamplingJsonBytes = 256 << 10;
 
 // Sets the parameters that `json_text` contains and leaves the others

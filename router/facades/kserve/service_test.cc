@@ -169,8 +169,8 @@ TEST_F(KserveServiceTest,
   }
   stream->WritesDone();
   std::thread engine([this] {
-    // The requests may reach the router in any order, because several threads
-    // tokenize.
+    // The requests may reach the router in any order, because several
+    // threads tokenize.
     for (size_t i = 0; i < kRequests; ++i) {
       const auto request = router_.WaitFor(i);
       request->Emit("<" + request->request().client_request_id);

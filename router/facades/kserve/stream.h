@@ -32,8 +32,8 @@ namespace kvasir::router {
 class KserveStreamSink
     : public CallWriter<inference::ModelStreamInferResponse> {
  public:
-  // Reads the next request. The transport then calls OnRead, OnHalfClose or
-  // OnCancelled.
+  // Reads the next request. The transport then calls OnRead, OnHalfClose
+  // or OnCancelled.
   virtual void Read() = 0;
 };
 
@@ -41,7 +41,7 @@ struct KserveCall : CallIdentity {
   // True for ModelInfer: the request gets a single response, and an error ends
   // the call.
   bool unary = false;
-  // True: the client has sent the header triton_grpc_error, so an error of a
+  // True if the client has sent the header triton_grpc_error, so an error of a
   // request ends the call and becomes its status.
   bool errors_end_call = false;
 };
@@ -180,8 +180,8 @@ class KserveStream final
   // The requests that have a response to send. They take turns.
   std::set<uint64_t> ready_;
   uint64_t last_served_ = 0;
-  // Responses that belong to no running request: errors, and answers to stop
-  // requests.
+  // Responses that belong to no running request: errors, and answers to
+  // stop requests.
   std::deque<inference::ModelStreamInferResponse> direct_;
   size_t direct_bytes_ = 0;
   size_t answer_bytes_ = 0;

@@ -163,8 +163,8 @@ TEST_F(KserveStreamTest,
 TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotOverflow) {
   Start();
   // The response would take 1677721600 tokens * 128 samples * 80 bytes * 2^31
-  // candidates. This is a multiple of 2^64, so in 64 bits it would overflow to
-  // 0.
+  // candidates. This is a multiple of 2^64, so in 64 bits it would overflow
+  // to 0.
   Send(InferRequestBuilder("tiny", "a")
            .Text("text_input", "hi")
            .Bool("return_logprobs", true)
@@ -273,8 +273,8 @@ TEST_F(KserveStreamTest, TheResponsesOfAStreamsRequestsTakeTurns) {
   Engine(0)->Emit("3");
   Engine(1)->Emit("4");
   RunWrites();
-  // The two tokens of request `a` that came during the write are in one
-  // response.
+  // The two tokens of request `a` that came during the write are in
+  // one response.
   EXPECT_THAT(Written(), ElementsAre("a:1", "b:4", "a:23"));
 }
 
@@ -442,7 +442,7 @@ TEST_F(KserveStreamTest, AStopRequestOfAnotherTenantDoesNotEndTheRequest) {
 }
 
 TEST_F(KserveStreamTest,
-       AStopRequestFromAnotherClientAddressDoesNotStopTheStream) {
+       AStopRequestFromAnotherClientAddressDoesNotEndTheRequest) {
   KserveCall call;
   call.peer = "ipv4:1.2.3.4:5";
   Start(call);
@@ -754,8 +754,8 @@ TEST(KserveStatisticsTest, TheTimesOfTheThreeComputePhasesAddUpToTheTotal) {
   EXPECT_EQ(stats.compute_output().ns(), 15'000'000u);
 }
 
-// Test fixture: callers belong to a tenant whose quota is two concurrent
-// requests.
+// Test fixture: callers belong to a tenant whose quota is two
+// concurrent requests.
 class KserveQuotaTest : public KserveStreamTest {
  protected:
   void StartRed() {
@@ -809,7 +809,7 @@ TEST_F(KserveStreamTest, ATextThatCannotFitTheModelIsRefused) {
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
-TEST_F(KserveQuotaTest, EachSampleOfARequestCounts) {
+TEST_F(KserveQuotaTest, EachSampleOfARequestCountsInTheQuota) {
   StartRed();
   Send(Vllm("a").Text("sampling_parameters", R"({"n": 3})"));
   RunWrites();
@@ -904,8 +904,8 @@ TEST_F(KserveQuotaTest, ARequestOverTheQuotaIsRefusedBeforeItsTensorsAreRead) {
   StartRed();
   Send(Vllm("a"));
   Send(Vllm("b"));
-  // The tensors of this request are invalid. The error shows that they are not
-  // read.
+  // The tensors of this request are invalid. The error shows that they are
+  // not read.
   InferRequestBuilder senseless("tiny", "c");
   Send(senseless.Bool("text_input", true));
   RunWrites();
@@ -936,7 +936,7 @@ TEST_F(KserveQuotaTest, ARequestOverTheQuotaIsRefusedBeforeItsTensorsAreRead) {
   EXPECT_EQ(Running(), 2);
 }
 
-TEST_F(KserveQuotaTest, ARefusedUnknownCallerDoesNotCountAsAFailureOfTheModel) {
+TEST_F(KserveQuotaTest, RefusalsOfCallersDoNotCountAsFailuresOfTheModel) {
   StartRed();
   backend_->callers = CallersOf(TenantEntry("blue"));
   Send(Vllm("a"));

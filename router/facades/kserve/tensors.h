@@ -1,5 +1,5 @@
-// Reads the input tensors of a ModelInferRequest and checks their types and
-// shapes.
+// Reads the input tensors of a ModelInferRequest and checks their types
+// and shapes.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +34,9 @@ class KserveTensors {
 
   bool Has(const std::string& name) const { return Find(name) != nullptr; }
 
-  // Each of these returns the only value of a tensor; nullopt if the tensor is
-  // absent. Int accepts every integer datatype; Float accepts FP32, FP64 and
-  // integers.
+  // Each of these returns the only value of a tensor; nullopt if the tensor
+  // is absent. Int accepts every integer datatype; Float accepts FP32, FP64
+  // and integers.
   absl::StatusOr<std::optional<bool>> Bool(const std::string& name);
   absl::StatusOr<std::optional<int64_t>> Int(const std::string& name);
   absl::StatusOr<std::optional<double>> Float(const std::string& name);
@@ -55,8 +55,8 @@ class KserveTensors {
   absl::StatusOr<std::vector<std::vector<int64_t>>> TwoRows(
       const std::string& name);
 
-  // Returns the names of tensors that have not been read, in the request's
-  // order.
+  // Returns the names of tensors that have not been read, in the
+  // request's order.
   std::vector<std::string> Unread() const;
 
  private:

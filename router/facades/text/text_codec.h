@@ -23,8 +23,8 @@ class Detokenizer {
   // Adds `id`. Returns the new text, which later ids cannot change. It may
   // be empty.
   virtual std::string Push(int32_t id) = 0;
-  // Returns the text that is still held back. Push must not be called after
-  // this.
+  // Returns the text that is still held back. Push must not be called
+  // after this.
   virtual std::string Finish() = 0;
 };
 

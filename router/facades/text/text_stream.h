@@ -14,8 +14,8 @@ namespace kvasir::router {
 
 struct TextStreamOptions {
   std::vector<std::string> stop_strings;
-  // True: the matched stop string is part of the text. False: the text ends
-  // before it.
+  // If true, the matched stop string is part of the text. If false, the text
+  // ends before it.
   bool include_stop_string = false;
   // The stream does not search for stop strings in the text of the first
   // min_tokens tokens.
@@ -40,8 +40,8 @@ class TextStream {
     // completed a stop string do not.
     size_t num_used = 0;
   };
-  // Adds tokens. Returns an empty piece if a stop string has already ended the
-  // text.
+  // Adds tokens. Returns an empty piece if a stop string has already ended
+  // the text.
   Piece Push(std::span<const int32_t> ids);
   // Call this if the sample has ended without a stop string. Returns the text
   // that was held back. The detokenizer may return its last text here, so a

@@ -41,8 +41,8 @@ class TokenizerBundle {
  public:
   using MakeFiles = std::function<absl::StatusOr<NamedFiles>()>;
 
-  // If `make_files` is not null, its files are archived instead of those in the
-  // folder.
+  // If `make_files` is not null, its files are archived instead of those in
+  // the folder.
   explicit TokenizerBundle(std::string folder, MakeFiles make_files = nullptr)
       : folder_(std::move(folder)), make_files_(std::move(make_files)) {}
 

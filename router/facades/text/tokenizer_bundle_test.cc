@@ -98,7 +98,8 @@ TEST_F(TokenizerBundleTest, OnlyACreatedArchiveIsKept) {
   EXPECT_EQ(*first, *bundle.Get());
 }
 
-TEST_F(TokenizerBundleTest, GeneratedFilesReplaceThoseOfTheFolder) {
+TEST_F(TokenizerBundleTest,
+       GeneratedFilesAreArchivedInsteadOfTheFilesInTheFolder) {
   int calls = 0;
   TokenizerBundle bundle(
       folder_.File("model.gguf"), [&calls]() -> absl::StatusOr<NamedFiles> {

@@ -12,8 +12,8 @@ using vllm::grpc::engine::GenerateComplete;
 using vllm::grpc::engine::GenerateStreamChunk;
 using vllm::grpc::engine::InputLogProbs;
 
-// The most bytes that these take in a message: a token id (a varint below
-// 2^31), a float, and the tags and length of an inner message.
+// The most bytes that a message needs for a token id (a varint below 2^31), for
+// a float, and for the tags and length of an inner message.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 8;

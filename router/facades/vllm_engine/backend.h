@@ -19,7 +19,7 @@ struct VllmEngineBackend : FacadeBackend {
 
   // The tokenizer's files; null if there is no tokenizer.
   std::shared_ptr<TokenizerBundle> bundle;
-  // True: every client of this server may download the tokenizer's files.
+  // If true, every client of this server may download the tokenizer's files.
   bool share_tokenizer = false;
   absl::Time start;
   // The time of the last Generate call; 0 if there has been none.

@@ -366,8 +366,8 @@ TEST_F(VllmEngineCallTest, EachTenantHasItsOwnPrefixCache) {
                                      HasSubstr("x-tenant-id")));
 }
 
-// Test fixture: callers belong to a tenant whose quota is one concurrent
-// request.
+// Test fixture: callers belong to a tenant whose quota is one
+// concurrent request.
 class VllmEngineQuotaTest : public VllmEngineCallTest {
  protected:
   VllmEngineQuotaTest() {
@@ -412,7 +412,7 @@ TEST_F(VllmEngineCallTest, ATextThatCannotFitTheModelIsRefused) {
                        HasSubstr("the prompt has more than 1023 tokens")));
 }
 
-TEST_F(VllmEngineQuotaTest, EachSampleOfARequestCounts) {
+TEST_F(VllmEngineQuotaTest, EachSampleOfARequestCountsInTheQuota) {
   backend_->callers =
       CallersOf(TenantEntry("red", R"("quota": {"concurrent_requests": 3})"));
   GenerateRequest message = Message(true);

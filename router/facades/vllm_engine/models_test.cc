@@ -80,7 +80,7 @@ TEST(VllmEngineModelsTest, WithoutAServedTokenizerNoTokenizerPathIsReported) {
             "/nonexistent/a");
 }
 
-TEST(VllmEngineModelsTest, TheLoadOfAllReplicasIsReportedAsThatOfOneVllmRank) {
+TEST(VllmEngineModelsTest, TheTotalLoadOfAllReplicasIsReportedForOneVllmRank) {
   ModelStatus model = Served("a", "w");
   model.load = {.running = 3,
                 .waiting = 2,

@@ -23,11 +23,11 @@ struct VllmEngineRequest {
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
   std::vector<std::string> stop_strings;
-  // True: stop strings are searched in a text without special tokens.
+  // If true, stop strings are searched in a text without special tokens.
   bool skip_special_tokens = false;
-  // True: the answer has chunks with new output, and at the end of each sample
-  // a `complete` without tokens. False: it has only a `complete` with the whole
-  // output for each sample.
+  // If true, the answer has chunks with new output, and at the end of each
+  // sample a `complete` without tokens. If false, it has only a `complete` with
+  // the whole output for each sample.
   bool streaming = false;
 };
 

@@ -8,8 +8,8 @@ namespace {
 
 using vllm::FinishInfo;
 
-// The most bytes that these take in a message: a token id (a varint below
-// 2^31), a float, and the tag and length of an inner message.
+// The most bytes that a message needs for a token id (a varint below 2^31), for
+// a float, and for the tag and length of an inner message.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 4;

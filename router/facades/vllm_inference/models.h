@@ -1,5 +1,5 @@
-// Builds the descriptions of the server and its model that vllm.Control
-// returns.
+// Builds the descriptions of the server and its model that
+// vllm.Control returns.
 #pragma once
 
 #include <string>

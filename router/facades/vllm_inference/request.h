@@ -28,8 +28,8 @@ struct VllmInferenceRequest {
   bool include_stop_string = false;
   bool skip_special_tokens = true;
 
-  // True: many responses, each with new output. False: one response with the
-  // whole output.
+  // If true, the answer has many responses, each with new output. If false, it
+  // has one response with the whole output.
   bool streaming = false;
   bool wants_text = true;
   bool wants_ids = false;

@@ -12,9 +12,9 @@ import pytest
 from kvasir_process import ROOT
 
 BUILD = pathlib.Path(os.environ["KVASIR_BUNDLE_BUILD"])
-# Every system has the loader's libraries and glibc's.
+# Every system has the dynamic loader and the libraries of glibc.
 OF_THE_SYSTEM = re.compile(r"/(libc|libm|libdl|librt|libpthread|libresolv)\.so|ld-linux")
-# A build by the script has none of these libraries: they are the baseline of `kvasir bench prefill`.
+# Only `kvasir bench prefill` needs these libraries, for its baseline. Builds of scripts/bundle do not have them.
 OF_BENCHMARKS = re.compile(r"lib(dnnl|gomp|OpenCL)\.so")
 needs_nvcc = pytest.mark.skipif(not (BUILD / "kernels/cuda/kernels_gpu_primitives_test").exists(),
                                 reason="needs a whole build with nvcc")
@@ -121,11 +121,11 @@ def test_programs_and_libraries_of_a_server_fit_32_mib(serve, tmp_path):
     assert packed.stat().st_size <= 32 << 20
 
 
-def test_a_folder_of_another_origin_is_refused_and_unchanged(tmp_path):
+def test_a_folder_that_is_not_a_bundle_is_not_changed(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter").write_text("dear")
     (tmp_path / "file").write_text("")
-    # A relative path is the caller's; the error comes before anything is built.
+    # A relative path starts at the caller's working directory. The error is reported before anything is built.
     for folder, why in [("mine", "is neither empty nor a bundle"), (".", "is neither empty nor a bundle"),
                         (tmp_path / "mine", "is neither empty"), ("file", "is not a folder")]:
         done = bundle("serve", "--unpacked", str(folder), "--build-dir", "none-such", cwd=tmp_path)
@@ -135,7 +135,7 @@ def test_a_folder_of_another_origin_is_refused_and_unchanged(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine"]
 
 
-def test_an_earlier_bundle_is_replaced_and_other_files_stay(serve):
+def test_only_the_files_of_an_earlier_bundle_are_replaced(serve):
     (serve / "bin/old").touch()
     (serve / "letter").write_text("dear")
     done = bundle("serve", "--build-dir", BUILD, "--unpacked", serve.name, cwd=serve.parent)

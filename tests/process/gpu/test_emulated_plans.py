@@ -24,10 +24,10 @@ TEXT = (TINY / "evaluation.txt").read_text()
 CUTS = [(0, 150), (700, 24), (1100, 12), (1500, 3)]
 PROMPTS = [TEXT[begin:begin + length] for begin, length in CUTS]
 TOKENS = 8
-CLOSE = 0.05  # largest difference of the CPU's two best logits that counts as close
+CLOSE = 0.05  # the CPU's two best logits are close if they differ by at most this
 MOST_OTHERS = 0.02  # share of all tokens that may differ, and only if their logits are close
 
-# These plans have whole keys and values, so that every checkpoint can be served with them.
+# These plans store full-rank keys and values, so they work with every checkpoint.
 PRESETS = ["dense-bf16", "dense-8bit", "rotated-4bit", "rotated-3bit"]
 # The other plans come in checkpoints of these methods of kvasir-compress.
 METHODS = {
@@ -108,8 +108,8 @@ def expect_few_differences(counts, report):
 
 
 def test_on_the_emulated_gpu_the_tiny_model_gives_the_cpus_tokens_with_every_plan(tmp_path):
-    """All plans share one count. A single plan has too few tokens for a share of 2 %, and with 4-bit plans one
-    flipped code may change the choice."""
+    """All plans are counted together. A single plan has too few tokens for a limit of 2 %, because with 4-bit codes one
+    code that differs may change a token."""
     found = {plan: served_like_the_cpu(TINY, "--kv-plan", plan) for plan in PRESETS}
     assert None not in found.values(), found
     if COMPRESS.exists():

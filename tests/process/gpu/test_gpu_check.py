@@ -1,5 +1,5 @@
-"""scripts/gpu_check on a machine without a GPU: its messages, and its report about the programs of a bundle of
-stand-ins. The driver is a library with a few functions."""
+"""Tests scripts/gpu_check without a GPU: its messages, and its report about a bundle whose programs are stand-ins. A
+library with a few functions stands in for the driver."""
 
 import json
 import os
@@ -54,7 +54,7 @@ for name, what in tests.items():
     if what == "dies" or broken:
         print("an illegal address", flush=True)
         os.abort()
-    if what == "breaks":  # as an error that stays: all later tests die
+    if what == "breaks":  # like a lost CUDA context: all later tests crash
         broken, what = True, "failed"
     if what == "failed":
         print("file.cc:7: Failure, 1 is not 2")
@@ -139,7 +139,7 @@ def test_a_checkout_without_a_gpu_builds_nothing():
     assert done.returncode == 3 and "no GPU" in done.stdout
 
 
-def test_the_result_of_each_test_is_printed_and_written(bundle):
+def test_the_result_of_each_test_is_printed_and_reported(bundle):
     bundle.program("rows", {"A": "passed", "B": "skipped"})
     bundle.program("linear", {"C": "passed"})
     bundle.manifest("2.17", ["rows", "linear"])
@@ -174,7 +174,7 @@ def test_a_test_that_crashes_does_not_lose_the_results_of_others(bundle):
     code, said, report = bundle.check()
     rows, = report["programs"]
     assert code == 1
-    # E died because of what D left. By itself it passes.
+    # E crashed because of what D had left on the GPU. In a new process, it passes.
     assert sorted(statuses(rows)) == [("A", "passed"), ("B", "failed"), ("C", "passed"), ("D", "failed"),
                                       ("E", "passed"), ("F", "skipped")]
     assert rows["processes"] == 4 and "by 4 processes" in said
@@ -182,7 +182,7 @@ def test_a_test_that_crashes_does_not_lose_the_results_of_others(bundle):
     assert died["text"] == "ended by SIGABRT\nan illegal address"
 
 
-def test_a_test_that_hangs_is_ended_and_the_next_one_runs(bundle):
+def test_the_tests_after_a_test_that_hangs_are_run(bundle):
     bundle.program("rows", {"A": "passed", "B": "hangs", "C": "passed"})
     bundle.manifest("2.17", ["rows"])
     code, _, report = bundle.check("--test-seconds", "1")

@@ -22,7 +22,7 @@ class Attention {
 };
 """
 NAME = "_ZN6kvasir7kernels3gpu12_GLOBAL__N_19MmaKernelINS0_3F16EEEvi"
-# One loop contains another, whose body is `extra` longer. A third loop has no mma.
+# One loop contains another, into whose body `extra` is inserted. A third loop has no mma instruction.
 CODE = """\
 \t.section\t.text.{name},"ax",@progbits
         /*0000*/                   LDC R1, c[0x0][0x28] ;
@@ -92,7 +92,7 @@ def test_a_loop_that_grows_by_more_than_five_percent_fails_with_the_functions_na
     assert run("")[0] == ""  # a smaller loop passes
 
 
-def test_functions_missing_in_the_table_and_objects_without_ptx_fail(run):
+def test_functions_that_the_table_lacks_fail(run):
     run("", "--write")
     run.table.write_text(run.table.read_text().replace("SumCodes4", "SumCodes8"))
     assert "loops of ['SumCodes4'], in sass.txt ['SumCodes8']" in run()[0]

@@ -6,7 +6,7 @@ from kvasir_process import wait_until
 
 
 def lines(server, message="request"):
-    """The complete lines that the log has so far, decoded."""
+    """Returns the complete lines of the log, decoded from JSON."""
     whole, _, _ = server.log().rpartition("\n")
     every = [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
     return [line for line in every if line["message"] == message]

@@ -11,7 +11,7 @@ def _openssl(*args, **options):
 
 
 class Authority:
-    """An authority. Its own certificate and all that it signs are in `folder`."""
+    """A certificate authority. Its own certificate and all certificates that it signs are in `folder`."""
 
     def __init__(self, folder, name="ca"):
         self.folder = pathlib.Path(folder)
@@ -26,8 +26,8 @@ class Authority:
         return {"ssl": True, "root_certificates": str(self.ca), "private_key": own, "certificate_chain": own}
 
     def sign(self, name, *names, days=1):
-        """Writes `folder/name.pem`, which has a key and its certificate. It is one file, so that a replacement is
-        complete at every moment."""
+        """Writes `folder/name.pem`, which has a key and its certificate. Both are in one file, so that a
+        replacement is atomic."""
         work = self.folder / f"{name}.part"
         work.mkdir()
         (work / "names").write_text("subjectAltName=" + ",".join(names))

@@ -1,5 +1,5 @@
 """NVIDIA's DCGM exporter, imitated. It reports one healthy GPU that a worker's pod uses: the families of the
-catalogue, with the labels of the exporter. No GPU is available here to ask the real one."""
+catalogue, with the labels of the exporter. The real exporter needs a GPU."""
 
 import http.server
 import threading

@@ -28,8 +28,8 @@ from certificates import Authority
 from kvasir_process import KvasirProcess
 
 SETTLE_SECONDS = 15  # the server gives memory back after some seconds of silence
-MOST_KEPT_BYTES = 64 << 20  # of each flood, when it is over
-# gRPC 1.51 has no limit for resets (CVE-2023-44487, SECURITY.md). The flood is shown, but does not fail the soak.
+MOST_KEPT_BYTES = 64 << 20  # the most memory that the server may keep after a flood
+# gRPC 1.51 does not limit resets (CVE-2023-44487, SECURITY.md), so this flood is measured but does not fail the soak.
 UNBOUNDED = {"resets"}
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 

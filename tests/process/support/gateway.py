@@ -24,7 +24,7 @@ VENV = pathlib.Path(os.environ.get("KVASIR_VENV", ROOT / "build/venv"))
 
 
 def environment_of(name, program):
-    """The programs of build/venv-NAME. Skips the module if they are not installed."""
+    """Returns the folder of programs of build/venv-NAME. Skips the test module if `program` is not installed there."""
     programs = VENV.with_name(f"{VENV.name}-{name}") / "bin"
     if not (programs / program).exists():
         pytest.skip(f"no {program} in {programs}: run scripts/setup_venv",
@@ -38,7 +38,7 @@ def free_port():
 
 
 class HttpGateway:
-    """The process of a gateway, as a context manager. It is ready when it answers a chat."""
+    """Context manager that runs a gateway. It counts as ready when it answers a chat request."""
 
     facade = None  # as the access log names it
 

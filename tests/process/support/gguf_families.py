@@ -1,4 +1,4 @@
-"""Random models of every family that GGUF files are served of, as a folder and as a file with the package `gguf`.
+"""Random models of every family whose GGUF files are served: as a folder, and as a file that the package `gguf` writes.
 
 The folder is a model of tests/golden with the vocabulary of models/tiny. Names of tensors are those of the package."""
 
@@ -55,7 +55,7 @@ def make_folder(family, folder):
     tiny = json.loads((TINY / "config.json").read_text())
     config |= {name: tiny[name] for name in ("vocab_size", "bos_token_id", "eos_token_id")} | changes
     config = {name: value for name, value in config.items() if value is not None}
-    # Further layers repeat those of the golden model.
+    # If the model has more layers than the golden model, they repeat its layers.
     for layer in range(layers, config["num_hidden_layers"]):
         for name in list(tensors):
             if f".layers.{layer % layers}." in name:
@@ -146,7 +146,7 @@ def in_file(family, config, folder):
             values = neighbours(values, heads[module])
         if family.startswith("gemma") and stem.endswith("norm"):
             values = values + np.float32(1)
-        if module == "query_key_value":  # of each head, query, key and value
+        if module == "query_key_value":  # for each head: query, key, value
             split = values.reshape(config["num_attention_heads"], 3, -1, *values.shape[1:])
             values = split.swapaxes(0, 1).reshape(values.shape)
         if ".experts." in stem:
@@ -169,7 +169,7 @@ def kind_of(name, values, kind):
 
 
 def unpacked(folder, kind):
-    """stored(folder) after its numbers were in a file whose matrices have the type `kind`."""
+    """Returns stored(folder) with the numbers that remain after they were stored as `kind` in a file."""
     tensors = {}
     for name, (shape, data) in stored(folder).items():
         values = numbers_of(shape, data)

@@ -13,7 +13,7 @@ OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 
 
 def tensors(folder):
-    """(name, float32 numbers) of a bf16 model."""
+    """Yields (name, float32 numbers) for each tensor of a bf16 model."""
     with open(folder / "model.safetensors", "rb") as file:
         size, = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(size))
@@ -65,7 +65,7 @@ def q4_k(values):
 
 
 def quantized(values, kind):
-    """The numbers in this type, or in Q8_0 if a row is not a multiple of its blocks. (bytes, type)"""
+    """Returns (bytes, type): the numbers in the type `kind`, or in Q8_0 if a row has no whole blocks of `kind`."""
     if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] != 0:
         kind = gguf.GGMLQuantizationType.Q8_0
     if kind == gguf.GGMLQuantizationType.Q4_K:

@@ -1,4 +1,4 @@
-"""A real Prometheus (Debian's). It starts on a free port, and it is always stopped."""
+"""Starts a real Prometheus (Debian's package) on a free port, and stops it in any case."""
 
 import json
 import pathlib
@@ -63,7 +63,7 @@ class Prometheus:
         return self.get("query", query=promql)["result"]
 
     def ups(self):
-        """Returns the number of targets that answer, or 0 while Prometheus itself does not."""
+        """Returns the number of targets that answer, or 0 if Prometheus itself does not answer yet."""
         try:
             return sum(float(row["value"][1]) for row in self.query("up"))
         except OSError:

@@ -18,7 +18,7 @@ static_assert(kExactPairs <= kernels::kMostExactPairs);
 // per position, in units of 2^-64 turns.
 double TurnInTile(uint64_t step) {
   constexpr double kTwoPi = 6.283185307179586;
-  // A step above half a turn is a turn in the other direction.
+  // A step above half a turn stands for a turn in the other direction.
   const uint64_t size = std::min(step, uint64_t{0} - step);
   return std::ldexp(static_cast<double>(size), -64) * kTwoPi *
          static_cast<double>(kernels::kKeyBiasTile / 2);

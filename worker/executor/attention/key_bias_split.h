@@ -11,7 +11,8 @@
 
 namespace kvasir::worker {
 
-// How RoPE rotates the first 2 * steps.size() numbers of each head, in pairs.
+// How RoPE rotates the first 2 * steps.size() dimensions of each head,
+// in pairs.
 struct KeyTurns {
   // How much each pair's angle grows per position, as kernels::RopeStep returns
   // it. Empty if keys do not rotate.
@@ -27,11 +28,12 @@ struct KeyBiasSplit {
   std::vector<float> cached;  // [Hkv, D]: the part of the bias in cached keys
 };
 
-// Decides for each number of `bias` [Hkv, head_dim] where it goes:
-// - Numbers that RoPE does not rotate are left out. They add the same to the
-//   scores of all slots, and the softmax cancels that.
-// - The four exact pairs of each head are left out. These are the pairs that
-//   would otherwise leave the longest vectors in cached keys.
+// Decides for each dimension of `bias` [Hkv, head_dim] whether cached keys
+// include its bias:
+// - Dimensions that RoPE does not rotate are left out. Their bias adds the same
+//   amount to the scores of all slots, which the softmax cancels.
+// - The four exact pairs of each head are left out. These are the pairs whose
+//   bias would make cached keys longest.
 // - Other pairs that turn by at most 0.1 rad between the centre of a tile and
 //   its ends are tile pairs. Cached keys have only the difference between the
 //   bias as turned to the key's position and as turned to the tile's centre.
@@ -39,9 +41,10 @@ struct KeyBiasSplit {
 KeyBiasSplit SplitKeyBias(absl::Span<const float> bias, int64_t head_dim,
                           const KeyTurns& turns);
 
-// Divides the biases by a unit and returns the unit, a power of two
-// (KeyBiasParamsIn::unit). No bias is then longer than 1, so the numbers that
-// key_bias computes of a query are not longer than the query.
+// Divides all biases by one power of two and returns it
+// (KeyBiasParamsIn::unit). The bias of a pair is then a vector of length at
+// most 1. So the two values that the op key_bias computes for a pair of a query
+// are not longer than that pair.
 float ScaleToUnits(std::vector<kernels::KeyBiasPair>* pairs);
 
 }  // namespace kvasir::worker

@@ -24,8 +24,8 @@ std::vector<uint64_t> Steps() {
   return steps;
 }
 
-// Returns the bias of a head: in each given pair, the first number has the
-// given bias. All others are 0.
+// Returns the bias of a head: the first dimension of each given pair has the
+// given bias, and all other dimensions have 0.
 std::vector<float> Head(std::vector<std::pair<int, float>> of_pair) {
   std::vector<float> bias(kDim);
   for (const auto& [pair, number] : of_pair) {
@@ -38,10 +38,11 @@ KeyBiasSplit Split(const std::vector<float>& bias, const KeyTurns& turns) {
   return SplitKeyBias(bias, kDim, turns);
 }
 
-TEST(KeyBiasSplitTest, TheFourPairsThatWouldAddMostToCachedKeysAreExact) {
+TEST(KeyBiasSplitTest,
+     TheFourPairsWhoseBiasWouldMakeCachedKeysLongestAreExact) {
   const std::vector<uint64_t> steps = Steps();
-  // If it were not exact, the slowest pair would add 500 * 0.0043 to
-  // cached keys.
+  // If it were not exact, the slowest pair would leave a bias of 500 * 0.0043
+  // in cached keys. That is its bias times its turn in half a tile, in radians.
   const KeyBiasSplit split =
       Split(Head({{0, 1}, {5, 7}, {9, -3}, {12, 2.1f}, {31, 500}, {25, 4}}),
             {.steps = steps});
@@ -83,12 +84,12 @@ TEST(KeyBiasSplitTest, ATilePairOfOneHeadIsATilePairOfAllHeads) {
   EXPECT_THAT(split.cached, Each(0.0f));
 }
 
-TEST(KeyBiasSplitTest, TheBiasOfNumbersThatDoNotRotateIsNotCached) {
+TEST(KeyBiasSplitTest, TheBiasOfDimensionsThatDoNotRotateIsNotCached) {
   const std::vector<float> bias(kDim, 3.0f);
   KeyBiasSplit split = Split(bias, {});
   EXPECT_TRUE(split.pairs.empty());
   EXPECT_THAT(split.cached, Each(0.0f));
-  // With 2 pairs, the other 60 numbers do not rotate.
+  // With 2 pairs, the other 60 dimensions do not rotate.
   const std::vector<uint64_t> steps = {kernels::RopeStep(1.0),
                                        kernels::RopeStep(0.001)};
   split = Split(bias, {.steps = steps,
@@ -102,7 +103,7 @@ TEST(KeyBiasSplitTest, TheBiasOfNumbersThatDoNotRotateIsNotCached) {
   EXPECT_EQ(split.pairs[1].bias_second, 6.0f);
 }
 
-TEST(KeyBiasSplitTest, NumbersOfALargeBiasDoNotOverflowFloat16) {
+TEST(KeyBiasSplitTest, ALargeBiasIsScaledSoThatProductsWithQueriesFitFloat16) {
   // In float16, 300 * 800 would be infinite.
   std::vector<kernels::KeyBiasPair> pairs(2);
   pairs[0].bias_first = -800.0f;

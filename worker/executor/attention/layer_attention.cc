@@ -141,8 +141,8 @@ absl::Status LayerAttention::NormalizeHeads(Stream& stream, const Rows& rows,
   if (parts_.spec->qk_norm == model::QkNorm::kNone) return absl::OkStatus();
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kNorms);
   const AttentionProgram& plan = program();
-  // A plan for such a model has whole keys in one part (plan/space.cc), so
-  // whole heads lie side by side.
+  // For a model with QK-norm, every plan has one key part with all dimensions
+  // (plan/space.cc). So the columns of all heads are contiguous.
   KVASIR_CHECK(plan.key.size() == 1);
   const KeyProgram& key = plan.key[0];
   const bool together = parts_.spec->qk_norm == model::QkNorm::kAllHeads;

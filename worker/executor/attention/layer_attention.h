@@ -38,19 +38,19 @@ namespace kvasir::worker {
 struct AttentionInput {
   kernels::DevicePtr<const float> normed;  // [T, M]
   int64_t num_tokens = 0;                  // T in shapes
-  int64_t padded_tokens = 0;  // number of tokens in StepBucket::padded
+  int64_t padded_tokens = 0;  // T after padding (StepBucket::padded)
   int64_t num_sequences = 0;  // B in shapes
   // The rows of each sequence, in the order of `group.sequences`. `first_row`
   // ascends among the prompts, and among the sequences that decode. Host
   // memory; not read if the workspace is counting(). [B]
   absl::Span<const SequenceRows> rows;
-  kernels::DevicePtr<const int64_t> positions;  // [T], logical
-  AttentionBatch group;                         // for the layer's page group
-  // Where the exact (uncompressed) key and value of each token are stored, if
-  // the layer keeps them. [T]
+  kernels::DevicePtr<const int64_t> positions;  // [T], positions in the text
+  AttentionBatch group;                         // in the layer's page group
+  // Where the exact (uncompressed) key and value of each token are stored
+  // (StepBatch::ring_slots), if the layer keeps them. [T]
   kernels::DevicePtr<const int64_t> key_ring_slots;
   kernels::DevicePtr<const int64_t> value_ring_slots;
-  kernels::DevicePtr<float> not_finite;  // KvAppendParams::not_finite
+  kernels::DevicePtr<float> not_finite;  // see KvAppendParams::not_finite
   // Indexed by LayerAttention::Launch::step. Host memory.
   absl::Span<const kernels::AttentionStep> steps;
 };
@@ -188,7 +188,8 @@ class LayerAttention {
     std::optional<kernels::PreparedLift> lift;
     std::vector<int64_t> lifted_column;  // [Hq]
   };
-  // Activations of a step's tokens, one row of `stride` numbers per token.
+  // Activations of a step's tokens: one row per token. Rows begin `stride`
+  // floats apart.
   struct Rows {
     kernels::DevicePtr<float> row;  // [T, row_columns] activations
     int64_t stride = 0;
@@ -316,8 +317,9 @@ class LayerAttention {
   // The whole key bias [Hkv, D], if it is added to rebuilt keys; else null.
   kernels::DevicePtr<const float> rebuilt_key_bias_;
   std::unique_ptr<ScoredKeyBias> key_bias_;  // null: scores need no key bias
-  // The number of columns of a token's row: first those of the program, then
-  // those that the key bias needs for each query (kernels::KeyBiasColumns).
+  // The number of columns of a token's row. The columns of the
+  // program are followed by the columns that the key bias needs for
+  // each query (kernels::KeyBiasColumns).
   int64_t row_columns_ = 0;
   bool rolling_ = false;  // keys rotate by slot number, not by text position
   std::unique_ptr<Launch> launch_;

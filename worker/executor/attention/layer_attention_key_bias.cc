@@ -1,4 +1,4 @@
-// Prepares what a layer's attention does with the bias of the key projection.
+// Prepares how a layer's attention applies the bias of the key projection.
 #include <algorithm>
 #include <utility>
 

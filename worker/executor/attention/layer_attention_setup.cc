@@ -42,7 +42,8 @@ void CheckAlike(const PartProgram& part, const KvArenas::Part& arena) {
   }
 }
 
-// Whether all heads rotate all of the model's pairs, each by its usual angle.
+// Whether all heads rotate all of the model's pairs, each by the model's angle
+// for that pair.
 bool IsWhole(const Rotation& rotation, int64_t rotary_pairs) {
   if (rotation.per_head() || rotation.num_pairs != rotary_pairs) return false;
   for (size_t i = 0; i < rotation.pairs.size(); ++i) {
@@ -68,9 +69,9 @@ std::vector<HadamardPlace> PlacesOfHeads(const HeadSpans& heads) {
 }
 
 constexpr int64_t kFreshAlignmentBytes = 64;
-// Space between latent groups. The bytes of a group are often a power of two,
-// so without this space, rows of different groups would compete for the same
-// sets of a CPU cache.
+// The space between latent groups in FreshRows::memory. The size of a group is
+// often a power of two. Without this space, rows of different groups would then
+// compete for the same sets of a CPU cache.
 constexpr int64_t kFreshShiftBytes = 5 * kFreshAlignmentBytes;
 
 // Lays out the exact rows of a step's tokens in one page, one latent group
@@ -92,7 +93,7 @@ int64_t Padded(int64_t bytes) {
          kFreshAlignmentBytes;
 }
 
-// Adds `flops`, which has one number per KV head, to `sum`. An empty `sum`
+// Adds `flops`, which has one element per KV head, to `sum`. An empty `sum`
 // counts as zeros.
 void Add(const std::vector<double>& flops, std::vector<double>* sum) {
   sum->resize(flops.size());

@@ -16,7 +16,8 @@ MassRoom RoomForMass(const MassRoomLimits& limits) {
   constexpr int64_t kBlock = kernels::kAttentionBlockSlots;
   const int64_t most_bytes =
       std::max(kBytesOfAnyPool, limits.pool_bytes / kPartOfPool);
-  // The last block of each sequence may be partly filled.
+  // The last block of each sequence may be partly filled, so each sequence may
+  // need one block more than its slots fill.
   const int64_t blocks =
       std::min(limits.max_num_seqs * (limits.most_slots / kBlock + 1),
                limits.pool_slots / kBlock + limits.max_num_seqs);

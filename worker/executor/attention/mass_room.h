@@ -1,5 +1,5 @@
-// Decides how much memory a step gets for attention mass: sums of attention
-// weights, by which eviction scores slots.
+// Decides how much memory a step gets for attention weights. Eviction scores a
+// slot by their sum, the slot's attention mass.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace kvasir::worker {
 // The size of the memory for attention weights, in layers that evict by scores.
 struct MassRoom {
   int64_t most_rows = 0;     // the most rows in one step
-  int64_t most_weights = 0;  // floats that one step may keep
+  int64_t most_weights = 0;  // the most weights (floats) that one step may keep
 };
 
 struct MassRoomLimits {
@@ -30,13 +30,13 @@ struct MassRoomLimits {
 // Chooses the size of the memory that keeps the attention weights of sequences
 // that decode. If a sequence's weights do not fit, the scores are computed from
 // the keys again, which takes nearly as long as attention. So the memory has
-// room for the weights of all slots of the pool, but is limited to 32 MiB or
-// 1/32 of the pool, whichever is more.
+// room for the weights of all slots of the pool, up to a limit. The limit is 32
+// MiB or 1/32 of the pool, whichever is more.
 MassRoom RoomForMass(const MassRoomLimits& limits);
 
-// Returns `steps`, in which the caller has set the first three fields, with the
-// other fields set for a pool of `pages`. Lowers most_slots if the pool has
-// fewer slots. `layout` was made for `plan`.
+// Sets the last three fields of `steps` for a pool of `pages` and returns the
+// result. The caller must have set the first three. Lowers most_slots if the
+// pool has fewer slots. `layout` must have been made for `plan`.
 MassRoomLimits LimitsInPool(MassRoomLimits steps,
                             const plan::ResolvedPlan& plan,
                             const cache::PageLayout& layout,
@@ -46,14 +46,14 @@ MassRoomLimits LimitsInPool(MassRoomLimits steps,
 int64_t KeptWeightBytes(const plan::ResolvedPlan& plan,
                         const MassRoomLimits& limits);
 
-// How a launch gets a sequence's attention weights, which are added to the
-// scores of slots.
+// How a launch gets the attention weights of a sequence's tokens, which it adds
+// to the scores of slots.
 enum class ScoringKind : uint8_t {
-  kKept,  // attention kept the weights of the sequence's only row
-  // the sequence has several rows, whose weights are computed from the keys
-  // again; or its only row does not add to scores
+  kKept,  // attention has kept the weights of the sequence's only row
+  // the weights are computed from the keys again, because the sequence has
+  // several rows, or because its only row does not add to scores
   kAgain,
-  kNoRoom,  // the weights did not fit: computed from the keys again
+  kNoRoom,  // as kAgain, but because the weights did not fit
 };
 ScoringKind ScoringOf(const kernels::AttentionSequence& sequence);
 

@@ -32,8 +32,8 @@ int64_t Keeping(const MassRoomLimits& limits,
   return keeping;
 }
 
-// Limits for a pool of `slots` slots. `slot_bytes` is the size of a slot in all
-// layers together.
+// Returns the limits for a pool of `slots` slots. `slot_bytes` is the size of a
+// slot in all layers together.
 MassRoomLimits PoolOf(int64_t slots, int64_t slot_bytes) {
   return {.max_batched_tokens = 512,
           .max_num_seqs = 64,
@@ -69,9 +69,8 @@ TEST(MassRoomTest, KeptAttentionWeightsTakeAtMostOne32ndOfALargePool) {
 
 // Regression test: prompts, and sequences that compute tokens again after a
 // preemption, were counted as kNoRoom.
-TEST(
-    ScoringTest,
-    TokensWithoutRoomForAttentionWeightsAreCountedApartFromThoseThatNeverKeepThem) {
+TEST(ScoringTest,
+     OnlySequencesWhoseAttentionWeightsDoNotFitAreCountedAsWithoutRoom) {
   std::vector<kernels::AttentionSequence> sequences(4);
   for (kernels::AttentionSequence& sequence : sequences) {
     sequence.num_rows = 1;

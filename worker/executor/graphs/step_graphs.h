@@ -1,4 +1,4 @@
-// Captured steps, which can be enqueued again as a whole.
+// Keeps captured steps, each of which can be enqueued again as one graph.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,9 @@ namespace kvasir::worker {
 // Threads: one at a time, and not while captured work is being enqueued.
 class StepGraphs {
  public:
-  // Limited, because captured steps take some KiB of host and GPU memory for
-  // each launch. 64 suffice: batches change slowly, so only a few sizes of
-  // steps alternate.
+  // The most steps to remember. They are limited, because captured steps take
+  // some KiB of host and GPU memory for each launch. 64 suffice: batches change
+  // slowly, so only a few sizes of steps alternate.
   static constexpr size_t kMost = 64;
 
   struct Step {

@@ -40,7 +40,7 @@ class KvArenas {
     bool of_keys = false;
     kernels::LatentPart latents;
     std::vector<kernels::LatentGroup> groups;
-    std::vector<std::vector<kernels::CodeRun>> runs;  // of each group
+    std::vector<std::vector<kernels::CodeRun>> runs;  // one list for each group
     // The layout of an exact (uncompressed) row, if the part keeps exact rows.
     // Offsets are relative to `exact.arena`.
     kernels::LatentPart exact;
@@ -72,7 +72,7 @@ class KvArenas {
     int64_t page_group = 0;
     std::vector<Part> key;
     std::vector<Part> value;
-    int64_t key_ring = -1;  // index in rings(); below 0: none
+    int64_t key_ring = -1;  // index in rings(); negative: no exact rows
     int64_t value_ring = -1;
     // Has no eviction units if the layer evicts nothing.
     kernels::SlotMetadata metadata;
@@ -180,8 +180,8 @@ class KvArenas {
   int64_t RingOf(const cache::PageLayout& layout, int64_t page_group,
                  const cache::ExactRing& rows);
   absl::Status CheckCopy(const kvasir::v1::PageCopy& copy) const;
-  // Calls visit(memory of the page, its offset in `bytes`, its size) for each
-  // page and layer. `num_bytes` is the size of `bytes`.
+  // Visits each page in each layer: calls visit(the page's memory, its offset
+  // in the caller's buffer, its size). `num_bytes` is the size of that buffer.
   template <typename Visit>
   absl::Status ForHostPages(int64_t group, absl::Span<const int32_t> pages,
                             size_t num_bytes, const Visit& visit) const;

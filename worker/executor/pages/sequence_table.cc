@@ -18,8 +18,7 @@ absl::Status Wrong(uint64_t sequence_id, const std::string& what) {
       absl::StrCat("step plan: sequence ", sequence_id, ": ", what));
 }
 
-// Returns which slot of the sequence, in this page group, the step's first
-// token gets.
+// Returns the slot number that the step's first token gets in this page group.
 uint64_t PhysicalStart(const SequenceStep& step, int group) {
   return step.physical_starts().empty() ? step.logical_start()
                                         : step.physical_starts(group);
@@ -38,7 +37,7 @@ absl::StatusOr<SequenceTable> SequenceTable::Create(SequenceTableLimits limits,
       limits.page_tokens < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("executor: the limits of sequences, tokens per sequence "
-                     "and tokens per page must be at least 1, are ",
+                     "and tokens per page must be at least 1, but are ",
                      limits.max_sequences, ", ", limits.max_model_len, " and ",
                      limits.page_tokens));
   }
@@ -120,7 +119,7 @@ absl::Status SequenceTable::CheckResets(const SequenceStep& step,
   if (resets == 0 || resets == groups) return absl::OkStatus();
   return Wrong(step.sequence_id(),
                absl::StrCat("the plan resets its page tables in ", resets,
-                            " page groups, must reset them in all ", groups,
+                            " page groups, but must reset them in all ", groups,
                             " or in none"));
 }
 
@@ -152,7 +151,7 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
   if (first_live < table.first_live || first_live > new_size) {
     return absl::InvalidArgumentError(absl::StrCat(
         "first_live_index of its page table in page group ", group, " is ",
-        first_live, ", must be ", table.first_live, " to ", new_size));
+        first_live, ", but must be ", table.first_live, " to ", new_size));
   }
   for (int i = 0; i < delta.appended_pages_size(); ++i) {
     if (old_size + i >= first_live) {
@@ -172,7 +171,7 @@ absl::Status SequenceTable::ApplySidePages(const BlockTableDelta& delta,
   if (delta.side_pages_size() != want) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the plan gives it ", delta.side_pages_size(),
-        " side pages in page group ", group, ", must give ", want));
+        " side pages in page group ", group, ", but must give ", want));
   }
   if (want == 0) return absl::OkStatus();
   for (const int32_t page : delta.side_pages()) {
@@ -226,7 +225,7 @@ absl::Status SequenceTable::CheckPositions(const SequenceStep& step,
   if (!sequence.is_fresh &&
       static_cast<int64_t>(step.logical_start()) != sequence.length) {
     return Wrong(id, absl::StrCat("starts at position ", step.logical_start(),
-                                  ", must start at ", sequence.length));
+                                  ", but must start at ", sequence.length));
   }
   return CheckStarts(step, sequence);
 }
@@ -242,7 +241,7 @@ absl::Status SequenceTable::CheckStarts(const SequenceStep& step,
     return have == 0 || have == groups
                ? absl::OkStatus()
                : Wrong(id, absl::StrCat("has ", have, " ", what,
-                                        ", must have none or ", groups,
+                                        ", but must have none or ", groups,
                                         " (one per page group)"));
   };
   KVASIR_RETURN_IF_ERROR(
@@ -263,14 +262,14 @@ absl::Status SequenceTable::CheckStarts(const SequenceStep& step,
     if (start < least || start > greatest) {
       return Wrong(
           id, absl::StrCat("the physical start in page group ", group, " is ",
-                           start, ", must be ", least, " to ", greatest));
+                           start, ", but must be ", least, " to ", greatest));
     }
     if (step.first_counted_size() > 0 &&
         step.first_counted(group) > most + step.num_tokens()) {
       return Wrong(
           id, absl::StrCat("the first counted token in page group ", group,
                            " is ", step.first_counted(group),
-                           ", must be at most ", most + step.num_tokens()));
+                           ", but must be at most ", most + step.num_tokens()));
     }
   }
   return absl::OkStatus();
@@ -304,7 +303,7 @@ absl::Status SequenceTable::Evict(const SlotEviction& eviction) {
     return (count + page_tokens - 1) / page_tokens;
   };
   if (static_cast<uint64_t>(eviction.pages_size()) != entries(slots)) {
-    return wrong("has ", eviction.pages_size(), " pages, must have ",
+    return wrong("has ", eviction.pages_size(), " pages, but must have ",
                  entries(slots));
   }
   absl::flat_hash_set<int32_t> pages;

@@ -1,6 +1,6 @@
-// The executor's record of each sequence: its block tables, which step plans
-// change, and how many of its tokens are in the cache. Host memory; each step
-// uploads the tables of its sequences.
+// The executor's record of each sequence: its length in tokens, and its block
+// tables, which step plans change. Host memory; each step uploads the tables of
+// its sequences.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,9 @@ class SequenceTable {
     std::vector<int32_t> side_pages;
   };
   struct Sequence {
-    int32_t row = 0;     // unique among live sequences; below max_sequences
-    int64_t length = 0;  // tokens written
+    int32_t row = 0;  // unique among live sequences; below max_sequences
+    // The position of the next token. Evicted tokens count.
+    int64_t length = 0;
     // true: no step has run since the last reset, so any start position is
     // allowed
     bool is_fresh = true;
@@ -76,10 +77,10 @@ class SequenceTable {
   // the kept slots.
   absl::Status Evict(const kvasir::v1::SlotEviction& eviction);
 
-  // Applies the step's changes to the sequence's block tables. Checks that the
-  // step's tokens continue those in the cache, that the block tables have slots
-  // for them, and that the slots of their sliding windows still exist. The
-  // result is valid until the next call.
+  // Applies the step's changes to the sequence's block tables. Checks three
+  // conditions: the step's tokens continue the tokens in the cache, the block
+  // tables have slots for them, and the slots of their sliding windows still
+  // exist. The result is valid until the next call.
   absl::StatusOr<Sequence*> Apply(const kvasir::v1::SequenceStep& step);
 
   // Index, in the page group's arenas, of slot number `slot` of a sequence:
@@ -123,7 +124,7 @@ class SequenceTable {
   // another sequence. Needed because plans send a sequence's side pages only
   // once.
   struct SidePages {
-    // by page: the row of the sequence that owns it; below 0: no owner
+    // by page: the row of the sequence that owns it; negative: no owner
     std::vector<int32_t> owner;
     std::vector<bool> lost;  // by row: whether another sequence took a page
   };

@@ -23,7 +23,7 @@ struct StepResults {
   kernels::DevicePtr<int32_t> top_ids;        // [samples, top]
   kernels::DevicePtr<float> top_logprobs;     // [samples, top]
   kernels::DevicePtr<float> target_logprobs;  // [targets]
-  kernels::DevicePtr<float> not_finite;       // [T], TokenBatch::not_finite
+  kernels::DevicePtr<float> not_finite;       // [T], see TokenBatch::not_finite
 };
 
 // The step's counts, device addresses in the uploaded blob, and host arrays. T
@@ -35,9 +35,9 @@ struct StagedStep {
   StepBucket bucket;
   const StepBatch* batch = nullptr;          // the step's host arrays
   const SlotEvictions* evictions = nullptr;  // the step's evictions
-  int64_t blob_peaks = 0;                    // StepBlob::peaks
+  int64_t blob_peaks = 0;                    // see StepBlob::peaks
 
-  kernels::DevicePtr<const kernels::PagePair> copies;  // for bucket.copies
+  kernels::DevicePtr<const kernels::PagePair> copies;  // of bucket.copies
   kernels::DevicePtr<const int32_t> ids;               // [T]
   kernels::DevicePtr<const int32_t> token_sources;     // [T]
   kernels::DevicePtr<const int64_t> positions;         // [T]

@@ -27,7 +27,7 @@ absl::Status CheckIds(const SequenceStep& step, const char* field,
     if (id < 0 || id >= vocab_size) {
       return Wrong(step.sequence_id(),
                    absl::StrCat(field, ": an id must be 0 to ", vocab_size - 1,
-                                ", is ", id));
+                                ", but is ", id));
     }
   }
   return absl::OkStatus();
@@ -64,9 +64,9 @@ absl::Status CheckNumbers(const SequenceStep& step) {
   };
   for (const Row& row : rows) {
     if (!row.ok) {
-      return Wrong(
-          step.sequence_id(),
-          absl::StrCat(row.field, ": must be ", row.want, ", is ", row.value));
+      return Wrong(step.sequence_id(),
+                   absl::StrCat(row.field, ": must be ", row.want, ", but is ",
+                                row.value));
     }
   }
   return absl::OkStatus();
@@ -335,7 +335,7 @@ absl::Status StepBatch::AddSample(const SequenceStep& step,
       request.num_logprobs() > limits_.max_logprobs) {
     return Wrong(
         id, absl::StrCat("num_logprobs: must be -1 to ", limits_.max_logprobs,
-                         ", is ", request.num_logprobs()));
+                         ", but is ", request.num_logprobs()));
   }
   KVASIR_RETURN_IF_ERROR(
       CheckIds(step, "banned_ids", request.banned_ids(), limits_.vocab_size));

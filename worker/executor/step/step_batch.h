@@ -39,7 +39,7 @@ class StepBatch {
     std::vector<kernels::AttentionSequence> sequences;
     struct Tables {
       int64_t pages = 0;
-      int64_t side_pages = -1;  // below 0: none
+      int64_t side_pages = -1;  // negative: no side pages
     };
     std::vector<Tables> tables;
   };
@@ -50,14 +50,14 @@ class StepBatch {
     kernels::SampleRow row;
     int64_t first_bias = 0;
     int64_t first_banned = 0;
-    int32_t table_row = 0;  // SequenceTable::Sequence::row
+    int32_t table_row = 0;  // see SequenceTable::Sequence::row
   };
   // Token ids to count for a sequence's penalties.
   struct History {
     int64_t first_id = 0;  // index in history_ids()
     int64_t num_ids = 0;
     kernels::DevicePtr<int32_t> counts;  // [V]
-    bool clear = false;                  // forget earlier counts first
+    bool clear = false;                  // whether to set `counts` to 0 first
   };
   struct Output {
     uint64_t sequence_id = 0;
@@ -112,8 +112,8 @@ class StepBatch {
   // The number of runs of consecutive output rows.
   int64_t output_runs() const { return output_runs_; }
   // For each of KvArenas::rings(): where each token's exact (uncompressed) row
-  // is stored, in bytes from the start of the ring's arena. Below 0: the row is
-  // not stored, because no later step reads it. [T] each.
+  // is stored, in bytes from the start of the ring's arena. Negative if the row
+  // is not stored, because no later step reads it. [T] each.
   const std::vector<std::vector<int64_t>>& ring_slots() const {
     return ring_slots_;
   }

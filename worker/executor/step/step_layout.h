@@ -48,17 +48,17 @@ struct EvictionBatch {
 
 // Everything that determines a step's list of launches. Steps of one bucket
 // have the same layout of blob, results and workspace. They differ in the
-// uploaded numbers, and in which rows are not padding. Each launch receives the
-// range of these rows, and a CPU computes only this range.
+// uploaded data, and in which rows are padding. Each launch receives the range
+// of rows that are not padding, and a CPU computes only this range.
 struct StepBucket {
   StepSizes padded;
   // Page copies, launched for each layer of their page group. The launch
   // includes the padding, which copies nothing.
   absl::InlinedVector<KvArenas::CopyBatch, 4> copies;
   absl::InlinedVector<EvictionBatch, 2> evictions;
-  // StepBatch::has_prompts and StepBatch::output_runs. Set only if prompts lift
-  // latents (prompt_lift.h), because prompts and output then have different
-  // launches.
+  // See StepBatch::has_prompts and StepBatch::output_runs. Set only if prompts
+  // lift latents (prompt_lift.h), because prompts and output then have
+  // different launches.
   bool has_prompts = false;
   int64_t output_runs = 0;
 
@@ -77,7 +77,7 @@ struct ResultLayout {
   ResultLayout() = default;
   explicit ResultLayout(const StepSizes& padded);
 
-  int64_t clamped_codes = 0;  // int64, the total of all steps
+  int64_t clamped_codes = 0;  // one int64, which counts all steps so far
   // The offsets of the arrays below depend on the step's sizes.
   int64_t token_ids = sizeof(int64_t);  // [samples] int32
   int64_t logprobs = 0;                 // [samples] float32

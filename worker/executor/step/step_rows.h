@@ -34,7 +34,7 @@ struct AttentionBatch {
 struct SequenceRows {
   int64_t first_row = 0;
   int64_t num_rows = 0;
-  bool prompt = false;  // false: output
+  bool prompt = false;  // whether the tokens are prompt, not output
 };
 
 // The sequences of a step that one launch of attention covers: all, only

@@ -172,7 +172,8 @@ absl::StatusOr<GlooAddress> ParseGlooAddress(std::string_view text) {
       !absl::SimpleAtoi(fields[2], &shard.size) ||
       !absl::SimpleAtoi(fields[3], &address.chunk_bytes)) {
     return absl::InvalidArgumentError(
-        "want four fields: a rank, the number of ranks and the size of a chunk "
+        "must have four fields: a rank, the number of ranks and the size of a "
+        "chunk "
         "in bytes as numbers, and a secret");
   }
   if (shard.size < 2 || shard.size > kMaxGlooRanks || shard.rank < 0 ||
@@ -190,15 +191,17 @@ absl::StatusOr<GlooAddress> ParseGlooAddress(std::string_view text) {
     return absl::InvalidArgumentError("the secret is not 32 hex digits");
   }
   if (fields.size() != kPorts + static_cast<size_t>(shard.size)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "want ", shard.size, " socket addresses, one for each rank, have ",
-        fields.size() - kPorts));
+    return absl::InvalidArgumentError(
+        absl::StrCat("must have ", shard.size,
+                     " socket addresses, one for each rank, but has ",
+                     fields.size() - kPorts));
   }
   for (int64_t rank = 0; rank < shard.size; ++rank) {
     const std::string& field = fields[kPorts + static_cast<size_t>(rank)];
     if ((field == "-") != (rank == shard.rank)) {
       return absl::InvalidArgumentError(
-          "want \"-\" for its own rank and a socket address for each other "
+          "must have \"-\" for its own rank and a socket address for each "
+          "other "
           "rank");
     }
     SocketAddress port;

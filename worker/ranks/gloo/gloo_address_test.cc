@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 constexpr char kSecret[] = "00112233445566778899aabbccddeeff";
 
-TEST(GlooAddressTest, ParsedAddressesFormatToTheSameText) {
+TEST(GlooAddressTest, FormattingAParsedAddressGivesTheSameText) {
   for (const std::string& text : {
            absl::StrCat("kvasir-gloo-1 1 3 64 ", kSecret,
                         " 10.0.0.7:4000 - 127.0.0.1:65535"),
@@ -47,7 +47,7 @@ TEST(GlooAddressTest, InvalidAddressesAreRefused) {
       {text("0 2 64", "- 127.0.0.1:1", "0011"), "32 hex digits"},
       {text("0 2 64", "- 127.0.0.1:1", std::string(32, 'G')), "32 hex digits"},
       {text("0 2 64", "-"),
-       "want 2 socket addresses, one for each rank, have 1"},
+       "must have 2 socket addresses, one for each rank, but has 1"},
       {text("0 2 64", "- 127.0.0.1:1 127.0.0.1:2"), "have 3"},
       {text("0 2 64", "127.0.0.1:1 -"), "for its own rank"},
       {text("0 2 64", "- -"), "for its own rank"},

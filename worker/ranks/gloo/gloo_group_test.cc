@@ -188,7 +188,7 @@ TEST_F(GlooGroupTest, CallsOfTheOtherRanksFailIfARankIsGone) {
 }
 
 // Rank 0 only sends in a Broadcast, and still notices that rank 1 is gone.
-TEST_F(GlooGroupTest, ACallFailsAtOnceIfARankLeftTheGroupBeforeIt) {
+TEST_F(GlooGroupTest, ACallFailsAtOnceIfARankHasAlreadyLeftTheGroup) {
   auto group = MakeGlooRanks(2);
   ASSERT_FALSE(group.empty());
   group[1] = nullptr;
@@ -204,8 +204,7 @@ TEST_F(GlooGroupTest, CallsOfAllRanksFailIfAConnectionIsCut) {
   std::mt19937 random(3);
   for (int round = 0; round < 12; ++round) {
     const int64_t size = 2 + round % 3;
-    // The timeout is longer than the test may take, so it cannot be what ends
-    // the calls.
+    // The timeout is longer than the test may take, so it cannot end the calls.
     const auto group = MakeGlooRanks(size, {.call_timeout = absl::Minutes(1)});
     ASSERT_FALSE(group.empty());
     const std::vector<int> connections = Connections();

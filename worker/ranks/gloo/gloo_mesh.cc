@@ -100,24 +100,24 @@ absl::Status CheckOptions(const GlooOptions& options) {
   constexpr int64_t kMaxChunkBytes = 64 << 20;
   if (options.chunk_bytes < 4 || options.chunk_bytes > kMaxChunkBytes ||
       options.chunk_bytes % 4 != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("chunk_bytes is ", options.chunk_bytes,
-                     ", must be a multiple of 4 from 4 to ", kMaxChunkBytes));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "chunk_bytes is ", options.chunk_bytes,
+        ", but must be a multiple of 4 from 4 to ", kMaxChunkBytes));
   }
   for (const absl::Duration timeout :
        {options.connect_timeout, options.call_timeout}) {
     if (timeout < absl::Milliseconds(1) || timeout > absl::Hours(24)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("connect_timeout or call_timeout is ",
-                       absl::FormatDuration(timeout), ", must be 1ms to 24h"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "connect_timeout or call_timeout is ", absl::FormatDuration(timeout),
+          ", but must be 1ms to 24h"));
     }
   }
   struct sigaction action = {};
   if (sigaction(SIGPIPE, nullptr, &action) != 0 ||
       action.sa_handler == SIG_DFL) {
     return absl::FailedPreconditionError(
-        "SIGPIPE would end this process when another rank is gone: it must be "
-        "ignored");
+        "SIGPIPE has its default action, which would end this process when "
+        "another rank is gone: the process must ignore or handle SIGPIPE");
   }
   return absl::OkStatus();
 }
@@ -577,7 +577,7 @@ void GlooMesh::Abort(const absl::Status& reason) {
   }
   if (connecting) {
     // No message can be sent before all ranks are connected. Closing the
-    // connections tells the other ranks.
+    // connections shows the other ranks that the group has failed.
     ClosePairs();
     return;
   }

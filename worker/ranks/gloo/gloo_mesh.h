@@ -31,7 +31,7 @@ class UnboundBuffer;
 namespace kvasir::worker {
 
 struct GlooOptions {
-  plan::TpShard shard;  // at least 2 ranks
+  plan::TpShard shard;  // in a group of at least 2 ranks
   // A network interface of this machine, or one of its addresses, for all
   // traffic of the group. Use a network that only the ranks can reach: traffic
   // is not encrypted, and until Connect has ended, the ports accept
@@ -146,7 +146,7 @@ class GlooMesh {
   template <typename Body>
   absl::Status Try(int64_t peer, const Body& body);
   // Calls wait(timeout in milliseconds), which calls one of Gloo's wait
-  // functions. `peer` is the rank for which it waits; below 0: any rank.
+  // functions. `peer` is the rank for which it waits; negative: any rank.
   template <typename Wait>
   absl::Status WaitFor(int64_t peer, const Wait& wait);
   absl::Status CheckHeader(const Place& place, const GlooCall& call,

@@ -1,6 +1,7 @@
 // Tests Gloo ranks as separate processes that are killed, stopped and cut off
 // during calls. The test program starts itself: with "--rank RANK SIZE
-// TIMEOUT_MS NUMBERS CALLS" it runs as one rank.
+// TIMEOUT_MS NUMBERS CALLS" it runs as one rank, which makes CALLS sums of
+// NUMBERS floats.
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/prctl.h>
@@ -137,8 +138,7 @@ class GlooProcessTest : public ::testing::Test {
   }
 };
 
-TEST_F(GlooProcessTest,
-       RanksInSeparateProcessesAddTheirDataAndEndWithoutAnError) {
+TEST_F(GlooProcessTest, RanksInSeparateProcessesComputeSumsWithoutErrors) {
   const auto ranks = StartRanks(4, absl::Seconds(30), 5000, 200);
   ExpectAllDone(ranks);
 }

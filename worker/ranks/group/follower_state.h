@@ -97,7 +97,7 @@ class FollowerState {
   bool started_ = false;
   kvasir::v1::RankStart start_;
   kvasir::v1::RankReady ready_;  // as sent, without the weight tiles
-  // Plans that were received but not yet returned by TakeStep.
+  // Plans that have been received but that TakeStep has not returned yet.
   std::deque<kvasir::v1::StepPlan> plans_;
   uint64_t last_step_ = 0;  // id of the last step that was received
   uint64_t last_taken_ = 0;

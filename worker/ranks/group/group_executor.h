@@ -13,8 +13,8 @@ namespace kvasir::worker {
 
 // Sends each plan to all followers, then gives it to the leader's own executor.
 // A plan that is announced during the previous step is sent at once, so that
-// followers can start it without a pause. Await returns when every rank has
-// reported the same result.
+// followers can start it as soon as that step ends. Await returns when every
+// rank has reported the same result.
 //
 // Threads: see Executor.
 // Errors: those of Executor. A failed step ends the group, and after the group

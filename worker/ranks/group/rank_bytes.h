@@ -1,4 +1,4 @@
-// Conversions and constants that both ends of a Join call share.
+// Conversions and constants that leader and follower share for a Join call.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>

@@ -4,7 +4,7 @@
 //   RankFollower follower(...);
 //   client->Join(&follower);
 //   ...
-//   client.reset();  // before the follower
+//   client.reset();  // before the follower is destroyed
 #pragma once
 
 #include <grpcpp/channel.h>

@@ -82,7 +82,7 @@ absl::Status ComparePages(const std::string& name, const char* what,
     if (pages.Get(g) >= least) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(name, " has ", pages.Get(g), " ", what, " in page group ",
-                     g, ", must have at least ", least));
+                     g, ", but must have at least ", least));
   }
   return absl::OkStatus();
 }
@@ -94,11 +94,11 @@ absl::Status CheckRankGroupOptions(const RankGroupOptions& options) {
   if (identity.tp_size() < 2 || identity.tp_size() > kMaxTpSize) {
     return absl::InvalidArgumentError(
         absl::StrCat("a tensor-parallel group has ", identity.tp_size(),
-                     " ranks, must have 2 to ", kMaxTpSize));
+                     " ranks, but must have 2 to ", kMaxTpSize));
   }
   if (identity.heartbeat_timeout_ms() == 0) {
     return absl::InvalidArgumentError(
-        "heartbeat_timeout_ms is 0, must be more than 0");
+        "heartbeat_timeout_ms is 0, but must be more than 0");
   }
   if (options.combine == nullptr) {
     return absl::InvalidArgumentError("RankGroupOptions.combine is not set");
@@ -106,9 +106,9 @@ absl::Status CheckRankGroupOptions(const RankGroupOptions& options) {
   for (const absl::Duration timeout :
        {options.join_timeout, options.load_timeout, options.step_timeout}) {
     if (timeout > absl::ZeroDuration()) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("join_timeout, load_timeout or step_timeout is ",
-                     absl::FormatDuration(timeout), ", must be more than 0"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "join_timeout, load_timeout or step_timeout is ",
+        absl::FormatDuration(timeout), ", but must be more than 0"));
   }
   return absl::OkStatus();
 }
@@ -180,7 +180,7 @@ void RankGroupState::OnMessage(LinkId link, FollowerMessage* message,
     }
   } else {
     Refuse(link, RankRefusal::NO_HELLO,
-           absl::StrCat("the first message must be a RankHello, is ",
+           absl::StrCat("the first message must be a RankHello, but is ",
                         MessageName(*message)),
            nullptr);
   }
@@ -207,7 +207,7 @@ void RankGroupState::OnBroken(LinkId link, const std::string& what,
                    absl::StrCat(member(rank).name, " sent ", what)));
   } else {
     Refuse(link, RankRefusal::NO_HELLO,
-           absl::StrCat("the first message must be a RankHello, is ", what),
+           absl::StrCat("the first message must be a RankHello, but is ", what),
            nullptr);
   }
 }
@@ -378,7 +378,7 @@ absl::Status RankGroupState::OnStep(uint64_t step_id, absl::Time now) {
   }
   if (step_id != last_step_ + 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("step_id is ", step_id, ", must be ", last_step_ + 1));
+        absl::StrCat("step_id is ", step_id, ", but must be ", last_step_ + 1));
   }
   if (steps_.size() == kMaxStepsInFlight) {
     return absl::FailedPreconditionError(

@@ -73,9 +73,9 @@ struct RankMember {
   int64_t weight_bytes = 0;
 };
 
-// If the leader's process itself did not run (stopped, swapped out) for more
-// than half of a heartbeat timeout, that time does not count towards the
-// timeouts of other ranks.
+// The leader's process itself may not run for some time (stopped, swapped out).
+// If that is more than half of a heartbeat timeout, it does not count towards
+// the timeouts of other ranks.
 //
 // Threads: one thread at a time may call methods.
 class RankGroupState {
@@ -158,8 +158,8 @@ class RankGroupState {
   // Ends the group because the leader itself has failed.
   void Abort(const absl::Status& reason);
 
-  // Returns the actions to carry out, in order. Steps are not among them: the
-  // caller itself sends each step to the member_links().
+  // Returns the actions to carry out, in order. They do not include steps,
+  // which the caller itself sends on all member_links().
   std::vector<Action> TakeActions() { return std::exchange(actions_, {}); }
   std::vector<Event> TakeEvents() { return std::exchange(events_, {}); }
   // The links on which a step must be sent to the followers.
@@ -196,7 +196,7 @@ class RankGroupState {
     uint64_t steps_done = 0;
     bool asked_drain = false;
   };
-  // A step that was sent and that not every rank has ended yet.
+  // A step that was sent and that at least one rank has not ended yet.
   struct Step {
     uint64_t id = 0;
     absl::Time since;

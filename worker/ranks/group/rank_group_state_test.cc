@@ -86,9 +86,8 @@ std::string Text(const LeaderMessage& message) {
   }
 }
 
-// A leader's state and the clock of its events. Rank r uses link r unless a
-// test says otherwise. Done() lists actions as "LINK: MESSAGE" and "LINK
-// closed: CODE".
+// A leader's state and the clock of its events. Rank r uses link r by default.
+// Done() lists actions as "LINK: MESSAGE" and "LINK closed: CODE".
 class Group {
  public:
   explicit Group(uint32_t size = 3) : state_(Options(size), now_) {}
@@ -207,10 +206,10 @@ class Group {
 TEST(RankGroupOptionsTest, InvalidOptionsAreRefused) {
   KVASIR_EXPECT_OK(CheckRankGroupOptions(Options(2)));
   for (const uint32_t size : {0u, 1u, 257u}) {
-    EXPECT_THAT(
-        CheckRankGroupOptions(Options(size)),
-        StatusIs(absl::StatusCode::kInvalidArgument,
-                 HasSubstr(absl::StrCat(size, " ranks, must have 2 to 256"))));
+    EXPECT_THAT(CheckRankGroupOptions(Options(size)),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr(absl::StrCat(
+                             size, " ranks, but must have 2 to 256"))));
   }
   RankGroupOptions options = Options(2);
   options.step_timeout = absl::ZeroDuration();
@@ -254,8 +253,7 @@ struct RefusedHello {
 
 class RefusedHelloTest : public ::testing::TestWithParam<RefusedHello> {};
 
-TEST_P(RefusedHelloTest,
-       TheRefusalOfAHelloStatesTheFieldAndItsValueAndIsLoggedOnce) {
+TEST_P(RefusedHelloTest, ARefusedHelloIsLoggedOnceWithTheFieldAndItsValue) {
   Group group;
   group.Join(2);
   (void)group.Events();
@@ -382,8 +380,7 @@ TEST(RankGroupStateTest, ADifferenceInAnyFieldOfARankIdentityIsFound) {
   }
 }
 
-TEST(RankGroupStateTest,
-     LongOrUnprintableHostNamesOfOtherRanksAreShortenedAndEscaped) {
+TEST(RankGroupStateTest, HostNamesOfOtherRanksAreShortenedAndEscaped) {
   Group group;
   RankHello hello = group.Hello(1);
   hello.mutable_identity()->set_plan_id(std::string(1000, 'x'));
@@ -425,7 +422,7 @@ TEST(RankGroupStateTest, TheFirstMessageOfAFollowerMustBeARankHello) {
                           "3: NO_HELLO", "3 closed: INVALID_ARGUMENT"));
   EXPECT_THAT(group.Events(),
               ElementsAre("a caller at ipv4:peer; NO_HELLO: the first message "
-                          "must be a RankHello, is RankHeartbeat"));
+                          "must be a RankHello, but is RankHeartbeat"));
   group.Link(4);
   group.Pass(kHeartbeatTimeout, {});
   EXPECT_THAT(group.Done(),
@@ -526,8 +523,8 @@ TEST(RankGroupStateTest,
   ASSERT_TRUE(tiles.has_value());
   EXPECT_THAT(*tiles, ElementsAre("leader's", "", "two"));
   EXPECT_FALSE(group.state().TakeTiles().has_value());
-  // Combining the tiles may take longer than load_timeout, because all ranks
-  // have loaded.
+  // Combining the tiles may take longer than load_timeout, which applies only
+  // until all ranks have loaded.
   group.Pass(absl::Seconds(40), {1, 2});
   EXPECT_THAT(group.Done(), IsEmpty());
   EXPECT_EQ(group.state().phase(), Phase::kLoading);
@@ -568,8 +565,7 @@ TEST(RankGroupStateTest,
   EXPECT_THAT(group.Done(), IsEmpty());
 }
 
-TEST(RankGroupStateTest,
-     OnlyARankThatLoadsMaySendALongMessageAndOnlyItsWeightTilesMayBeLong) {
+TEST(RankGroupStateTest, OnlyTheWeightTilesOfALoadingRankMayBeLong) {
   constexpr int64_t kShort = kMaxFollowerMessageBytes;
   Group group;
   group.Join(1);
@@ -628,8 +624,7 @@ TEST(RankGroupStateTest, TheLeaderListsTheRanksThatHaveJoined) {
   EXPECT_THAT(group.state().members(), IsEmpty());
 }
 
-TEST(RankGroupStateTest,
-     TheGroupEndsIfTheNumbersOfPagesOfARankDoNotFitThoseOfTheLeader) {
+TEST(RankGroupStateTest, TheGroupEndsIfARanksPageCountsDoNotMatchTheLeaders) {
   struct Case {
     std::function<void(RankReady*)> change;
     absl::StatusCode code;
@@ -645,7 +640,7 @@ TEST(RankGroupStateTest,
             name + " has host pages in 1 page groups, the leader in 0"},
            {[](RankReady* r) { r->set_pages(0, 0); },
             absl::StatusCode::kInvalidArgument,
-            name + " has 0 pages in page group 0, must have at least 1"},
+            name + " has 0 pages in page group 0, but must have at least 1"},
        }) {
     SCOPED_TRACE(each.text);
     Group group = Group::Of(3, Phase::kLoading);
@@ -706,7 +701,7 @@ TEST(RankGroupStateTest, AStepIsDoneOnceAllRanksHaveReportedTheSameResult) {
   for (const uint64_t id : {0u, 2u, 4u}) {
     EXPECT_THAT(group.Step(id),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         absl::StrCat("step_id is ", id, ", must be 3")));
+                         absl::StrCat("step_id is ", id, ", but must be 3")));
   }
   KVASIR_EXPECT_OK(group.Step(3));
 }
@@ -744,8 +739,7 @@ struct BrokenRule {
 
 class BrokenRuleTest : public ::testing::TestWithParam<BrokenRule> {};
 
-TEST_P(BrokenRuleTest,
-       AFailureOrProtocolViolationEndsTheGroupAndAllRanksGetTheReason) {
+TEST_P(BrokenRuleTest, AllRanksGetTheReasonWhenAFaultEndsTheGroup) {
   Group group = Group::Of(3, GetParam().phase);
   GetParam().act(&group);
   EXPECT_EQ(group.state().phase(), Phase::kEnded);

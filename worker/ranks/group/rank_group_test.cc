@@ -337,7 +337,7 @@ TEST(RankGroupTest, FollowersRunAnAnnouncedStepWithoutWaitingForTheLeader) {
   }
 }
 
-TEST(RankGroupTest, IfAnAnnouncedStepFailsTheStepInFlightBeforeItFailsToo) {
+TEST(RankGroupTest, TheStepInFlightAlsoFailsIfTheAnnouncedStepFails) {
   GroupOptions options{.size = 2};
   options.hooks = {{}, [](const StepPlan& plan, StepResult*) {
                      return plan.step_id() == 2
@@ -703,7 +703,7 @@ TEST(RankGroupTest, AllRanksEndIfTheLeaderFailsToCombineTheWeightTiles) {
 
 // Rounds differ in what fails and after which step. All calls that wait must
 // return.
-TEST(RankGroupTest, EveryCallThatWaitsReturnsWhenTheGroupEndsForAnyReason) {
+TEST(RankGroupTest, EveryWaitingCallReturnsWhateverEndsTheGroup) {
   for (int round = 0; round < 40; ++round) {
     SCOPED_TRACE(round);
     const auto last = static_cast<uint64_t>(round % 7);

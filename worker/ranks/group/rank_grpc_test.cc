@@ -354,19 +354,21 @@ TEST(RankGrpcTest, AFollowerCanJoinAfterInvalidCallsOfOtherClientsWereRefused) {
             "3 bytes that are not a FollowerMessage"},
            {{""},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "the first message must be a RankHello, is a message of an unknown "
+            "the first message must be a RankHello, but is a message of an "
+            "unknown "
             "kind"},
            {{"\x22"}, grpc::StatusCode::INVALID_ARGUMENT, "1 bytes that are"},
            {{std::string("\x22\x00", 2)},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "the first message must be a RankHello, is RankHeartbeat"},
+            "the first message must be a RankHello, but is RankHeartbeat"},
            {{std::string(size_t{kMaxFollowerMessageBytes} + 1, 'x')},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "the first message must be a RankHello, is 65537 bytes, the limit "
+            "the first message must be a RankHello, but is 65537 bytes, the "
+            "limit "
             "is 65536"},
            {{ReadyBytes(std::string(1 << 20, 't'))},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "the first message must be a RankHello, is 1048587 bytes, the "
+            "the first message must be a RankHello, but is 1048587 bytes, the "
             "limit is 65536"},
            {{std::string(size_t{kMaxFollowerMessageBytes + kMaxReadyBytes} + 1,
                          'x')},
@@ -458,8 +460,7 @@ class NonReadingCall final
   std::promise<void> done_;
 };
 
-TEST(RankGrpcTest,
-     TheNumberOfMessagesThatWaitForAFollowerThatDoesNotReadIsBounded) {
+TEST(RankGrpcTest, TheQueueOfMessagesToAFollowerThatDoesNotReadIsBounded) {
   constexpr absl::Duration kHeartbeat = absl::Milliseconds(600);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto leader, LeaderSide::Start(2, {.secret = kSecret}, kHeartbeat));

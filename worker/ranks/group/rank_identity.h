@@ -56,7 +56,8 @@ std::string PeerName(absl::string_view name);
 // A status text from another process is cut to this many bytes.
 inline constexpr size_t kMaxPeerTextBytes = 1024;
 
-// Does the same with an error message or another text, which may be longer.
+// Like PeerName, for error messages and other texts, which may be
+// longer (kMaxPeerTextBytes).
 std::string PeerText(absl::string_view text);
 
 // Returns a status that another process sent, with `prefix` before its text. A

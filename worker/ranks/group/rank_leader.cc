@@ -51,7 +51,7 @@ RankLeader::~RankLeader() {
     stop_.Signal();
   }
   ticker_.join();
-  Abort(absl::CancelledError("it is done"));
+  Abort(absl::CancelledError("its process has finished"));
   MutexLock lock(&mutex_);
   while (working_) changed_.Wait(&mutex_);
 }

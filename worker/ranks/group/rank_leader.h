@@ -5,7 +5,7 @@
 //   KVASIR_ASSIGN_OR_RETURN(auto addresses, leader.WaitJoined());
 //   ... the collective connects, the rank loads ...
 //   KVASIR_ASSIGN_OR_RETURN(auto start, leader.WaitStarted(ready));
-//   GroupExecutor executor(&leader, &own_executor);  // steps
+//   GroupExecutor executor(&leader, &own_executor);  // runs steps on all ranks
 //   leader.Drain();
 #pragma once
 

@@ -23,8 +23,8 @@ namespace {
 
 using base::MutexLock;
 
-// Connections that are accepted in addition to those of the followers: for
-// callers that are refused and for followers that reconnect.
+// How many more connections than followers are accepted. They are for callers
+// that are refused and for followers that reconnect.
 constexpr size_t kSpareConnections = 16;
 
 // One Join call. Messages from the follower are handled one at a time. Messages

@@ -58,8 +58,8 @@ class NcclCommunicator {
 
   // Calls `call` with the communicator and the stream's handle. `call` must
   // enqueue its work and return at once. The watcher then checks that the work
-  // makes progress. Work that is captured into a graph differs in two ways: an
-  // error of `call` does not kill the communicator, and the caller must call
+  // makes progress. Work that is captured into a graph differs in two ways. An
+  // error of `call` does not kill the communicator. And the caller must call
   // Watch after each launch of the graph.
   absl::Status Enqueue(
       const char* name, kernels::LaunchStream& stream,
@@ -95,8 +95,8 @@ class NcclCommunicator {
   // Returns the communicator's asynchronous error, or kInProgress while the
   // library still works in the background.
   nccl::Result AsyncError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Records a mark on the stream after call `name`. By this mark the watcher
-  // sees when the stream has passed the call.
+  // Records a mark on the stream after call `name`. The mark shows the watcher
+  // when the stream has passed the call.
   absl::Status Mark(const char* name, kernels::LaunchStream& stream);
   absl::Status StandsStill(const char* call) const;
   // Like Fail, but calls options_.on_failure first.
@@ -104,8 +104,8 @@ class NcclCommunicator {
 
   // The function that thread `watcher_` runs.
   void KeepWatching();
-  // LookAtLibrary and LookAtMarks look for a failure and return it:
-  // an asynchronous error of the library, or a call whose stream
+  // Both return the failure that they find, if any. LookAtLibrary looks for an
+  // asynchronous error of the library, LookAtMarks for a call whose stream
   // makes no progress.
   absl::Status LookAtLibrary();
   absl::Status LookAtMarks();

@@ -142,7 +142,7 @@ class NcclCollective final : public Collective {
     KVASIR_RETURN_IF_ERROR(CheckStream("Broadcast", stream));
     if (bytes < 0) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "Broadcast: the size must be 0 bytes or more, is ", bytes));
+          "Broadcast: the size must be at least 0 bytes, but is ", bytes));
     }
     if (workspace.counting()) return absl::OkStatus();
     if (bytes > 0) {

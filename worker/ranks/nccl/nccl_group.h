@@ -59,9 +59,9 @@ struct NcclOptions {
 // documentation). So a process that must end does not destroy a collective
 // whose group is dead.
 //
-// Reproducibility: after an all-reduce of NCCL all ranks have identical bits,
-// but the order of addition may change with NCCL's release, the number of
-// ranks, the size or the machine, and 16-bit sums are rounded after each
+// Reproducibility: after an all-reduce of NCCL all ranks have identical bits.
+// But the order of addition may change with NCCL's release, the number of
+// ranks, the size or the machine. Also, 16-bit sums are rounded after each
 // addition. Deterministic groups therefore do not use NCCL's sum.
 //
 // Owns: the communicator, a thread, and stream marks of its device. The

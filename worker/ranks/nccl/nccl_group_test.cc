@@ -132,8 +132,7 @@ class NcclGroupTest : public ::testing::Test {
   int64_t held_ = 0;
 };
 
-TEST_F(NcclGroupTest,
-       RanksThatEndTogetherFreeTheirResourcesAndAbortNoCommunicator) {
+TEST_F(NcclGroupTest, RanksThatEndTogetherFreeTheirResourcesWithoutAnAbort) {
   Make(3, Patient());
   for (const absl::Status& status : Sum(5)) KVASIR_EXPECT_OK(status);
   End();
@@ -158,7 +157,7 @@ TEST_F(NcclGroupTest, AGroupMayHaveASingleRank) {
   }
 }
 
-TEST_F(NcclGroupTest, SentBytesAreCountedAsThoseOfARingAlgorithm) {
+TEST_F(NcclGroupTest, SentBytesAreThoseThatARingAlgorithmWouldSend) {
   const auto sent = [this](bool deterministic, int64_t rank, auto call) {
     NcclOptions options = Patient();
     options.deterministic = deterministic;

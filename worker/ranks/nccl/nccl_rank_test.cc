@@ -306,9 +306,9 @@ TEST(NcclGraphsTest, NoRankCapturesAStepAgainAfterItsCaptureFailedOnOneRank) {
   }
 }
 
-// The fault is in a call of the second replay. This call is preceded by ten
-// calls of the first two steps, one call by which the ranks agree about the
-// capture, and the calls of the first replay.
+// The fault is in a call of the second replay. Before it come ten calls of the
+// first two steps, one call to agree about the capture, and the calls of the
+// first replay.
 TEST(NcclGraphsTest, AReplayedStepFailsIfItMakesNoProgressUntilTheTimeout) {
   const FakeNcclFaults faults("1:18:hang");
   const GraphRun run = RunGraphs(true, {.call_timeout = absl::Seconds(2)});

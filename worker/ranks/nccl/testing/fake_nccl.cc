@@ -306,8 +306,8 @@ class State {
     }
   }
 
-  // Adds in the order of a ring, as NCCL does: each part of the data begins at
-  // another rank, and every addition is rounded to T.
+  // Adds in the order of a ring, as NCCL does. The sum of each part of the data
+  // begins at a different rank, and every addition is rounded to T.
   template <typename T>
   void Sum(size_t at, size_t bytes, char* to) const {
     constexpr size_t kPart = 64;
