@@ -159,8 +159,9 @@ TEST(RankAllocationTest, InvalidPoolsAreRefused) {
   };
   EXPECT_THAT(
       AllocateRanks({.units = {{1, 64}, {1, 64}}, .target = 15, .multiple = 8}),
-      invalid("the budget is 15 numbers per token, but 2 ranks that are "
-              "with a rank multiple of 8, take 16: lower --rank-multiple"));
+      invalid("the budget is 15 numbers per token, but the least ranks of the "
+              "2 latents, with a rank multiple of 8, take 16: lower "
+              "--rank-multiple"));
   EXPECT_THAT(AllocateRanks({.units = {{0, 64}}, .target = 32}),
               invalid("the score of every unit is zero"));
   EXPECT_THAT(AllocateRanks({.units = {{std::nan(""), 64}}, .target = 32}),

@@ -113,7 +113,7 @@ def test_a_client_gets_the_same_tokens_whatever_the_batch_the_chunks_the_prefixe
     small = [*flags, "--max-batched-tokens", 7, "--max-num-seqs", 6, "--no-prefix-caching", "--deterministic"]
     least = least_pool(folder, small)
     preempted = False
-    # Which pool preempts depends on the pages of a sequence.
+    # The pages that a sequence takes decide which pool preempts.
     for times in (1.5, 1.75, 1.25):
         *both, _, preemptions = answers(folder, [*small, "--kv-cache-bytes", int(times * least)], prompts)
         assert both == [alone, alone]
