@@ -8,7 +8,9 @@
 //   C is the sum of q qT over all queries q (after RoPE) of the query heads
 //   that share the KV head: an error of a key changes a score by its product
 //   with q. For values, C is the sum of o oT over the attention outputs o of
-//   these heads. An output is the sum of values, weighted by the softmax.
+//   these heads. An output is the sum of values, weighted by the softmax. These
+//   are the paper's formulas. Its public code differs for values: it adds v vT
+//   of each value v, weighted by an estimate from queries and keys.
 // - H is the Hadamard matrix. After it, errors of all channels matter equally.
 // - P puts column i of U H into the channel whose number has the bits of i in
 //   reverse order. This spreads the most important columns evenly over the
