@@ -1,7 +1,9 @@
 #include "compress/evaluate/baselines.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <utility>
@@ -13,6 +15,7 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "compress/evaluate/cache_transforms.h"
+#include "compress/evaluate/oscar.h"
 #include "compress/evaluate/row_codes.h"
 #include "compress/runtime/torch_status.h"
 
@@ -120,6 +123,14 @@ struct Maker {
   }
   double SideBytes(int64_t bits, int64_t group = 0) const {
     return heads() * RowBytes(spec.head_dim, bits, group);
+  }
+  // Returns FailedPrecondition if there is no calibration text, from which the
+  // baseline takes `what`.
+  absl::Status CheckText(absl::string_view what) const {
+    if (request.calibration_ids.defined()) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("baseline \"", name.text, "\" takes its ", what,
+                     " from a calibration text, but none was given"));
   }
   // Makes the baseline and computes its bytes. An exact row replaces its codes,
   // so it adds only the bytes by which it is larger.
@@ -309,11 +320,7 @@ absl::StatusOr<Baseline> MakePerChannel(const Maker& m) {
   const auto sides = SideBits(m.name, 1, "v");
   if (!bits.has_value() || !sides.has_value()) return m.name.Refuse(kWant);
   const int64_t value_bits = sides->at('v');
-  if (!m.request.calibration_ids.defined()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "baseline \"", m.name.text,
-        "\" takes its ranges from a calibration text, but none was given"));
-  }
+  KVASIR_RETURN_IF_ERROR(m.CheckText("ranges"));
   KVASIR_ASSIGN_OR_RETURN(
       std::unique_ptr<CacheTransform> transform,
       MakeCalibratedKeys(*m.request.decoder, m.request.calibration_ids, before,
@@ -373,18 +380,65 @@ absl::StatusOr<Baseline> MakeLowRank(const Maker& m) {
                    .fixed_bytes = kept * m.width() * kNumberBytes});
 }
 
-using MakeFunction = absl::StatusOr<Baseline> (*)(const Maker&);
+absl::StatusOr<Baseline> MakeOscarBaseline(const Maker& m) {
+  constexpr char kWant[] =
+      "oscar:BITS,group=128,key-clip=0.96,value-clip=0.92: 1, 2, 3, 4, 8 or 16 "
+      "bits, a group that divides head_dim, and shares above 0 and at most 1";
+  OscarCode code;
+  code.group = std::min(code.group, m.spec.head_dim);
+  for (const auto& [key, value] : m.name.settings) {
+    const bool valid =
+        key == "group" ? absl::SimpleAtoi(value, &code.group)
+        : key == "key-clip"
+            ? absl::SimpleAtod(value, &code.key_clip)
+            : key == "value-clip" && absl::SimpleAtod(value, &code.value_clip);
+    if (!valid) return m.name.Refuse(kWant);
+  }
+  const auto is_share = [](double x) { return x > 0.0 && x <= 1.0; };
+  const std::optional<int64_t> bits = m.name.words.size() == 1
+                                          ? ParseBits(m.name.words[0], true)
+                                          : std::nullopt;
+  if (!bits.has_value() || code.group < 1 ||
+      m.spec.head_dim % code.group != 0 || !is_share(code.key_clip) ||
+      !is_share(code.value_clip)) {
+    return m.name.Refuse(kWant);
+  }
+  code.bits = *bits;
+  if (!std::has_single_bit(static_cast<uint64_t>(m.spec.head_dim))) {
+    return m.name.Refuse(
+        absl::StrCat("a model whose head_dim is a power of two, but it is ",
+                     m.spec.head_dim));
+  }
+  KVASIR_RETURN_IF_ERROR(m.CheckText("rotations"));
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::vector<OscarSums> sums,
+      MeasureOscarSums(*m.request.decoder, m.request.calibration_ids));
+  std::vector<OscarRotations> rotations;
+  for (const OscarSums& layer : sums) {
+    rotations.push_back(
+        {OscarRotation(layer.query), OscarRotation(layer.output)});
+  }
+  const double side_bytes = m.SideBytes(code.bits, code.group);
+  return m.Finish(MakeOscar(std::move(rotations), code),
+                  {.key_bytes = side_bytes, .value_bytes = side_bytes});
+}
 
-const std::map<std::string, MakeFunction>& Methods() {
-  static const auto* const methods =
-      new std::map<std::string, MakeFunction>{{"fp8", &MakeFloat8},
-                                              {"ggml", &MakeGgml},
-                                              {"kivi", &MakeKivi},
-                                              {"low-rank", &MakeLowRank},
-                                              {"per-channel", &MakePerChannel},
-                                              {"per-token", &MakePerToken},
-                                              {"rotated", &MakeRotated},
-                                              {"think", &MakeThink}};
+struct Method {
+  absl::StatusOr<Baseline> (*make)(const Maker&);
+  ExactRows exact;  // what stays exact if the name does not say it
+};
+
+const std::map<std::string, Method>& Methods() {
+  static const auto* const methods = new std::map<std::string, Method>{
+      {"fp8", {&MakeFloat8, {}}},
+      {"ggml", {&MakeGgml, {}}},
+      {"kivi", {&MakeKivi, {}}},
+      {"low-rank", {&MakeLowRank, {}}},
+      {"oscar", {&MakeOscarBaseline, {.sinks = 64, .window = 256}}},
+      {"per-channel", {&MakePerChannel, {}}},
+      {"per-token", {&MakePerToken, {}}},
+      {"rotated", {&MakeRotated, {}}},
+      {"think", {&MakeThink, {}}}};
   return *methods;
 }
 
@@ -404,16 +458,16 @@ absl::StatusOr<std::optional<int64_t>> TakeNumber(Name& name, const char* key) {
 }
 
 // Removes the settings that every baseline may have from `name`, and returns
-// them.
-absl::StatusOr<ExactRows> TakeExactRows(Name& name, int64_t num_layers) {
-  ExactRows exact;
+// them. Settings that the name does not have are taken from `exact`.
+absl::StatusOr<ExactRows> TakeExactRows(Name& name, ExactRows exact,
+                                        int64_t num_layers) {
   for (const auto& [key, setting] :
        {std::pair<const char*, int64_t*>{"sinks", &exact.sinks},
         {"window", &exact.window},
         {"skip", &exact.skip}}) {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> number,
                             TakeNumber(name, key));
-    *setting = number.value_or(0);
+    *setting = number.value_or(*setting);
   }
   if (2 * exact.skip > num_layers) {
     return name.Refuse(absl::StrCat("skip= of at most half of the model's ",
@@ -432,7 +486,7 @@ bool IsBaselineName(const std::string& name) {
 
 std::string BaselineMethods() {
   std::string text;
-  for (const auto& [name, make] : Methods()) {
+  for (const auto& [name, method] : Methods()) {
     const bool last = name == Methods().rbegin()->first;
     absl::StrAppend(&text, text.empty() ? "" : last ? ": or " : ":, ", name);
   }
@@ -478,10 +532,11 @@ absl::StatusOr<Baseline> MakeBaseline(const BaselineRequest& request) {
         "\" needs an uncompressed model, but this one is compressed"));
   }
   const model::DecoderSpec& spec = request.decoder->spec();
-  KVASIR_ASSIGN_OR_RETURN(const ExactRows exact,
-                          TakeExactRows(name, spec.num_layers()));
+  KVASIR_ASSIGN_OR_RETURN(
+      const ExactRows exact,
+      TakeExactRows(name, method->second.exact, spec.num_layers()));
   return CatchTorch([&] {
-    return method->second({name, request, spec, exact});
+    return method->second.make({name, request, spec, exact});
   });
 }
 

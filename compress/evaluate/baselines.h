@@ -23,6 +23,13 @@
 // - "ggml:kq8_0,vq4_0" uses llama.cpp's codes per head. Numbers are multiplied
 //   by a Hadamard matrix before coding and by its inverse afterwards, unless
 //   the name has rotation=off.
+// - "oscar:2,group=128" uses OSCAR's codes (oscar.h): keys and values are
+//   rotated, clipped and coded in 2 bits with a range per token and group of
+//   128 channels. Smaller heads are one group. The rotations are measured on a
+//   calibration text. key-clip=0.96 clips the largest 4 % of a key's numbers,
+//   and value-clip=0.92 the largest 8 % of a value's. These settings, sinks=64
+//   and window=256 are the paper's and need not be given. head_dim must be a
+//   power of two.
 // - "fp8:e4m3" or "fp8:e5m2" rounds each number to an 8-bit float.
 //
 // Every name may also say what stays exact: sinks=4 (the first 4 tokens),
@@ -81,7 +88,7 @@ struct BaselineRequest {
   std::string name;
   // An uncompressed model, which must outlive the baseline.
   const ReferenceDecoder* decoder = nullptr;
-  // Used only by per-channel: token ids [B, T] of a calibration text.
+  // Used only by per-channel and oscar: token ids [B, T] of a calibration text.
   at::Tensor calibration_ids;
 };
 

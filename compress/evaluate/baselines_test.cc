@@ -68,8 +68,9 @@ TEST_F(BaselinesTest, ThePerTokenBaselineEqualsAPlanWithTheSameCodes) {
 
 TEST_F(BaselinesTest, ABaselineWithSixteenBitsKeepsKeysAndValuesExact) {
   const at::Tensor exact = Logits(nullptr);
-  for (const char* name : {"per-token:k16,v16", "per-token:k16", "think:1,16",
-                           "low-rank:16/16", "kivi:2,group=8,residual=40"}) {
+  for (const char* name :
+       {"per-token:k16,v16", "per-token:k16", "think:1,16", "low-rank:16/16",
+        "kivi:2,group=8,residual=40", "oscar:16,sinks=0,window=0", "oscar:2"}) {
     EXPECT_LT(Difference(Logits(Make(name).transform.get()), exact), 1e-4)
         << name;
   }
@@ -120,6 +121,56 @@ TEST_F(BaselinesTest, WithKiviLaterTokensDoNotChangeTheLogitsOfEarlierTokens) {
     EXPECT_LT(Difference(whole->slice(1, 0, length), *part), 1e-4) << length;
   }
   EXPECT_GT(Difference(*whole, Logits(nullptr)), 1e-2);
+}
+
+TEST_F(BaselinesTest, WithOscarLaterTokensDoNotChangeTheLogitsOfEarlierTokens) {
+  const Baseline oscar = Make("oscar:2,sinks=2,window=5");
+  const at::Tensor whole = Logits(oscar.transform.get());
+  for (const int64_t length : {1, 2, 5, 7, 8, 33}) {
+    const auto part = decoder_.Logits(Ids(40).slice(1, 0, length),
+                                      {.transform = oscar.transform.get()});
+    KVASIR_ASSERT_OK(part);
+    EXPECT_LT(Difference(whole.slice(1, 0, length), *part), 1e-4) << length;
+  }
+  const at::Tensor exact = Logits(nullptr);
+  EXPECT_LT(Difference(whole.slice(1, 0, 7), exact.slice(1, 0, 7)), 1e-4);
+  EXPECT_GT(Difference(whole.slice(1, 7), exact.slice(1, 7)), 1e-2);
+}
+
+TEST_F(BaselinesTest, OscarNeedsACalibrationTextAndHeadsOfAPowerOfTwo) {
+  EXPECT_THAT(
+      MakeBaseline({.name = "oscar:2", .decoder = &decoder_}).status(),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               HasSubstr("takes its rotations from a calibration text")));
+  model::DecoderSpec spec = TestSpec();
+  spec.head_dim = 24;
+  const ReferenceDecoder odd = TestDecoder(3, std::nullopt, spec);
+  EXPECT_THAT(MakeBaseline({.name = "oscar:2,group=8",
+                            .decoder = &odd,
+                            .calibration_ids = Ids(40)})
+                  .status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("head_dim is a power of two, but it is 24")));
+}
+
+// The paper counts 2.28 bits a number for heads of 128 channels and 128 Ki
+// tokens.
+TEST_F(BaselinesTest, OscarTakesThePapersNumberOfBitsAtTheDefaultSettings) {
+  model::DecoderSpec spec = TestSpec();
+  spec.head_dim = 128;
+  const ReferenceDecoder wide = TestDecoder(3, std::nullopt, spec);
+  const auto baseline = MakeBaseline(
+      {.name = "oscar:2", .decoder = &wide, .calibration_ids = Ids(40)});
+  KVASIR_ASSERT_OK(baseline);
+  const Candidate& candidate = baseline->candidate;
+  EXPECT_EQ(candidate.exact_sinks, 64);
+  EXPECT_EQ(candidate.exact_window, 256);
+  const double numbers = 2 * 2 * 2 * 128;
+  EXPECT_EQ(8.0 * candidate.kv_payload_bytes_per_token / numbers, 2.25);
+  const double bytes =
+      candidate.kv_payload_bytes_per_token +
+      static_cast<double>(candidate.fixed_bytes_per_sequence) / (128 * 1024);
+  EXPECT_NEAR(8.0 * bytes / numbers, 2.28, 0.005);
 }
 
 TEST_F(BaselinesTest,
@@ -200,6 +251,12 @@ TEST_F(BaselinesTest,
   // 8 codes, with 2 bytes of codes and 4 of parameters each.
   EXPECT_EQ(bytes("kivi:2,group=8,residual=8"), 2 * (4 + 8 + 2 * (2 + 4)));
   EXPECT_EQ(fixed("kivi:2,group=8,residual=8"), 2 * 8 * (64 - 24));
+  // Keys and values have four groups of 4 codes, with one byte of codes and 4
+  // of parameters each.
+  EXPECT_EQ(bytes("oscar:2,group=4"), 2 * 2 * 4 * (1 + 4));
+  EXPECT_EQ(fixed("oscar:2,group=4"), 2 * (64 + 256) * (64 - 40));
+  EXPECT_EQ(fixed("oscar:2,sinks=1,window=0"), 2 * (64 - 24));
+  EXPECT_EQ(bytes("oscar:16"), 2 * 64);
   EXPECT_EQ(bytes("per-channel:k3.pre"), 2 * (6 + 32));
   EXPECT_EQ(bytes("per-channel:k2.post,v4"), 2 * (4 + 16));
   EXPECT_EQ(bytes("think:0.5,4"), 2 * (2 * (2 + 4) + 32));
@@ -213,7 +270,7 @@ TEST_F(BaselinesTest, SinksStayExactInEveryBaseline) {
   for (const char* name :
        {"rotated:k2,v2,sinks=3", "per-token:k2,v2,sinks=3", "fp8:e5m2,sinks=3",
         "kivi:2,group=8,residual=0,sinks=3", "per-channel:k2.post,v2,sinks=3",
-        "think:0.5,2,v2,sinks=3"}) {
+        "oscar:2,sinks=3,window=0", "think:0.5,2,v2,sinks=3"}) {
     const Baseline baseline = Make(name);
     const auto key = baseline.transform->RotatedKey(0, key_, query_);
     const auto value = baseline.transform->Value(0, key_);
@@ -350,6 +407,15 @@ TEST_F(BaselinesTest, UnknownNamesAreRefusedWithAListOfTheKnownNames) {
                            "think:nan,4",
                            "think:0.5",
                            "low-rank:160",
+                           "oscar:",
+                           "oscar:5",
+                           "oscar:2,2",
+                           "oscar:2,group=3",
+                           "oscar:2,group=0",
+                           "oscar:2,key-clip=0",
+                           "oscar:2,value-clip=1.5",
+                           "oscar:2,value-clip=nan",
+                           "oscar:2,clip=1",
                            "low-rank:0/4",
                            "low-rank:5/4",
                            "quip:4",

@@ -115,8 +115,8 @@ absl::StatusOr<LoadedModel> LoadModel(const compress::PlannedName& name,
                      std::make_unique<ReferenceDecoder>(std::move(decoder))};
 }
 
-// Returns token ids [B, T] for the ranges of per-channel baselines; an
-// undefined tensor if there is no calibration text.
+// Returns token ids [B, T] for the ranges of per-channel baselines and the
+// rotations of oscar; an undefined tensor if there is no calibration text.
 absl::StatusOr<at::Tensor> CalibrationIds(const EvaluateFlags& flags,
                                           const model::Tokenizer& tokenizer,
                                           const ReferenceDecoder& teacher) {
@@ -412,7 +412,7 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
       ->add_option("candidate", flags->candidates,
                    "Folders of compressed models, or baselines: rotated:k4,v4, "
                    "per-token:k4,v4, ggml:kq8_0,vq4_0, fp8:e4m3, "
-                   "kivi:2,group=32,residual=128, per-channel:k3.pre, "
+                   "kivi:2,group=32,residual=128, oscar:2, per-channel:k3.pre, "
                    "think:0.5,4, low-rank:160/1024; each with sinks=4, "
                    "window=128 or skip=2 for tokens and layers that stay "
                    "exact; FOLDER:sinks=4,window=128 sets those tokens of a "
@@ -457,7 +457,8 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
       ->allow_extra_args(false);
   AddEvictionSettings(command, flags->eviction);
   add("--calibration-text", flags->calibration_text,
-      "Text for the ranges of per-channel baselines");
+      "Text for the ranges of per-channel baselines and the rotations of "
+      "oscar");
   add("--calibration-tokens", flags->calibration_tokens,
       "Number of tokens of --calibration-text")
       ->check(Above(0));

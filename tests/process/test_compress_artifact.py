@@ -630,6 +630,20 @@ def test_evaluate_refuses_invalid_models_and_texts_before_it_starts(compress, tm
     refused(compress(*evaluate, ok=False), "candidate", code=2)
 
 
+def test_oscar_takes_its_rotations_from_the_calibration_text(compress, tmp_path):
+    evaluate = ["evaluate", "--teacher", TINY, "--text", TINY / "evaluation.txt", "--windows", 2,
+                "--window-tokens", 64]
+    done = compress(*evaluate, "oscar:2", ok=False)
+    refused(done, 'baseline "oscar:2"', "takes its rotations from a calibration text")
+    assert done.stdout == ""
+    compress(*evaluate, "oscar:2,sinks=0,window=0", "oscar:16,sinks=0,window=0",
+             "--calibration-text", TINY / "calibration.txt", "--calibration-tokens", 1024,
+             "--json", tmp_path / "result.json")
+    coded, exact = json.loads((tmp_path / "result.json").read_text())["rows"]
+    assert coded["kl_nats"] > 0.01
+    assert exact["kl_nats"] == pytest.approx(0, abs=1e-5)
+
+
 def test_settings_of_eviction_are_checked_before_the_teacher_is_evaluated(compress, tmp_path):
     evaluate = ["evaluate", "--quiet", "--teacher", TINY, "--text", TINY / "evaluation.txt",
                 "--windows", 2, "--window-tokens", 64]
