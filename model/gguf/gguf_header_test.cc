@@ -142,7 +142,7 @@ std::vector<BadFile> BadFiles() {
       {"Version1",
        GgufBuilder().Build(1),
        kUnserved,
-       {"version is 1", "2 and"}},
+       {"version is 1", "2 or 3"}},
       {"BigEndian", GgufBuilder().Build(0x03000000), kUnserved, {"big-endian"}},
       {"AMillionKeys",
        WithCounts(0, 1'000'000),

@@ -698,11 +698,11 @@ TEST(SidePagesTest, APlanWithInvalidOrSharedSidePagesIsRefused) {
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
   refuses({},
-          "sequence 1: the plan gives it 0 side pages in page group 0, must "
-          "give 2");
+          "sequence 1: the plan gives it 0 side pages in page group 0, but "
+          "must give 2");
   refuses({5, 6, 7},
-          "sequence 1: the plan gives it 3 side pages in page group 0, must "
-          "give 2");
+          "sequence 1: the plan gives it 3 side pages in page group 0, but "
+          "must give 2");
   refuses({5, -1}, "page -1 of group 0 is outside");
   refuses({5, 5}, "page 5 of group 0 is written twice");
   refuses({5, 4}, "page 4 of group 0 is written twice");
