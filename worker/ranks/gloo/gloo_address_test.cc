@@ -48,7 +48,7 @@ TEST(GlooAddressTest, InvalidAddressesAreRefused) {
       {text("0 2 64", "- 127.0.0.1:1", std::string(32, 'G')), "32 hex digits"},
       {text("0 2 64", "-"),
        "must have 2 socket addresses, one for each rank, but has 1"},
-      {text("0 2 64", "- 127.0.0.1:1 127.0.0.1:2"), "have 3"},
+      {text("0 2 64", "- 127.0.0.1:1 127.0.0.1:2"), "has 3"},
       {text("0 2 64", "127.0.0.1:1 -"), "for its own rank"},
       {text("0 2 64", "- -"), "for its own rank"},
       {text("0 2 64", "- 127.0.0.1"), "does not end with a port"},
