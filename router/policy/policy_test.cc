@@ -128,7 +128,7 @@ TEST(PolicyTest, PolicyNamesAreParsed) {
   EXPECT_EQ(*ParsePolicy("least_loaded"), PolicyKind::kLeastLoaded);
   EXPECT_THAT(ParsePolicy("random"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("round_robin, least_loaded")));
+                       HasSubstr("round_robin or least_loaded")));
 }
 
 }  // namespace
