@@ -19,6 +19,8 @@ BINARY = pathlib.Path(
 )
 TINY = ROOT / "models" / "tiny"
 OPERATOR_PORTS = ["--admin-port", "0", "--health-port", "0", "--metrics-port", "0"]
+# With these, commands that do not choose ports take free ones, because other tests may use the default ports.
+FREE_PORTS = {f"KVASIR_{port}_PORT": "0" for port in ("GRPC", "ADMIN", "HEALTH", "METRICS")}
 START_TIMEOUT_SECONDS = 120  # sanitizer builds are slow to start
 STOP_TIMEOUT_SECONDS = 60
 # Each process gets a cache folder of its own, unless its test names one.
@@ -143,7 +145,7 @@ def run(*args, check=True, timeout=300, **options):
     """Runs `kvasir ARGS...` to its end and returns it with stdout and stderr as text."""
     # A process that ends at once may leave files; they go with the folder.
     with tempfile.TemporaryDirectory(prefix="kvasir-run-") as folder:
-        options["env"] = {"XDG_CACHE_HOME": folder, **(options.get("env") or os.environ), "TMPDIR": folder}
+        options["env"] = {"XDG_CACHE_HOME": folder, **FREE_PORTS, **(options.get("env") or os.environ), "TMPDIR": folder}
         done = subprocess.run(
             [str(BINARY), *map(str, args)],
             capture_output=True,

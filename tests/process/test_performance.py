@@ -249,7 +249,7 @@ LLAMA = {"model_type": "llama", "hidden_size": 8, "rope_scaling": None, "attenti
 @pytest.mark.parametrize("other, said", [
     ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling: want null"),
     ({"attention_bias": True}, "attention_bias: want false, have true"),
-    ({"model_type": "mistral"}, "model_type"), ({"sliding_window": 4}, "sliding_window is not")])
+    ({"model_type": "mistral"}, "model_type"), ({"sliding_window": 4}, "sliding_window is unknown")])
 def test_models_that_the_converter_does_not_know_are_refused(other, said):
     llama_cpp_gguf.check_config(LLAMA)
     with pytest.raises(ValueError, match=said):

@@ -52,7 +52,7 @@ def test_the_error_for_a_missing_gpu_names_its_requirements(tmp_path):
         text = refused(*command, "--device", "emulated", "--device-module", TINY / "README.md")
         assert "is not a device module" in text
         text = refused(*command, "--device", "emulated:f64")
-        assert f'{MODULE}: setting "f64"' in text
+        assert f'{MODULE}: the setting "f64"' in text
     assert run("inspect", "--model", TINY, "--device", "gpu", check=False).returncode == 2
 
 
