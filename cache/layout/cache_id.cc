@@ -168,6 +168,7 @@ std::string CacheId(const kvasir::v1::KvPlan& plan,
   hasher.Add(identity.rope.attention_factor);
   hasher.Add(identity.tensor_fingerprint);
   if (identity.key_bias_left_out) hasher.Add(true);
+  if (!identity.key_means.empty()) hasher.Add(identity.key_means);
   return hasher.Finish();
 }
 

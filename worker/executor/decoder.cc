@@ -128,6 +128,7 @@ absl::Status Decoder::CreateLayers(kernels::Device* device) {
              .page_tokens = parts_.page_tokens,
              .prompts_as_rows = parts_.prompts_as_rows,
              .profile = parts_.profile,
+             .key_tap = parts_.key_tap,
              .clamped_codes = parts_.clamped_codes}));
     attention_.push_back(std::move(attention));
   }

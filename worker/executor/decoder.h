@@ -66,7 +66,8 @@ class Decoder {
     const plan::ResolvedPlan* plan = nullptr;  // used only by Create
     MassRoom mass;
     StepProfile* profile = nullptr;  // may be null
-    // See LayerAttention::Parts::clamped_codes.
+    // See LayerAttention::Parts::key_tap and clamped_codes.
+    const KeyTap* key_tap = nullptr;
     kernels::DevicePtr<int64_t> clamped_codes;
     // The tokens that each expert has run, summed over layers: [E] counters,
     // which Run increases. Unused if the model has no experts.

@@ -109,6 +109,7 @@ absl::Status ModelExecutor::CreateDecoder() {
                        .plan = parts_.plan,
                        .mass = RoomForMass(MassLimits()),
                        .profile = options_.profile,
+                       .key_tap = options_.key_tap ? &options_.key_tap : nullptr,
                        .clamped_codes = state_.clamped_codes(),
                        .expert_load = state_.expert_load()},
                       parts_.device));
@@ -130,7 +131,7 @@ absl::Status ModelExecutor::CreateStepParts() {
                       .limits = limits_,
                       .logits_bytes = options_.logits_bytes,
                       .logits_tap = options_.logits_tap,
-                      .graphs = options_.graphs});
+                      .graphs = options_.graphs && !options_.key_tap});
   KVASIR_ASSIGN_OR_RETURN(
       stager_, Stager::Create({.device = parts_.device,
                                .stream = parts_.stream,

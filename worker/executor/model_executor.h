@@ -53,12 +53,14 @@ struct ModelExecutorOptions {
   // no pages and evict nothing. A step is captured when its sizes occur for the
   // second time; later steps of these sizes are one graph launch, which gives
   // the same bits. After a failed capture or replay, the executor logs this and
-  // uses no more graphs. It uses no graphs at all if `profile` or `logits_tap`
-  // is set, or if the collective cannot be captured.
+  // uses no more graphs. It uses no graphs at all if `profile` or a tap is set,
+  // or if the collective cannot be captured.
   bool graphs = false;
   // For tests and debugging: receives every token's logits. If set, Enqueue
   // runs the head for every row and waits for the device.
   std::function<void(const LogitsRow&)> logits_tap;
+  // Receives the keys of every token and layer (LayerAttention::Parts::key_tap).
+  KeyTap key_tap;
   // Measures the time of each part of a step. May be null; otherwise it must
   // outlive the executor.
   StepProfile* profile = nullptr;

@@ -20,6 +20,7 @@ struct RunSettings {
   bool deterministic = false;
   bool graphs = false;
   std::string plan_check;
+  std::string key_means;  // worker::KeyMeansId
 };
 
 // Returns the identity of a rank, which must be equal on all ranks of a group.

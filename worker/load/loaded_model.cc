@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "base/cli/units.h"
 #include "base/log.h"
 #include "base/machine.h"
@@ -16,6 +17,8 @@
 #include "plan/presets.h"
 #include "worker/load/device.h"
 #include "worker/load/group_identity.h"
+#include "worker/load/sample_text.h"
+#include "worker/ranks/key_means.h"
 #include "worker/weights/weight_source.h"
 
 namespace kvasir::cli {
@@ -65,6 +68,19 @@ std::string PlanCheckOf(const LoadRequest& request) {
       request.choose_plan ? "auto" : "one plan", ", ", ids.size(), " tokens, ",
       base::Sha256Hex(absl::StrCat(request.plan_check->most_kl, " ",
                                    absl::StrJoin(ids, ","))));
+}
+
+// Returns the tokens with which the means of keys are measured. Empty if they
+// are not wanted, or if the model has no tokenizer.
+std::vector<int32_t> KeyMeanTokens(const LoadRequest& request) {
+  if (request.model.no_key_means || request.model.model.empty()) return {};
+  if (request.tokenizer != nullptr) {
+    return SampleTokens(request.tokenizer, worker::kKeyMeanTokens);
+  }
+  const auto tokenizer = model::Tokenizer::Load(request.model.model);
+  return tokenizer.ok()
+             ? SampleTokens(tokenizer->get(), worker::kKeyMeanTokens)
+             : std::vector<int32_t>();
 }
 
 LocalShare LocalShareOf(const LoadRequest& request) {
@@ -248,7 +264,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
 }
 
 absl::StatusOr<worker::Collective*> LoadedModel::JoinGroup(
-    const LoadRequest& request, const kernels::Device* device) const {
+    const LoadRequest& request, absl::Span<const int32_t> key_mean_tokens,
+    const kernels::Device* device) const {
   GroupTerms terms;
   KVASIR_ASSIGN_OR_RETURN(
       terms.identity,
@@ -259,7 +276,8 @@ absl::StatusOr<worker::Collective*> LoadedModel::JoinGroup(
                   .max_batched_tokens = request.max_batched_tokens,
                   .deterministic = request.model.deterministic,
                   .graphs = request.graphs,
-                  .plan_check = PlanCheckOf(request)}));
+                  .plan_check = PlanCheckOf(request),
+                  .key_means = worker::KeyMeansId(key_mean_tokens)}));
   // Every rank combines the tile hashes of all ranks, so all ranks get the same
   // weights_id, which is part of the cache_id.
   terms.combine = [](absl::Span<const std::string> tiles_by_rank)
@@ -291,6 +309,7 @@ absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
       ServeOptionsOf(request.model, nullptr).lift_prompts) {
     KVASIR_ASSIGN_OR_RETURN(served, worker::ServePlan(source.plan, serve));
   }
+  options.key_mean_tokens = KeyMeanTokens(request);
   options.plan_check = request.plan_check;
   if (request.choose_plan && options.plan_check.has_value()) {
     auto& plans = options.plan_check->instead;
@@ -329,7 +348,8 @@ absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
   options.progress = request.progress;
   worker::Collective* collective = nullptr;
   if (request.group != nullptr) {
-    KVASIR_ASSIGN_OR_RETURN(collective, JoinGroup(request, device.get()));
+    KVASIR_ASSIGN_OR_RETURN(
+        collective, JoinGroup(request, options.key_mean_tokens, device.get()));
     options.agree = [group = request.group](const worker::RankOffer& offer) {
       return group->Agree(offer);
     };

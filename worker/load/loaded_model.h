@@ -10,8 +10,10 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "cache/kv_cache.h"
 #include "cache/layout/layout.h"
+#include "model/tokenizer/tokenizer.h"
 #include "worker/load/device.h"
 #include "worker/load/membership.h"
 #include "worker/load/model_options.h"
@@ -40,6 +42,9 @@ struct LoadRequest {
   // preempted for its pages.
   std::optional<int64_t> host_pool_bytes = 0;
   bool graphs = false;  // see ModelExecutorOptions::graphs
+  // Encodes the text with which the means of keys are measured
+  // (RankOptions::key_mean_tokens). If null, Load reads the model's tokenizer.
+  const model::Tokenizer* tokenizer = nullptr;
   bool prefix_reuse = true;
   // RankOptions::plan_check. Leave its `instead` empty: Load sets it if
   // choose_plan is true. In a group, all ranks must set it equally.
@@ -107,7 +112,8 @@ class LoadedModel {
                       const LoadRequest& request);
   // Joins `request.group` and waits until all ranks have joined.
   absl::StatusOr<worker::Collective*> JoinGroup(
-      const LoadRequest& request, const kernels::Device* device) const;
+      const LoadRequest& request, absl::Span<const int32_t> key_mean_tokens,
+      const kernels::Device* device) const;
   // The memory that is available for weights and pools, before either is
   // allocated.
   struct Room {

@@ -40,6 +40,9 @@ void AddModelFlags(CLI::App* app, ModelOptions* options) {
             "give a request the same bits whatever the prefix cache holds and "
             "whatever else runs: prompts lift no latents, and a GPU uses "
             "slower kernels for products and for prompts");
+  AddSwitch(app, "--no-key-means", options->no_key_means,
+            "do not measure the means of keys at the start; quantized keys "
+            "then contain them, which makes their codes less accurate");
   AddEvictionFlags(app, options->eviction, /*of_plan=*/true);
 }
 

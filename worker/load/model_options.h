@@ -41,6 +41,7 @@ struct ModelOptions {
   int64_t page_tokens = 64;
   int threads = 0;             // 0: as many as the cgroup allows
   bool deterministic = false;  // see RankOptions::deterministic
+  bool no_key_means = false;   // leaves RankOptions::key_mean_tokens empty
   DeviceFlags device;          // only in commands that call AddDeviceFlags
 };
 void AddModelFlags(CLI::App* app, ModelOptions* options);

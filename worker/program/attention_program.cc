@@ -98,12 +98,12 @@ bool IsLowRank(const ResolvedPart& part) {
   return part.space == Space::kLowRank || part.space == Space::kRopeLowRank;
 }
 
-// The cache leaves the bias out only if it stores full-rank keys, one for each
-// KV head, as codes with a scale for each token. Static ranges were measured on
-// keys with their bias.
+// The cache leaves a bias or mean out only if it stores full-rank keys, one for
+// each KV head, as codes with a scale for each token. Static ranges were
+// measured on whole keys.
 KeyBias KeyBiasOf(const plan::ResolvedAttention& attention,
                   const plan::AttentionShape& shape) {
-  if (!shape.qkv_bias || shape.qk_norm || attention.key.parts.size() != 1) {
+  if (shape.qk_norm || attention.key.parts.size() != 1) {
     return KeyBias::kCached;
   }
   const ResolvedPart& key = attention.key.parts[0];

@@ -148,11 +148,12 @@ struct RebuildProgram {
   Rotation rotation;
 };
 
-// Where the bias of the key projection is added. A large bias would use up most
+// Where the bias of the key projection is added, or the mean of the keys if it
+// was measured (LayerWeights::key_mean). A large bias or mean would use up most
 // of a code's levels. So the cache omits it from keys whose codes have a scale
 // for each token.
 enum class KeyBias {
-  kCached,   // the cache has keys with their bias, or there is none
+  kCached,   // the cache has whole keys
   kScored,   // attention adds it to the scores (kernels/latents/key_bias.h)
   kRebuilt,  // latents are keys before RoPE; reading them adds the bias
 };

@@ -101,6 +101,13 @@ absl::Status CheckTokens(const plan::ResolvedLayer& resolved,
 }  // namespace
 
 bool ServedPlan::leaves_key_bias_out() const {
+  return std::any_of(
+      programs.begin(), programs.end(), [](const AttentionProgram& program) {
+        return program.has_bias && program.key_bias != KeyBias::kCached;
+      });
+}
+
+bool ServedPlan::can_leave_key_means_out() const {
   return std::any_of(programs.begin(), programs.end(),
                      [](const AttentionProgram& program) {
                        return program.key_bias != KeyBias::kCached;

@@ -28,8 +28,12 @@ struct ServedPlan {
   const AttentionProgram& program(int64_t layer) const {
     return programs[static_cast<size_t>(program_of_layer(layer))];
   }
-  // Whether the cache of some layer has keys without their bias.
+  // Whether the cache of some layer has keys without the bias of the key
+  // projection.
   bool leaves_key_bias_out() const;
+  // Whether the cache of some layer leaves out the means of keys if they were
+  // measured (LayerWeights::key_mean).
+  bool can_leave_key_means_out() const;
 };
 
 struct ServeOptions {

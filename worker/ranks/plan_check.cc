@@ -12,47 +12,22 @@
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "cache/layout/layout.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "kernels/device/read_back.h"
 #include "kernels/device/workspace.h"
 #include "model/shapes/attention_shape.h"
 #include "plan/plan.h"
 #include "worker/collective/collective.h"
-#include "worker/executor/model_executor.h"
 #include "worker/offline/direct_runner.h"
 
 namespace kvasir::worker {
 namespace {
 
 constexpr int64_t kFirstTokens = 32;  // tokens in the first step
-constexpr int64_t kStepTokens = 128;  // tokens in each later step
 
 kvasir::v1::KvPlan WithoutEvictions(kvasir::v1::KvPlan plan) {
   for (auto& layer : *plan.mutable_layers()) layer.clear_eviction();
   return plan;
-}
-
-// Whether both plans compute attention with the same tensors.
-bool HaveEqualWeights(const ServedPlan& a, const ServedPlan& b,
-                      int64_t num_layers) {
-  const auto names = [](const AttentionProgram& program) {
-    std::vector<std::string> all;
-    for (const plan::RequiredTensor& tensor : program.tensors) {
-      all.push_back(tensor.name);
-    }
-    return all;
-  };
-  for (int64_t layer = 0; layer < num_layers; ++layer) {
-    const AttentionProgram& one = a.program(layer);
-    const AttentionProgram& other = b.program(layer);
-    if (one.projection_columns != other.projection_columns ||
-        one.output_columns != other.output_columns ||
-        names(one) != names(other)) {
-      return false;
-    }
-  }
-  return true;
 }
 
 // log(sum(exp(logits)))
@@ -96,16 +71,7 @@ bool IsDensePlan(const kvasir::v1::KvPlan& plan,
   return false;
 }
 
-void UsePrograms(const std::shared_ptr<const ServedPlan>& plan,
-                 ModelWeights* weights) {
-  weights->plan = plan;
-  for (size_t layer = 0; layer < weights->layers.size(); ++layer) {
-    weights->layers[layer].attention =
-        &plan->program(static_cast<int64_t>(layer));
-  }
-}
-
-PlanComparison::PlanComparison(const Rank& rank,
+PlanComparison::PlanComparison(const TextRank& rank,
                                const PlanCheckRequest& request)
     : rank_(rank),
       request_(request),
@@ -131,14 +97,9 @@ absl::StatusOr<PlanCheck> PlanComparison::Compare(
       const std::shared_ptr<const ServedPlan> own,
       ServePlan(WithoutEvictions(source), shape_, {}, shard));
   if (dense_ == nullptr) {
-    // A float32 cache adds no rounding error, but only CPUs support it.
-    const auto dtype = rank_.device->kind() == kernels::DeviceKind::kCpu
-                           ? kvasir::v1::F32
-                           : kvasir::v1::BF16;
-    KVASIR_ASSIGN_OR_RETURN(dense_, ServePlan(plan::FullRankPlan(shape_, dtype),
-                                              shape_, {}, shard));
+    KVASIR_ASSIGN_OR_RETURN(dense_, ServeDensePlan(rank_));
   }
-  if (!HaveEqualWeights(*own, *dense_, rank_.spec->num_layers())) {
+  if (!HaveEqualWeights(*own, *dense_)) {
     check.skipped = kPlanHasOwnWeights;
     return check;
   }
@@ -167,7 +128,7 @@ absl::StatusOr<PlanCheck> PlanComparison::Compare(
     ++check.tokens;
   };
   most_time_ = 2 * request_.time_limit;
-  KVASIR_RETURN_IF_ERROR(RunText(own, compare, weights));
+  KVASIR_RETURN_IF_ERROR(RunSteps(own, compare, weights));
   if (too_slow_) {
     check.skipped = "it would take more than twice its time limit";
     return check;
@@ -190,7 +151,7 @@ absl::Status PlanComparison::RunDense(ModelWeights* weights) {
   // The limit is for two runs, which take about the same time: this run with
   // the dense cache, and the run with the plan's cache.
   most_time_ = request_.time_limit / 2;
-  KVASIR_RETURN_IF_ERROR(RunText(dense_, keep, weights));
+  KVASIR_RETURN_IF_ERROR(RunSteps(dense_, keep, weights));
   if (too_slow_) {
     skipped_ = absl::StrCat(
         "it would take ",
@@ -201,60 +162,31 @@ absl::Status PlanComparison::RunDense(ModelWeights* weights) {
   return absl::OkStatus();
 }
 
-// Runs the text as one prompt with the plan's cache.
-absl::Status PlanComparison::RunText(
+absl::Status PlanComparison::RunSteps(
     const std::shared_ptr<const ServedPlan>& plan,
     std::function<void(const LogitsRow&)> tap, ModelWeights* weights) {
-  KVASIR_ASSIGN_OR_RETURN(
-      const cache::PageLayout layout,
-      cache::PageLayout::Create(
-          *plan->resolved,
-          {.page_tokens = 64,
-           .granule_bytes = rank_.device->page_granule_bytes()}));
-  const cache::PageCounts pages = layout.PagesForBudget(
-      {.budget_bytes = layout.BytesAtLength(tokens_, kStepTokens),
-       .max_model_len = tokens_,
-       .max_chunk_tokens = kStepTokens});
-  UsePrograms(plan, weights);
-  KVASIR_ASSIGN_OR_RETURN(
-      const std::unique_ptr<ModelExecutor> executor,
-      ModelExecutor::Create({.spec = rank_.spec,
-                             .plan = plan->resolved.get(),
-                             .layout = &layout,
-                             .pages = pages,
-                             .device = rank_.device,
-                             .stream = rank_.stream,
-                             .collective = rank_.collective},
-                            std::move(*weights),
-                            {.max_model_len = tokens_,
-                             .max_num_seqs = 1,
-                             .max_batched_tokens = kStepTokens,
-                             .logits_tap = std::move(tap)}));
-  {
-    DirectRunner runner(executor.get(), &layout, pages);
-    KVASIR_RETURN_IF_ERROR(RunSteps(&runner));
-  }
-  *weights = std::move(*executor).TakeWeights();
-  return absl::OkStatus();
+  return RunText(
+      rank_, plan, tokens_, {.logits = std::move(tap)},
+      [this](DirectRunner& runner) { return RunSteps(runner); }, weights);
 }
 
-absl::Status PlanComparison::RunSteps(DirectRunner* runner) {
+absl::Status PlanComparison::RunSteps(DirectRunner& runner) {
   const auto text = absl::MakeConstSpan(request_.token_ids);
   too_slow_ = false;
   failed_ = false;
-  runner->SetPrompt(1, tokens_);
+  runner.SetPrompt(1, tokens_);
   for (int64_t done = 0; done < tokens_;) {
     const int64_t count =
-        std::min(done == 0 ? kFirstTokens : kStepTokens, tokens_ - done);
+        std::min(done == 0 ? kFirstTokens : kTextStepTokens, tokens_ - done);
     const absl::Time start = absl::Now();
     const absl::Status step =
         runner
-            ->Run({{.sequence_id = 1,
+            .Run({{.sequence_id = 1,
                     .token_ids = text.subspan(static_cast<size_t>(done),
                                               static_cast<size_t>(count))}})
             .status();
     KVASIR_RETURN_IF_ERROR(rank_.collective->status());
-    if (runner->length(1) == done && !step.ok()) {
+    if (runner.length(1) == done && !step.ok()) {
       // The step did not run, which says nothing about the plan's cache.
       return absl::Status(
           step.code(),

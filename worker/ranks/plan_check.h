@@ -12,14 +12,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "kernels/device/device.h"
-#include "model/shapes/decoder_spec.h"
 #include "plan/attention_shape.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
-#include "worker/collective/collective.h"
 #include "worker/executor/launcher.h"
 #include "worker/offline/direct_runner.h"
 #include "worker/program/served_plan.h"
+#include "worker/ranks/text_run.h"
 #include "worker/weights/weights.h"
 
 namespace kvasir::worker {
@@ -71,10 +69,6 @@ inline constexpr char kPlanHasOwnWeights[] = "the plan has weights of its own";
 bool IsDensePlan(const kvasir::v1::KvPlan& plan,
                  const plan::AttentionShape& shape);
 
-// Makes executors with these weights run the attention programs of `plan`.
-void UsePrograms(const std::shared_ptr<const ServedPlan>& plan,
-                 ModelWeights* weights);
-
 // Runs a text with a dense cache (float32 on a CPU, else bf16) and with the
 // caches of plans. The dense cache runs once for all plans.
 //
@@ -83,16 +77,9 @@ void UsePrograms(const std::shared_ptr<const ServedPlan>& plan,
 // Threads: one at a time.
 class PlanComparison {
  public:
-  struct Rank {
-    const model::DecoderSpec* spec = nullptr;
-    kernels::Device* device = nullptr;
-    kernels::Stream* stream = nullptr;
-    Collective* collective = nullptr;
-    int64_t max_model_len = 0;  // the text is cut to this length
-  };
-
-  // `request` and what `rank` points to must outlive the object.
-  PlanComparison(const Rank& rank, const PlanCheckRequest& request);
+  // The text is cut to rank.max_model_len. `request` and what `rank` points to
+  // must outlive the object.
+  PlanComparison(const TextRank& rank, const PlanCheckRequest& request);
 
   // Compares a plan. `weights` were loaded for a plan with the same tensors,
   // and use the programs of `plan` afterwards. A plan that needs other tensors
@@ -113,12 +100,13 @@ class PlanComparison {
 
  private:
   absl::Status RunDense(ModelWeights* weights);
-  absl::Status RunText(const std::shared_ptr<const ServedPlan>& plan,
-                       std::function<void(const LogitsRow&)> tap,
-                       ModelWeights* weights);
-  absl::Status RunSteps(DirectRunner* runner);
+  // Runs the text as one prompt with the plan's cache.
+  absl::Status RunSteps(const std::shared_ptr<const ServedPlan>& plan,
+                        std::function<void(const LogitsRow&)> tap,
+                        ModelWeights* weights);
+  absl::Status RunSteps(DirectRunner& runner);
 
-  const Rank rank_;
+  const TextRank rank_;
   const PlanCheckRequest& request_;
   const plan::AttentionShape shape_;
   int64_t tokens_ = 0;  // the tokens of the text that are used

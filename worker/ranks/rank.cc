@@ -10,6 +10,7 @@
 #include "cache/layout/cache_id.h"
 #include "model/checkpoint/weight_tiles.h"
 #include "worker/offline/direct_runner.h"
+#include "worker/ranks/key_means.h"
 
 namespace kvasir::worker {
 namespace {
@@ -74,7 +75,8 @@ absl::Status CheckPoolFitsMemory(const PoolMemory& memory) {
 
 std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec, int64_t page_tokens,
-                      const std::string& weights_id, bool key_bias_left_out) {
+                      const std::string& weights_id, bool key_bias_left_out,
+                      const std::string& key_means) {
   return cache::CacheId(
       plan, {.shape = model::AttentionShapeOf(spec),
              .page_tokens = page_tokens,
@@ -83,6 +85,7 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                       .frequencies = spec.rope.frequencies,
                       .attention_factor = spec.rope.attention_factor},
              .key_bias_left_out = key_bias_left_out,
+             .key_means = key_means,
              .tensor_fingerprint = weights_id});
 }
 
@@ -177,8 +180,14 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
   device_->FreeWriteBuffers();
   read_bytes_ = weights.read_bytes;
   std::string tiles = std::move(weights.weight_tiles);
+  const TextRank text_rank = {.spec = &spec_,
+                              .device = device_.get(),
+                              .stream = stream_.get(),
+                              .collective = collective,
+                              .max_model_len = options.executor.max_model_len};
+  KVASIR_RETURN_IF_ERROR(MeasureMeans(plans, text_rank, options, &weights));
   KVASIR_RETURN_IF_ERROR(
-      ChoosePlan(plans, tiles, options, collective, &weights));
+      ChoosePlan(plans, tiles, text_rank, options, &weights));
   if (options.memory_utilization > 0) {
     KVASIR_RETURN_IF_ERROR(
         MeasurePages(std::move(weights), options, collective));
@@ -243,20 +252,44 @@ absl::Status Rank::RemoveUnsupported(
   return absl::OkStatus();
 }
 
+std::string Rank::CacheIdOfPlan(const ServedPlan& plan,
+                                const std::string& weights_id,
+                                const RankOptions& options) const {
+  return CacheIdOf(plan.resolved->source, spec_, options.page_tokens,
+                   weights_id, plan.leaves_key_bias_out(),
+                   plan.can_leave_key_means_out() ? key_means_ : "");
+}
+
+absl::Status Rank::MeasureMeans(
+    absl::Span<const std::shared_ptr<const ServedPlan>> plans,
+    const TextRank& text_rank, const RankOptions& options,
+    ModelWeights* weights) {
+  if (std::none_of(plans.begin(), plans.end(), [](const auto& plan) {
+        return plan->can_leave_key_means_out();
+      })) {
+    return absl::OkStatus();
+  }
+  const auto tokens = absl::MakeConstSpan(options.key_mean_tokens)
+                          .first(static_cast<size_t>(std::min(
+                              {static_cast<int64_t>(
+                                   options.key_mean_tokens.size()),
+                               kKeyMeanTokens, text_rank.max_model_len})));
+  if (tokens.empty()) return absl::OkStatus();
+  KVASIR_ASSIGN_OR_RETURN(const bool measured,
+                          MeasureKeyMeans(text_rank, tokens, weights));
+  if (measured) key_means_ = KeyMeansId(tokens);
+  return absl::OkStatus();
+}
+
 absl::Status Rank::ChoosePlan(
     absl::Span<const std::shared_ptr<const ServedPlan>> plans,
-    const std::string& weight_tiles, const RankOptions& options,
-    Collective* collective, ModelWeights* weights) {
+    const std::string& weight_tiles, const TextRank& text_rank,
+    const RankOptions& options, ModelWeights* weights) {
   if (!options.plan_check.has_value()) return absl::OkStatus();
   const PlanCheckRequest& request = *options.plan_check;
-  PlanComparison comparison({.spec = &spec_,
-                             .device = device_.get(),
-                             .stream = stream_.get(),
-                             .collective = collective,
-                             .max_model_len = options.executor.max_model_len},
-                            request);
+  PlanComparison comparison(text_rank, request);
   std::string weights_id;
-  if (collective->shard().size == 1) {
+  if (text_rank.collective->shard().size == 1) {
     KVASIR_ASSIGN_OR_RETURN(weights_id,
                             model::CombineWeightTiles({weight_tiles}));
   }
@@ -268,11 +301,9 @@ absl::Status Rank::ChoosePlan(
   for (size_t i = 0; i < plans.size(); ++i) {
     KVASIR_ASSIGN_OR_RETURN(
         PlanCheck check,
-        comparison.Compare(
-            plans[i],
-            CacheIdOf(plans[i]->resolved->source, spec_, options.page_tokens,
-                      weights_id, plans[i]->leaves_key_bias_out()),
-            weights));
+        comparison.Compare(plans[i],
+                           CacheIdOfPlan(*plans[i], weights_id, options),
+                           weights));
     const bool cannot_compare = !check.skipped.empty();
     KVASIR_ASSIGN_OR_RETURN(const bool good,
                             comparison.FirstRankSays(is_good(check)));
@@ -290,8 +321,7 @@ absl::Status Rank::ChoosePlan(
 
 absl::Status Rank::Agree(std::string weight_tiles, const RankOptions& options) {
   const auto own_cache_id = [&] {
-    return CacheIdOf(plan_->resolved->source, spec_, options.page_tokens,
-                     weights_id_, plan_->leaves_key_bias_out());
+    return CacheIdOfPlan(*plan_, weights_id_, options);
   };
   if (!options.agree) {
     KVASIR_ASSIGN_OR_RETURN(
@@ -361,6 +391,12 @@ absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
   KVASIR_ASSIGN_OR_RETURN(
       ModelWeights weights,
       WeightsWithoutMemory(spec_, plan_, source, MatrixFormat::Of(*device_)));
+  if (!options.key_mean_tokens.empty()) {
+    const auto ones = std::make_shared<std::vector<float>>(
+        static_cast<size_t>(weights.shard.kv_heads.count * spec_.head_dim),
+        1.0f);
+    for (LayerWeights& layer : weights.layers) layer.key_mean = ones;
+  }
   const cache::PageCounts pages = std::exchange(pages_, LeastPages(options));
   const cache::PageCounts host_pages =
       std::exchange(host_pages_, PagesFor(0, options));

@@ -23,6 +23,7 @@
 #include "worker/executor/model_executor.h"
 #include "worker/program/served_plan.h"
 #include "worker/ranks/plan_check.h"
+#include "worker/ranks/text_run.h"
 #include "worker/weights/weight_source.h"
 
 namespace kvasir::worker {
@@ -89,6 +90,10 @@ struct RankOptions {
   // ServeOptions::lift_prompts decides. On a GPU, which never lifts latents,
   // this flag selects PagedAttentionParams::prompts_as_rows.
   bool deterministic = false;
+  // If not empty, the rank measures the means of keys with the first
+  // kKeyMeanTokens of these tokens, and the cache leaves them out of quantized
+  // keys (key_means.h). All ranks of a group must have the same tokens.
+  std::vector<int32_t> key_mean_tokens;
   // If set, the plan is compared with a dense cache before the pools are
   // allocated, and another plan may be served in its place. All ranks of a
   // group must have the same request.
@@ -123,10 +128,12 @@ struct PoolMemory {
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory);
 
 // Returns the cache::CacheId of a model with these weights.
-// `key_bias_left_out` is ServedPlan::leaves_key_bias_out.
+// `key_bias_left_out` is ServedPlan::leaves_key_bias_out. `key_means` is the
+// KeyMeansId of the means that the cache leaves out, or empty.
 std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec, int64_t page_tokens,
-                      const std::string& weights_id, bool key_bias_left_out);
+                      const std::string& weights_id, bool key_bias_left_out,
+                      const std::string& key_means);
 
 // Everything that one rank needs to run a model.
 //
@@ -198,6 +205,15 @@ class Rank {
   // Sets the numbers of pages for this plan. FAILED_PRECONDITION if they are
   // too few for one sequence.
   absl::Status SizePools(const RankOptions& options);
+  // Returns the cache_id of a plan with this rank's weights.
+  std::string CacheIdOfPlan(const ServedPlan& plan,
+                            const std::string& weights_id,
+                            const RankOptions& options) const;
+  // Measures the means of keys if a plan can leave them out.
+  absl::Status MeasureMeans(
+      absl::Span<const std::shared_ptr<const ServedPlan>> plans,
+      const TextRank& text_rank, const RankOptions& options,
+      ModelWeights* weights);
   // Removes the plans for which the device lacks ops, and adds a result to
   // plan_checks_ for each of them. Returns the error of CheckOps for the last
   // plan if that plan is removed.
@@ -208,8 +224,8 @@ class Rank {
   // is small enough, and uses this plan.
   absl::Status ChoosePlan(
       absl::Span<const std::shared_ptr<const ServedPlan>> plans,
-      const std::string& weight_tiles, const RankOptions& options,
-      Collective* collective, ModelWeights* weights);
+      const std::string& weight_tiles, const TextRank& text_rank,
+      const RankOptions& options, ModelWeights* weights);
   // Calls options.agree with this rank's offer, and adopts the result.
   // FAILED_PRECONDITION if this rank lacks room for the agreed pages or has
   // another cache_id.
@@ -230,6 +246,7 @@ class Rank {
   int64_t read_bytes_ = 0;
   std::vector<PlanCheck> plan_checks_;
   PoolBytes pool_bytes_;
+  std::string key_means_;  // the KeyMeansId of the weights' means, or empty
   std::string weights_id_;
   std::string cache_id_;
   std::unique_ptr<base::ThreadPool> pool_;

@@ -105,6 +105,9 @@ struct LayerWeights {
   // WeightsWithoutMemory fills it with ones, so that a check of the device's
   // ops includes the ops for a bias.
   std::shared_ptr<const std::vector<float>> host_qkv_bias;
+  // The mean of the keys before RoPE, including their bias, in host memory:
+  // [Hkv, D]. Null unless a Rank has measured it (worker/ranks/key_means.h).
+  std::shared_ptr<const std::vector<float>> key_mean;
   kernels::PackedMatrix o;  // [attention.output_columns, M]
   // [M]; null except on rank 0, because outputs are summed over ranks.
   kernels::DevicePtr<const float> o_bias;

@@ -71,6 +71,9 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(Project(stream, input, rows, workspace));
   KVASIR_RETURN_IF_ERROR(NormalizeHeads(stream, rows, workspace));
+  if (parts_.key_tap != nullptr && !workspace.counting()) {
+    KVASIR_RETURN_IF_ERROR(TapKeys(stream, rows));
+  }
   KVASIR_RETURN_IF_ERROR(RotateRows(stream, input, rows, workspace));
   if (key_bias_ != nullptr) {
     const StepPartScope part_of_step(parts_.profile, stream,

@@ -3,7 +3,9 @@
 // the output projection.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -62,6 +64,10 @@ struct FreshRows {
   int64_t max_tokens = 0;
 };
 
+// Receives the keys of a layer's tokens, [T, Hkv, D] of this rank, after the
+// projection with its bias and after QK-norm, before RoPE.
+using KeyTap = std::function<void(int64_t layer, absl::Span<const float> keys)>;
+
 // Owns: the layer's prepared ops and their tables.
 // Threads: one at a time.
 class LayerAttention {
@@ -86,6 +92,9 @@ class LayerAttention {
     int64_t page_tokens = 0;
     bool prompts_as_rows = false;
     StepProfile* profile = nullptr;  // may be null
+    // May be null. If set, Run waits for the device and calls it. The layer
+    // must then have one full-rank key part.
+    const KeyTap* key_tap = nullptr;
     // The counter of codes that were clamped to their static range.
     kernels::DevicePtr<int64_t> clamped_codes;
   };
@@ -214,6 +223,9 @@ class LayerAttention {
       const std::vector<kernels::HadamardPlace>& places, int64_t stride,
       bool transposed, std::optional<kernels::PreparedHadamard>* out);
   absl::Status PrepareKeyBias();
+  // Returns the first column of each KV head's key in a token's row.
+  std::vector<size_t> KeyColumns() const;
+  absl::Status TapKeys(kernels::Stream& stream, const Rows& rows) const;
   absl::Status LeaveKeyBiasToScores(absl::Span<const float> bias,
                                     std::vector<float>* cached);
   void PlaceExact();

@@ -1,9 +1,12 @@
-// Prepares how a layer's attention applies the bias of the key projection.
-#include <algorithm>
+// Prepares how a layer's attention applies the bias or the mean of its keys.
+#include <cstddef>
+#include <cstring>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "kernels/device/read_back.h"
 #include "worker/executor/attention/key_bias_split.h"
 #include "worker/executor/attention/layer_attention.h"
 
@@ -13,19 +16,24 @@ absl::Status LayerAttention::PrepareKeyBias() {
   const LayerWeights& weights = *parts_.weights;
   row_columns_ = program().row_columns;
   qkv_bias_ = weights.qkv_bias;
-  if (program().key_bias == KeyBias::kCached) return absl::OkStatus();
-  const KeyProgram& key = program().key[0];
+  const bool has_mean = weights.key_mean != nullptr;
+  if (program().key_bias == KeyBias::kCached ||
+      (!has_mean && weights.host_qkv_bias == nullptr)) {
+    return absl::OkStatus();
+  }
   const auto dims = static_cast<size_t>(program().head_dim);
-  std::vector<float> projection = *weights.host_qkv_bias;
-  // For each KV head, the first column of its key.
-  std::vector<size_t> first;
-  std::vector<float> bias;
-  for (const int32_t group : key.group_of_head) {
-    const LatentProgram& latent = key.latents[static_cast<size_t>(group)];
-    KVASIR_CHECK(latent.width == program().head_dim);
-    first.push_back(static_cast<size_t>(key.latent_column + latent.column));
-    const float* const own = projection.data() + first.back();
-    bias.insert(bias.end(), own, own + dims);
+  std::vector<float> projection(
+      static_cast<size_t>(program().projection_columns));
+  if (weights.host_qkv_bias != nullptr) projection = *weights.host_qkv_bias;
+  const std::vector<size_t> first = KeyColumns();
+  std::vector<float> bias;  // the mean takes the place of the bias
+  if (has_mean) {
+    bias = *weights.key_mean;
+  } else {
+    for (const size_t column : first) {
+      const float* const own = projection.data() + column;
+      bias.insert(bias.end(), own, own + dims);
+    }
   }
   std::vector<float> cached(bias.size(), 0.0f);
   if (program().key_bias == KeyBias::kRebuilt) {
@@ -34,11 +42,62 @@ absl::Status LayerAttention::PrepareKeyBias() {
   } else {
     KVASIR_RETURN_IF_ERROR(LeaveKeyBiasToScores(bias, &cached));
   }
-  for (size_t j = 0; j < first.size(); ++j) {
-    std::copy_n(cached.data() + j * dims, dims, projection.data() + first[j]);
+  // Subtracts what the cache leaves out. A number of `cached` is either that of
+  // `bias` or 0.
+  for (size_t i = 0; i < bias.size(); ++i) {
+    if (cached[i] == 0.0f) projection[first[i / dims] + i % dims] -= bias[i];
   }
   KVASIR_ASSIGN_OR_RETURN(qkv_bias_,
                           tables_.Add<float>(absl::MakeConstSpan(projection)));
+  return absl::OkStatus();
+}
+
+std::vector<size_t> LayerAttention::KeyColumns() const {
+  const KeyProgram& key = program().key[0];
+  std::vector<size_t> columns;
+  for (const int32_t group : key.group_of_head) {
+    const LatentProgram& latent = key.latents[static_cast<size_t>(group)];
+    KVASIR_CHECK(latent.width == program().head_dim);
+    columns.push_back(static_cast<size_t>(key.latent_column + latent.column));
+  }
+  return columns;
+}
+
+absl::Status LayerAttention::TapKeys(kernels::Stream& stream,
+                                     const Rows& rows) const {
+  const auto dims = static_cast<size_t>(program().head_dim);
+  const auto stride = static_cast<size_t>(rows.stride);
+  const std::vector<size_t> columns = KeyColumns();
+  const int64_t numbers = rows.num_tokens * rows.stride;
+  std::vector<std::byte> bytes(
+      static_cast<size_t>(activations_.Bytes(numbers)));
+  KVASIR_RETURN_IF_ERROR(
+      kernels::ReadBack(stream, bytes.data(), rows.row, bytes.size()));
+  std::vector<float> keys;
+  const auto add_keys = [&]<typename T>(T) {
+    for (size_t t = 0; t < static_cast<size_t>(rows.num_tokens); ++t) {
+      for (const size_t column : columns) {
+        for (size_t i = 0; i < dims; ++i) {
+          T number;
+          const size_t at = t * stride + column + i;
+          std::memcpy(&number, bytes.data() + at * sizeof(T), sizeof(T));
+          keys.push_back(kernels::ToFloat(number));
+        }
+      }
+    }
+  };
+  switch (activations_.dtype) {
+    case kernels::DType::kF32:
+      add_keys(float{});
+      break;
+    case kernels::DType::kF16:
+      add_keys(kernels::F16{});
+      break;
+    case kernels::DType::kBf16:
+      add_keys(kernels::Bf16{});
+      break;
+  }
+  (*parts_.key_tap)(parts_.layer, keys);
   return absl::OkStatus();
 }
 

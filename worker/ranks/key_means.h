@@ -1,0 +1,37 @@
+// Measures the mean of each layer's keys before RoPE. Keys of most models have a
+// large part that hardly depends on the token. The cache leaves it out of
+// quantized keys, as it leaves out biases (kernels/latents/key_bias.h), so that
+// codes use their levels for what differs between tokens.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "worker/ranks/text_run.h"
+#include "worker/weights/weights.h"
+
+namespace kvasir::worker {
+
+// Means are measured with at most this many tokens.
+inline constexpr int64_t kKeyMeanTokens = 128;
+
+// Identifies a way to measure means: a hash of the tokens. Workers with the
+// same weights and the same id leave out the same means, except that different
+// arithmetic may round a number of a mean to the next bf16 number.
+std::string KeyMeansId(absl::Span<const int32_t> token_ids);
+
+// Runs the tokens with a dense cache and sets LayerWeights::key_mean of all
+// layers, with numbers rounded to bf16. Returns false and sets nothing if there
+// are too few tokens, if keys are not finite, or if the weights were loaded for
+// a plan with tensors of its own (HaveEqualWeights). All ranks of a group must call it with the same
+// tokens; each measures its own heads.
+// Memory: the executor of one sequence.
+// Errors: those of RunText and of the collective; the weights are lost then.
+absl::StatusOr<bool> MeasureKeyMeans(const TextRank& rank,
+                                     absl::Span<const int32_t> token_ids,
+                                     ModelWeights* weights);
+
+}  // namespace kvasir::worker

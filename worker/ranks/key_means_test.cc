@@ -1,0 +1,205 @@
+#include "worker/ranks/key_means.h"
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/device/dtype.h"
+#include "model/shapes/attention_shape.h"
+#include "model/shapes/shape_config.h"
+#include "plan/presets.h"
+#include "worker/collective/in_process_group.h"
+#include "worker/testing/collective_ranks.h"
+#include "worker/testing/tiny_rank.h"
+#include "worker/testing/weights_test_util.h"
+
+namespace kvasir::worker {
+namespace {
+
+using ::testing::Each;
+using ::testing::IsNull;
+using ::testing::NotNull;
+
+constexpr uint64_t kSeed = 7;
+
+std::vector<int32_t> Text(int64_t tokens, int32_t first = 3) {
+  std::vector<int32_t> ids(static_cast<size_t>(tokens));
+  std::iota(ids.begin(), ids.end(), first);
+  return ids;
+}
+
+kvasir::v1::KvPlan PlanOf(const std::string& preset,
+                          const model::ModelShape& shape) {
+  return *plan::MakePresetPlan(
+      preset, model::AttentionShapeOf(*model::SpecOfShape(shape)));
+}
+
+// Measures means with these tokens, and compares the plan with a dense cache on
+// others.
+RankOptions Options(std::vector<int32_t> key_mean_tokens) {
+  RankOptions options = TinyOptions();
+  options.key_mean_tokens = std::move(key_mean_tokens);
+  options.plan_check = {.token_ids = Text(60, 50),
+                        .time_limit = absl::Minutes(5)};
+  return options;
+}
+
+std::unique_ptr<Rank> RankOf(const std::string& preset,
+                             const RankOptions& options,
+                             const model::ModelShape& shape = TinyShape()) {
+  RandomSource source(shape, kSeed, kernels::DType::kBf16);
+  auto rank = Rank::Create(*model::SpecOfShape(shape), PlanOf(preset, shape),
+                           &source, options);
+  KVASIR_EXPECT_OK(rank);
+  return rank.ok() ? *std::move(rank) : nullptr;
+}
+
+using Means = std::vector<std::shared_ptr<const std::vector<float>>>;
+
+Means MeansOf(std::unique_ptr<Rank> rank) {
+  const ModelWeights weights = std::move(rank->executor()).TakeWeights();
+  Means means;
+  for (const LayerWeights& layer : weights.layers) {
+    means.push_back(layer.key_mean);
+  }
+  return means;
+}
+
+// Returns a source in which each number of the first column of these tensors is
+// `number(name, row)`.
+ChangedSource WithFirstColumn(
+    WeightSource* source,
+    std::function<float(const std::string& name, int64_t row)> number) {
+  return ChangedSource(source, [number = std::move(number)](
+                                   const std::string& name,
+                                   const WeightBlock& block,
+                                   WeightSource::Consumer consume) {
+    if (block.first_column != 0) return consume(block);
+    const auto* const from = static_cast<const float*>(block.data);
+    std::vector<float> changed(from, from + block.num_rows * block.columns);
+    for (int64_t i = 0; i < block.num_rows; ++i) {
+      const float to = number(name, block.first_row + i);
+      if (!std::isnan(to)) changed[static_cast<size_t>(i * block.columns)] = to;
+    }
+    WeightBlock other = block;
+    other.data = changed.data();
+    return consume(other);
+  });
+}
+
+// The first number of every token's embedding is 3, and moves the numbers of
+// its keys far from 0.
+double DivergenceWithLargeMeans(const std::string& preset,
+                                std::vector<int32_t> key_mean_tokens) {
+  RandomSource random(TinyShape(), kSeed, kernels::DType::kF32);
+  ChangedSource source = WithFirstColumn(
+      &random, [](const std::string& name, int64_t row) {
+        if (name == "model.embed_tokens.weight") return 3.0f;
+        if (!absl::EndsWith(name, "k_proj.weight")) return std::nanf("");
+        return row % 3 == 0 ? 2.0f : -1.0f;
+      });
+  const auto rank = Rank::Create(*model::SpecOfShape(TinyShape()),
+                                 PlanOf(preset, TinyShape()), &source,
+                                 Options(std::move(key_mean_tokens)));
+  KVASIR_EXPECT_OK(rank);
+  return rank.ok() ? (*rank)->plan_checks().back().kl : 0;
+}
+
+TEST(KeyMeansTest, CodesOfKeysWithoutTheirLargeMeanDivergeFarLess) {
+  for (const char* preset : {"rotated-3bit", "rotated-4bit", "dense-8bit"}) {
+    const double with = DivergenceWithLargeMeans(preset, {});
+    EXPECT_GT(with, 0) << preset;
+    EXPECT_LT(DivergenceWithLargeMeans(preset, Text(40)), 0.3 * with) << preset;
+  }
+}
+
+TEST(KeyMeansTest, TheMeanOfTheFirstLayerIncludesTheBias) {
+  const model::ModelShape shape = TinyBiasedShape();
+  const auto means = [&](float added) {
+    RandomSource random(shape, kSeed, kernels::DType::kF32);
+    ChangedSource source = WithFirstColumn(
+        &random, [added](const std::string& name, int64_t row) {
+          if (!absl::EndsWith(name, "k_proj.bias")) return std::nanf("");
+          return added + static_cast<float>(row);
+        });
+    auto rank =
+        Rank::Create(*model::SpecOfShape(shape), PlanOf("rotated-4bit", shape),
+                     &source, Options(Text(40)));
+    KVASIR_EXPECT_OK(rank);
+    return rank.ok() ? MeansOf(*std::move(rank)) : Means();
+  };
+  const Means small = means(0);
+  const Means large = means(100);
+  ASSERT_EQ(small.size(), 2u);
+  ASSERT_THAT(small[0], NotNull());
+  ASSERT_EQ(small[0]->size(), 4u * 8u);  // KV heads, numbers of a head
+  for (size_t i = 0; i < small[0]->size(); ++i) {
+    // bf16 has a precision of 2^-8.
+    EXPECT_NEAR((*large[0])[i] - (*small[0])[i], 100, 1) << i;
+  }
+}
+
+TEST(KeyMeansTest, OnlyThePlansThatLeaveMeansOutHaveAnotherCacheId) {
+  const auto id = [](const std::string& preset, std::vector<int32_t> tokens,
+                     const model::ModelShape& shape = TinyShape()) {
+    return RankOf(preset, Options(std::move(tokens)), shape)->cache_id();
+  };
+  EXPECT_EQ(std::set<std::string>({id("rotated-4bit", {}),
+                                   id("rotated-4bit", Text(40)),
+                                   id("rotated-4bit", Text(41)),
+                                   id("rotated-3bit", Text(40))})
+                .size(),
+            4u);
+  EXPECT_EQ(id("dense-bf16", Text(40)), id("dense-bf16", {}));
+  // Keys of this model are normalized after the projection.
+  EXPECT_EQ(id("rotated-4bit", Text(40), TinyQwen3Shape()),
+            id("rotated-4bit", {}, TinyQwen3Shape()));
+}
+
+TEST(KeyMeansTest, ATextOfOnlyFirstTokensGivesNoMeans) {
+  const auto rank = RankOf("rotated-4bit", Options(Text(4)));
+  EXPECT_EQ(rank->cache_id(), RankOf("rotated-4bit", Options({}))->cache_id());
+}
+
+TEST(KeyMeansTest, ADensePlanMeasuresNoMeans) {
+  EXPECT_THAT(MeansOf(RankOf("dense-bf16", Options(Text(40)))), Each(IsNull()));
+}
+
+TEST(KeyMeansTest, RanksOfAGroupMeasureTheirOwnHeads) {
+  const Means single = MeansOf(RankOf("rotated-4bit", Options(Text(40))));
+  std::vector<Means> means(2);
+  const auto group = InProcessGroup::Create(2);
+  OnRanks(2, [&](int64_t index) {
+    const auto r = static_cast<size_t>(index);
+    const model::DecoderSpec spec = *model::SpecOfShape(TinyShape());
+    RandomSource source(TinyShape(), kSeed, kernels::DType::kBf16);
+    auto rank = Rank::Create(spec, PlanOf("rotated-4bit", TinyShape()), &source,
+                             Options(Text(40)), group[r].get());
+    KVASIR_EXPECT_OK(rank);
+    if (rank.ok()) means[r] = MeansOf(*std::move(rank));
+  });
+  for (size_t layer = 0; layer < single.size(); ++layer) {
+    std::vector<float> both = *means[0][layer];
+    both.insert(both.end(), means[1][layer]->begin(), means[1][layer]->end());
+    ASSERT_EQ(both.size(), single[layer]->size());
+    for (size_t i = 0; i < both.size(); ++i) {
+      // The group rounds sums differently, so bf16 may round to another number.
+      EXPECT_NEAR(both[i], (*single[layer])[i],
+                  0.01 * std::abs((*single[layer])[i]) + 1e-3)
+          << layer << " " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::worker
