@@ -99,20 +99,21 @@ absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
 absl::Status ModelExecutor::CreateDecoder() {
   KVASIR_ASSIGN_OR_RETURN(
       Decoder decoder,
-      Decoder::Create({.spec = parts_.spec,
-                       .weights = &weights_,
-                       .arenas = &arenas_,
-                       .collective = parts_.collective,
-                       .page_tokens = parts_.layout->page_tokens(),
-                       .prompts_as_rows = options_.prompts_as_rows,
-                       .max_tokens = options_.max_batched_tokens,
-                       .plan = parts_.plan,
-                       .mass = RoomForMass(MassLimits()),
-                       .profile = options_.profile,
-                       .key_tap = options_.key_tap ? &options_.key_tap : nullptr,
-                       .clamped_codes = state_.clamped_codes(),
-                       .expert_load = state_.expert_load()},
-                      parts_.device));
+      Decoder::Create(
+          {.spec = parts_.spec,
+           .weights = &weights_,
+           .arenas = &arenas_,
+           .collective = parts_.collective,
+           .page_tokens = parts_.layout->page_tokens(),
+           .prompts_as_rows = options_.prompts_as_rows,
+           .max_tokens = options_.max_batched_tokens,
+           .plan = parts_.plan,
+           .mass = RoomForMass(MassLimits()),
+           .profile = options_.profile,
+           .key_tap = options_.key_tap ? &options_.key_tap : nullptr,
+           .clamped_codes = state_.clamped_codes(),
+           .expert_load = state_.expert_load()},
+          parts_.device));
   decoder_ = std::make_unique<Decoder>(std::move(decoder));
   for (const LayerWeights& layer : weights_.layers) {
     lifts_prompts_ = lifts_prompts_ || LiftsPrompts(*layer.attention);

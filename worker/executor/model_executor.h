@@ -59,7 +59,8 @@ struct ModelExecutorOptions {
   // For tests and debugging: receives every token's logits. If set, Enqueue
   // runs the head for every row and waits for the device.
   std::function<void(const LogitsRow&)> logits_tap;
-  // Receives the keys of every token and layer (LayerAttention::Parts::key_tap).
+  // Receives the keys of every token and layer
+  // (LayerAttention::Parts::key_tap).
   KeyTap key_tap;
   // Measures the time of each part of a step. May be null; otherwise it must
   // outlive the executor.

@@ -45,10 +45,9 @@ absl::StatusOr<kvasir::v1::RankIdentity> IdentityOf(
                           CheckpointId(source, weights_seed));
   const kvasir::v1::KvPlan& plan = source.plan->source;
   identity.set_plan_id(base::Sha256Hex(plan.SerializeAsString()));
-  identity.set_page_format_id(worker::CacheIdOf(plan, source.spec,
-                                                settings.page_tokens, "",
-                                                /*key_bias_left_out=*/false,
-                                                settings.key_means));
+  identity.set_page_format_id(
+      worker::CacheIdOf(plan, source.spec, settings.page_tokens, "",
+                        /*key_bias_left_out=*/false, settings.key_means));
   identity.set_page_tokens(static_cast<uint32_t>(settings.page_tokens));
   identity.set_device(device == nullptr ? "cpu" : device->name());
   identity.set_numerics_id(

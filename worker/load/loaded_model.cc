@@ -78,9 +78,8 @@ std::vector<int32_t> KeyMeanTokens(const LoadRequest& request) {
     return SampleTokens(request.tokenizer, worker::kKeyMeanTokens);
   }
   const auto tokenizer = model::Tokenizer::Load(request.model.model);
-  return tokenizer.ok()
-             ? SampleTokens(tokenizer->get(), worker::kKeyMeanTokens)
-             : std::vector<int32_t>();
+  return tokenizer.ok() ? SampleTokens(tokenizer->get(), worker::kKeyMeanTokens)
+                        : std::vector<int32_t>();
 }
 
 LocalShare LocalShareOf(const LoadRequest& request) {

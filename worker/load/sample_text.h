@@ -9,8 +9,8 @@
 
 namespace kvasir::cli {
 
-// Returns the first tokens of the text, at most `count`. Empty if `tokenizer` is
-// null or cannot encode the text.
+// Returns the first tokens of the text, at most `count`. Empty if `tokenizer`
+// is null or cannot encode the text.
 std::vector<int32_t> SampleTokens(const model::Tokenizer* tokenizer,
                                   int64_t count);
 

@@ -16,8 +16,8 @@ namespace {
 // Change it if means are measured in another way.
 constexpr char kMethod[] = "1\n";
 
-// The first tokens of a text are left out, because many models give them unusual
-// keys. Plans keep such tokens exact (LayerPlan.exact_sinks).
+// The first tokens of a text are left out, because many models give them
+// unusual keys. Plans keep such tokens exact (LayerPlan.exact_sinks).
 constexpr size_t kSkippedTokens = 4;
 
 using Sums = std::vector<std::vector<double>>;  // by layer, [Hkv, D]

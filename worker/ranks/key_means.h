@@ -1,5 +1,5 @@
-// Measures the mean of each layer's keys before RoPE. Keys of most models have a
-// large part that hardly depends on the token. The cache leaves it out of
+// Measures the mean of each layer's keys before RoPE. Keys of most models have
+// a large part that hardly depends on the token. The cache leaves it out of
 // quantized keys, as it leaves out biases (kernels/latents/key_bias.h), so that
 // codes use their levels for what differs between tokens.
 #pragma once
@@ -26,10 +26,10 @@ std::string KeyMeansId(absl::Span<const int32_t> token_ids);
 // Runs the tokens with a dense cache and sets LayerWeights::key_mean of all
 // layers, with numbers rounded to bf16. Returns false and sets nothing if there
 // are too few tokens, if keys are not finite, or if the weights were loaded for
-// a plan with tensors of its own (HaveEqualWeights). All ranks of a group must call it with the same
-// tokens; each measures its own heads.
-// Memory: the executor of one sequence.
-// Errors: those of RunText and of the collective; the weights are lost then.
+// a plan with tensors of its own (HaveEqualWeights). All ranks of a group must
+// call it with the same tokens; each measures its own heads. Memory: the
+// executor of one sequence. Errors: those of RunText and of the collective; the
+// weights are lost then.
 absl::StatusOr<bool> MeasureKeyMeans(const TextRank& rank,
                                      absl::Span<const int32_t> token_ids,
                                      ModelWeights* weights);

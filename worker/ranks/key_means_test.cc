@@ -80,21 +80,22 @@ Means MeansOf(std::unique_ptr<Rank> rank) {
 ChangedSource WithFirstColumn(
     WeightSource* source,
     std::function<float(const std::string& name, int64_t row)> number) {
-  return ChangedSource(source, [number = std::move(number)](
-                                   const std::string& name,
-                                   const WeightBlock& block,
-                                   WeightSource::Consumer consume) {
-    if (block.first_column != 0) return consume(block);
-    const auto* const from = static_cast<const float*>(block.data);
-    std::vector<float> changed(from, from + block.num_rows * block.columns);
-    for (int64_t i = 0; i < block.num_rows; ++i) {
-      const float to = number(name, block.first_row + i);
-      if (!std::isnan(to)) changed[static_cast<size_t>(i * block.columns)] = to;
-    }
-    WeightBlock other = block;
-    other.data = changed.data();
-    return consume(other);
-  });
+  return ChangedSource(
+      source, [number = std::move(number)](const std::string& name,
+                                           const WeightBlock& block,
+                                           WeightSource::Consumer consume) {
+        if (block.first_column != 0) return consume(block);
+        const auto* const from = static_cast<const float*>(block.data);
+        std::vector<float> changed(from, from + block.num_rows * block.columns);
+        for (int64_t i = 0; i < block.num_rows; ++i) {
+          const float to = number(name, block.first_row + i);
+          if (!std::isnan(to))
+            changed[static_cast<size_t>(i * block.columns)] = to;
+        }
+        WeightBlock other = block;
+        other.data = changed.data();
+        return consume(other);
+      });
 }
 
 // The first number of every token's embedding is 3, and moves the numbers of
@@ -102,8 +103,8 @@ ChangedSource WithFirstColumn(
 double DivergenceWithLargeMeans(const std::string& preset,
                                 std::vector<int32_t> key_mean_tokens) {
   RandomSource random(TinyShape(), kSeed, kernels::DType::kF32);
-  ChangedSource source = WithFirstColumn(
-      &random, [](const std::string& name, int64_t row) {
+  ChangedSource source =
+      WithFirstColumn(&random, [](const std::string& name, int64_t row) {
         if (name == "model.embed_tokens.weight") return 3.0f;
         if (!absl::EndsWith(name, "k_proj.weight")) return std::nanf("");
         return row % 3 == 0 ? 2.0f : -1.0f;
@@ -127,8 +128,8 @@ TEST(KeyMeansTest, TheMeanOfTheFirstLayerIncludesTheBias) {
   const model::ModelShape shape = TinyBiasedShape();
   const auto means = [&](float added) {
     RandomSource random(shape, kSeed, kernels::DType::kF32);
-    ChangedSource source = WithFirstColumn(
-        &random, [added](const std::string& name, int64_t row) {
+    ChangedSource source =
+        WithFirstColumn(&random, [added](const std::string& name, int64_t row) {
           if (!absl::EndsWith(name, "k_proj.bias")) return std::nanf("");
           return added + static_cast<float>(row);
         });
@@ -154,10 +155,9 @@ TEST(KeyMeansTest, OnlyThePlansThatLeaveMeansOutHaveAnotherCacheId) {
                      const model::ModelShape& shape = TinyShape()) {
     return RankOf(preset, Options(std::move(tokens)), shape)->cache_id();
   };
-  EXPECT_EQ(std::set<std::string>({id("rotated-4bit", {}),
-                                   id("rotated-4bit", Text(40)),
-                                   id("rotated-4bit", Text(41)),
-                                   id("rotated-3bit", Text(40))})
+  EXPECT_EQ(std::set<std::string>(
+                {id("rotated-4bit", {}), id("rotated-4bit", Text(40)),
+                 id("rotated-4bit", Text(41)), id("rotated-3bit", Text(40))})
                 .size(),
             4u);
   EXPECT_EQ(id("dense-bf16", Text(40)), id("dense-bf16", {}));

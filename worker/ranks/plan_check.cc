@@ -182,8 +182,8 @@ absl::Status PlanComparison::RunSteps(DirectRunner& runner) {
     const absl::Status step =
         runner
             .Run({{.sequence_id = 1,
-                    .token_ids = text.subspan(static_cast<size_t>(done),
-                                              static_cast<size_t>(count))}})
+                   .token_ids = text.subspan(static_cast<size_t>(done),
+                                             static_cast<size_t>(count))}})
             .status();
     KVASIR_RETURN_IF_ERROR(rank_.collective->status());
     if (runner.length(1) == done && !step.ok()) {

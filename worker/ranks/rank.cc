@@ -269,11 +269,11 @@ absl::Status Rank::MeasureMeans(
       })) {
     return absl::OkStatus();
   }
-  const auto tokens = absl::MakeConstSpan(options.key_mean_tokens)
-                          .first(static_cast<size_t>(std::min(
-                              {static_cast<int64_t>(
-                                   options.key_mean_tokens.size()),
-                               kKeyMeanTokens, text_rank.max_model_len})));
+  const auto tokens =
+      absl::MakeConstSpan(options.key_mean_tokens)
+          .first(static_cast<size_t>(
+              std::min({static_cast<int64_t>(options.key_mean_tokens.size()),
+                        kKeyMeanTokens, text_rank.max_model_len})));
   if (tokens.empty()) return absl::OkStatus();
   KVASIR_ASSIGN_OR_RETURN(const bool measured,
                           MeasureKeyMeans(text_rank, tokens, weights));
@@ -301,9 +301,8 @@ absl::Status Rank::ChoosePlan(
   for (size_t i = 0; i < plans.size(); ++i) {
     KVASIR_ASSIGN_OR_RETURN(
         PlanCheck check,
-        comparison.Compare(plans[i],
-                           CacheIdOfPlan(*plans[i], weights_id, options),
-                           weights));
+        comparison.Compare(
+            plans[i], CacheIdOfPlan(*plans[i], weights_id, options), weights));
     const bool cannot_compare = !check.skipped.empty();
     KVASIR_ASSIGN_OR_RETURN(const bool good,
                             comparison.FirstRankSays(is_good(check)));

@@ -20,7 +20,7 @@
 
 namespace kvasir::worker {
 
-// What a text run needs of a rank. Belongs to the caller.
+// The parts of a rank that a text run uses. They belong to the caller.
 struct TextRank {
   const model::DecoderSpec* spec = nullptr;
   kernels::Device* device = nullptr;
