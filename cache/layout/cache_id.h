@@ -31,8 +31,8 @@ struct CacheIdentity {
   // True if at least one layer stores keys without the bias of the
   // key projection.
   bool key_bias_left_out = false;
-  // Identifies how the means of keys were measured that the cache leaves out.
-  // Empty if it leaves none out.
+  // Identifies how the means of keys that the cache leaves out were measured.
+  // Empty if it leaves out no means.
   std::string key_means;
   // The loader's fingerprint of all tensors that affect the cached latents.
   std::string tensor_fingerprint;

@@ -69,6 +69,7 @@ TEST(CacheIdTest,
       [](Case& c) { c.identity.rope.interleaved = true; },
       [](Case& c) { c.identity.shape.layers[1].sliding_window = 128; },
       [](Case& c) { c.identity.tensor_fingerprint = "abd"; },
+      [](Case& c) { c.identity.key_means = "tokens"; },
   };
   std::set<std::string> ids;
   for (const auto& change : changes) ids.insert(IdAfter(change));

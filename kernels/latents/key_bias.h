@@ -10,6 +10,8 @@
 //     tile.
 //   exact pairs: the cache has R(n) W x.
 //   all other pairs: the cache has the key with its bias.
+// If the mean M of W x + b was measured, M takes the place of b here, and the
+// projection adds b - M to the pairs from which the cache leaves M out.
 // Attention adds q . R(a) b and q . R(n) b to the scores (AttentionKeyBias).
 // Both depend only on the slot's own position, so nothing is stored, and slots
 // may move.

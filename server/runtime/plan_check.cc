@@ -127,9 +127,22 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithPlanCheck(
     LoadRequest request) {
   const bool is_auto = request.model.kv_plan == kAutoPlan;
   request.tokenizer = tokenizer;
+  // All ranks of a group have the same results, so only the first one logs
+  // them.
+  const bool logs =
+      request.group == nullptr || request.group->shard().rank == 0;
+  const auto log_means = [logs](const LoadedModel& model) {
+    if (!logs || !model.rank().served_plan()->can_leave_key_means_out()) return;
+    base::LogInfo("means of keys",
+                  {{"left_out_of_codes",
+                    model.rank().leaves_key_means_out() ? "yes" : "no"}});
+  };
   if (mode == "off") {
     base::LogInfo("plan check off", {});
-    return LoadedModel::Load(request);
+    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model,
+                            LoadedModel::Load(request));
+    log_means(*model);
+    return model;
   }
   request.plan_check = {.token_ids = SampleTokens(tokenizer, kPlanCheckTokens),
                         .known = KnownCheck,
@@ -140,9 +153,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithPlanCheck(
                           LoadedModel::Load(request));
   const worker::Rank& rank = model->rank();
   const std::string& plan = rank.plan().source.method();
-  // All ranks of a group have the same results, so only the first one
-  // logs them.
-  if (request.group == nullptr || request.group->shard().rank == 0) {
+  log_means(*model);
+  if (logs) {
     for (const worker::PlanCheck& check : rank.plan_checks()) {
       KeepCheck(check);
       LogPlanCheck(check);

@@ -217,6 +217,16 @@ def altered_model(folder, source=TINY, **fields):
     return folder
 
 
+def only_in_soak(part, values, quick):
+    """Parameters of a test. Without KVASIR_SOAK only those of `quick` run; this part of scripts/soak runs all."""
+    import pytest  # programs without pytest use this file too
+
+    unknown = set(quick) - set(values)
+    assert not unknown, unknown
+    skip = pytest.mark.skipif(not os.environ.get("KVASIR_SOAK"), reason=f"scripts/soak {part} runs it")
+    return [value if value in quick else pytest.param(value, marks=skip) for value in values]
+
+
 def wait_until(condition, what, seconds=30):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -2,14 +2,18 @@
 
 import functools
 import json
+import os
+import random
 import re
+import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from tritonclient import grpc as grpcclient
 
-from kvasir_process import ROOT, KvasirProcess, run
+from kvasir_process import BINARY, ROOT, KvasirProcess, run
 from test_kserve import trt_tokens
 
 GOLDEN = ROOT / "tests/golden/models"
@@ -29,8 +33,11 @@ MODELS = {
     "mixtral": "mixtral-one-of-three",
     "qwen3_moe": "qwen3moe-mixed",
 }
-PLANS = ["dense-bf16", "dense-8bit", "rotated-4bit", "a file"]
+PLANS = ["dense-bf16", "dense-8bit", "rotated-4bit", "a file", "planned"]
 MAX_TOKENS = 24
+COMPRESS = BINARY.with_name("kvasir-compress")
+# The planner refuses models with QK-norm.
+NOT_PLANNED = ("qwen3", "qwen3_moe", "olmo2", "gemma3_text")
 
 
 def test_the_table_has_every_family():
@@ -59,6 +66,39 @@ def plan_of_file(config):
                 "exact_sinks": 2}
 
     return {"schema_version": 1, "layers": [layer(i) for i in range(config["num_hidden_layers"])]}
+
+
+def planned(base, folder):
+    """A checkpoint with the plan that `kvasir-compress apply --method auto` makes for the model in `base`."""
+    if not COMPRESS.exists():
+        pytest.skip("this build has no kvasir-compress")
+    config = json.loads((base / "config.json").read_text())
+    model = folder / "model"
+    shutil.copytree(base, model)
+    # Calibration needs a tokenizer. Each of its tokens is one letter.
+    letters = [chr(ord("A") + i) for i in range(26)] + [chr(ord("a") + i) for i in range(13)]
+    (model / "tokenizer.json").write_text(json.dumps({
+        "version": "1.0", "added_tokens": [], "normalizer": None, "post_processor": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "vocab": {c: i for i, c in enumerate(letters)},
+                  "merges": []}}))
+    text = folder / "text.txt"
+    text.write_text("".join(random.Random(20261129).choices(letters, k=4000)))
+    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    dense = 2 * 2 * heads * dim * config["num_hidden_layers"]
+    done = subprocess.run(
+        [COMPRESS, "apply", "--model", model, "--method", "auto", "--kv-bytes-per-token", str(dense // 2),
+         "--text", text, "--calibration-tokens", "512", "--sequence-tokens", "32", "--out", folder / "planned", "--quiet"],
+        capture_output=True, text=True, timeout=120, env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")})
+    if config["model_type"] in NOT_PLANNED:
+        assert done.returncode == 1 and "QK-norm" in done.stderr, done.stderr
+        return None
+    assert done.returncode == 0, done.stderr
+    report = json.loads(run("inspect", folder / "planned", "--json").stdout)
+    assert report["kv_payload_bytes_per_token"] <= dense / 2
+    return folder / "planned"
 
 
 def complete(client, model, prompt, max_tokens=MAX_TOKENS):
@@ -91,14 +131,22 @@ def least_pool(folder, flags):
     return int(re.search(r"raise --kv-cache-bytes to at least (\d+) bytes", done.stderr)[1])
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", NOT_PLANNED)
+def test_the_planner_refuses_models_with_qk_norm(family, tmp_path):
+    assert planned(GOLDEN / MODELS[family], tmp_path) is None
+
+
+@pytest.mark.parametrize("family, plan", [
+    (family, plan) for family in MODELS for plan in PLANS if plan != "planned" or family not in NOT_PLANNED])
 def test_a_client_gets_the_same_tokens_whatever_the_batch_the_chunks_the_prefixes_and_the_preemptions(
         family, plan, tmp_path):
     folder = GOLDEN / MODELS[family]
     config = json.loads((folder / "config.json").read_text())
     expected = json.loads((folder / "expected.json").read_text())
     flags = ["--kv-plan", plan, "--page-tokens", 16, "--max-model-len", 64]
+    if plan == "planned":
+        folder = planned(folder, tmp_path)
+        flags = flags[2:]
     if plan == "a file":
         (tmp_path / "plan.json").write_text(json.dumps(plan_of_file(config)))
         flags[1] = tmp_path / "plan.json"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import triton
-from kvasir_process import BINARY, TINY, KvasirProcess, altered_model, run, wait_until
+from kvasir_process import BINARY, TINY, KvasirProcess, altered_model, only_in_soak, run, wait_until
 
 COMPRESS = BINARY.with_name("kvasir-compress")
 EVALUATION = TINY / "evaluation.txt"
@@ -103,6 +103,9 @@ FAMILIES = {
     "smollm3-3b": ("palu", "rap-4", "commuting", "svdq", "channel"),
     "mixtral-8x7b": ("palu-4", "rap-4", "svdq"),
 }
+# scripts/test runs only these models, and only these methods with evictions.
+QUICK_FAMILIES = ("pythia-160m", "qwen2.5-0.5b", "mistral-7b", "smollm3-3b")
+QUICK_METHODS = ("joint-4", "palu-groups", "palu-4", "rap-4", "commuting", "svdq-exact", "palu-2-sinks-exact")
 GROUPED = ("qwen2.5-0.5b", "mistral-7b", "smollm3-3b", "mixtral-8x7b")
 SLIDING_WINDOW = 40
 UNIFORM_PALU = PALU + ["--search", "uniform", "--group-heads"]
@@ -171,7 +174,7 @@ def amplify_attention(path):
     path.write_bytes(data)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=only_in_soak("methods", FAMILIES, QUICK_FAMILIES))
 def family(request, calibrations, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     base = folder / "base"
@@ -272,7 +275,7 @@ def check_evicted_loss(folder, nats, tolerance):
     assert whole["perplexity"] == perplexity(folder)["perplexity"]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", only_in_soak("methods", METHODS, QUICK_METHODS))
 def test_the_loss_with_evictions_equals_that_of_the_python_reference(artifacts, evicted, name):
     check_evicted_loss(artifacts[name][0], evicted[name], METHODS[name][1])
 
@@ -478,11 +481,12 @@ BYTES_OF = [
     "dense", "palu-4", "rap", "svdq", "lorc", "palu-2-exact", "rap-exact", "palu-2-sinks-exact",
     "joint-4", "joint-exact",
 ]
+QUICK_BYTES_OF = ("dense", "palu-4", "svdq", "rap-exact", "palu-2-sinks-exact", "joint-4")
 # In these plans, keys are read as they are stored.
 NOTHING_REBUILT = ("dense", "rap", "rap-exact")
 
 
-@pytest.mark.parametrize("name", BYTES_OF)
+@pytest.mark.parametrize("name", only_in_soak("methods", BYTES_OF, QUICK_BYTES_OF))
 def test_inspect_perplexity_metrics_and_allocator_report_the_same_bytes(artifacts, name):
     """All of them are exactly equal."""
     folder = TINY if name == "dense" else artifacts[name][0]

@@ -60,7 +60,7 @@ struct ModelExecutorOptions {
   // runs the head for every row and waits for the device.
   std::function<void(const LogitsRow&)> logits_tap;
   // Receives the keys of every token and layer
-  // (LayerAttention::Parts::key_tap).
+  // (LayerAttention::Parts::key_tap). Each layer then waits for the device.
   KeyTap key_tap;
   // Measures the time of each part of a step. May be null; otherwise it must
   // outlive the executor.

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/types/span.h"
 #include "base/cli/units.h"
 #include "base/log.h"
 #include "base/machine.h"
@@ -71,15 +70,26 @@ std::string PlanCheckOf(const LoadRequest& request) {
 }
 
 // Returns the tokens with which the means of keys are measured. Empty if they
-// are not wanted, or if the model has no tokenizer.
+// are not wanted, or if the model's tokenizer cannot be read.
 std::vector<int32_t> KeyMeanTokens(const LoadRequest& request) {
   if (request.model.no_key_means || request.model.model.empty()) return {};
   if (request.tokenizer != nullptr) {
     return SampleTokens(request.tokenizer, worker::kKeyMeanTokens);
   }
   const auto tokenizer = model::Tokenizer::Load(request.model.model);
-  return tokenizer.ok() ? SampleTokens(tokenizer->get(), worker::kKeyMeanTokens)
-                        : std::vector<int32_t>();
+  if (tokenizer.ok()) {
+    return SampleTokens(tokenizer->get(), worker::kKeyMeanTokens);
+  }
+  base::LogWarning(
+      "the means of keys are not measured: the tokenizer cannot be read",
+      {{"why", std::string(tokenizer.status().message())}});
+  return {};
+}
+
+// Returns the value of RankIdentity.key_means.
+std::string KeyMeansOf(const std::vector<int32_t>& tokens) {
+  if (tokens.empty()) return "off";
+  return absl::StrCat(tokens.size(), " tokens, ", worker::KeyMeansId(tokens));
 }
 
 LocalShare LocalShareOf(const LoadRequest& request) {
@@ -263,7 +273,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
 }
 
 absl::StatusOr<worker::Collective*> LoadedModel::JoinGroup(
-    const LoadRequest& request, absl::Span<const int32_t> key_mean_tokens,
+    const LoadRequest& request, const std::vector<int32_t>& key_mean_tokens,
     const kernels::Device* device) const {
   GroupTerms terms;
   KVASIR_ASSIGN_OR_RETURN(
@@ -276,7 +286,7 @@ absl::StatusOr<worker::Collective*> LoadedModel::JoinGroup(
                   .deterministic = request.model.deterministic,
                   .graphs = request.graphs,
                   .plan_check = PlanCheckOf(request),
-                  .key_means = worker::KeyMeansId(key_mean_tokens)}));
+                  .key_means = KeyMeansOf(key_mean_tokens)}));
   // Every rank combines the tile hashes of all ranks, so all ranks get the same
   // weights_id, which is part of the cache_id.
   terms.combine = [](absl::Span<const std::string> tiles_by_rank)

@@ -8,9 +8,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "cache/kv_cache.h"
 #include "cache/layout/layout.h"
 #include "model/tokenizer/tokenizer.h"
@@ -112,7 +112,7 @@ class LoadedModel {
                       const LoadRequest& request);
   // Joins `request.group` and waits until all ranks have joined.
   absl::StatusOr<worker::Collective*> JoinGroup(
-      const LoadRequest& request, absl::Span<const int32_t> key_mean_tokens,
+      const LoadRequest& request, const std::vector<int32_t>& key_mean_tokens,
       const kernels::Device* device) const;
   // The memory that is available for weights and pools, before either is
   // allocated.

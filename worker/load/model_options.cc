@@ -41,8 +41,8 @@ void AddModelFlags(CLI::App* app, ModelOptions* options) {
             "whatever else runs: prompts lift no latents, and a GPU uses "
             "slower kernels for products and for prompts");
   AddSwitch(app, "--no-key-means", options->no_key_means,
-            "do not measure the means of keys at the start; quantized keys "
-            "then contain them, which makes their codes less accurate");
+            "do not measure the means of keys when the model is loaded; codes "
+            "of keys then contain the mean, which makes them less accurate");
   AddEvictionFlags(app, options->eviction, /*of_plan=*/true);
 }
 

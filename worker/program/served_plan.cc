@@ -101,10 +101,7 @@ absl::Status CheckTokens(const plan::ResolvedLayer& resolved,
 }  // namespace
 
 bool ServedPlan::leaves_key_bias_out() const {
-  return std::any_of(
-      programs.begin(), programs.end(), [](const AttentionProgram& program) {
-        return program.has_bias && program.key_bias != KeyBias::kCached;
-      });
+  return resolved->shape.qkv_bias && can_leave_key_means_out();
 }
 
 bool ServedPlan::can_leave_key_means_out() const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -23,6 +24,7 @@
 #include "worker/offline/direct_runner.h"
 #include "worker/testing/plan_cases.h"
 #include "worker/testing/tiny_rank.h"
+#include "worker/testing/weights_test_util.h"
 
 namespace kvasir::worker {
 namespace {
@@ -31,6 +33,7 @@ using base::StatusIs;
 using kernels::DType;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 // Makes the rank run on an emulated device with these kernels.
 void UseEmulated(DType activations, const kernels::DeviceOps& ops,
@@ -116,29 +119,86 @@ TEST(EmulatedRankTest, AnOpThatTheDeviceLacksIsReportedBeforeAnyWeightIsRead) {
   }
 }
 
-// Before the weights are read, it is unknown whether their key bias is zero.
-TEST(EmulatedRankTest,
-     AMissingKernelForKeyBiasesIsReportedBeforeWeightsAreRead) {
+model::ModelShape SmallBiasedShape() {
   model::ModelShape shape = SmallShape();
   shape.family = model::Family::kQwen2;
   shape.qkv_bias = true;
+  return shape;
+}
+
+kernels::DeviceOps OpsWithoutKeyBias(std::vector<kernels::DeviceOp>* ops) {
+  const kernels::DeviceOps all = kernels::emulated::Ops();
+  ops->assign(all.ops, all.ops + all.count);
+  std::erase_if(*ops, [](const auto& op) { return op.op == "key_bias"; });
+  EXPECT_EQ(ops->size(), all.count - 1);
+  return {ops->data(), ops->size()};
+}
+
+// Before the weights are read, it is unknown whether their key bias is zero.
+TEST(EmulatedRankTest,
+     AMissingKernelForKeyBiasesIsReportedBeforeWeightsAreRead) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
-                              model::SpecOfShape(shape));
+                              model::SpecOfShape(SmallBiasedShape()));
   KVASIR_ASSERT_OK_AND_ASSIGN(const kvasir::v1::KvPlan plan,
                               PlanOfPreset(plan::kRotatedPreset, spec));
-  const kernels::DeviceOps all = kernels::emulated::Ops();
-  std::vector<kernels::DeviceOp> ops(all.ops, all.ops + all.count);
-  std::erase_if(ops, [](const auto& op) { return op.op == "key_bias"; });
-  ASSERT_EQ(ops.size(), all.count - 1);
+  std::vector<kernels::DeviceOp> ops;
   RankOptions options = SmallOptions();
-  UseEmulated(DType::kBf16, {ops.data(), ops.size()}, &options);
+  UseEmulated(DType::kBf16, OpsWithoutKeyBias(&ops), &options);
   bool packed = false;
   options.progress = [&packed](int64_t, int64_t) { packed = true; };
-  RandomSource source(shape, 20260, DType::kBf16);
+  RandomSource source(SmallBiasedShape(), 20260, DType::kBf16);
   EXPECT_THAT(Rank::Create(spec, plan, &source, options),
               StatusIs(absl::StatusCode::kUnimplemented,
                        "key_bias: the device has no kernel for it"));
   EXPECT_FALSE(packed);
+}
+
+TEST(EmulatedRankTest, WithoutAKernelForKeyBiasesMeansStayInTheCodes) {
+  std::vector<kernels::DeviceOp> ops;
+  for (const bool has_kernel : {true, false}) {
+    RankOptions options = SmallOptions();
+    options.key_mean_tokens = {1, 2, 3, 4, 5, 6};
+    UseEmulated(DType::kBf16,
+                has_kernel ? kernels::emulated::Ops() : OpsWithoutKeyBias(&ops),
+                &options);
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        const auto rank,
+        MakeSmallRank(options, std::string(plan::kRotatedPreset)));
+    EXPECT_EQ(rank->leaves_key_means_out(), has_kernel);
+  }
+}
+
+// The products of a query and a key bias are above 65504, the largest number of
+// float16.
+TEST(EmulatedRankTest, LargeKeyBiasesAndMeansDoNotOverflowFloat16) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
+                              model::SpecOfShape(SmallBiasedShape()));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const kvasir::v1::KvPlan plan,
+                              PlanOfPreset(plan::kRotatedPreset, spec));
+  RandomSource random(SmallBiasedShape(), 20260, DType::kF32);
+  ChangedSource source(
+      &random, [](const std::string& name, const WeightBlock& block,
+                  WeightSource::Consumer consume) {
+        const bool is_query = name.ends_with("q_proj.bias");
+        if (!is_query && !name.ends_with("k_proj.bias")) return consume(block);
+        const std::vector<float> large(static_cast<size_t>(block.num_rows),
+                                       is_query ? 300.0f : 1000.0f);
+        WeightBlock other = block;
+        other.data = large.data();
+        return consume(other);
+      });
+  std::vector<int32_t> text(60);
+  std::iota(text.begin(), text.end(), 3);
+  for (const bool measures_means : {false, true}) {
+    RankOptions options = SmallOptions();
+    options.plan_check = {.token_ids = text, .time_limit = absl::Minutes(5)};
+    if (measures_means) options.key_mean_tokens = text;
+    UseEmulated(DType::kF16, kernels::emulated::Ops(), &options);
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank,
+                                Rank::Create(spec, plan, &source, options));
+    EXPECT_THAT(rank->plan_checks().back().skipped, IsEmpty());
+    EXPECT_TRUE(std::isfinite(rank->plan_checks().back().kl));
+  }
 }
 
 TEST(EmulatedRankTest,

@@ -1,5 +1,6 @@
 #include "worker/ranks/key_means.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -19,6 +20,8 @@ constexpr char kMethod[] = "1\n";
 // The first tokens of a text are left out, because many models give them
 // unusual keys. Plans keep such tokens exact (LayerPlan.exact_sinks).
 constexpr size_t kSkippedTokens = 4;
+// RunTokens runs all tokens in one step.
+static_assert(kKeyMeanTokens <= kTextStepTokens);
 
 using Sums = std::vector<std::vector<double>>;  // by layer, [Hkv, D]
 
@@ -41,15 +44,23 @@ std::string KeyMeansId(absl::Span<const int32_t> token_ids) {
   return base::Sha256Hex(absl::StrCat(kMethod, absl::StrJoin(token_ids, ",")));
 }
 
+bool CanMeasureWith(const model::DecoderSpec& spec,
+                    absl::Span<const int32_t> token_ids) {
+  return token_ids.size() > kSkippedTokens &&
+         token_ids.size() <= static_cast<size_t>(kKeyMeanTokens) &&
+         std::all_of(token_ids.begin(), token_ids.end(), [&](int32_t id) {
+           return id >= 0 && id < spec.vocab_size;
+         });
+}
+
 absl::StatusOr<bool> MeasureKeyMeans(const TextRank& rank,
                                      absl::Span<const int32_t> token_ids,
                                      ModelWeights* weights) {
+  if (!CanMeasureWith(*rank.spec, token_ids)) return false;
   const std::shared_ptr<const ServedPlan> own = weights->plan;
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<const ServedPlan> dense,
                           ServeDensePlan(rank));
-  if (!HaveEqualWeights(*own, *dense) || token_ids.size() <= kSkippedTokens) {
-    return false;
-  }
+  if (!HaveEqualWeights(*own, *dense)) return false;
   const size_t count = token_ids.size() - kSkippedTokens;
   Sums sums(weights->layers.size());
   const auto add = [&](int64_t layer, absl::Span<const float> keys) {

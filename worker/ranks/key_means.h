@@ -18,18 +18,28 @@ namespace kvasir::worker {
 // Means are measured with at most this many tokens.
 inline constexpr int64_t kKeyMeanTokens = 128;
 
-// Identifies a way to measure means: a hash of the tokens. Workers with the
-// same weights and the same id leave out the same means, except that different
-// arithmetic may round a number of a mean to the next bf16 number.
+// Returns a hash of the tokens, which identifies how means are measured.
+// Workers with the same weights and the same id leave out the same means if
+// their arithmetic is the same too (ModelExecutor::numerics_id). Pages are
+// exchanged only between such workers.
 std::string KeyMeansId(absl::Span<const int32_t> token_ids);
 
+// Whether means can be measured with these tokens: they are more than the first
+// few, which are skipped, and at most kKeyMeanTokens, and all are in the
+// vocabulary.
+bool CanMeasureWith(const model::DecoderSpec& spec,
+                    absl::Span<const int32_t> token_ids);
+
 // Runs the tokens with a dense cache and sets LayerWeights::key_mean of all
-// layers, with numbers rounded to bf16. Returns false and sets nothing if there
-// are too few tokens, if keys are not finite, or if the weights were loaded for
-// a plan with tensors of its own (HaveEqualWeights). All ranks of a group must
-// call it with the same tokens; each measures its own heads. Memory: the
-// executor of one sequence. Errors: those of RunText and of the collective; the
-// weights are lost then.
+// layers, with numbers rounded to bf16. Returns false and sets nothing if the
+// tokens cannot be used (CanMeasureWith), if keys are not finite, or if the
+// weights were loaded for a plan with tensors of its own (HaveEqualWeights).
+// All ranks of a group must call it with the same tokens; each measures its own
+// heads.
+// Memory: the executor of one sequence.
+// Errors: those of ServeDensePlan; those of RunText and of the collective,
+// after
+//   which the weights are lost.
 absl::StatusOr<bool> MeasureKeyMeans(const TextRank& rank,
                                      absl::Span<const int32_t> token_ids,
                                      ModelWeights* weights);

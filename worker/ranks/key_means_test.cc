@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <set>
@@ -20,6 +21,7 @@
 #include "plan/presets.h"
 #include "worker/collective/in_process_group.h"
 #include "worker/testing/collective_ranks.h"
+#include "worker/testing/plan_cases.h"
 #include "worker/testing/tiny_rank.h"
 #include "worker/testing/weights_test_util.h"
 
@@ -100,28 +102,54 @@ ChangedSource WithFirstColumn(
 
 // The first number of every token's embedding is 3, and moves the numbers of
 // its keys far from 0.
-double DivergenceWithLargeMeans(const std::string& preset,
-                                std::vector<int32_t> key_mean_tokens) {
-  RandomSource random(TinyShape(), kSeed, kernels::DType::kF32);
+double DivergenceWithLargeMeans(const kvasir::v1::KvPlan& plan,
+                                std::vector<int32_t> key_mean_tokens,
+                                const model::ModelShape& shape = TinyShape()) {
+  const model::DecoderSpec spec = *model::SpecOfShape(shape);
+  const auto random = *RandomSource::Create(shape, spec, Resolved(plan, spec),
+                                            kSeed, kernels::DType::kF32);
   ChangedSource source =
-      WithFirstColumn(&random, [](const std::string& name, int64_t row) {
+      WithFirstColumn(random.get(), [](const std::string& name, int64_t row) {
         if (name == "model.embed_tokens.weight") return 3.0f;
         if (!absl::EndsWith(name, "k_proj.weight")) return std::nanf("");
         return row % 3 == 0 ? 2.0f : -1.0f;
       });
-  const auto rank = Rank::Create(*model::SpecOfShape(TinyShape()),
-                                 PlanOf(preset, TinyShape()), &source,
-                                 Options(std::move(key_mean_tokens)));
+  const auto rank =
+      Rank::Create(spec, plan, &source, Options(std::move(key_mean_tokens)));
   KVASIR_EXPECT_OK(rank);
   return rank.ok() ? (*rank)->plan_checks().back().kl : 0;
 }
 
 TEST(KeyMeansTest, CodesOfKeysWithoutTheirLargeMeanDivergeFarLess) {
-  for (const char* preset : {"rotated-3bit", "rotated-4bit", "dense-8bit"}) {
-    const double with = DivergenceWithLargeMeans(preset, {});
-    EXPECT_GT(with, 0) << preset;
-    EXPECT_LT(DivergenceWithLargeMeans(preset, Text(40)), 0.3 * with) << preset;
+  const std::map<std::string, model::ModelShape> shapes = {
+      {"Llama", TinyShape()},
+      {"biases", TinyBiasedShape()},
+      {"part rotates", TinyNeoxShape()},
+      {"nothing rotates", TinyOptShape()},
+      {"window", TinyWindowShape(24)},
+      {"experts", TinyMixtralShape()}};
+  for (const auto& [name, shape] : shapes) {
+    for (const char* preset : {"rotated-3bit", "rotated-4bit", "dense-8bit"}) {
+      const auto plan = PlanOf(preset, shape);
+      const double with = DivergenceWithLargeMeans(plan, {}, shape);
+      EXPECT_GT(with, 0) << name << " " << preset;
+      EXPECT_LT(DivergenceWithLargeMeans(plan, Text(40), shape), 0.3 * with)
+          << name << " " << preset;
+    }
   }
+}
+
+TEST(KeyMeansTest, NoPlanDivergesMoreWithoutTheMeans) {
+  const model::DecoderSpec spec = *model::SpecOfShape(TinyShape());
+  int different = 0;
+  for (const PlanCase& plan_case : PlanCases()) {
+    const kvasir::v1::KvPlan plan = PlanOf(plan_case, spec);
+    const double with = DivergenceWithLargeMeans(plan, {});
+    const double without = DivergenceWithLargeMeans(plan, Text(40));
+    EXPECT_LE(without, with + 1e-6) << plan_case.name;
+    different += without != with ? 1 : 0;
+  }
+  EXPECT_GT(different, 3);
 }
 
 TEST(KeyMeansTest, TheMeanOfTheFirstLayerIncludesTheBias) {
@@ -167,8 +195,18 @@ TEST(KeyMeansTest, OnlyThePlansThatLeaveMeansOutHaveAnotherCacheId) {
 }
 
 TEST(KeyMeansTest, ATextOfOnlyFirstTokensGivesNoMeans) {
-  const auto rank = RankOf("rotated-4bit", Options(Text(4)));
-  EXPECT_EQ(rank->cache_id(), RankOf("rotated-4bit", Options({}))->cache_id());
+  EXPECT_EQ(RankOf("rotated-4bit", Options(Text(4)))->cache_id(),
+            RankOf("rotated-4bit", Options({}))->cache_id());
+  EXPECT_THAT(MeansOf(RankOf("rotated-4bit", Options(Text(4)))),
+              Each(IsNull()));
+}
+
+TEST(KeyMeansTest, TokensBeyondTheVocabularyGiveNoMeans) {
+  const auto last = static_cast<int32_t>(TinyShape().vocab_size) - 1;
+  EXPECT_THAT(MeansOf(RankOf("rotated-4bit", Options(Text(10, last - 9)))),
+              Each(NotNull()));
+  EXPECT_THAT(MeansOf(RankOf("rotated-4bit", Options(Text(10, last - 8)))),
+              Each(IsNull()));
 }
 
 TEST(KeyMeansTest, ADensePlanMeasuresNoMeans) {

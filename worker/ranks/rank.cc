@@ -262,8 +262,7 @@ std::string Rank::CacheIdOfPlan(const ServedPlan& plan,
 
 absl::Status Rank::MeasureMeans(
     absl::Span<const std::shared_ptr<const ServedPlan>> plans,
-    const TextRank& text_rank, const RankOptions& options,
-    ModelWeights* weights) {
+    const TextRank& text_rank, ModelWeights* weights) {
   if (std::none_of(plans.begin(), plans.end(), [](const auto& plan) {
         return plan->can_leave_key_means_out();
       })) {

@@ -174,6 +174,10 @@ class Rank {
   base::ThreadPool& pool() const { return *pool_; }
   const std::string& weights_id() const { return weights_id_; }
   const std::string& cache_id() const { return cache_id_; }
+  // Whether the cache leaves out the means of keys.
+  bool leaves_key_means_out() const {
+    return !key_means_.empty() && plan_->can_leave_key_means_out();
+  }
   // The bytes of weights that were read (ModelWeights::read_bytes).
   int64_t read_bytes() const { return read_bytes_; }
   const std::shared_ptr<const ServedPlan>& served_plan() const { return plan_; }
@@ -196,9 +200,9 @@ class Rank {
   absl::Status MakeExecutor(ModelWeights weights, const RankOptions& options,
                             Collective* collective);
   // Returns UNIMPLEMENTED with the op's name if the device lacks an op that
-  // steps launch. Reads no weights.
+  // steps launch, if the cache leaves means out or if not. Reads no weights.
   absl::Status CheckOps(WeightSource* source, const RankOptions& options,
-                        Collective* collective);
+                        bool with_means, Collective* collective);
   // Sets the plan to serve and its layout.
   absl::Status UsePlan(std::shared_ptr<const ServedPlan> plan,
                        const RankOptions& options);
@@ -212,8 +216,7 @@ class Rank {
   // Measures the means of keys if a plan can leave them out.
   absl::Status MeasureMeans(
       absl::Span<const std::shared_ptr<const ServedPlan>> plans,
-      const TextRank& text_rank, const RankOptions& options,
-      ModelWeights* weights);
+      const TextRank& text_rank, ModelWeights* weights);
   // Removes the plans for which the device lacks ops, and adds a result to
   // plan_checks_ for each of them. Returns the error of CheckOps for the last
   // plan if that plan is removed.
@@ -246,6 +249,8 @@ class Rank {
   int64_t read_bytes_ = 0;
   std::vector<PlanCheck> plan_checks_;
   PoolBytes pool_bytes_;
+  // The tokens with which means are measured; empty if they are not.
+  std::vector<int32_t> key_mean_tokens_;
   std::string key_means_;  // the KeyMeansId of the weights' means, or empty
   std::string weights_id_;
   std::string cache_id_;

@@ -1,5 +1,6 @@
 #include "worker/ranks/text_run.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -63,10 +64,11 @@ absl::Status RunText(const TextRank& rank,
           *plan->resolved,
           {.page_tokens = 64,
            .granule_bytes = rank.device->page_granule_bytes()}));
+  const int64_t step_tokens = std::min(tokens, kTextStepTokens);
   const cache::PageCounts pages = layout.PagesForBudget(
-      {.budget_bytes = layout.BytesAtLength(tokens, kTextStepTokens),
+      {.budget_bytes = layout.BytesAtLength(tokens, step_tokens),
        .max_model_len = tokens,
-       .max_chunk_tokens = kTextStepTokens});
+       .max_chunk_tokens = step_tokens});
   UsePrograms(plan, weights);
   KVASIR_ASSIGN_OR_RETURN(
       const std::unique_ptr<ModelExecutor> executor,
@@ -80,7 +82,7 @@ absl::Status RunText(const TextRank& rank,
                             std::move(*weights),
                             {.max_model_len = tokens,
                              .max_num_seqs = 1,
-                             .max_batched_tokens = kTextStepTokens,
+                             .max_batched_tokens = step_tokens,
                              .logits_tap = std::move(taps.logits),
                              .key_tap = std::move(taps.keys)}));
   {

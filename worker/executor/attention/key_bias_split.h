@@ -1,5 +1,5 @@
-// Decides which part of a key bias the cache leaves out, and which part stays
-// in cached keys (kernels/latents/key_bias.h).
+// Decides which part of a key bias, or of the mean of keys, the cache leaves
+// out, and which part stays in cached keys (kernels/latents/key_bias.h).
 #pragma once
 
 #include <cstdint>

@@ -279,7 +279,8 @@ class LayerAttention {
     return is_key(part) ? parts_.arena->key[part].unit_of_group
                         : parts_.arena->value.front().unit_of_group;
   }
-  // The key bias that attention adds to scores, with its tables in host memory.
+  // The key bias or mean that attention adds to scores, with its tables in host
+  // memory.
   struct ScoredKeyBias {
     std::optional<kernels::PreparedKeyBias> op;
     kernels::AttentionKeyBias read;
@@ -323,10 +324,10 @@ class LayerAttention {
   std::optional<kernels::PreparedEviction> eviction_;
   // Owns the memory of the two biases below.
   kernels::DeviceTables tables_;
-  // The bias of the fused projection, except the part of the key bias that
-  // cached keys leave out.
+  // The bias of the fused projection, minus what cached keys leave out.
   kernels::DevicePtr<const float> qkv_bias_;
-  // The whole key bias [Hkv, D], if it is added to rebuilt keys; else null.
+  // The whole key bias or mean [Hkv, D], if it is added to rebuilt keys; else
+  // null.
   kernels::DevicePtr<const float> rebuilt_key_bias_;
   std::unique_ptr<ScoredKeyBias> key_bias_;  // null: scores need no key bias
   // The number of columns of a token's row. The columns of the

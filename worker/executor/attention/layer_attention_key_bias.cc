@@ -1,4 +1,5 @@
-// Prepares how a layer's attention applies the bias or the mean of its keys.
+// Prepares how a layer's attention applies the bias or the mean of its keys,
+// and reads the keys with which means are measured.
 #include <cstddef>
 #include <cstring>
 #include <utility>
@@ -18,7 +19,7 @@ absl::Status LayerAttention::PrepareKeyBias() {
   qkv_bias_ = weights.qkv_bias;
   const bool has_mean = weights.key_mean != nullptr;
   if (program().key_bias == KeyBias::kCached ||
-      (!has_mean && weights.host_qkv_bias == nullptr)) {
+      (!has_mean && !parts_.spec->qkv_bias)) {
     return absl::OkStatus();
   }
   const auto dims = static_cast<size_t>(program().head_dim);
@@ -42,10 +43,8 @@ absl::Status LayerAttention::PrepareKeyBias() {
   } else {
     KVASIR_RETURN_IF_ERROR(LeaveKeyBiasToScores(bias, &cached));
   }
-  // Subtracts what the cache leaves out. A number of `cached` is either that of
-  // `bias` or 0.
   for (size_t i = 0; i < bias.size(); ++i) {
-    if (cached[i] == 0.0f) projection[first[i / dims] + i % dims] -= bias[i];
+    projection[first[i / dims] + i % dims] -= bias[i] - cached[i];
   }
   KVASIR_ASSIGN_OR_RETURN(qkv_bias_,
                           tables_.Add<float>(absl::MakeConstSpan(projection)));
@@ -74,6 +73,7 @@ absl::Status LayerAttention::TapKeys(kernels::Stream& stream,
   KVASIR_RETURN_IF_ERROR(
       kernels::ReadBack(stream, bytes.data(), rows.row, bytes.size()));
   std::vector<float> keys;
+  keys.reserve(static_cast<size_t>(rows.num_tokens) * columns.size() * dims);
   const auto add_keys = [&]<typename T>(T) {
     for (size_t t = 0; t < static_cast<size_t>(rows.num_tokens); ++t) {
       for (const size_t column : columns) {

@@ -41,6 +41,7 @@ RankGroupOptions Options(uint32_t size) {
   identity.set_collective("gloo");
   identity.set_numerics_id("numerics");
   identity.set_plan_check("off");
+  identity.set_key_means("off");
   identity.set_max_model_len(4096);
   identity.set_max_num_seqs(8);
   identity.set_max_batched_tokens(512);
