@@ -39,7 +39,9 @@ absl::StatusOr<std::unique_ptr<RankRuntime>> RankRuntime::Create(
   LoadRequest request = LoadRequestOf(options.model, options.engine);
   request.group = &group;
   std::shared_ptr<const model::Tokenizer> tokenizer;
-  if (!options.model.model.empty()) {
+  const bool needs_text =
+      options.engine.plan_check != "off" || !options.model.no_key_means;
+  if (needs_text && !options.model.model.empty()) {
     KVASIR_ASSIGN_OR_RETURN(tokenizer, LoadTokenizer(options.model.model));
   }
   KVASIR_ASSIGN_OR_RETURN(

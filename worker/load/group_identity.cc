@@ -47,7 +47,7 @@ absl::StatusOr<kvasir::v1::RankIdentity> IdentityOf(
   identity.set_plan_id(base::Sha256Hex(plan.SerializeAsString()));
   identity.set_page_format_id(
       worker::CacheIdOf(plan, source.spec, settings.page_tokens, "",
-                        /*key_bias_left_out=*/false, settings.key_means));
+                        /*key_bias_left_out=*/false, /*key_means=*/""));
   identity.set_page_tokens(static_cast<uint32_t>(settings.page_tokens));
   identity.set_device(device == nullptr ? "cpu" : device->name());
   identity.set_numerics_id(
@@ -58,6 +58,7 @@ absl::StatusOr<kvasir::v1::RankIdentity> IdentityOf(
   identity.set_deterministic(settings.deterministic);
   identity.set_graphs(settings.graphs);
   identity.set_plan_check(settings.plan_check);
+  identity.set_key_means(settings.key_means);
   identity.set_max_model_len(static_cast<uint32_t>(settings.max_model_len));
   identity.set_max_num_seqs(static_cast<uint32_t>(settings.max_num_seqs));
   identity.set_max_batched_tokens(

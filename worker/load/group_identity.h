@@ -20,7 +20,7 @@ struct RunSettings {
   bool deterministic = false;
   bool graphs = false;
   std::string plan_check;
-  std::string key_means;  // worker::KeyMeansId
+  std::string key_means;
 };
 
 // Returns the identity of a rank, which must be equal on all ranks of a group.

@@ -167,6 +167,11 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
     plans.insert(plans.end(), options.plan_check->instead.begin(),
                  options.plan_check->instead.end());
   }
+  key_mean_tokens_ = options.key_mean_tokens;
+  key_mean_tokens_.resize(
+      std::min({key_mean_tokens_.size(), static_cast<size_t>(kKeyMeanTokens),
+                static_cast<size_t>(options.executor.max_model_len)}));
+  if (!CanMeasureWith(spec_, key_mean_tokens_)) key_mean_tokens_.clear();
   if (device_->kind() != kernels::DeviceKind::kCpu) {
     KVASIR_RETURN_IF_ERROR(
         RemoveUnsupported(source, options, collective, &plans));
@@ -185,7 +190,7 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
                               .stream = stream_.get(),
                               .collective = collective,
                               .max_model_len = options.executor.max_model_len};
-  KVASIR_RETURN_IF_ERROR(MeasureMeans(plans, text_rank, options, &weights));
+  KVASIR_RETURN_IF_ERROR(MeasureMeans(plans, text_rank, &weights));
   KVASIR_RETURN_IF_ERROR(
       ChoosePlan(plans, tiles, text_rank, options, &weights));
   if (options.memory_utilization > 0) {
@@ -239,7 +244,12 @@ absl::Status Rank::RemoveUnsupported(
   std::vector<std::shared_ptr<const ServedPlan>> left;
   for (const std::shared_ptr<const ServedPlan>& plan : *plans) {
     KVASIR_RETURN_IF_ERROR(UsePlan(plan, options));
-    last = CheckOps(source, options, collective);
+    last = CheckOps(source, options, !key_mean_tokens_.empty(), collective);
+    if (absl::IsUnimplemented(last) && !key_mean_tokens_.empty()) {
+      // The device may have no kernels for keys without their means.
+      last = CheckOps(source, options, /*with_means=*/false, collective);
+      if (last.ok()) key_mean_tokens_.clear();
+    }
     if (last.ok()) {
       left.push_back(plan);
       continue;
@@ -268,15 +278,10 @@ absl::Status Rank::MeasureMeans(
       })) {
     return absl::OkStatus();
   }
-  const auto tokens =
-      absl::MakeConstSpan(options.key_mean_tokens)
-          .first(static_cast<size_t>(
-              std::min({static_cast<int64_t>(options.key_mean_tokens.size()),
-                        kKeyMeanTokens, text_rank.max_model_len})));
-  if (tokens.empty()) return absl::OkStatus();
-  KVASIR_ASSIGN_OR_RETURN(const bool measured,
-                          MeasureKeyMeans(text_rank, tokens, weights));
-  if (measured) key_means_ = KeyMeansId(tokens);
+  KVASIR_ASSIGN_OR_RETURN(
+      const bool measured,
+      MeasureKeyMeans(text_rank, key_mean_tokens_, weights));
+  if (measured) key_means_ = KeyMeansId(key_mean_tokens_);
   return absl::OkStatus();
 }
 
@@ -383,13 +388,13 @@ absl::Status Rank::MakeExecutor(ModelWeights weights,
 }
 
 absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
-                            Collective* collective) {
+                            bool with_means, Collective* collective) {
   // Makes an executor whose weights have no memory. Making it checks that the
   // device has all ops that steps launch.
   KVASIR_ASSIGN_OR_RETURN(
       ModelWeights weights,
       WeightsWithoutMemory(spec_, plan_, source, MatrixFormat::Of(*device_)));
-  if (!options.key_mean_tokens.empty()) {
+  if (with_means) {
     const auto ones = std::make_shared<std::vector<float>>(
         static_cast<size_t>(weights.shard.kv_heads.count * spec_.head_dim),
         1.0f);
