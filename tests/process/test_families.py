@@ -36,8 +36,16 @@ MODELS = {
 PLANS = ["dense-bf16", "dense-8bit", "rotated-4bit", "a file", "planned"]
 MAX_TOKENS = 24
 COMPRESS = BINARY.with_name("kvasir-compress")
-# The planner refuses models with QK-norm.
-NOT_PLANNED = ("qwen3", "qwen3_moe", "olmo2", "gemma3_text")
+# Why the planner refuses these checkpoints.
+NOT_PLANNED = {
+    "qwen3": "QK-norm",
+    "qwen3_moe": "QK-norm",
+    "olmo2": "QK-norm",
+    "gemma3_text": "QK-norm",
+    "gemma2": "caps its scores and logits",
+    "gpt_neox": "needs RoPE on all dims of a head; this model rotates 2 of 8",
+    "phi3": "rotates by LongRoPE",
+}
 
 
 def test_the_table_has_every_family():
@@ -90,10 +98,11 @@ def planned(base, folder):
     dense = 2 * 2 * heads * dim * config["num_hidden_layers"]
     done = subprocess.run(
         [COMPRESS, "apply", "--model", model, "--method", "auto", "--kv-bytes-per-token", str(dense // 2),
-         "--text", text, "--calibration-tokens", "512", "--sequence-tokens", "32", "--out", folder / "planned", "--quiet"],
+         "--windows", "0", "--exact-sinks", "0", "--text", text, "--calibration-tokens", "512", "--sequence-tokens", "32",
+         "--out", folder / "planned", "--quiet"],
         capture_output=True, text=True, timeout=120, env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")})
     if config["model_type"] in NOT_PLANNED:
-        assert done.returncode == 1 and "QK-norm" in done.stderr, done.stderr
+        assert done.returncode == 1 and NOT_PLANNED[config["model_type"]] in done.stderr, done.stderr
         return None
     assert done.returncode == 0, done.stderr
     report = json.loads(run("inspect", folder / "planned", "--json").stdout)
@@ -132,7 +141,7 @@ def least_pool(folder, flags):
 
 
 @pytest.mark.parametrize("family", NOT_PLANNED)
-def test_the_planner_refuses_models_with_qk_norm(family, tmp_path):
+def test_the_planner_refuses_models_that_it_cannot_plan_with_the_reason(family, tmp_path):
     assert planned(GOLDEN / MODELS[family], tmp_path) is None
 
 
@@ -145,8 +154,9 @@ def test_a_client_gets_the_same_tokens_whatever_the_batch_the_chunks_the_prefixe
     expected = json.loads((folder / "expected.json").read_text())
     flags = ["--kv-plan", plan, "--page-tokens", 16, "--max-model-len", 64]
     if plan == "planned":
+        # Without --deterministic, prompts lift this plan's latents, which rounds differently.
+        flags = [*flags[2:], "--deterministic"]
         folder = planned(folder, tmp_path)
-        flags = flags[2:]
     if plan == "a file":
         (tmp_path / "plan.json").write_text(json.dumps(plan_of_file(config)))
         flags[1] = tmp_path / "plan.json"
@@ -158,7 +168,8 @@ def test_a_client_gets_the_same_tokens_whatever_the_batch_the_chunks_the_prefixe
     assert together == alone
     assert hits > 0
     # Chunks of 7 tokens, and a pool that is too small for all sequences.
-    small = [*flags, "--max-batched-tokens", 7, "--max-num-seqs", 6, "--no-prefix-caching", "--deterministic"]
+    small = [*flags, "--max-batched-tokens", 7, "--max-num-seqs", 6, "--no-prefix-caching",
+             *([] if plan == "planned" else ["--deterministic"])]
     least = least_pool(folder, small)
     preempted = False
     # The pages that a sequence takes decide which pool preempts.

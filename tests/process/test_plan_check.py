@@ -184,3 +184,17 @@ def test_no_plan_is_compared_if_the_check_is_off():
     with KvasirProcess("serve", "--kv-plan", "auto", "--plan-check", "off") as server:
         assert "plan check off" in server.log() and "plan check plan=" not in server.log()
         assert server.metric("kvasir_kv_plan_check_kl") == 0  # for a dense cache
+
+
+def test_codes_without_the_means_of_keys_diverge_less():
+    def kl(*flags):
+        done = run("check-plan", "--model", TINY, "--kv-plan", "rotated-3bit", "--json", *flags)
+        return json.loads(done.stdout)["kl"]
+
+    assert 0 < kl() < 0.9 * kl("--no-key-means")
+
+
+@pytest.mark.parametrize("flags, left_out", [([], "yes"), (["--no-key-means"], "no")])
+def test_the_log_says_whether_codes_leave_out_the_means_of_keys(flags, left_out):
+    with KvasirProcess("serve", "--kv-plan", "rotated-4bit", "--plan-check", "off", *flags) as server:
+        assert f"means of keys left_out_of_codes={left_out}" in server.log()
