@@ -6,7 +6,8 @@
 namespace kvasir::cache {
 namespace {
 
-// An eviction happens at each multiple of 4 tokens and leaves 6 slots.
+// An eviction happens at each multiple of 4 tokens above 6, and at the prompt's
+// end. It leaves 6 slots.
 constexpr plan::EvictionCounts kSix = {.budget_tokens = 6, .every_tokens = 4};
 
 KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {

@@ -335,7 +335,7 @@ TEST(PlanTest, RefusesModelShapesOutOfRange) {
   huge.head_dim = 1 << 15;
   huge.rotary_dim = 0;
   ExpectRefused({
-      {"odd", FullRankPlan(odd, BF16), odd, {"rotary_dim must be even"}},
+      {"odd", FullRankPlan(odd, BF16), odd, {"but must be even and from 0"}},
       {"wide",
        FullRankPlan(wide, BF16),
        wide,

@@ -46,8 +46,8 @@ absl::Status CheckShape(const AttentionShape& shape) {
   if (shape.rotary_dim < 0 || shape.rotary_dim > shape.head_dim ||
       shape.rotary_dim % 2 != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "rotary_dim must be even and from 0 to head_dim, which is ",
-        shape.head_dim, ", but is ", shape.rotary_dim));
+        "rotary_dim is ", shape.rotary_dim, ", but must be even and from 0 to ",
+        shape.head_dim, " (head_dim)"));
   }
   for (int64_t l = 0; l < shape.num_layers(); ++l) {
     const int64_t window = shape.layers[static_cast<size_t>(l)].sliding_window;

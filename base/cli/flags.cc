@@ -20,8 +20,9 @@
 namespace kvasir::cli {
 namespace {
 
-// Gives environment variables precedence over the file: CLI11 itself would
-// apply the file first.
+// Gives environment variables precedence over the file. CLI11 itself applies
+// the file first, and then ignores the variables of options that the file has
+// set.
 class ConfigBelowEnvironment final : public CLI::ConfigTOML {
  public:
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {

@@ -348,7 +348,8 @@ TEST_F(BaselinesTest, BytesOfRotatedFloat8AndGgmlCodesAreThoseOfTheirFormats) {
   EXPECT_EQ(of(decoder_, "rotated:k4").kv_payload_bytes_per_token,
             2 * (2 * (4 + 2) + 32));
   EXPECT_EQ(of(decoder_, "fp8:e4m3").kv_payload_bytes_per_token, 2 * 32);
-  // An exact row takes 64 bytes, and codes would take 22 bytes.
+  // In each layer, the exact key and value of a token take 64 bytes. They are
+  // stored instead of codes of 22 bytes.
   EXPECT_EQ(
       of(decoder_, "rotated:k4,v3,sinks=4,window=6").fixed_bytes_per_sequence,
       2 * 10 * (64 - 22));

@@ -78,8 +78,9 @@ absl::StatusOr<double> AsNumber(const std::string& name, const Json& value) {
   return number;
 }
 
-// Reads an integer in [low, high]. `high` is only the largest value of the
-// type, so errors do not name it.
+// Reads an integer in [low, high]. Errors do not name `high`, because it is
+// only a technical limit: the largest int32 or, for the seed, the largest
+// int64.
 absl::StatusOr<int64_t> AsInt(const std::string& name, const Json& value,
                               int64_t low, int64_t high) {
   constexpr char kSmaller[] = "a smaller integer";

@@ -78,13 +78,13 @@ struct ResultLayout {
   explicit ResultLayout(const StepSizes& padded);
 
   int64_t clamped_codes = 0;  // one int64, which counts all steps so far
-  // The offsets of the arrays below depend on the step's sizes.
   int64_t token_ids = sizeof(int64_t);  // [samples] int32
-  int64_t logprobs = 0;                 // [samples] float32
-  int64_t top_ids = 0;                  // [samples, top] int32
-  int64_t top_logprobs = 0;             // [samples, top] float32
-  int64_t target_logprobs = 0;          // [targets] float32
-  int64_t not_finite = 0;               // [tokens] float32
+  // The offsets of the arrays below depend on the step's sizes.
+  int64_t logprobs = 0;         // [samples] float32
+  int64_t top_ids = 0;          // [samples, top] int32
+  int64_t top_logprobs = 0;     // [samples, top] float32
+  int64_t target_logprobs = 0;  // [targets] float32
+  int64_t not_finite = 0;       // [tokens] float32
   int64_t bytes = 0;
 };
 
