@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -157,18 +158,25 @@ absl::Status CheckRowsOfRing(const ExactSlots& slots, const LatentPart& ring,
     return Refuse(kKernels.op, "row_bytes", ring.tile_bytes, slots.row_bytes);
   }
   const int64_t number_bytes = DTypeBytes(ring.dtype);
-  const auto misplaced = [number_bytes](const ExactSegment& segment) {
-    return segment.arena_bytes % number_bytes != 0 ||
-           segment.page_bytes % number_bytes != 0 ||
-           segment.offset_bytes % number_bytes != 0;
+  const auto misplaced = [number_bytes](const std::string& what,
+                                        int64_t bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kKernels.op, ": exact rows must begin at multiples of ",
+                     number_bytes, " bytes, but ", what, " is ", bytes));
   };
-  if (slots.row_bytes % number_bytes != 0 ||
-      std::any_of(slots.segments, slots.segments + slots.num_segments,
-                  misplaced)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        kKernels.op, ": exact rows must begin at multiples of ", number_bytes,
-        " bytes, but row_bytes, which is ", slots.row_bytes,
-        ", or an offset or size of a segment is no multiple"));
+  if (slots.row_bytes % number_bytes != 0) {
+    return misplaced("row_bytes", slots.row_bytes);
+  }
+  for (int64_t s = 0; s < slots.num_segments; ++s) {
+    const ExactSegment& segment = slots.segments[s];
+    const std::pair<const char*, int64_t> places[] = {
+        {"arena_bytes", segment.arena_bytes},
+        {"page_bytes", segment.page_bytes},
+        {"offset_bytes", segment.offset_bytes}};
+    for (const auto& [name, bytes] : places) {
+      if (bytes % number_bytes == 0) continue;
+      return misplaced(absl::StrCat(name, " of segment ", s), bytes);
+    }
   }
   return absl::OkStatus();
 }
@@ -194,10 +202,15 @@ absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
         return Invalid("width of exact rows", width, width,
                        rows->groups[g].width);
       }
-      if (rows->groups[g].num_runs != 0 || rows->static_scale != nullptr) {
+      if (rows->groups[g].num_runs != 0) {
         return Invalid("runs of codes in exact rows", 0, 0,
                        rows->groups[g].num_runs);
       }
+    }
+    if (rows->static_scale != nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          kKernels.op,
+          ": exact rows have no codes, so they must not have static ranges"));
     }
     if (rows->dtype != exact->ring.dtype) {
       return absl::InvalidArgumentError(absl::StrCat(

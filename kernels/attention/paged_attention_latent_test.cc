@@ -595,14 +595,24 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
       with(&ExactSegment::rows_per_page, std::numeric_limits<int64_t>::max()),
       "has no room for 9223372036854775807 exact rows of 134 bytes");
   ExpectRefusal(with(&ExactSegment::arena_bytes, 3),
-                "exact rows must begin at multiples of 2 bytes, but row_bytes, "
-                "which is 134, or an offset");
+                "exact rows must begin at multiples of 2 bytes, but "
+                "arena_bytes of segment 1 is 3");
   segments = {good.key_exact.segments[1]};
   params.key_exact.segments = segments.data();
   params.key_exact.num_segments = 1;
   ExpectRefusal(
       params,
       "first_row of the first segment of exact rows: must be 0, but is 2");
+  segments.assign(good.value_exact.segments,
+                  good.value_exact.segments + good.value_exact.num_segments);
+  // Longer rows leave room for only one in a page.
+  for (ExactSegment& segment : segments) segment.rows_per_page = 1;
+  params = good;
+  params.value_exact.segments = segments.data();
+  params.value_exact.row_bytes = 135;
+  ExpectRefusal(params,
+                "exact rows must begin at multiples of 2 bytes, but row_bytes "
+                "is 135");
 
   AttentionValuePartArgs value = good.values[0];
   params = good;
@@ -628,6 +638,12 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
   rows.ring.groups = groups;
   groups[1].width = 31;
   ExpectRefusal(params, "width of exact rows: must be 32, but is 31");
+  rows = *good.values[0].exact;
+  const float scale = 1.0f;
+  rows.ring.static_scale = &scale;
+  ExpectRefusal(params,
+                "exact rows have no codes, so they must not have static "
+                "ranges");
 }
 
 TEST(LatentRefusalTest, PartsThatTogetherNeedTooMuchScratchMemoryAreRefused) {

@@ -2304,8 +2304,17 @@ TEST(AttentionCudaTest,
   exact.sinks = 2;
   expect_plain(exact, "keys: exact rows are not in aligned pieces of 16 bytes");
   expect_plain(of(Codes({64}, {3}), Numbers({64})),
-               "keys: codes do not have 8 or 4 bits, or runs are not whole "
-               "pieces");
+               "keys: run 0 has codes of 3 bits, but only 4 or 8 bits are "
+               "supported");
+  expect_plain(of(Levels(Codes({64}, {3})), Numbers({64})),
+               "keys: run 0 has codes of 3 bits with levels, but only 4 bits "
+               "are supported");
+  expect_plain(of(Codes({64}, {4, 8}, 32), Numbers({64})),
+               "keys: run 1 has codes of 8 bits, but run 0 has codes of 4 "
+               "bits");
+  expect_plain(of(Codes({64}, {4}, 16), Numbers({64})),
+               "keys: run 0 has 16 codes of 4 bits, which are not whole pieces "
+               "of 16 bytes");
   expect_plain(of(Numbers({64}), Fixed(Codes({64}, {4}))),
                "values: codes have static ranges");
   expect_plain(of(Numbers({64}), Ranges(Codes({64}, {4}), DType::kF32)),

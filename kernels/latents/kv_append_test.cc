@@ -661,10 +661,10 @@ TEST(KvAppendRefusalTest, TheErrorNamesTheInvalidField) {
           "several runs with static ranges), not 7");
   refuses(Coded({{9, 3}, {3, 0}}), 8,
           "run 1: the bits of a code must be 1 to 6 or 8");
-  refuses(
-      {9, {{0, 4, 3}, {5, 4, 3}}}, 8,
-      "run 1 must begin at channel 4 and have at least 1 channel, but begins "
-      "at channel 5 and has 4");
+  refuses({9, {{0, 4, 3}, {5, 4, 3}}}, 8,
+          "run 1 must begin at channel 4, but begins at channel 5");
+  refuses(Coded({{9, 3}, {0, 3}}), 8,
+          "run 1 must have at least 1 channel, but has 0");
   refuses({9, {{0, 4, 3}}}, 8,
           "the runs have 4 channels in all, but the latent has 9");
   refuses(Coded({{9, 3}}), 999, "tile_bytes: must be at least ");
@@ -719,14 +719,17 @@ TEST(KvAppendRefusalTest, IncompleteStaticRangesAndInvalidLevelsAreRefused) {
   refuses(half, "static ranges must have both scales and minima, or neither");
   half = coded.view;
   half.num_levels = 8;
-  refuses(half, "levels, and 0 levels if its ranges are static, but has 8");
+  refuses(half, "a part with static ranges must have 0 levels, but has 8");
   half.num_levels = 17;
-  refuses(half, "a part must have from 0 to 16 levels");
+  refuses(half, "a part must have from 0 to 16 levels, but has 17");
   Part levels({Coded({{9, 3}})}, DType::kBf16, 4, false, {}, 4);
   refuses(
       levels.view,
-      "run 0 has codes of 8 values, but a part with levels must have a single "
-      "run with one value for each of its 4 levels");
+      "run 0 has codes of 8 values, but must have one value for each of the "
+      "part's 4 levels");
+  Part two_runs({Coded({{9, 2}, {3, 2}})}, DType::kBf16, 4, false, {}, 4);
+  refuses(two_runs.view,
+          "a latent with levels must have a single run of codes, but has 2");
   Part inner({Coded({{9, 3}, {3, 0}, {4, 2}})}, DType::kBf16, 4, true);
   refuses(inner.view, "run 1: the bits of a code must be 1 to 6 or 8");
   Part mixed({Coded({{9, 3}}), {8, {}}}, DType::kBf16, 4, true);

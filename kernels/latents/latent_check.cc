@@ -15,6 +15,11 @@ namespace {
 absl::Status CheckRuns(const char* op, const LatentPart& part,
                        const LatentGroup& group) {
   if (group.num_runs < 0) return Refuse(op, "runs", 0, group.num_runs);
+  if (part.num_levels > 0 && group.num_runs > 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        op, ": a latent with levels must have a single run of codes, but has ",
+        group.num_runs));
+  }
   int64_t end = 0;
   for (int64_t r = 0; r < group.num_runs; ++r) {
     const CodeRun& run = group.runs[r];
@@ -28,18 +33,21 @@ absl::Status CheckRuns(const char* op, const LatentPart& part,
                        "runs with static ranges), not ",
                        run.bits));
     }
-    if (part.num_levels > 0 && (r > 0 || 1 << run.bits != part.num_levels)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(op, ": run ", r, " has codes of ", 1 << run.bits,
-                       " values, but a part with levels must have a single run "
-                       "with one value for each of its ",
-                       part.num_levels, " levels"));
+    if (part.num_levels > 0 && 1 << run.bits != part.num_levels) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          op, ": run ", r, " has codes of ", 1 << run.bits,
+          " values, but must have one value for each of the part's ",
+          part.num_levels, " levels"));
     }
-    if (run.begin != end || run.width < 1) {
+    if (run.begin != end) {
       return absl::InvalidArgumentError(
           absl::StrCat(op, ": run ", r, " must begin at channel ", end,
-                       " and have at least 1 channel, but begins at channel ",
-                       run.begin, " and has ", run.width));
+                       ", but begins at channel ", run.begin));
+    }
+    if (run.width < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(op, ": run ", r,
+                       " must have at least 1 channel, but has ", run.width));
     }
     end += run.width;
   }
@@ -170,12 +178,15 @@ absl::Status CheckLatentPart(const char* op, const LatentPart& part,
         part.static_scale == nullptr ? "the scales" : "the minima",
         " are missing"));
   }
-  if (part.num_levels < 0 || part.num_levels > kMaxNormLevels ||
-      (part.num_levels > 0 && part.static_scale != nullptr)) {
+  if (part.num_levels < 0 || part.num_levels > kMaxNormLevels) {
     return absl::InvalidArgumentError(
         absl::StrCat(op, ": a part must have from 0 to ", kMaxNormLevels,
-                     " levels, and 0 levels if its ranges are static, but has ",
-                     part.num_levels));
+                     " levels, but has ", part.num_levels));
+  }
+  if (part.num_levels > 0 && part.static_scale != nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        op, ": a part with static ranges must have 0 levels, but has ",
+        part.num_levels));
   }
   for (int64_t g = 0; g < part.num_groups; ++g) {
     const LatentGroup& group = part.groups[g];

@@ -120,8 +120,8 @@ TEST(FollowEvictionsTest, TracingAnEmptyTextOrAPlanWithoutEvictionIsRefused) {
   worker::ModelExecutor& executor = rank->executor();
   EXPECT_THAT(executor.ReadPositions(2, {}, 0),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("layer 2 evicts nothing or does not exist: "
-                                 "there are 2 layers")));
+                       HasSubstr("layer 2 does not exist: there are 2 "
+                                 "layers")));
   EXPECT_THAT(
       executor.ReadPositions(0, {0}, 17),
       StatusIs(absl::StatusCode::kInvalidArgument,
@@ -133,7 +133,8 @@ TEST(FollowEvictionsTest, TracingAnEmptyTextOrAPlanWithoutEvictionIsRefused) {
                               worker::MakeTinyRank(worker::TinyOptions()));
   EXPECT_THAT(whole->executor().ReadPositions(0, {}, 0),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("layer 0 evicts nothing")));
+                       HasSubstr("layer 0 evicts nothing, so it stores no "
+                                 "positions")));
 }
 
 }  // namespace

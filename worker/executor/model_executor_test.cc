@@ -911,19 +911,32 @@ INSTANTIATE_TEST_SUITE_P(
         BrokenPlan{
             "InAPageGroupThatDoesNotExist",
             [](StepPlan* p) { Evicts(p)->set_page_group(1); },
-            "page group 1: the page group does not exist or does not evict"},
+            "page group 1: the page group does not exist: the number of page "
+            "groups is 1"},
         BrokenPlan{"ThatKeepsAllSlots",
                    [](StepPlan* p) { Evicts(p)->set_kept_slots(20); },
-                   "keeps 20 of 20 slots"},
+                   "keeps 20 of 20 slots, but must evict at least 1"},
         BrokenPlan{"ThatKeepsNoSlot",
                    [](StepPlan* p) { Evicts(p)->set_kept_slots(0); },
-                   "keeps 0 of 20 slots"},
+                   "keeps 0 of 20 slots, but must keep at least 1"},
         BrokenPlan{"OfMoreSlotsThanTokensRan",
                    [](StepPlan* p) { Evicts(p)->set_logical_tokens(19); },
-                   "at most 19 slots in all"},
+                   "has 20 slots, but must have at most 19, the number of "
+                   "tokens of the sequence"},
         BrokenPlan{"OfMoreSlotsThanThePoolHolds",
                    [](StepPlan* p) { SetSlots(p, 64000, 4000); },
-                   "at most 128 slots in all"},
+                   "has 64000 slots, but must have at most 192, the number of "
+                   "slots in the pool"},
+        BrokenPlan{"OfMoreSlotsThanTheLongestSequenceHas",
+                   [](StepPlan* p) { SetSlots(p, 129, 9); },
+                   "has 129 slots, but must have at most 128, the maximum "
+                   "length of a sequence"},
+        BrokenPlan{"OfFewerSlotsThanTheSequenceHas",
+                   [](StepPlan* p) { Evicts(p)->set_num_slots(19); },
+                   "has 19 slots, but the sequence has 20"},
+        BrokenPlan{"AfterMoreTokensThanTheSequenceHas",
+                   [](StepPlan* p) { Evicts(p)->set_logical_tokens(21); },
+                   "comes after 21 tokens, but the sequence has 20"},
         BrokenPlan{"ThatNamesOnePageTwice",
                    [](StepPlan* p) {
                      SetSlots(p, 40, 2);
@@ -939,7 +952,8 @@ INSTANTIATE_TEST_SUITE_P(
                    "page 12 of group 0 is outside of the pool of 12"},
         BrokenPlan{"WithPagesThatTheSequenceDoesNotHave",
                    [](StepPlan* p) { Evicts(p)->set_pages(1, 7); },
-                   "or other pages"},
+                   "names page 7 at index 1, but the sequence's page table "
+                   "has page 8 there"},
         BrokenPlan{"ThatKeepsLessThanSinksAndRecentSlots",
                    [](StepPlan* p) { Evicts(p)->set_kept_slots(11); },
                    "kept slots: must be 12 to 20, but is 11"},
@@ -981,6 +995,17 @@ std::unique_ptr<Rank> RankOfTwoPageGroups(cache::PageCounts pages) {
   auto rank = MakePlannedRank(plan_case, options);
   KVASIR_EXPECT_OK(rank);
   return *std::move(rank);
+}
+
+TEST(EvictionPlanInTwoPageGroupsTest,
+     AnEvictionInAPageGroupThatDoesNotEvictIsRefused) {
+  const auto rank = RankOfTwoPageGroups({12, 12});
+  StepPlan plan = SoundEviction();
+  plan.set_step_id(1);
+  EXPECT_THAT(rank->executor().Execute(plan),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("eviction in page group 0: no layer of the "
+                                 "page group evicts slots")));
 }
 
 // Regression test: after a reset in one page group, the executor accepted any

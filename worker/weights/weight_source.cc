@@ -32,24 +32,31 @@ MatrixSize SizeOfTensor(const model::TensorInfo& info) {
                                kernels::DTypeBytes(DTypeOfTensor(info.type))};
 }
 
+// Checks the rows or the columns of a range. The tensor has `all` of them, and
+// a tile has `tile`. `what` is "row" or "column".
+absl::Status CheckPart(const char* what, int64_t first, int64_t count,
+                       int64_t all, int64_t tile) {
+  const auto refuse = [&](const auto&... why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot read ", count, " ", what, "s from ", what, " ",
+                     first, " on: ", why..., " ", what, "s"));
+  };
+  if (first < 0 || count < 0 || first > all || count > all - first) {
+    return refuse("they are not inside the tensor, which has ", all);
+  }
+  const int64_t end = first + count;
+  if (first % tile != 0 || (end != all && end % tile != 0)) {
+    return refuse("they are not whole tiles of ", tile);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckRange(const ReadRange& range, const MatrixSize& size,
                         int64_t width) {
-  const auto whole = [](int64_t first, int64_t count, int64_t all,
-                        int64_t tile) {
-    return first >= 0 && count >= 0 && first <= all && count <= all - first &&
-           first % tile == 0 &&
-           (first + count == all || (first + count) % tile == 0);
-  };
-  if (whole(range.first_row, range.num_rows, size.rows, model::kTileRows) &&
-      whole(range.first_column, range.num_columns, size.columns,
-            model::kTileRowBytes / width)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "cannot read ", range.num_rows, " rows from row ", range.first_row,
-      " on and ", range.num_columns, " columns from column ",
-      range.first_column, " on: want whole tiles inside the tensor of ",
-      size.rows, " rows and ", size.columns, " columns"));
+  KVASIR_RETURN_IF_ERROR(CheckPart("row", range.first_row, range.num_rows,
+                                   size.rows, model::kTileRows));
+  return CheckPart("column", range.first_column, range.num_columns,
+                   size.columns, model::kTileRowBytes / width);
 }
 
 MatrixSize SizeOfRandom(const model::RandomTensor& tensor) {

@@ -375,6 +375,29 @@ TEST(WeightsTest, TheErrorForAMissingTensorNamesIt) {
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.layers.2.")));
 }
 
+TEST(WeightSourceTest, TheErrorForAnInvalidRangeNamesItsRowsOrItsColumns) {
+  RandomSource source(TinyShape(), 1, DType::kBf16);
+  std::vector<std::byte> buffer(64);
+  const auto refused = [&](const ReadRange& range, const std::string& text) {
+    EXPECT_THAT(
+        source.Read(std::string(model::kEmbeddingName), range, buffer,
+                    [](const WeightBlock&) { return absl::OkStatus(); }),
+        StatusIs(absl::StatusCode::kInvalidArgument, text));
+  };
+  refused({0, 1238, 0, 32},
+          "cannot read 1238 rows from row 0 on: they are not inside the "
+          "tensor, which has 1237 rows");
+  refused({100, 128, 0, 32},
+          "cannot read 128 rows from row 100 on: they are not whole tiles of "
+          "128 rows");
+  refused({0, 1237, -1, 32},
+          "cannot read 32 columns from column -1 on: they are not inside the "
+          "tensor, which has 32 columns");
+  refused({0, 1237, 0, 16},
+          "cannot read 16 columns from column 0 on: they are not whole tiles "
+          "of 512 columns");
+}
+
 TEST(WeightJobsDeathTest,
      AnEmptyWeightJobLeavesDeviceMemoryUnreadableForTheHost) {
   RandomSource source(TinyShape(), 1, DType::kF32);

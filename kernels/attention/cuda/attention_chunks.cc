@@ -15,16 +15,30 @@ namespace {
 constexpr int64_t kPieceBytes = 16;
 bool Whole(int64_t bytes, int64_t of) { return bytes % of == 0; }
 
-// Returns the number of bits per code if it is the same for all runs of the
-// group and tensor cores support such codes. Otherwise returns 0.
-int BitsOfAll(const LatentPartArgs& part, const LatentGroup& group) {
+// Returns an empty string if tensor cores support the group's codes. Otherwise
+// returns the reason why they do not. All runs must have the same number of
+// bits.
+std::string WhyNoCodes(const LatentPartArgs& part, const LatentGroup& group) {
   const int bits = group.runs[0].bits;
-  if (bits != 4 && (bits != 8 || part.num_levels > 0)) return 0;
-  for (int64_t r = 0; r < group.num_runs; ++r) {
-    if (group.runs[r].bits != bits) return 0;
-    if (!Whole(group.runs[r].width * bits / 8, kPieceBytes)) return 0;
+  if (bits != 4 && (bits != 8 || part.num_levels > 0)) {
+    return absl::StrCat("run 0 has codes of ", bits,
+                        part.num_levels > 0
+                            ? " bits with levels, but only 4 bits are supported"
+                            : " bits, but only 4 or 8 bits are supported");
   }
-  return bits;
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    const CodeRun& run = group.runs[r];
+    if (run.bits != bits) {
+      return absl::StrCat("run ", r, " has codes of ", run.bits,
+                          " bits, but run 0 has codes of ", bits, " bits");
+    }
+    if (!Whole(run.width * bits / 8, kPieceBytes)) {
+      return absl::StrCat("run ", r, " has ", run.width, " codes of ", bits,
+                          " bits, which are not whole pieces of ", kPieceBytes,
+                          " bytes");
+    }
+  }
+  return "";
 }
 
 // Returns the distance in bytes between neighbouring 16-byte pieces of a slot.
@@ -97,10 +111,10 @@ class ChunkMaker {
   ChunkMaker(DType dtype, bool keys, const ExactSlots& exact, HostChunks* made)
       : dtype_(dtype), keys_(keys), exact_(exact), made_(made) {}
 
-  // Adds the chunks of group `g`. Returns null, or the reason why the group
-  // cannot have chunks. `rows` must not be null if these keys or values have
-  // exact slots.
-  const char* Add(const LatentPartArgs& part, int64_t g,
+  // Adds the chunks of group `g`. Returns an empty string, or the reason why
+  // the group cannot have chunks. `rows` must not be null if these keys or
+  // values have exact slots.
+  std::string Add(const LatentPartArgs& part, int64_t g,
                   const int64_t* head_column, const ExactRowsArgs* rows) {
     const LatentGroup& group = part.groups[g];
     const int64_t slot_bytes = CodesBytes(part, group);
@@ -119,7 +133,8 @@ class ChunkMaker {
       return "latents are not in aligned pieces of 16 bytes";
     }
     if (exact_.any()) {
-      if (const char* const why = PlaceExact(*rows, g)) return why;
+      std::string why = PlaceExact(*rows, g);
+      if (!why.empty()) return why;
     }
     return group.num_runs == 0 ? AddNumbers(part, group)
                                : AddCodes(part, group);
@@ -129,8 +144,9 @@ class ChunkMaker {
   int64_t runs() const { return runs_; }
 
  private:
-  // Returns null, or the reason why tensor cores cannot use these exact rows.
-  const char* PlaceExact(const ExactRowsArgs& rows, int64_t g) {
+  // Returns an empty string, or the reason why tensor cores cannot use these
+  // exact rows.
+  std::string PlaceExact(const ExactRowsArgs& rows, int64_t g) {
     const LatentPartArgs& fresh = rows.fresh;
     const TileRegion& of_ring = rows.ring.groups[g].codes;
     const TileRegion& of_fresh = fresh.groups[g].codes;
@@ -150,25 +166,24 @@ class ChunkMaker {
     chunk_.exact_fresh =
         static_cast<const char*>(fresh.arena) + of_fresh.offset_bytes;
     chunk_.exact_fresh_stride = of_fresh.stride_bytes;
-    return nullptr;
+    return "";
   }
 
-  const char* AddNumbers(const LatentPartArgs& part, const LatentGroup& group) {
+  std::string AddNumbers(const LatentPartArgs& part, const LatentGroup& group) {
     if (part.dtype != dtype_) return "numbers differ in type from activations";
     if (!Whole(group.width, 8))
       return "the number of channels is not a multiple of 8";
     chunk_.kind = ChunkKind::kNumbers;
     AddPieces(0, group.width / 8, 8,
               keys_ ? kMostKeyPieces : kMostNumberPieces);
-    return nullptr;
+    return "";
   }
 
-  const char* AddCodes(const LatentPartArgs& part, const LatentGroup& group) {
+  std::string AddCodes(const LatentPartArgs& part, const LatentGroup& group) {
     if (part.static_scale != nullptr) return "codes have static ranges";
-    const int bits = BitsOfAll(part, group);
-    if (bits == 0) {
-      return "codes do not have 8 or 4 bits, or runs are not whole pieces";
-    }
+    std::string why = WhyNoCodes(part, group);
+    if (!why.empty()) return why;
+    const int bits = group.runs[0].bits;
     if (part.param_dtype != DType::kF16) return "ranges are not float16";
     const TileRegion& params = group.params;
     const bool levels = part.num_levels > 0;
@@ -213,7 +228,7 @@ class ChunkMaker {
       AddPieces(run.begin, run.width / piece_codes, piece_codes,
                 keys_ ? kMostKeyPieces : kMostCodePieces);
     }
-    return nullptr;
+    return "";
   }
 
   // Divides `pieces` pieces, from channel `channel` of the group on, into
@@ -273,21 +288,17 @@ std::string AddUnit(const PagedAttentionArgs& params, int64_t kv_head,
   ChunkMaker keys(params.dtype, true, params.key_exact, made);
   for (int64_t p = 0; p < params.num_key_parts; ++p) {
     const AttentionKeyPartArgs& part = params.keys[p];
-    if (const char* const why =
-            keys.Add(part.latents, part.group_of_head[kv_head],
-                     part.query_column, part.exact)) {
-      return absl::StrCat("keys: ", why);
-    }
+    const std::string why = keys.Add(part.latents, part.group_of_head[kv_head],
+                                     part.query_column, part.exact);
+    if (!why.empty()) return absl::StrCat("keys: ", why);
   }
   unit.keys = static_cast<int32_t>(made->chunks.size()) - unit.first;
   ChunkMaker values(params.dtype, false, params.value_exact, made);
   for (int64_t p = 0; p < params.num_value_parts; ++p) {
     const AttentionValuePartArgs& part = params.values[p];
-    if (const char* const why =
-            values.Add(part.latents, part.group_of_head[kv_head],
-                       part.out_column, part.exact)) {
-      return absl::StrCat("values: ", why);
-    }
+    const std::string why = values.Add(
+        part.latents, part.group_of_head[kv_head], part.out_column, part.exact);
+    if (!why.empty()) return absl::StrCat("values: ", why);
   }
   unit.values =
       static_cast<int32_t>(made->chunks.size()) - unit.first - unit.keys;

@@ -66,7 +66,8 @@ def test_the_gpu_benchmark_measures_every_row_on_the_emulated_gpu(programs, driv
     by = {row["plan"]: (row["attended_by"], row["why"]) for row in figures["attention"]}
     assert by["dense-bf16"] == by["rap-50"] == ("attention", "")
     # The plan has runs of 16 codes of 4 bits.
-    assert by["rap-50-4bit"] == ("attention_plain", "keys: codes do not have 8 or 4 bits, or runs are not whole pieces")
+    assert by["rap-50-4bit"] == (
+        "attention_plain", "keys: run 0 has 16 codes of 4 bits, which are not whole pieces of 16 bytes")
     assert figures["machine"]["numerics"] == "emulated" == figures["decode"][0]["numerics"]
     dense, eight, four = (row["bytes"] for row in figures["attention"][:3])
     assert dense > eight > four > 0.2 * dense

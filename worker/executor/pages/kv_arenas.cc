@@ -366,14 +366,18 @@ absl::StatusOr<std::vector<uint32_t>> KvArenas::ReadPositions(
     kernels::Stream& stream, int64_t layer, absl::Span<const int32_t> pages,
     int64_t num_slots) const {
   const auto count = static_cast<int64_t>(layers_.size());
-  if (layer < 0 || layer >= count ||
-      layers_[static_cast<size_t>(layer)].metadata.num_units == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "positions of slots: layer ", layer,
-        " evicts nothing or does not exist: there are ", count, " layers"));
+  if (layer < 0 || layer >= count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("positions of slots: layer ", layer,
+                     " does not exist: there are ", count, " layers"));
   }
   const Layer& evicting = layers_[static_cast<size_t>(layer)];
   const kernels::SlotMetadata& metadata = evicting.metadata;
+  if (metadata.num_units == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("positions of slots: layer ", layer,
+                     " evicts nothing, so it stores no positions"));
+  }
   const auto num_pages = static_cast<int64_t>(pages.size());
   if (num_slots < 0 || num_slots > num_pages * metadata.page_tokens) {
     return absl::InvalidArgumentError(

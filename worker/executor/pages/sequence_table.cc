@@ -282,22 +282,35 @@ absl::Status SequenceTable::Evict(const SlotEviction& eviction) {
     return Wrong(id,
                  absl::StrCat("eviction in page group ", group, ": ", what...));
   };
-  if (group >= side_pages_.size() || !arenas_->evicts(group)) {
-    return wrong("the page group does not exist or does not evict");
+  if (group >= side_pages_.size()) {
+    return wrong("the page group does not exist: the number of page groups is ",
+                 side_pages_.size());
+  }
+  if (!arenas_->evicts(group)) {
+    return wrong("no layer of the page group evicts slots");
   }
   const uint64_t slots = eviction.num_slots();
   const uint64_t kept = eviction.kept_slots();
   const auto page_tokens = static_cast<uint64_t>(limits_.page_tokens);
-  // The most slots that the evicted sequence can have, even a sequence that
-  // this table does not know.
-  const uint64_t most = std::min(
-      {eviction.logical_tokens(), static_cast<uint64_t>(limits_.max_model_len),
-       static_cast<uint64_t>(arenas_->num_pages()[group]) * page_tokens});
-  if (slots > most || kept < 1 || kept >= slots) {
-    return wrong(
-        "keeps ", kept, " of ", slots,
-        " slots: it must keep at least 1 slot but not all, of at most ", most,
-        " slots in all");
+  // These limits also hold for a sequence that this table does not know.
+  const std::pair<const char*, uint64_t> most_slots[] = {
+      {"the number of tokens of the sequence", eviction.logical_tokens()},
+      {"the number of slots in the pool",
+       static_cast<uint64_t>(arenas_->num_pages()[group]) * page_tokens},
+      {"the maximum length of a sequence",
+       static_cast<uint64_t>(limits_.max_model_len)}};
+  for (const auto& [name, most] : most_slots) {
+    if (slots <= most) continue;
+    return wrong("has ", slots, " slots, but must have at most ", most, ", ",
+                 name);
+  }
+  if (kept < 1) {
+    return wrong("keeps ", kept, " of ", slots,
+                 " slots, but must keep at least 1");
+  }
+  if (kept >= slots) {
+    return wrong("keeps ", kept, " of ", slots,
+                 " slots, but must evict at least 1");
   }
   const auto entries = [page_tokens](uint64_t count) {
     return (count + page_tokens - 1) / page_tokens;
@@ -315,16 +328,25 @@ absl::Status SequenceTable::Evict(const SlotEviction& eviction) {
   const auto found = sequences_.find(id);
   if (found == sequences_.end()) return absl::OkStatus();
   Table& table = found->second.tables[group];
-  if (static_cast<uint64_t>(table.slots) != slots ||
-      static_cast<uint64_t>(found->second.length) !=
-          eviction.logical_tokens() ||
-      table.pages.size() < entries(slots) ||
-      !std::equal(eviction.pages().begin(), eviction.pages().end(),
-                  table.pages.begin())) {
-    return wrong(
-        "the plan says ", slots, " slots after ", eviction.logical_tokens(),
-        " tokens; the sequence's table has ", table.slots, " slots after ",
-        found->second.length, " tokens, or other pages");
+  if (static_cast<uint64_t>(table.slots) != slots) {
+    return wrong("has ", slots, " slots, but the sequence has ", table.slots);
+  }
+  const int64_t length = found->second.length;
+  if (static_cast<uint64_t>(length) != eviction.logical_tokens()) {
+    return wrong("comes after ", eviction.logical_tokens(),
+                 " tokens, but the sequence has ", length);
+  }
+  if (table.pages.size() < entries(slots)) {
+    return wrong("has ", entries(slots),
+                 " pages, but the sequence's page table has only ",
+                 table.pages.size());
+  }
+  for (size_t i = 0; i < entries(slots); ++i) {
+    const int32_t page = eviction.pages(static_cast<int>(i));
+    if (page == table.pages[i]) continue;
+    return wrong("names page ", page, " at index ", i,
+                 ", but the sequence's page table has page ", table.pages[i],
+                 " there");
   }
   table.slots = static_cast<int64_t>(kept);
   table.pages.resize(entries(kept));

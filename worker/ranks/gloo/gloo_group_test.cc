@@ -287,10 +287,10 @@ TEST_F(GlooGroupTest, InvalidOptionsAreRefused) {
   }
   options = good;
   options.call_timeout = absl::ZeroDuration();
-  refused(options, invalid, "call_timeout is 0");
+  refused(options, invalid, "call_timeout is 0, but must be 1ms to 24h");
   options = good;
   options.connect_timeout = absl::InfiniteDuration();
-  refused(options, invalid, "connect_timeout or call_timeout is inf");
+  refused(options, invalid, "connect_timeout is inf, but must be 1ms to 24h");
   options = good;
   options.interface = "eth77";
   refused(options, absl::StatusCode::kNotFound, "'eth77'");

@@ -104,12 +104,14 @@ absl::Status CheckOptions(const GlooOptions& options) {
         "chunk_bytes is ", options.chunk_bytes,
         ", but must be a multiple of 4 from 4 to ", kMaxChunkBytes));
   }
-  for (const absl::Duration timeout :
-       {options.connect_timeout, options.call_timeout}) {
+  const std::pair<const char*, absl::Duration> timeouts[] = {
+      {"connect_timeout", options.connect_timeout},
+      {"call_timeout", options.call_timeout}};
+  for (const auto& [name, timeout] : timeouts) {
     if (timeout < absl::Milliseconds(1) || timeout > absl::Hours(24)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "connect_timeout or call_timeout is ", absl::FormatDuration(timeout),
-          ", but must be 1ms to 24h"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, " is ", absl::FormatDuration(timeout),
+                       ", but must be 1ms to 24h"));
     }
   }
   struct sigaction action = {};

@@ -103,12 +103,15 @@ absl::Status CheckRankGroupOptions(const RankGroupOptions& options) {
   if (options.combine == nullptr) {
     return absl::InvalidArgumentError("RankGroupOptions.combine is not set");
   }
-  for (const absl::Duration timeout :
-       {options.join_timeout, options.load_timeout, options.step_timeout}) {
+  const std::pair<const char*, absl::Duration> timeouts[] = {
+      {"join_timeout", options.join_timeout},
+      {"load_timeout", options.load_timeout},
+      {"step_timeout", options.step_timeout}};
+  for (const auto& [name, timeout] : timeouts) {
     if (timeout > absl::ZeroDuration()) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "join_timeout, load_timeout or step_timeout is ",
-        absl::FormatDuration(timeout), ", but must be more than 0"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", absl::FormatDuration(timeout),
+                     ", but must be more than 0"));
   }
   return absl::OkStatus();
 }

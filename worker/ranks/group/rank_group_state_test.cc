@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -212,11 +213,18 @@ TEST(RankGroupOptionsTest, InvalidOptionsAreRefused) {
                          HasSubstr(absl::StrCat(
                              size, " ranks, but must have 2 to 256"))));
   }
+  const std::pair<const char*, absl::Duration RankGroupOptions::*> timeouts[] =
+      {{"join_timeout", &RankGroupOptions::join_timeout},
+       {"load_timeout", &RankGroupOptions::load_timeout},
+       {"step_timeout", &RankGroupOptions::step_timeout}};
+  for (const auto& [name, timeout] : timeouts) {
+    RankGroupOptions options = Options(2);
+    options.*timeout = absl::ZeroDuration();
+    EXPECT_THAT(CheckRankGroupOptions(options),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         absl::StrCat(name, " is 0, but must be more than 0")));
+  }
   RankGroupOptions options = Options(2);
-  options.step_timeout = absl::ZeroDuration();
-  EXPECT_THAT(CheckRankGroupOptions(options),
-              StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
-  options = Options(2);
   options.combine = nullptr;
   EXPECT_THAT(CheckRankGroupOptions(options),
               StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
