@@ -2315,6 +2315,10 @@ TEST(AttentionCudaTest,
   expect_plain(of(Codes({64}, {4}, 16), Numbers({64})),
                "keys: run 0 has 16 codes of 4 bits, which are not whole pieces "
                "of 16 bytes");
+  // The last code of 33 begins another piece.
+  expect_plain(of(Codes({33}, {4}), Numbers({33})),
+               "keys: run 0 has 33 codes of 4 bits, which are not whole pieces "
+               "of 16 bytes");
   expect_plain(of(Numbers({64}), Fixed(Codes({64}, {4}))),
                "values: codes have static ranges");
   expect_plain(of(Numbers({64}), Ranges(Codes({64}, {4}), DType::kF32)),

@@ -32,7 +32,7 @@ std::string WhyNoCodes(const LatentPartArgs& part, const LatentGroup& group) {
       return absl::StrCat("run ", r, " has codes of ", run.bits,
                           " bits, but run 0 has codes of ", bits, " bits");
     }
-    if (!Whole(run.width * bits / 8, kPieceBytes)) {
+    if (!Whole(run.width * bits, 8 * kPieceBytes)) {
       return absl::StrCat("run ", r, " has ", run.width, " codes of ", bits,
                           " bits, which are not whole pieces of ", kPieceBytes,
                           " bytes");
