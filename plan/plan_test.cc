@@ -339,7 +339,7 @@ TEST(PlanTest, RefusesModelShapesOutOfRange) {
       {"wide",
        FullRankPlan(wide, BF16),
        wide,
-       {"head_dim, which is 16, but is 18"}},
+       {"rotary_dim is 18, but must be even and from 0 to 16 (head_dim)"}},
       {"none",
        FullRankPlan(none, BF16),
        none,
