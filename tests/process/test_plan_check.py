@@ -198,3 +198,11 @@ def test_codes_without_the_means_of_keys_diverge_less():
 def test_the_log_says_whether_codes_leave_out_the_means_of_keys(flags, left_out):
     with KvasirProcess("serve", "--kv-plan", "rotated-4bit", "--plan-check", "off", *flags) as server:
         assert f"means of keys left_out_of_codes={left_out}" in server.log()
+
+
+def test_without_a_readable_tokenizer_codes_contain_the_means_of_keys_and_a_warning_says_so(tmp_path):
+    model = altered_model(tmp_path / "tiny")
+    (model / "tokenizer.json").write_text("{")
+    for plan, warns in (("rotated-4bit", True), ("dense-bf16", False)):
+        done = run("bench", "load", "--model", model, "--kv-plan", plan, "--quick")
+        assert ("the means of keys are not measured: the tokenizer cannot be read" in done.stderr) == warns

@@ -318,7 +318,9 @@ absl::Status LoadedModel::LoadOn(std::unique_ptr<kernels::Device> device,
       ServeOptionsOf(request.model, nullptr).lift_prompts) {
     KVASIR_ASSIGN_OR_RETURN(served, worker::ServePlan(source.plan, serve));
   }
-  options.key_mean_tokens = KeyMeanTokens(request);
+  if (request.choose_plan || served->can_leave_key_means_out()) {
+    options.key_mean_tokens = KeyMeanTokens(request);
+  }
   options.plan_check = request.plan_check;
   if (request.choose_plan && options.plan_check.has_value()) {
     auto& plans = options.plan_check->instead;
