@@ -56,11 +56,11 @@ constexpr uint32_t kMaxSamples = worker::RequestLimits{}.max_n;
 // stay resident.
 void ReturnFreedMemory() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
-// TrimWhenSilent checks the process's size at this interval. It calls
-// malloc_trim if the process has grown by more than kTrimGrowthBytes since the
-// last call.
+// TrimWhenSilent looks at the process's memory at this interval.
 constexpr absl::Duration kTrimInterval = absl::Seconds(5);
-constexpr size_t kTrimGrowthBytes = 8 << 20;
+// TrimWhenSilent calls malloc_trim if the process's resident memory, or the
+// free memory in its heap, has grown by more than this.
+constexpr size_t kTrimBytes = 4 << 20;
 
 size_t ResidentBytes() {
   size_t total_pages = 0;
@@ -69,22 +69,34 @@ size_t ResidentBytes() {
   return resident_pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
+struct HeapUse {
+  size_t resident;
+  size_t free;  // in glibc's arenas, whether resident or not
+
+  static HeapUse Now() { return {ResidentBytes(), mallinfo2().fordblks}; }
+};
+
 // Gives freed memory back to the system when clients have been silent for a
 // while. Otherwise glibc's arenas would keep it for ever after a flood of small
-// messages, resets or handshakes.
+// messages, resets or handshakes. `least` has the least values since the last
+// call of malloc_trim. It includes the free bytes, because the resident bytes
+// do not change if memory is freed that was in use at that call.
 void TrimWhenSilent(router::TimerThread* timers,
-                    std::shared_ptr<router::ClientCalls> calls,
-                    size_t resident_before) {
-  timers->At(base::Clock::Real().Now() + kTrimInterval, [timers, calls,
-                                                         resident_before]() {
-    if (calls->QuietFor(kTrimInterval) &&
-        ResidentBytes() > resident_before + kTrimGrowthBytes) {
-      malloc_trim(0);
-      TrimWhenSilent(timers, calls, ResidentBytes());
-      return;
-    }
-    TrimWhenSilent(timers, calls, std::min(resident_before, ResidentBytes()));
-  });
+                    std::shared_ptr<router::ClientCalls> calls, HeapUse least) {
+  timers->At(base::Clock::Real().Now() + kTrimInterval,
+             [timers, calls, least]() {
+               const HeapUse now = HeapUse::Now();
+               if (calls->QuietFor(kTrimInterval) &&
+                   (now.resident > least.resident + kTrimBytes ||
+                    now.free > least.free + kTrimBytes)) {
+                 malloc_trim(0);
+                 TrimWhenSilent(timers, calls, HeapUse::Now());
+                 return;
+               }
+               TrimWhenSilent(timers, calls,
+                              {std::min(least.resident, now.resident),
+                               std::min(least.free, now.free)});
+             });
 }
 
 // Logs a warning for each worker name with several addresses. The router treats
@@ -173,7 +185,7 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
     runtime->health_follows_ = true;
   }
   runtime->UpdateHealth();
-  TrimWhenSilent(runtime->timers_.get(), runtime->calls_, ResidentBytes());
+  TrimWhenSilent(runtime->timers_.get(), runtime->calls_, HeapUse::Now());
   return runtime;
 }
 
@@ -329,7 +341,7 @@ std::vector<std::string> RouterRuntime::model_names() const {
 }
 
 // Waits until clients have left. gRPC sends GOAWAY to a client when its
-// connection reaches the greatest age (plus or minus a tenth). Until then
+// connection reaches max_connection_age_ (plus or minus a tenth). Until then
 // clients are served, because they would not retry a refused call elsewhere.
 void RouterRuntime::WaitForClientsToLeave(absl::Duration patience) {
   const base::Clock& clock = base::Clock::Real();

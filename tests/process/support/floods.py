@@ -1,4 +1,4 @@
-"""Floods a server in the ways that once cost its other clients something, and prints what each flood costs: the p99
+"""Floods a server in several ways that could slow down its other clients, and prints what each flood costs: the p99
 latency of another client before and during it, the server's memory before, during and after it, and the codes that the
 flood gets. The exit code is 1 if the other client or a probe fails, or if the server keeps the memory of a flood.
 scripts/soak runs it.
@@ -113,11 +113,11 @@ def hold(target, count, data=b""):
     return "connected"
 
 
-def half_handshakes(server):
+def half_handshakes(server, count=100, hold_seconds=0):
     """Begins many TLS handshakes, up to the server's certificate, and goes on with none of them."""
     with contextlib.ExitStack() as stack:
         begun = 0
-        for _ in range(100):
+        for _ in range(count):
             client = ssl.create_default_context(cafile=server.ca)
             incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
             with contextlib.suppress(ssl.SSLWantReadError):
@@ -126,6 +126,7 @@ def half_handshakes(server):
                 connection = stack.enter_context(connect(server.grpc))
                 connection.sendall(outgoing.read())
                 begun += len(connection.recv(1 << 12)) > 0
+        time.sleep(hold_seconds)
     return f"begun: {begun}"
 
 
