@@ -8,8 +8,8 @@
 namespace kvasir::base {
 
 // Reads the wall clock only once, so that later changes of the wall clock
-// cannot end a request or wake a watchdog. To convert another clock's absolute
-// time t (such as a deadline on the wire), use Now() + (t - absl::Now()).
+// cannot end a request or wake a watchdog. To convert a wall-clock time t (such
+// as a deadline on the wire), use Now() + (t - absl::Now()).
 class AnchoredClock final : public Clock {
  public:
   struct Sources {

@@ -11,10 +11,10 @@
 namespace kvasir::base {
 
 // Encodes an error as one byte. Code 0 means 0, and code c means 2^((c - 1) / 6
-// - 24): from the smallest float16 number to 2^18.3. In that range, the decoded
-// error is within a factor of 2^(1/12) (6 %). Smaller errors get code 1;
-// greater ones and NaN get 255. The encoding is monotone. It compares and
-// doubles only exact numbers, so the result is the same on every machine.
+// - 24): from 2^-24, the smallest float16 number, to 2^18.3. In that range, the
+// decoded error is within a factor of 2^(1/12) (6 %). Smaller errors get code
+// 1; greater ones and NaN get 255. The encoding is monotone. It only compares
+// and doubles numbers, without rounding, so all machines give the same result.
 inline constexpr int kErrorStepsPerOctave = 6;
 inline constexpr int kErrorLeastExponent = -24;
 

@@ -1,8 +1,8 @@
-// Hadamard matrices of any size, scaled so that they are orthogonal.
-// Multiplying a vector by such a matrix spreads an outlier channel evenly over
-// its diagonal block. A trailing block of order 1 leaves its channel unchanged.
+// Hadamard matrices of any size, scaled so that they are orthogonal. They are
+// block-diagonal. Multiplying a vector by one spreads an outlier channel evenly
+// over its block. A trailing block of order 1 leaves its channel unchanged.
 //
-// The matrix of size n is block-diagonal. Its blocks depend only on n:
+// The blocks of the matrix of size n depend only on n:
 //   - one block of order n, if an exact Hadamard matrix of that order can
 //     be built;
 //   - else a block of the largest order that can be built, and the same rule
@@ -20,7 +20,7 @@
 // to 1024.
 //
 // Never change the matrices: the weights in published checkpoints are
-// multiplied by them, and every engine must build the same matrices.
+// multiplied by them, so every program that reads these must build the same.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ HadamardKernel HadamardKernelOf(int64_t block_order);
 // and 0 outside; n >= 1.
 std::vector<int8_t> HadamardSigns(int64_t n);
 
-// HadamardSigns with each block divided by the root of its order, which makes
-// the matrix orthogonal; [n, n], n >= 1.
+// Returns HadamardSigns(n) with each block divided by the square root of its
+// order, which makes the matrix orthogonal; [n, n], n >= 1.
 std::vector<double> HadamardMatrix(int64_t n);
 
 }  // namespace kvasir::base

@@ -89,8 +89,8 @@ inline void LogError(std::string_view message,
 // text cannot move the cursor or change colours.
 std::string Printable(std::string_view text);
 
-// Returns a log line as Log writes it. In text form, the line lacks the time
-// and the level.
+// Returns the part of a log line that follows time, level and rank. In JSON
+// form, the object's opening brace comes before these, so it is missing here.
 std::string FormatLogEvent(LogFormat format, std::string_view message,
                            std::initializer_list<LogField> fields);
 

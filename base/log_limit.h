@@ -20,7 +20,7 @@ namespace kvasir::base {
 // Threads: its methods may be called from any thread.
 class LogLimit {
  public:
-  // `clock` must outlive it.
+  // `clock` must outlive this object.
   explicit LogLimit(const Clock& clock = Clock::Real()) : clock_(clock) {}
 
   // Returns nullopt if no line about `cause` should be written now. Otherwise

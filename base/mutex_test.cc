@@ -9,7 +9,7 @@ namespace {
 
 TEST(CondVarTest, ATimedWaitUsesASteadyClock) {
 #if defined(KVASIR_TSAN)
-  GTEST_SKIP() << "ThreadSanitizer does not see steady waits";
+  GTEST_SKIP() << "ThreadSanitizer does not support waits with a steady clock";
 #endif
   EXPECT_TRUE(CondVar::WaitClock::is_steady);
 }

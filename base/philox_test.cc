@@ -5,7 +5,7 @@
 namespace kvasir::base {
 namespace {
 
-// The expected values of these tests were published with Philox.
+// The next three tests expect values that were published with Philox.
 TEST(PhiloxTest, GivesThePublishedResultForZeros) {
   EXPECT_EQ(Philox4x32({0, 0}, {0, 0, 0, 0}),
             (PhiloxCounter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));

@@ -10,8 +10,8 @@ namespace kvasir::base {
 std::string Sha256Hex(std::string_view bytes);
 
 // Compares two texts. For texts of equal length, the time does not depend on
-// their bytes, so timing reveals nothing about a secret. Texts of different
-// lengths are unequal at once.
+// their bytes, so timing reveals nothing about a secret. For texts of different
+// lengths, returns false at once.
 bool EqualInConstantTime(std::string_view a, std::string_view b);
 
 }  // namespace kvasir::base

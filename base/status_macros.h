@@ -1,6 +1,6 @@
 // Macros that return early on an error, for functions that return absl::Status
-// or StatusOr. They have the names and uses of Abseil's own macros, which
-// Debian's Abseil does not have yet.
+// or StatusOr. Apart from the prefix, they have the names and the meaning of
+// Abseil's own macros, which Debian's Abseil lacks.
 #pragma once
 
 #include <utility>

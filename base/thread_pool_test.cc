@@ -50,7 +50,7 @@ TEST(ThreadPoolTest,
   int64_t total = 0;
   for (int round = 0; round < 1000; ++round) {
     pool.Run([&](int thread) {
-      // Reads the value that another thread wrote in the previous launch.
+      // `total` depends on what all threads wrote in the previous launch.
       partial[static_cast<size_t>(thread)] = total + thread;
     });
     for (const int64_t value : partial) total += value % 5;

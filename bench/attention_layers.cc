@@ -192,8 +192,8 @@ absl::Status AttentionLayers::MakeLayers(int64_t max_tokens) {
              .fresh = {fresh_.as<char>(), max_tokens},
              .page_tokens = layout_->page_tokens(),
              .profile = &timer_}));
-    // The index in steps_, which DivideSteps makes for the launches of the
-    // first layer. The other layers have the same launches.
+    // `step` is an index into steps_. DivideSteps makes steps_ for the launches
+    // of the first layer; all other layers have the same launches.
     size_t step = 0;
     for (worker::LayerAttention::Launch* const launch : attention.launches()) {
       launch->step = step++;
@@ -282,8 +282,8 @@ absl::Status AttentionLayers::Launch(kernels::Workspace& workspace) {
        .group = {.slots = slots_.as<const int64_t>(),
                  .sequences = sequences,
                  .on_host = sequences_,
-                 // All sequences of a launch have prompt tokens, or all have
-                 // output tokens.
+                 // If the sequences decode, all of them do, so this list equals
+                 // `sequences`.
                  .output_sequences = sequences},
        .steps = steps_},
       out_.as<float>(), workspace);
@@ -296,10 +296,11 @@ absl::StatusOr<LaunchTime> AttentionLayers::Run(const LaunchShape& launch) {
   if (launch.batch < 1 || launch.new_tokens < 1 ||
       launch.new_tokens > launch.context || launch.batch * pages > have) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a launch of ", launch.batch, " sequences of ",
+        absl::StrCat("a launch has ", launch.batch, " sequences of ",
                      launch.context, " slots each, ", launch.new_tokens,
-                     " of them new, is invalid or does not fit into the ", have,
-                     " pages of the cache"));
+                     " of them new; want at least 1 sequence, at least 1 new "
+                     "slot, no more new slots than slots, and at most ",
+                     have, " pages in all"));
   }
   if (!(launch == launch_)) KVASIR_RETURN_IF_ERROR(Prepare(launch));
   kernels::Workspace workspace(workspace_.data(), workspace_.bytes());

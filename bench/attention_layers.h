@@ -125,7 +125,7 @@ class AttentionLayers {
   StepTimer& timer_;
   const kernels::Activations activations_;
   std::unique_ptr<kernels::Stream> stream_;
-  model::DecoderSpec spec_;  // one layer for each arena
+  model::DecoderSpec spec_;  // has one layer for each arena
   std::shared_ptr<const plan::ResolvedPlan> plan_;
   std::unique_ptr<cache::PageLayout> layout_;
   std::shared_ptr<const worker::ModelWeights> weights_;  // one layer's

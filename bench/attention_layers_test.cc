@@ -67,7 +67,7 @@ TEST_F(AttentionLayersTest,
   }
 }
 
-TEST_F(AttentionLayersTest, SeveralLayerSetsCanShareTheSameWeights) {
+TEST_F(AttentionLayersTest, SeveralAttentionLayersObjectsCanShareTheirWeights) {
   AttentionLayers::Options options = OptionsOf("rap-50");
   options.device = &device_;
   auto first = AttentionLayers::Create(options, &pool_);
@@ -89,7 +89,7 @@ TEST_F(AttentionLayersTest,
   // pages.
   EXPECT_THAT((*layers)->Run({.batch = 4, .context = 50, .new_tokens = 1}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       ::testing::HasSubstr("does not fit into the 13 pages")));
+                       ::testing::HasSubstr("at most 13 pages in all")));
   EXPECT_THAT((*layers)->Run({.batch = 1, .context = 5, .new_tokens = 6}),
               StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
 }

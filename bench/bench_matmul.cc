@@ -1,14 +1,14 @@
-// Compares the speed of the matmul op, in the same run, with
-//  - for decode: the machine's read bandwidth (bytes of weights per second with
-//    1 row), and the speed with 8 rows;
-//  - for prefill: oneDNN's float32 GEMM on the same shapes, with 512 rows.
+// Measures the matmul op, and compares it with other speeds of the same run:
+//  - Decode: with 1 row, the bytes of weights per second are compared with the
+//    machine's read bandwidth. The speed with 8 rows is compared with 1 row.
+//  - Prefill: with 512 rows, the speed is compared with oneDNN's float32 GEMM.
 // The shapes are those of a Llama with 1.1 billion parameters.
 //
-// Also compares the grouped products of a mixture of experts with
-//  - for decode: the same read bandwidth, over the weights of the experts that
-//    the token uses;
-//  - for prefill: one dense product with as many operations. Experts get
-//    different numbers of rows, as from a router.
+// The grouped products of a mixture of experts are also compared:
+//  - Decode: the bytes per second of the weights of the experts that the token
+//    uses are compared with the read bandwidth.
+//  - Prefill: the speed is compared with one dense product of as many
+//    operations. Experts get different numbers of rows, as from a router.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

@@ -11,8 +11,8 @@
 namespace kvasir::kernels {
 
 // Measures the read bandwidth: all threads read a large buffer, each its own
-// contiguous part. Create it once, because that touches the whole buffer, and
-// measure just before or after every sample.
+// contiguous part. Create it once, because that touches the whole buffer. Call
+// BytesPerSecond just before or after every sample of a benchmark.
 class ReadBandwidthProbe {
  public:
   // `footprint_bytes` must be at least four times the last-level cache, so that

@@ -61,8 +61,8 @@ inline PairedRatio FloorRatio(const FloorSamples& samples,
   return RatioOf(samples.seconds, floors);
 }
 
-// The share that each launch reached of the read bandwidth that was measured
-// with it.
+// For each launch, its bytes per second as a share of the read bandwidth that
+// was measured with it.
 inline PairedRatio BandwidthShare(const FloorSamples& samples,
                                   const LaunchCost& cost) {
   std::vector<double> floors;

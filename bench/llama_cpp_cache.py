@@ -1,4 +1,4 @@
-"""The saved state of one sequence of llama.cpp's cache, made longer.
+"""Makes the saved state of one sequence of llama.cpp's cache longer.
 A short prompt is run, and its rows are copied in random order to the wanted number
 of cells. A step then reads as much as after a prompt of that length, but its output
 means nothing."""
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-CELL = struct.Struct("<iIi")  # position, sequences of the cell, their id
+CELL = struct.Struct("<iIi")  # position, number of sequences that use the cell, sequence id
 
 
 class Reader:
@@ -33,7 +33,7 @@ class Longer:
 
 
 def longer_rows(reader: Reader, out: bytearray, pick: np.ndarray, count: int) -> int:
-    """Copies `count` stored rows to the cells in `pick`. Returns the bytes of a row."""
+    """Writes for each cell the stored row that `pick` names. Returns the bytes of a row."""
     kind, row = reader.take("i"), reader.take("Q")
     rows = np.frombuffer(reader.bytes(row * count), np.uint8).reshape(count, row)
     out += struct.pack("<iQ", kind, row)
@@ -67,12 +67,13 @@ def longer(state: bytes, cells: int, seed: int = 1) -> Longer:
         for position in range(count):
             have = CELL.unpack(reader.bytes(CELL.size))
             if have[:2] != (position, 1):
-                raise ValueError(f"cell {position} of the state is {have}")
+                raise ValueError(f"cell {position} of the state has position {have[0]} and "
+                                 f"{have[1]} sequences, want position {position} and 1 sequence")
         for position in range(cells):
             out += CELL.pack(position, 1, 0)
         transposed, layers = reader.take("I"), reader.take("I")
         if transposed not in (0, 1):
-            raise ValueError(f"whether values are transposed: want 0 or 1, have {transposed}")
+            raise ValueError(f"the flag that values are transposed: want 0 or 1, have {transposed}")
         out += struct.pack("<II", transposed, layers)
         for part in range(2 * layers):  # keys of all layers, then values
             pick = deal.integers(count, size=cells)

@@ -1,4 +1,4 @@
-// Measures two things in turn, so that other load on the machine affects both.
+// Statistics of two things measured in turn, so that other load affects both.
 #pragma once
 
 #include <algorithm>

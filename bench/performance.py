@@ -35,7 +35,7 @@ RUNS = [
         "tinyllama-1.1b,llama-2-7b,llama-3-8b", "--plan", PLANS)),
     Run("attention", ("attention",), 7),
     Run("attention_prefill", ("attention", "--prefill"), 7),
-    # These plans have no latents of several heads, so attention is fast without lifting latents.
+    # In these plans no heads share a latent, so attention is fast without lifting latents.
     Run("attention_prefill_deterministic",
         ("attention", "--prefill", "--deterministic", "--method",
          "dense-bf16,rap-50,rap-50-4bit,palu-50-g1"), 7),

@@ -42,8 +42,8 @@ def verdict(row) -> str:
 # -------------------------------------------------------------------- sections
 
 def check_sources(results, quick: bool) -> None:
-    """Raises PageError unless all results come from one binary on one host, and none from
-    a smoke test."""
+    """Raises PageError if the results come from several binaries or hosts or, unless `quick`
+    is true, from a smoke test."""
     found = {}
     for name, report in results.items():
         run = report.get("run", {})

@@ -15,7 +15,7 @@
 
 namespace kvasir::bench {
 
-// Converts numbers to the bytes of activations on a device.
+// Converts numbers to `dtype` and returns the bytes of the results.
 std::vector<std::byte> StoredNumbers(absl::Span<const float> numbers,
                                      kernels::DType dtype);
 

@@ -25,8 +25,8 @@ struct SchedulerBenchResult {
   double step_p99_us = 0.0;
   double schedule_us = 0.0;  // the medians of the two parts of step_us
   double apply_us = 0.0;
-  // The median time of ScheduleAhead over another `steps` steps. Each of them
-  // is planned while the previous one runs.
+  // The median time of ScheduleAhead over another `steps` steps. Each step is
+  // planned while the previous one runs.
   double ahead_us = 0.0;
   int64_t pool_bytes = 0;
   int64_t metadata_bytes = 0;

@@ -29,8 +29,8 @@ CACHES = {"f16": CacheKind(1), "f16-no-flash": CacheKind(1, False),
           "q8_0": CacheKind(8), "q4_0": CacheKind(2)}
 # The number of tokens that llama.cpp computes. Copies of their rows fill the rest of the context.
 PROMPT_TOKENS = 64
-# Targets for our tokens/s, divided by llama.cpp's: for the dense cache, and for other plans as
-# a share of the ratio that the bytes read in a step would give.
+# Targets for the ratio of our tokens/s to llama.cpp's. DENSE_TARGET is this ratio for the dense
+# cache. PLAN_TARGET is for other plans, as a share of the ratio of the bytes that steps read.
 DENSE_PLAN, DENSE_TARGET, PLAN_TARGET = "dense-bf16", 1.0, 0.85
 SPREAD, FEWEST_PAIRS = 0.15, 7
 
@@ -109,8 +109,8 @@ class LlamaCache:
                kv_unified=False, type_k=kind.type, type_v=kind.type, no_perf=True)
         self.ctx = llama.llama_init_from_model(model, params)
         if not self.ctx:
-            raise RuntimeError(f"llama.cpp made no context of {options.batch} x {cells} cells, "
-                               f"{cache}")
+            raise RuntimeError(f"llama.cpp could not make a context of {options.batch} x {cells} "
+                               f"cells of {cache}")
         self.weight_bytes = options.llama_weight_bytes
         self.cell_bytes = self._fill()
 
@@ -126,7 +126,7 @@ class LlamaCache:
         status = llama.llama_decode(self.ctx, batch)
         llama.llama_batch_free(batch)
         if status != 0:
-            raise RuntimeError(f"llama_decode: {status}")
+            raise RuntimeError(f"llama_decode failed with status {status}")
 
     def _fill(self):
         from llama_cpp_cache import longer
@@ -146,7 +146,8 @@ class LlamaCache:
             memory = llama.llama_get_memory(self.ctx)
             last = llama.llama_memory_seq_pos_max(memory, sequence)
             if last != self.context - 1:
-                raise RuntimeError(f"sequence {sequence} ends at {last}, want {self.context - 1}")
+                raise RuntimeError(f"sequence {sequence} ends at position {last}, "
+                                   f"want {self.context - 1}")
         return cell_bytes
 
     def sample(self, steps):
@@ -180,8 +181,8 @@ def load_llama(options, gguf_file):
         raise RuntimeError(f"llama.cpp did not load {gguf_file}")
     import gguf
     sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(gguf_file).tensors}
-    # A step reads every tensor completely, except an embedding that is not also the head: of it,
-    # only a few rows are looked up.
+    # A step reads every tensor completely, except an embedding that is not also the head: it
+    # reads only a few rows of the embedding.
     if "output.weight" in sizes:
         del sizes["token_embd.weight"]
     options.llama_weight_bytes = sum(sizes.values())
@@ -207,7 +208,7 @@ class Kvasir:
     def _read(self):
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"kvasir bench decode --plan {self.plan} ended (above)")
+            raise RuntimeError(f"kvasir bench decode --plan {self.plan} ended; its error is above")
         return json.loads(line)
 
     def sample(self):
@@ -220,7 +221,7 @@ class Kvasir:
         self.process.stdout.read()
         if self.process.wait() != 0:
             raise RuntimeError(f"kvasir bench decode --plan {self.plan}: exit code "
-                               f"{self.process.returncode} (above)")
+                               f"{self.process.returncode}; its error is above")
 
 
 # ------------------------------------------------------------------------ main
@@ -294,7 +295,7 @@ def measure(options) -> list[dict]:
         for pair in range(-1, options.pairs):  # the first pair warms up
             for name, cache in caches.items():
                 samples = [None, None]
-                # The order alternates.
+                # The order alternates, so that neither of the two always runs first.
                 for turn in ((0, 1) if pair % 2 else (1, 0)):
                     samples[turn] = kvasir.sample() if turn == 0 else cache.sample(options.steps)
                 if pair < 0:

@@ -21,8 +21,8 @@ jobs=${JOBS:-$(nproc)}
 # Kvasir is built first, because it takes less time and soon reports what is missing.
 cmake --preset release -DKVASIR_BUILD_TESTS=OFF >/dev/null
 cmake --build --preset release --parallel "$jobs" --target kvasir kvasir-compress -- --quiet || {
-  echo "vs_llama_cpp.sh: no kvasir or kvasir-compress, which needs libtorch (above);" \
-    "scripts/setup compress installs what they need" >&2
+  echo "vs_llama_cpp.sh: cannot build kvasir and kvasir-compress, which needs libtorch (error" \
+    "above); scripts/setup compress installs what they need" >&2
   exit 1
 }
 
@@ -32,14 +32,14 @@ packages=(llama-cpp-python==0.3.36 gguf==0.19.0)
 venv=$PWD/build/venv-llama-cpp
 if [ "$(cat "$venv/installed.txt" 2>/dev/null)" != "${packages[*]}" ]; then
   /usr/bin/python3 -m venv --clear "$venv" || {
-    echo "vs_llama_cpp.sh: no Python environment; scripts/setup installs python3-venv" >&2
+    echo "vs_llama_cpp.sh: cannot make a Python environment; scripts/setup installs python3-venv" >&2
     exit 1
   }
   echo "building llama.cpp from ${packages[0]} (10 minutes and more on 2 cores)" >&2
   CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" CMAKE_BUILD_PARALLEL_LEVEL=$jobs \
     "$venv/bin/pip" install --quiet --disable-pip-version-check \
     --no-binary llama-cpp-python "${packages[@]}" || {
-    echo "vs_llama_cpp.sh: pip could not build or reach ${packages[*]} (above)" >&2
+    echo "vs_llama_cpp.sh: pip could not download or build ${packages[*]} (error above)" >&2
     exit 1
   }
   echo "${packages[*]}" >"$venv/installed.txt"

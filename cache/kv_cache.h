@@ -1,8 +1,8 @@
 // The cache as the scheduler sees it. KvCache knows which pages each sequence
 // holds, which pages a prompt can reuse, and what every page is used for. It
-// handles only page ids. The executor has the pages' bytes; it receives the
-// changes of block tables and the page copies from here
-// (TakeDeltas, TakePageCopies).
+// handles only page ids. The executor has the pages' bytes. It receives the
+// changes of block tables (TakeDeltas) and a list of the pages to copy
+// (TakePageCopies) from here.
 //
 // Life of a sequence:
 //
@@ -12,7 +12,7 @@
 //
 //   slots:  |  released  |     held, committed      | reserved | rest of page |
 //           0      first_live * P              logical   logical + n
-//          (outside a sliding window)
+//   Released: outside a sliding window. P: slots per page. n: reserved slots.
 //
 // In a page group that evicts, a sequence holds at most as many slots as
 // EvictionSchedule says. Its steps end at next_eviction at the latest, and
@@ -85,8 +85,8 @@ class KvCache {
   // fork the copy of the parent's last page. If too few pages are free, nothing
   // changes. Replaces an earlier reservation that was not committed. CHECKs
   // that new_tokens >= 1, that no eviction is due, and that the reservation
-  // ends at next_eviction at the latest. With an observation window, TakeDeltas
-  // CHECKs that either all tokens of a step belong to the prompt, or none.
+  // ends at next_eviction at the latest. If a group has an observation window,
+  // TakeDeltas CHECKs that all tokens of a step are of the prompt, or none.
   ReserveResult Reserve(SequenceId id, int64_t new_tokens) {
     return tables_.Reserve(new_tokens, &sequence(id).state);
   }
@@ -115,8 +115,8 @@ class KvCache {
 
   // Fills in the sequence's part of a step.
   // block_tables: the changes since the last call, if any. The first deltas
-  //   after StartSequence or Fork are resets. Later ones never are: tables only
-  //   grow at the end and shrink at the front.
+  //   after StartSequence or Fork are resets. Later ones add entries at the end
+  //   and release them at the front. TakeEvictions reports evictions instead.
   // physical_starts: for each group, the slot of the next token. It is below
   //   the logical length only if slots were evicted.
   // first_counted: for each group, the first token whose attention counts for
@@ -187,7 +187,7 @@ class KvCache {
   // index still has are shared. The others are copied from the host pool, and
   // later prompts can find them. `token_ids` are the image's committed tokens,
   // possibly followed by further ones. If there are further ones, the import
-  // also needs a page for the next token. `options` must equal those of
+  // also needs room for the next token. `options` must equal those of
   // StartSequence, because they determine which slots the image holds. If the
   // import is refused, nothing changes.
   ReserveResult Import(SequenceId id, SequenceImage* image,
@@ -256,8 +256,8 @@ class KvCache {
     return tables_.AvailablePages(sequence(id).state,
                                   static_cast<size_t>(group.value()));
   }
-  // Computes how many pages of the group a sequence needs. A sequence that
-  // would need more than num_pages must not be admitted.
+  // Returns a calculator of how many pages of the group a sequence needs. A
+  // sequence that would need more than num_pages must not be admitted.
   SequencePages sequence_pages(PageGroupId group) const;
 
   // Makes every cached page free.

@@ -48,7 +48,7 @@ TEST(KvCacheEvictionTest, ASequenceHoldsOnlyTheKeptSlotsAfterAnEviction) {
     pages A              -> 0 1
     pool                 -> used 2 free 6 cached 0
     lengths A            -> logical 16 physical 6
-    delta A              ->              # the eviction said it
+    delta A              ->              # the executor shrinks its table itself
     release A
     pool                 -> used 0 free 8 cached 0
   )");
@@ -176,8 +176,8 @@ TEST(KvCacheEvictionTest, ARestartedSequenceHasTheSameEvictionPoints) {
   )");
 }
 
-// Regression test: Import required one more page, although the eviction that is
-// due makes room in the last page.
+// Regression test: Import once required one more page, although the eviction
+// that is due makes room in the last page.
 TEST(KvCacheEvictionTest,
      ASequenceWithADueEvictionCanBeImportedIntoThePoolThatExportedIt) {
   KvCacheScenario test(

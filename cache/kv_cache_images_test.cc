@@ -111,7 +111,7 @@ TEST(KvCacheImagesTest, ListsThePageCopiesInTheOrderInWhichTheyMustRun) {
     step a 6       -> ok
     side a         -> 0
     pages a        -> 1 2
-    fork a b                     # has the parent's last page, and a side page
+    fork a b                     # shares page 2 of a, and copies the side page
     export b       -> ok
     copies         -> g0 0>3; g0 1>h0; g0 2>h1; g0 3>h2
     fork a c
@@ -157,7 +157,7 @@ TEST(KvCacheImagesTest, AnImportedSequenceIsFoundByItsPrefix) {
     start a 1..9
     step a 9       -> ok
     export a       -> ok
-    probe 1..9     -> cached 8      # its pages are free, and still found
+    probe 1..9     -> cached 8      # its pages are still cached
     drop
     probe 1..9     -> cached 0
     import a       -> ok

@@ -42,7 +42,7 @@ TEST(KvCacheTailsTest, APrefixIsFoundUpToItsLastTail) {
     release a
     pool               -> used 0 free 12 cached 4
     probe 1..10        -> cached 8
-    probe 1..8         -> cached 0    # the tail is after the last token
+    probe 1..8         -> cached 0    # there is no tail after token 4
     start b 1..10      -> cached 8
     cut b              -> 0
     pages b            -> 2 3
@@ -75,14 +75,14 @@ TEST(KvCacheTailsTest, OnlyTheNewestTailOfTheOutputIsKept) {
     append a 7..16
     step a 1           -> ok
     copies             ->
-    step a 1           -> ok          # the first of the output
+    step a 1           -> ok          # the output's first boundary
     copies             -> g0 0>4
     tails              -> 2
     probe 1..20        -> cached 8
     step a 1           -> ok
     step a 1           -> ok
     step a 1           -> ok
-    step a 1           -> ok          # the second: the first gives way
+    step a 1           -> ok          # its second: replaces that tail
     copies             -> g0 0>4
     tails              -> 2
     probe 1..12        -> cached 4
@@ -116,7 +116,7 @@ TEST(KvCacheTailsTest, APromptPublishesATailWhereItDivergesFromACachedOne) {
     step a 8           -> ok
     cut a              -> 20
     step a 4           -> ok
-    probe 1..30        -> cached 0    # no tail where the texts part
+    probe 1..30        -> cached 0    # no tail where the texts diverge
     start b 1..10 40..49 -> cached 0
     cut b              -> 8
     step b 8           -> ok
@@ -160,12 +160,12 @@ TEST(KvCacheTailsTest, PrefixesCachedWithAnotherSaltAreNotFound) {
     probe 1..10 salt=x -> cached 8
     probe 1..10 salt=y -> cached 0
     start b 1..10 salt=y -> cached 0
-    cut b              -> 8           # the prompt's own, no fork point
+    cut b              -> 8           # b's last boundary; no fork point
   )");
 }
 
-// A hasher that gives every prefix the same hash, so that every lookup is a
-// collision.
+// A hasher that gives every prefix the same hash, so that different prefixes
+// always collide.
 class OneHash final : public PrefixHasher {
  public:
   PrefixHash Root(absl::string_view) const override { return {}; }
@@ -182,7 +182,7 @@ TEST(KvCacheTailsTest, APrefixWithTheSameHashButOtherTokensIsACacheMiss) {
     step a 4           -> ok
     probe 1..5         -> cached 4
     start b 11..16     -> cached 0
-    step b 4           -> ok          # has no node, and so no tail
+    step b 4           -> ok          # its page gets no node, so no tail
     tails              -> 1
     probe 11..16       -> cached 0
     probe 1..5         -> cached 4
@@ -195,7 +195,7 @@ TEST(KvCacheTailsTest, ForgettingACachedPageAlsoDropsItsTail) {
     step a 8           -> ok
     release a
     pool               -> used 0 free 8 cached 4
-    start b 21..32 nopublish          # side pages and three of tokens
+    start b 21..32 nopublish          # 2 side pages, 3 token pages
     step b 12          -> ok          # takes a's last page
     pool               -> used 5 free 3 cached 1
     tails              -> 0
@@ -228,7 +228,7 @@ TEST(KvCacheTailsTest, TailsAreEvictedIfRequestsNeedTheirPages) {
     step a 8           -> ok
     pool               -> used 3 free 5 cached 1
     start b 21..36 nopublish
-    step b 16          -> ok          # 5 pages, the tail's with them
+    step b 16          -> ok          # 5 pages, one of them the tail's
     tails              -> 0
     probe 1..9         -> cached 0
     pool               -> used 8 free 0 cached 0
@@ -268,7 +268,7 @@ TEST(KvCacheTailsTest,
     release a
     start b 1..16      -> cached 8
     pool               -> used 4 free 2 cached 0
-    reserve b 8        -> ok          # two pages of tokens, none for a copy
+    reserve b 8        -> ok          # takes both free pages: no copy
     copies             ->
     side b             -> 4 5
     tails              -> 0
@@ -393,19 +393,19 @@ TEST(KvCacheTailsTest, ReleasingASequenceInAnyStateFreesAllItsPages) {
   RunScript(12, 2, R"(
     start a 1..10
     step a 8           -> ok
-    release a                         # its tail is listed to be copied
+    release a                         # the copy into its tail is pending
     start a 1..10      -> cached 8    # holds the tail
     release a
     start a 1..10      -> cached 8
-    reserve a 2        -> ok          # waits for copies of the tail
+    reserve a 2        -> ok          # copies of the tail are pending
     release a
     start a 1..10      -> cached 8
-    fork a b                          # both hold it
+    fork a b                          # both hold the tail
     release a
     release b
     start a 1..10      -> cached 8
     step a 1           -> ok
-    fork a b                          # has side pages, has not reserved
+    fork a b                          # b has side pages, but no reservation
     release b
     fork a b
     release a

@@ -74,7 +74,7 @@ TEST(KvCacheTest, ASecondReservationReplacesOneThatWasNotCommitted) {
     reserve a 8        -> ok
     reserve a 2        -> ok
     commit a 2
-    pages a            -> 0 1         # kept for what comes next
+    pages a            -> 0 1         # page 1 is kept for later tokens
     step a 6           -> ok
     pages a            -> 0 1
   )");
@@ -219,7 +219,7 @@ TEST(KvCacheTest, EvictsTheEndOfTheLeastRecentlyUsedPrefixFirst) {
     release a
     pool               -> used 0 free 6 cached 6
     start c 41..48
-    step c 4           -> ok          # b is colder: its last page goes
+    step c 4           -> ok          # evicts b's last page: b is older
     pages c            -> 5
     step c 4           -> ok
     pages c            -> 5 4
@@ -227,7 +227,7 @@ TEST(KvCacheTest, EvictsTheEndOfTheLeastRecentlyUsedPrefixFirst) {
     probe 1..13        -> cached 12
     release c
     start d 61..76
-    step d 16          -> ok          # then the rest of b, and a's end
+    step d 16          -> ok          # evicts b's rest, then a from its end
     pages d            -> 3 2 1 0
     probe 41..49       -> cached 8
   )");
@@ -243,7 +243,7 @@ TEST(KvCacheTest, ACacheHitMakesAPrefixTheMostRecentlyUsedOne) {
     start b 21..28
     step b 8           -> ok          # pages 2 3
     release b
-    start c 1..9       -> cached 8    # touches a
+    start c 1..9       -> cached 8    # uses a's pages
     release c
     start d 41..48
     step d 8           -> ok
@@ -253,7 +253,7 @@ TEST(KvCacheTest, ACacheHitMakesAPrefixTheMostRecentlyUsedOne) {
   )");
 }
 
-TEST(KvCacheTest, PinnedPagesAreNotEvicted) {
+TEST(KvCacheTest, PagesThatASequenceHoldsAreNotEvicted) {
   KvCacheScenario s(Config({Pages(3)}));
   s.Run(R"(
     start a 1..8
@@ -290,7 +290,7 @@ TEST(KvCacheTest,
     start a 1..4
     start b 1..9
     step a 4           -> ok          # publishes page 0
-    step b 4           -> ok          # the same tokens, page 1, its own
+    step b 4           -> ok          # the same tokens, in b's own page 1
     release a
     step b 5           -> ok          # publishes page 2 below page 0's node
     start c 21..28
@@ -299,7 +299,7 @@ TEST(KvCacheTest,
     probe 1..9         -> cached 0    # the chain has lost its first page
     release c
     start d 1..9       -> cached 0
-    step d 4           -> ok          # computes it anew
+    step d 4           -> ok          # computes the first page anew
     probe 1..9         -> cached 8    # and b's page is found again
   )");
 }
@@ -393,14 +393,14 @@ TEST(KvCacheTest, InAFullPoolTheLastHolderOfAPageWritesToItInsteadOfToACopy) {
     step a 6           -> ok
     fork a b
     append b 9
-    reserve b 1        -> no g0 want 1 free 0   # the parent needs its page
+    reserve b 1        -> no g0 want 1 free 0   # a still holds page 1
     append a 7 8
     step a 2           -> ok
     release a
     step b 1           -> ok
     copies             ->
     pages b            -> 0 1
-    probe 1..9         -> cached 4    # the parent's last page is gone
+    probe 1..9         -> cached 4    # page 1 is now b's, and not found
   )");
 }
 
@@ -482,10 +482,10 @@ TEST(KvCacheTest, AMissingPageInsideTheSlidingWindowShortensTheCacheHit) {
     step a 8           -> ok          # gives up pages 1 and 2
     pool g1            -> used 1 free 3 cached 3
     start b 61..68
-    step b 8           -> ok          # takes the two oldest
+    step b 8           -> ok          # takes the two oldest cached pages
     probe 1..17        -> cached 16
     probe 1..13        -> cached 12
-    probe 1..9         -> cached 0    # would need page 1 of the window
+    probe 1..9         -> cached 0    # needs group 1's page 1, which is gone
   )");
 }
 
@@ -503,9 +503,9 @@ TEST(KvCacheTest, AnIndexThatIsFullOfNodesWithoutPagesMakesRoomForNewPrefixes) {
     pool               -> used 0 free 4 cached 4
     probe 1..285       -> cached 284
     start b 1001..1009 -> cached 0
-    step b 8           -> ok          # takes the two oldest
+    step b 8           -> ok          # takes the two oldest cached pages
     release b
-    probe 1..285       -> cached 0    # gone, and its nodes with it
+    probe 1..285       -> cached 0    # a's pages and nodes are gone
     probe 1001..1009   -> cached 8
     start c 1001..1009 -> cached 8
     step c 1           -> ok
@@ -580,7 +580,7 @@ TEST(KvCacheTest, ReleasingASequenceInAnyStateFreesAllItsPages) {
     start a 1..9                      # reserved
     reserve a 9        -> ok
     release a
-    start a 1..9                      # announced
+    start a 1..9                      # sent to the executor
     reserve a 5        -> ok
     delta a
     release a
@@ -601,8 +601,8 @@ TEST(KvCacheTest, ReleasingASequenceInAnyStateFreesAllItsPages) {
   )");
 }
 
-// A hasher that gives every prefix the same hash, so that every lookup is a
-// collision.
+// A hasher that gives every prefix the same hash, so that different prefixes
+// always collide.
 class OneHash final : public PrefixHasher {
  public:
   PrefixHash Root(absl::string_view) const override { return {}; }

@@ -1,14 +1,14 @@
 # Finds the nvcc that compiles kernels for a GPU: the one that KVASIR_NVCC names, the
-# one of scripts/setup cuda, or the first in PATH. Its version is read once.
+# one that scripts/setup cuda has installed, or the first in PATH. Reads its version once.
 #
 # kvasir_find_nvcc() sets in its caller's scope:
 #   KVASIR_FOUND_NVCC    the program, or empty
 #   KVASIR_WITHOUT_NVCC  the reason if there is none: "nvcc 11.8, want 13.0 or a later 13"
 
 set(KVASIR_CUDA AUTO CACHE STRING
-  "nvcc and what is made with it: ON (or fail), OFF, or AUTO (where there is one that fits)")
+  "Compile kernels with nvcc: ON (fail without nvcc), OFF, or AUTO (if there is a suitable nvcc)")
 set(KVASIR_NVCC "" CACHE FILEPATH
-  "nvcc; empty: build/cuda-toolkit's (scripts/setup cuda), else PATH's")
+  "Path of nvcc; empty: in build/cuda-toolkit (scripts/setup cuda), else on PATH")
 
 function(kvasir_find_nvcc)
   set(KVASIR_FOUND_NVCC "" PARENT_SCOPE)

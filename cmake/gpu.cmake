@@ -3,7 +3,7 @@
 function(kvasir_gpu_program stage target)
   set_property(GLOBAL APPEND PROPERTY KVASIR_GPU_PROGRAMS "${stage}|${target}")
 endfunction()
-# Adds a script, which needs no build, to such a stage.
+# Adds a script, which needs no build, to a stage.
 function(kvasir_gpu_script stage file)
   set_property(GLOBAL APPEND PROPERTY KVASIR_GPU_PROGRAMS "${stage}|${file}")
 endfunction()

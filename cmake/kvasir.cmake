@@ -19,7 +19,7 @@ set(KVASIR_MAY_LINK_router "router;model_tokenizer;model_file;cache_prefix_hash;
 set(KVASIR_MAY_LINK_summary "summary;model;cache_layout;plan;proto;base")
 set(KVASIR_MAY_LINK_compress
     "compress;summary;model;cache_layout;cache_eviction_schedule;cache_eviction_reference;plan;proto;base")
-# Its tool writes random checkpoints by the one part of compress/ that has no libtorch.
+# kvasir-bench writes random checkpoints with the only part of compress/ without libtorch.
 set(KVASIR_MAY_LINK_bench
     "bench;compress_checkpoint_files;worker;router;model;cache;plan;kernels;proto;base")
 set(KVASIR_MAY_LINK_server
@@ -78,7 +78,7 @@ function(kvasir_library target)
       set_target_properties(${target} PROPERTIES UNITY_BUILD ON
                             UNITY_BUILD_BATCH_SIZE 8)
     endif()
-    # Sanitized tests spend most of their time in these libraries.
+    # Sanitized tests spend most of their time in these libraries, so they are optimised.
     if(KVASIR_SANITIZE AND target MATCHES "^(base|cache|kernels|model|worker)_")
       target_compile_options(${target} PRIVATE -O1)
     endif()
@@ -122,7 +122,7 @@ function(_kvasir_precompile_test target)
     target_compile_options(kvasir_test_headers PRIVATE -pthread
       ${KVASIR_TEST_OPTIONS})
   endif()
-  # If a macro differs after all, the test includes the headers itself.
+  # If a macro differs nevertheless, the compiler reads the headers instead.
   target_compile_options(${target} PRIVATE -pthread -Wno-error=invalid-pch)
   target_precompile_headers(${target} REUSE_FROM kvasir_test_headers)
 endfunction()

@@ -23,7 +23,7 @@ bool IsKnown(std::string_view text) {
          std::end(kKnownModels);
 }
 
-// True if `text` could be a model's name: it is neither a path nor other text.
+// True if `text` has only characters of model names, so it is not a path.
 bool IsName(std::string_view text) {
   return !text.empty() &&
          std::all_of(text.begin(), text.end(), [](unsigned char c) {

@@ -67,7 +67,7 @@ TEST_F(KnownModelsTest, TheNameOfAKnownModelIsReplacedByItsFolderInTheCache) {
   EXPECT_EQ(Found("smollm2"), folder);
 }
 
-TEST_F(KnownModelsTest, WithoutXdgCacheHomeTheCacheIsInTheHomeFolder) {
+TEST_F(KnownModelsTest, TheCacheIsInTheHomeFolderIfXdgCacheHomeIsNotSet) {
   Set("XDG_CACHE_HOME", "");
   const std::string folder = Fetch(root_ / "home/.cache");
   EXPECT_EQ(Found("smollm2"), folder);

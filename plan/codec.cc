@@ -64,7 +64,9 @@ absl::Status CheckBitRuns(const PlanPlace& where, const Codec::Bits& bits,
   }
   if (std::all_of(runs.begin(), runs.end(),
                   [](const BitRun& run) { return run.bits == 0; })) {
-    return where.Refuse("a schedule of zeros stores nothing: leave it out");
+    return where.Refuse(
+        "every bit width is 0, so the codec stores nothing: want at least one "
+        "above 0");
   }
   return absl::OkStatus();
 }
@@ -84,7 +86,8 @@ absl::Status CheckLevels(const PlanPlace& where, const Codec& codec,
   for (size_t i = 1; i < rounded.size(); ++i) {
     if (rounded[i] > rounded[i - 1] && std::isfinite(rounded[i])) continue;
     return where.Refuse(
-        "levels must differ by at least 1/127 of the largest, but levels ",
+        "levels must fit a float and differ by at least 1/127 of the largest "
+        "magnitude, but levels ",
         i - 1, " and ", i, " are ", levels.Get(static_cast<int>(i) - 1),
         " and ", levels.Get(static_cast<int>(i)));
   }
@@ -118,8 +121,8 @@ absl::Status CheckWidth(const PlanPlace& where, const Codec& codec,
         schedule > 0 ? latent.width / schedule : run.channels;
     const int64_t range = codec.per_token().group();
     if (range > 0 && channels % range != 0) {
-      return where.Refuse("group ", latent.group, ": a range per ", range,
-                          " channels does not divide the ", channels,
+      return where.Refuse("group ", latent.group, ": ranges of ", range,
+                          " channels do not divide the ", channels,
                           " channels of one bit width");
     }
     covered += channels;
@@ -165,8 +168,8 @@ absl::Status CheckHadamard(const PlanPlace& where, const Part& part) {
   }
   if (!part.has_low_rank() || part.stored() == kvasir::v1::POST_ROPE) {
     return where.Refuse(
-        "HADAMARD_FUSED needs a linear lift before any rotation to be fused "
-        "into: want a low_rank space stored PRE_ROPE or NO_ROPE");
+        "HADAMARD_FUSED is fused into a lift that comes before any rotation: "
+        "want a low_rank space stored PRE_ROPE or NO_ROPE");
   }
   return absl::OkStatus();
 }
@@ -212,8 +215,8 @@ absl::Status CheckTransform(const PlanPlace& where, const Part& part) {
     }
     if (codec.has_channel_static()) {
       return where.Refuse(
-          "CHANNEL_STATIC ranges belong to another basis than "
-          "BASIS_SEQUENCE's: want CHANNEL_SEQUENCE or "
+          "CHANNEL_STATIC ranges do not fit BASIS_SEQUENCE, whose basis is "
+          "another for each sequence: want CHANNEL_SEQUENCE or "
           "PER_TOKEN");
     }
   }

@@ -1,5 +1,5 @@
-// The checks that ValidatePlan makes on codecs: whether they can store the
-// latents of the parts.
+// The checks of ValidatePlan that concern a part's codec: its bits, ranges and
+// transform.
 #pragma once
 
 #include <cstdint>

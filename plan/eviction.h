@@ -15,7 +15,7 @@
 
 namespace kvasir::plan {
 
-// Selects the slots that stay in addition to sinks and recent tokens.
+// The rule that selects the slots that stay besides sinks and recent tokens.
 enum class EvictionMethod {
   // the slots that received the most attention and have the most accurate codes
   kQHitter,
@@ -36,8 +36,8 @@ struct EvictionSettings {
   EvictionBudget budget = {.ratio = 0.2};
   // Default: 4, or the number of the plan's exact sinks if that is larger.
   std::optional<uint32_t> sinks;
-  // Default: 64, but at most a quarter of a budget that is given in slots, and
-  // at least the plan's exact window.
+  // Default: a quarter of a budget that is given in slots, otherwise 64; at
+  // least the plan's exact window.
   std::optional<uint32_t> recent;
   // Q-Hitter's score weights attention with lambda and the accuracy of the
   // codes with 1 - lambda. If lambda is 1, the method is H2O. The paper uses

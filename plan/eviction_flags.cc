@@ -40,15 +40,16 @@ std::string OptionsOf(const EvictionFlags& flags,
 
 void AddEvictionFlags(CLI::App* command, EvictionFlags& flags, bool of_plan) {
   AddFlag(command, "--eviction", flags.method,
-          of_plan ? "Evict tokens from the cache, with any plan: h2o keeps "
-                    "the tokens that received most attention, q-hitter also "
-                    "considers how accurate their codes are, streaming keeps "
-                    "the first and the latest. For texts that are longer "
-                    "than the cache, or more texts than it holds; the model "
-                    "no longer knows the evicted tokens, and prefixes are "
-                    "not reused (docs/guide.md describes the costs)"
-                  : "Evict tokens, in addition to any compression method: "
-                    "q-hitter, h2o or streaming")
+          of_plan
+              ? "Evict tokens from the cache, with any plan: h2o keeps "
+                "the tokens that received most attention, q-hitter also "
+                "considers how accurate their codes are, streaming keeps "
+                "the first and the latest. Use it for texts that are "
+                "longer than the cache, or for more texts than it holds. "
+                "The model no longer knows the evicted tokens, and prefixes "
+                "are not reused (docs/guide.md describes the costs)"
+              : "Evict tokens, in addition to any compression method: "
+                "q-hitter, h2o or streaming")
       ->check(CLI::IsMember({"q-hitter", "h2o", "streaming"}))
       ->group("Eviction");
   AddFlag(command, "--eviction-budget", flags.budget,
@@ -77,8 +78,8 @@ void AddEvictionSettings(CLI::App* command, plan::EvictionSettings& settings) {
       "this, and at the prompt's end")
       ->check(Above(0));
   add("--eviction-lambda", settings.lambda,
-      "Weight of attention received (q-hitter); the rest is friendliness to "
-      "quantization (1: none, as h2o)")
+      "Weight of the received attention in q-hitter's score; the accuracy of "
+      "the codes has the rest (1: none, as h2o)")
       ->check(Between(0.0, 1.0));
   add("--eviction-decay", settings.decay,
       "The factor by which each eviction multiplies the "
@@ -86,10 +87,10 @@ void AddEvictionSettings(CLI::App* command, plan::EvictionSettings& settings) {
       ->check(Above(0))
       ->check(Between(0.0, 1.0));
   add("--eviction-observation-window", settings.observation_window,
-      "How many of a prompt's last queries before an eviction "
-      "count (0: all)");
+      "An eviction inside a prompt counts the attention of only this "
+      "many latest queries (0: of all)");
   AddSwitch(command, "--eviction-half-friendliness", settings.half_friendliness,
-            "Count the codes' accuracy half, as the code of "
+            "Give the codes' accuracy half weight, as the code of "
             "Q-Hitter's authors does")
       ->group("Eviction");
   AddSwitch(command, "--eviction-rolling", settings.rolling,

@@ -28,7 +28,8 @@ TEST(EvictionTest, EvictionMethodsAreFoundByName) {
                        HasSubstr("want q-hitter, h2o or streaming")));
 }
 
-TEST(EvictionTest, EvictionCanBeAddedToAnyPlan) {
+TEST(EvictionTest,
+     ApplyEvictionSetsAndReplacesTheEvictionOfLayersWithoutAWindow) {
   AttentionShape shape = Shape(3);
   shape.layers[1].sliding_window = 32;
   kvasir::v1::KvPlan plan = FullRankPlan(shape, kvasir::v1::BF16);

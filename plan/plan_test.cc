@@ -130,7 +130,7 @@ TEST(PlanTest, APlanThatIsWrittenAsJsonIsReadBackUnchanged) {
   EXPECT_TRUE(MessageDifferencer::Equals(plan, back));
 }
 
-TEST(PlanTest, TheErrorForTextThatIsNotAPlanNamesThePlaceInTheText) {
+TEST(PlanTest, TheErrorForTextThatIsNotAPlanNamesTheFileOrTheWrongField) {
   const auto refused = [](const std::string& text) {
     return ParsePlanJson(text, "dir/kv_plan.json");
   };
@@ -293,7 +293,7 @@ TEST(PlanTest, ThePlansOfPublishedCompressionMethodsAreValid) {
 // Refusals of invalid plans
 // ---------------------------------------------------------------------------
 
-TEST(PlanTest, RefusesPlansWhoseGeneralFieldsAreInvalid) {
+TEST(PlanTest, RefusesAWrongVersionTargetOrLayerCountAndAMissingPartOrSpace) {
   AttentionShape two_layers = Shape();
   two_layers.layers.resize(2);
   KvPlan other_version = FullRankPlan(Shape(), BF16);
@@ -583,14 +583,14 @@ TEST(PlanTest, RefusesLiftsThatDoNotSuitTheSpaceAndTheStoredField) {
            "pairs":[0,1],"rank_per_pair":[1,1]}]},"stored":"POST_ROPE",
            "uses":[{"fold":{}},{"fold":{}}],"codec":{"dtype":"BF16"}})"),
        Shape(),
-       {"one use", "it has 2 uses, the first of 0 pairs"}},
+       {"one use", "it has 2 uses, and the first lists 0 RoPE pairs"}},
       {"a use of pairs that are not kept",
        PlanOfKeys(R"({"rope_pairs":{"per_head":[{"pair_indices":[0]},
            {"pair_indices":[0]},{"pair_indices":[0]},{"pair_indices":[0]}]},
            "stored":"POST_ROPE","uses":[{"pairs":[5],"fold":{}}],
            "codec":{"dtype":"BF16"}})"),
        Shape(),
-       {"one use", "it has 1 uses, the first of 1 pairs"}},
+       {"one use", "it has 1 uses, and the first lists 1 RoPE pairs"}},
       {"no use",
        PlanOfKeys(LowRank(R"("stored":"PRE_ROPE",
            "codec":{"dtype":"BF16"})")),
@@ -729,7 +729,7 @@ TEST(PlanTest, RefusesCodecsWithContradictorySettings) {
       {"levels that are too close",
        norm("[-1,0.5,0.501,1]"),
        Shape(),
-       {"levels must differ by at least 1/127 of the largest, but levels 1 "
+       {"differ by at least 1/127 of the largest magnitude, but levels 1 "
         "and 2 are 0.5 and 0.501"}},
       {"levels",
        norm("[0.5,1]"),
@@ -758,11 +758,11 @@ TEST(PlanTest, RefusesCodecsWithContradictorySettings) {
        codec(R"("bits":{"schedule":[4]},"per_token":{"group":5},
                 "param_dtype":"F16")"),
        Shape(),
-       {"a range per 5 channels does not divide the 16"}},
+       {"ranges of 5 channels do not divide the 16"}},
   });
 }
 
-TEST(PlanTest, RefusesInvalidTransforms) {
+TEST(PlanTest, RefusesTransformsBiasesAndWindowsThatDoNotSuitThePart) {
   const std::string four_bits =
       R"("bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16",)";
   const auto full = [&](const std::string& stored, const std::string& what) {
@@ -787,7 +787,7 @@ TEST(PlanTest, RefusesInvalidTransforms) {
       {"fused into nothing",
        full("POST_ROPE", R"("hadamard_fused":{})"),
        Shape(),
-       {"HADAMARD_FUSED needs a linear lift"}},
+       {"HADAMARD_FUSED is fused into a lift"}},
       {"fused into a complex lift",
        PlanOfKeys(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
            "pairs":[0],"rank_per_pair":[4]}]},"uses":[{"at_runtime":{}}],
@@ -803,7 +803,7 @@ TEST(PlanTest, RefusesInvalidTransforms) {
        PlanOfKeys(R"({"full":{},"stored":"PRE_ROPE","codec":{
            "bits":{"schedule":[4]},"channel_static":{},"basis_sequence":{}}})"),
        Shape(),
-       {"CHANNEL_STATIC ranges belong to another basis"}},
+       {"CHANNEL_STATIC ranges do not fit BASIS_SEQUENCE"}},
       {"schedule and Hadamard",
        low_rank(absl::StrCat(eight, R"(,"hadamard_fused":{})")),
        Shape(),
@@ -824,7 +824,7 @@ TEST(PlanTest, RefusesInvalidTransforms) {
        PlanOfKeys(R"({"full":{},"stored":"POST_ROPE","latent_bias":true,
            "codec":{"dtype":"BF16"}})"),
        Shape(),
-       {"latent_bias needs a low-rank space"}},
+       {"latent_bias needs a low_rank or rope_low_rank space"}},
       {"window of numbers",
        Parse(absl::StrCat(R"("key":{"exact_window":8,"parts":[)", kFullKey,
                           R"(]},"value":{"parts":[)", kFullValue, "]}")),
@@ -870,7 +870,7 @@ TEST(PlanTest, RefusesInvalidEvictionSettings) {
        eviction(R"("budget":8,"budget_ratio":0.5,"recent":6,
                    "every_tokens":1)"),
        Shape(),
-       {"want a budget in slots, or a budget_ratio",
+       {"want either a budget in slots or a budget_ratio",
         "have a budget of 8 and a budget_ratio of 0.5"}},
       {"ratio",
        eviction(R"("budget_ratio":1.5,"recent":6,"every_tokens":1)"),

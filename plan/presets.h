@@ -39,10 +39,10 @@ inline constexpr char kRotatedPreset[] = "rotated-4bit";
 // NOT_FOUND for an unknown name; the error lists the known names.
 absl::StatusOr<PlanPreset> FindPlanPreset(const std::string& name);
 
-// Makes the preset's plan, which is the same for all layers of the model.
-// NOT_FOUND for an unknown name. INVALID_ARGUMENT if the preset's groups do not
-// divide the number of heads. INVALID_ARGUMENT also if RoPE does not rotate all
-// dimensions of each head, unless the preset stores full-rank keys.
+// Makes the preset's plan. NOT_FOUND for an unknown name. INVALID_ARGUMENT if
+// the preset's groups do not divide the number of heads. Unless the preset
+// stores full-rank keys, INVALID_ARGUMENT also if RoPE does not rotate all
+// dimensions of each head or if head_dim is not a multiple of 4.
 absl::StatusOr<kvasir::v1::KvPlan> MakePresetPlan(const std::string& name,
                                                   const AttentionShape& shape);
 

@@ -108,12 +108,12 @@ Transform TransformOf(const Codec& codec) {
   }
 }
 
-// True if channels of 0 bits stay in the latent, with their static minimum.
+// True if channels of 0 bits stay in the latent as constants (their minimums).
 bool KeepsUnstored(const ResolvedPart& part) {
   return part.explicit_runs && part.range == RangeKind::kChannel;
 }
 
-// Returns the runs. Neighbouring runs of the plan with equal bits become one.
+// Returns the runs. Neighbouring explicit runs with equal bits become one.
 std::vector<CodeRun> RunsOf(const Codec& codec, const ResolvedPart& part,
                             int64_t width) {
   std::vector<CodeRun> runs;

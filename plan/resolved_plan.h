@@ -1,7 +1,7 @@
-// A compression plan, resolved once at start for one rank of one model. It has
-// all latents with their sizes, and the groups of layers that hold the same
-// tokens. Only planners and writers of artifacts use the plan's protobuf; all
-// other code uses a ResolvedPlan.
+// A compression plan, resolved once at start for one rank of one model: all
+// latents with their sizes, and the groups of layers that share page ids. Code
+// that lays out pages, names tensors, compiles attention or counts bytes uses
+// it instead of the plan's protobuf.
 #pragma once
 
 #include <compare>
@@ -59,9 +59,9 @@ struct CodeRun {
 struct ResolvedLatent {
   std::vector<int64_t> heads;  // KV heads of the model, ascending
   int64_t width = 0;           // R: the width in the plan
-  // R': the width in tensors and in attention. It leaves out channels of 0
-  // bits. Only a basis for each sequence and explicit runs with static ranges
-  // keep all channels.
+  // R': the width in tensors and in attention. Channels of 0 bits are left out,
+  // except with a basis for each sequence, or with explicit runs and static
+  // ranges.
   int64_t channels = 0;
   // The number of dimensions of each head that the latent represents.
   int64_t head_dims = 0;

@@ -120,8 +120,8 @@ absl::StatusOr<int64_t> CoverLowRank(const PlanPlace& where, const Part& part,
       for (int64_t p = 0; p < facts.num_pairs; ++p) columns.push_back(p);
     } else if (facts.non_rotary_dims() == 0) {
       return where.Refuse(
-          "besides other uses, a use without pairs covers the dims "
-          "that do not rotate, but all dims rotate");
+          "a use without pairs beside other uses covers the dims that "
+          "do not rotate, but all dims rotate: list its pairs");
     }
     if (facts.non_rotary_dims() > 0) columns.push_back(coverage.non_rotary());
   }
@@ -276,7 +276,7 @@ absl::Status CheckStored(const PlanPlace& where, const Part& part,
   }
   if (facts.non_rotary_dims() == 0) {
     return where.Refuse("all ", facts.head_dim,
-                        " dims rotate: nothing is stored NO_ROPE");
+                        " dims rotate: no part can be stored NO_ROPE");
   }
   return absl::OkStatus();
 }
@@ -316,8 +316,8 @@ absl::Status CheckUses(const PlanPlace& where, const Part& part,
     return where.Refuse(
         "a part on RoPE pairs must have one use, for all pairs "
         "that it keeps and without a list of pairs; it has ",
-        part.uses_size(), " uses, the first of ", part.uses(0).pairs_size(),
-        " pairs");
+        part.uses_size(), " uses, and the first lists ",
+        part.uses(0).pairs_size(), " RoPE pairs");
   }
   for (const Part::Use& use : part.uses()) {
     if (use.lift_case() == Part::Use::LIFT_NOT_SET) {
@@ -395,7 +395,7 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckJointSpace(
   if (part.stored() != stored) {
     return where.Refuse("values do not rotate, and the layer's keys ",
                         facts.rotates() ? "do: want stored PRE_ROPE"
-                                        : "neither: want stored NO_ROPE");
+                                        : "do not either: want stored NO_ROPE");
   }
   // Splits the joint part into one that has only the uses for keys, and one
   // that has only those for values.

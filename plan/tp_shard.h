@@ -68,7 +68,7 @@ struct IdRange {
 inline constexpr int64_t kIdsPerPanel = 32;
 
 // The token ids of one rank: consecutive whole panels, divided among the ranks
-// as equally as possible. The last rank gets an incomplete last panel. With a
+// as equally as possible. The last rank's last panel may be incomplete. With a
 // small vocabulary some ranks get no ids.
 inline IdRange IdsOfRank(TpShard shard, int64_t vocab_size) {
   const int64_t panels = (vocab_size + kIdsPerPanel - 1) / kIdsPerPanel;

@@ -19,15 +19,15 @@ struct TpDealt {
   const char* whole_because = nullptr;
 };
 
-// True if `size` divides the numbers of query heads and of features, and
-// KvHeadsOfRank accepts `size` ranks.
+// True if CheckTpSize accepts `size`: the model can be split at all (or `size`
+// is 1), query heads and features divide by it, and KvHeadsOfRank accepts it.
 bool TpSizeFits(const TpDealt& dealt, int64_t size);
 
 // All possible numbers of ranks, ascending.
 std::vector<int64_t> FittingTpSizes(const TpDealt& dealt);
 
-// INVALID_ARGUMENT if the model cannot be split among `size` ranks; the error
-// states the model's sizes and the possible numbers of ranks.
+// INVALID_ARGUMENT if the sizes do not divide among `size` ranks, UNIMPLEMENTED
+// because of `whole_because`. The error states the possible numbers of ranks.
 absl::Status CheckTpSize(const TpDealt& dealt, int64_t size);
 
 // Returns the end of an error text like CheckTpSize's: "possible numbers of

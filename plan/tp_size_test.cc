@@ -27,7 +27,7 @@ TEST(TpSizeTest, ATpSizeAboveTheNumberOfKvHeadsMustBeAMultipleOfIt) {
 }
 
 TEST(TpSizeTest,
-     TheErrorForAnImpossibleTpSizeNamesTheModelsSizesAndThePossibleOnes) {
+     TheErrorForAnImpossibleTpSizeNamesTheModelsSizesAndThePossibleTpSizes) {
   EXPECT_THAT(CheckTpSize(kSmol, 2),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("3 KV heads, 9 query heads and 1536 MLP "

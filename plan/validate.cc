@@ -64,7 +64,7 @@ absl::Status CheckShape(const AttentionShape& shape) {
 absl::Status CheckPart(const PlanPlace& where, const Part& part,
                        const std::vector<PlannedLatent>& latents) {
   if (part.latent_bias() && !part.has_low_rank() && !part.has_rope_low_rank()) {
-    return where.Refuse("latent_bias needs a low-rank space");
+    return where.Refuse("latent_bias needs a low_rank or rope_low_rank space");
   }
   if (part.mean() && !part.has_full() && !part.has_low_rank()) {
     return where.Refuse("mean needs a full or low_rank space");
@@ -257,8 +257,8 @@ absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
   if (ratio != 0) {
     if (!(ratio > 0 && ratio <= 1) || eviction.budget() > 0) {
       return where.Refuse(
-          "want a budget in slots, or a budget_ratio above 0 and at most 1, "
-          "have a budget of ",
+          "want either a budget in slots or a budget_ratio above 0 and at most "
+          "1, have a budget of ",
           eviction.budget(), " and a budget_ratio of ", ratio);
     }
   } else if (eviction.budget() < kept) {
@@ -275,7 +275,8 @@ absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
       for (const Part& part : *parts) {
         if (part.stored() == kvasir::v1::POST_ROPE) {
           return where.Refuse(
-              "ROLLING positions rotate keys anew: want keys stored PRE_ROPE");
+              "with ROLLING positions, keys are rotated when they are read: "
+              "want keys stored PRE_ROPE");
         }
       }
     }
@@ -302,7 +303,8 @@ absl::Status CheckSelection(const PlanPlace& where, const Selection& selection,
       selection.local();
   if (selection.budget() < 1 || selection.budget() < always) {
     return where.Refuse("the budget of ", selection.budget(),
-                        " slots must be >= 1 and >= what is always read, ",
+                        " slots must be at least 1 and at least the slots that "
+                        "are always read, ",
                         always);
   }
   const Codec& codec = selection.landmark_codec();
@@ -311,8 +313,8 @@ absl::Status CheckSelection(const PlanPlace& where, const Selection& selection,
   if (codec.bits().schedule_size() > 1 || codec.bits().runs_size() > 0 ||
       codec.has_channel_sequence() || transformed) {
     return where.Refuse(
-        "landmarks are stored as a dtype or one bit width, with no transform "
-        "and no range of the sequence");
+        "landmarks must have a dtype or one bit width, no transform and no "
+        "channel_sequence range");
   }
   return CheckStorage(where, codec, {{0, facts.head_dim}});
 }

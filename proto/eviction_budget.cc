@@ -19,8 +19,8 @@ absl::StatusOr<EvictionBudget> ParseEvictionBudget(absl::string_view text) {
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "'", text,
-      "' is not an eviction budget: give a number of cache slots to keep "
-      "(for example 256) or a share of the prompt above 0 and at most 1 "
+      "' is not an eviction budget: give a number of cache slots, at least 2 "
+      "(for example 256), or a share of the prompt above 0 and at most 1 "
       "(for example 0.2)"));
 }
 

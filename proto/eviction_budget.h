@@ -19,9 +19,9 @@ struct EvictionBudget {
   bool operator==(const EvictionBudget&) const = default;
 };
 
-// Parses "0.2" (a fifth of the prompt) or "256" (slots). Returns
-// INVALID_ARGUMENT if the text is neither a share (above 0 and at most 1) nor a
-// whole number.
+// Parses "0.2" (a fifth of the prompt), "1" (the whole prompt) or "256"
+// (slots). Returns INVALID_ARGUMENT if the text is neither a share above 0 and
+// at most 1 nor a whole number of at least 2.
 absl::StatusOr<EvictionBudget> ParseEvictionBudget(absl::string_view text);
 
 // Returns the text that ParseEvictionBudget turns back into `budget`.

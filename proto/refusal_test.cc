@@ -24,7 +24,7 @@ TEST(RefusalTest, AStatusKeepsTheReasonAndDetailOfARefusal) {
   EXPECT_EQ(refusal->detail(), "want 900 pages, have 64");
 }
 
-TEST(RefusalTest, AStatusWithoutARefusalHasNone) {
+TEST(RefusalTest, OkAndOrdinaryErrorsContainNoRefusal) {
   EXPECT_FALSE(RefusalOf(absl::InternalError("lost rank")).has_value());
   EXPECT_FALSE(RefusalOf(absl::OkStatus()).has_value());
 }

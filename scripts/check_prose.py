@@ -28,7 +28,7 @@ THINGS = (
     "sample|scheduler|sequence|server|service|slot|socket|step|stream|tensor|thread|"
     "token|value|warp|worker|writer"
 )
-# Before these nouns, the preposition that PATTERNS refuses for time and order names a real place.
+# Before these nouns, `behind` names a real place, so it is allowed.
 BACKED = (
     "gateway|proxy|proxies|balancer|interface|contract|listener|router|routers|facade|"
     "flag|server|service|Service|firewall|gateways|frontend|frontends|smg|API"
@@ -72,8 +72,8 @@ def cpp_comments(text):
         number = text.count("\n", 0, match.start()) + 1
         start = text.rfind("\n", 0, match.start()) + 1
         after_code = text[start:match.start()].strip() != ""
-        if re.fullmatch(r"/\*\w*\*/", match.group()):
-            continue  # the name of an unused parameter
+        if re.fullmatch(r"/\*\w*=?\*/", match.group()):
+            continue  # the name of a parameter
         if match.group("line"):
             yield number, re.sub(r"^//+!?<?", "", match.group("line")), after_code
         elif match.group("block"):

@@ -1,6 +1,6 @@
 """Adds up the test results in a folder and prints the last line of scripts/test.
 
-Each stage has a folder: gtest/*.xml (one per program, one case each),
+Each stage has a folder: gtest/*.xml (one per program),
 pytest*.xml, ctest.xml (JUnit; a program that left no XML of its own counts as
 one case) and `failed` when the stage as a whole failed. Exits 1 unless
 everything passed and something ran. Tests that were skipped because they need a GPU are counted
@@ -99,7 +99,7 @@ def main():
         without_gpu += skipped
         for line in said:
             print(f"  {line}")
-    print(f"tests skipped for want of a GPU: {without_gpu}")
+    print(f"tests skipped because they need a GPU: {without_gpu}")
     print(f"{total[0]} passed, {total[1]} failed, {total[2]} skipped")
     sys.exit(0 if total[1] == 0 and total[0] > 0 else 1)
 

@@ -44,7 +44,7 @@ METHODS = ["dense-bf16", "dense-8bit", "rotated-4bit", "rotated-3bit", "rap-50-4
 SMALL_MODEL = ["decode", "--random-weights", "--shape", "kvasir-tiny", "--batch", "4", "--pairs", "1", "--threads", "1"]
 COUNTED = {
     "decode": ([*SMALL_MODEL, "--context", "256", "--fill", "random"], "--steps", (1, 5)),
-    "prefill": ([*SMALL_MODEL, "--steps", "1", "--fill", "prefill"], "--context", (64, 256)),
+    "prefill": ([*SMALL_MODEL, "--steps", "1", "--fill", "prefill"], "--context", (32, 128)),
     **{f"attention {method}": (["attention", "--quick", "--shape", "tinyllama-1.1b", "--context", "2048", "--cached-tokens", "4096",
                                 "--threads", "1", "--method", method], "--pairs", (1, 5)) for method in METHODS},
     "scheduler": (["scheduler", "--pairs", "1"], "--steps", (20, 100)),

@@ -18,8 +18,8 @@ using nlohmann::ordered_json;
 
 constexpr model::JsonLimits kLimits = {.max_depth = 8, .max_values = 100'000};
 constexpr size_t kMaxPoints = 4096;
-// Numbers in a file outside these limits are refused. No real plan exceeds
-// them, and a chart can still show them.
+// A file with numbers outside these limits is refused. Every real plan is far
+// within the limits, and a chart can show all numbers within them.
 constexpr double kLeastBytes = 1e-6;
 constexpr double kMostBytes = 1e15;
 constexpr double kMostNats = 1e9;

@@ -25,7 +25,7 @@ json Good() {
               {"bytes_per_token": 1000, "kl": 0.01}]})");
 }
 
-TEST(PredictionTest, ReadsThePlansPointTheCurveAndTheProbes) {
+TEST(PredictionTest, ReadsTheCurveTheProbesAndThePlansOwnPoint) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Prediction prediction,
                               ParsePrediction(Good().dump(), "p.json"));
   EXPECT_EQ(prediction.plan.kl, 0.02);

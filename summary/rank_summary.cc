@@ -237,7 +237,7 @@ std::string RanksText(const RankSummary& summary) {
   }
   if (summary.whole_weight_bytes.has_value()) {
     absl::StrAppendFormat(
-        &out, "  %-20s%s on one rank alone; all ranks together take %s more\n",
+        &out, "  %-20s%s on a single rank; all ranks together take %s more\n",
         "weights", HumanBytes(static_cast<double>(*summary.whole_weight_bytes)),
         HumanBytes(static_cast<double>(summary.replicated_weight_bytes())));
   }

@@ -38,8 +38,8 @@ struct RankShare {
 struct UnevenLayers {
   int64_t first_layer = 0;
   int64_t last_layer = 0;
-  // Bytes per token, summed over these layers: for each layer on the rank that
-  // stores least, and on the rank that stores most.
+  // The bytes per token on the rank that stores least (most) of a layer, summed
+  // over these layers.
   double least_bytes = 0;
   double most_bytes = 0;
 };
@@ -76,7 +76,7 @@ absl::StatusOr<RankSummary> SummarizeRanks(const RankPlans& plans,
                                            const model::DecoderSpec& spec,
                                            const cache::PageFormat& format);
 
-// Returns "layers 0-5 key, heads 0-3 on ranks 0,1: 32 bytes a token on each".
+// Returns "layers 0-5 key, heads 0-3 on ranks 0-1: 32 bytes a token on each".
 std::string ReplicaText(const plan::Replica& replica);
 // Returns a table of the ranks, followed by the data that several ranks hold.
 std::string RanksText(const RankSummary& summary);

@@ -29,8 +29,8 @@ absl::StatusOr<std::string> ReadSecretFile(const char* flag,
                                            const std::string& path);
 
 // The TLS flags of a command that calls a Kvasir server. Their names differ
-// from the server's own TLS flags, because both sets may be in the environment
-// of one pod.
+// from those of the server's own TLS flags, because one pod may set both kinds
+// by environment variables.
 struct DialTlsFlags {
   std::string ca;  // empty: plain text
   std::string certificate;

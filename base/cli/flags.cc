@@ -20,9 +20,9 @@
 namespace kvasir::cli {
 namespace {
 
-// Gives environment variables precedence over the file. CLI11 itself applies
-// the file first, and then ignores the variables of options that the file has
-// set.
+// Gives environment variables precedence over the --config file. CLI11 itself
+// applies the file first, and then ignores the variables of options that the
+// file has set.
 class ConfigBelowEnvironment final : public CLI::ConfigTOML {
  public:
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
@@ -38,8 +38,8 @@ class ConfigBelowEnvironment final : public CLI::ConfigTOML {
   }
 };
 
-// Returns `text` as a TOML value. Numbers and truth values get no quotes; other
-// texts get a kind of quotes that they do not contain.
+// Returns `text` as a TOML value. Numbers and truth values get no quotes. Texts
+// with a double quote or a backslash get single quotes, others double ones.
 std::string TomlValue(const std::string& text) {
   double number = 0;
   if (text == "true" || text == "false" ||
@@ -119,7 +119,7 @@ void AddConfigFile(CLI::App* app) {
   app->config_formatter(std::make_shared<ConfigBelowEnvironment>());
   app->set_config(
       "--config", "",
-      "TOML or INI file; keys are flag names, sections subcommands");
+      "TOML or INI file; keys are flag names, sections are subcommands");
   app->allow_config_extras(CLI::config_extras_mode::error);
 }
 
@@ -187,14 +187,14 @@ CLI::Validator AtLeast(double least) {
   constexpr double kMost = std::numeric_limits<double>::max();
   return NumberCheck(
       [=](double number) { return number >= least && number <= kMost; },
-      absl::StrCat("of at least ", least));
+      absl::StrCat("of at least ", least, " and below infinity"));
 }
 
 CLI::Validator Above(double limit) {
   constexpr double kMost = std::numeric_limits<double>::max();
   return NumberCheck(
       [=](double number) { return number > limit && number <= kMost; },
-      absl::StrCat("above ", limit));
+      absl::StrCat("above ", limit, " and below infinity"));
 }
 
 void RefuseEmpty(CLI::App* app, CLI::Option* option) {
@@ -276,7 +276,8 @@ CLI::Option* AddBytesOrAuto(CLI::App* app, const std::string& name,
             const absl::Status status = ParseBytes(text, &parsed);
             if (!status.ok()) {
               throw CLI::ValidationError(
-                  name, absl::StrCat(status.message(), ", or auto"));
+                  name,
+                  absl::StrCat(status.message(), "; auto is allowed, too"));
             }
             value = parsed;
           },
@@ -295,9 +296,10 @@ CLI::Option* AddDuration(CLI::App* app, const std::string& name,
             absl::Duration parsed;
             if (!absl::ParseDuration(text, &parsed) ||
                 parsed < absl::ZeroDuration()) {
-              throw CLI::ValidationError(
-                  name,
-                  "'" + text + "' is not a duration such as 500ms or 30s");
+              throw CLI::ValidationError(name,
+                                         "'" + text +
+                                             "' is not a duration of at least "
+                                             "0, such as 500ms or 30s");
             }
             value = parsed;
           },

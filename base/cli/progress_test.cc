@@ -98,7 +98,7 @@ TEST(ProgressTest,
 }
 
 TEST(ProgressTest,
-     WithAnUnknownTotalAmountOfWorkThereIsNoEstimateOfTheTimeLeft) {
+     ThereIsNoEstimateOfTheTimeLeftIfTheTotalAmountOfWorkIsUnknown) {
   TimeLeft time_left;
   time_left.See(absl::FromUnixSeconds(0), 1);
   time_left.See(absl::FromUnixSeconds(9), 5);

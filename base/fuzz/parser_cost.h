@@ -29,9 +29,9 @@ inline constexpr uint64_t kConstantWork = 1'000'000;
 inline constexpr uint64_t kConstantWorkOfMessage = 5'000'000;
 
 // Calls `parse` with a text, and aborts if its work exceeds `constant_work` +
-// `work_per_byte` * length of the text. A good `work_per_byte` is a few times
-// the most that was ever measured, because quadratic work exceeds even that
-// many times over.
+// `work_per_byte` * length of the text. Set `work_per_byte` to a few times the
+// largest work per byte that was measured. A quadratic parser exceeds even this
+// limit by far.
 //
 // If the input begins with kRepeat, a number of bytes and a line break follow,
 // and then a head, a unit and a tail. The text is the head, copies of the unit

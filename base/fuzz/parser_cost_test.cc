@@ -71,7 +71,7 @@ void CopyAgainAndAgain(std::string_view text) {
   }
 }
 
-TEST(ParserCostDeathTest, AParserWhoseWorkIsQuadraticAborts) {
+TEST(ParserCostDeathTest, ParseAtLinearCostAbortsIfTheWorkIsQuadratic) {
   const std::string input = Repeat("", "a", "");
   EXPECT_DEATH(Parse(input, ParseInQuadraticTime), "is not linear");
   EXPECT_DEATH(Parse(input, CopyAgainAndAgain), "is not linear");

@@ -27,8 +27,8 @@ constexpr int kBacklog = 1024;
 // If no file descriptors are free, the acceptor waits this long before it tries
 // again to accept connections.
 constexpr absl::Duration kPause = absl::Milliseconds(50);
-// The time limit for a probe, a connection that the acceptor makes to itself,
-// to arrive.
+// A probe is a connection that the acceptor makes to itself. It may take at
+// most this long to arrive.
 constexpr absl::Duration kProbePatience = absl::Seconds(1);
 constexpr absl::Duration kBetweenLogLines = absl::Seconds(10);
 
@@ -52,8 +52,11 @@ absl::Status CheckUnixPath(const ListenAddress& listen) {
   std::memcpy(address.sun_path, listen.unix_path.data(),
               listen.unix_path.size());
   const int probe = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (probe < 0)
-    return BindError(listen, listen.unix_path, "cannot create a socket");
+  if (probe < 0) {
+    return BindError(
+        listen, listen.unix_path,
+        absl::StrCat("cannot create a socket: ", std::strerror(errno)));
+  }
   const bool served = ::connect(probe, reinterpret_cast<sockaddr*>(&address),
                                 sizeof(address)) == 0;
   ::close(probe);
@@ -98,8 +101,8 @@ int PortOf(const sockaddr_storage& address) {
 }
 
 // Returns the inode of the socket at a descriptor; 0 if there is none. The
-// descriptor's owner may close it at any moment, so this does not call `fstat`,
-// in which ThreadSanitizer would see a race.
+// descriptor's owner may close it at the same time. ThreadSanitizer would
+// report this as a race in `fstat`, but not in `fstatat`.
 ino_t SocketAt(int descriptor) {
   struct stat file = {};
   const bool socket = ::fstatat(descriptor, "", &file, AT_EMPTY_PATH) == 0 &&

@@ -27,10 +27,10 @@
 namespace kvasir::base {
 
 // Owns: its listening sockets and its thread. Accepted connections belong to
-//   the function `take`. The acceptor keeps only their descriptor numbers and
-//   inodes, to see which are still open.
-// Threads: any thread, but only one at a time may call StopListening; `take`
-//   runs on the acceptor's own thread.
+//   the function Options::take. The acceptor keeps only their descriptor
+//   numbers and inodes, to see which are still open.
+// Threads: its methods may be called from any thread, but StopListening by only
+//   one thread at a time. `take` runs on the acceptor's own thread.
 // Errors: FAILED_PRECONDITION if the address cannot be bound; the text names
 //   the address, the cause and the flag to change. After later errors, which
 //   are logged, the acceptor tries again.

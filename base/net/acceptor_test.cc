@@ -155,7 +155,7 @@ TEST_F(AcceptorTest, ClosesConnectionsOverTheLimitUntilOneEnds) {
 }
 
 TEST_F(AcceptorTest,
-       WithReplaceOldestANewConnectionOverTheLimitReplacesTheOldest) {
+       ANewConnectionOverTheLimitReplacesTheOldestIfReplaceOldestIsSet) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   Acceptor::Options options = Keeping(/*max_connections=*/2);
   options.replace_oldest = true;

@@ -33,10 +33,10 @@ struct GrpcServerOptions {
   // A call with more metadata is ended, and its connection is closed.
   int max_metadata_bytes = 16 << 10;
   absl::Duration handshake_timeout = absl::Seconds(10);
-  // A peer that pings more often while the server sends it nothing is
-  // disconnected after `max_ping_strikes` such pings. If max_ping_strikes is 0,
-  // it is never disconnected; use this only for trusted peers. Clients may ping
-  // once a second. The default is half of that, because pings may arrive early.
+  // While the server sends a peer nothing, a ping less than this time after the
+  // previous one is a strike. A peer with more than `max_ping_strikes` strikes
+  // is disconnected; 0 means never, so use 0 only for trusted peers. Clients
+  // may ping once a second; the default is lower, as pings may arrive early.
   absl::Duration min_ping_interval = absl::Milliseconds(500);
   int max_ping_strikes = 2;
   // The server sends GOAWAY on a connection older than this, so that clients

@@ -59,8 +59,8 @@ Served CheckHealth(const std::string& target, const std::string& service) {
   return bytes == "\x08\x01" ? Served::kServing : Served::kNotServing;
 }
 
-// A service with one method, which no test calls. A gRPC server does not start
-// without a service.
+// A service with one method, for tests that need a server but call no method
+// of the service.
 class IdleService : public grpc::Service {
  public:
   IdleService() {

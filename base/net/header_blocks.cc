@@ -169,8 +169,8 @@ std::vector<prometheus::MetricFamily> HeaderBlockMetrics::Collect() const {
 
 }  // namespace kvasir::base
 
-// gRPC calls these two functions instead of the libraries' own. They scan
-// watched connections and only forward all other calls.
+// gRPC calls these two functions instead of the libraries' own. They scan what
+// servers read, and only forward all other calls.
 extern "C" ssize_t recvmsg(int descriptor, msghdr* message, int flags) {
   using kvasir::base::LibraryFunction;
   static auto* const real = LibraryFunction<decltype(recvmsg)>("recvmsg");

@@ -1,7 +1,7 @@
 // Limits the size of HTTP/2 header blocks, which gRPC 1.51 cannot do. gRPC
-// keeps a block in memory until END_HEADERS, before it checks any credential.
-// So a peer that sends HEADERS and then endless CONTINUATION frames could use
-// up the memory of all connections.
+// keeps a block in memory until it ends (flag END_HEADERS), and checks
+// credentials only then. So a peer that sends HEADERS and then endless
+// CONTINUATION frames could use up the memory of all connections.
 #pragma once
 
 #include <array>

@@ -22,7 +22,7 @@ int Count(const std::vector<int>& families) {
 TEST(CountAddressesTest, ReturnsTheLargerOfTheCountsOfIpv4AndIpv6Addresses) {
   EXPECT_EQ(Count({}), 0);
   EXPECT_EQ(Count({AF_INET}), 1);
-  EXPECT_EQ(Count({AF_INET, AF_INET6}), 1) << "one machine, by both";
+  EXPECT_EQ(Count({AF_INET, AF_INET6}), 1) << "one address of each family";
   EXPECT_EQ(Count({AF_INET6, AF_INET, AF_INET6}), 2);
   EXPECT_EQ(Count({AF_INET, AF_INET6, AF_INET, AF_INET}), 3);
 }

@@ -123,8 +123,8 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
   }
   const int wake = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake < 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("metrics: eventfd: ", std::strerror(errno)));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "metrics: cannot create an eventfd: ", std::strerror(errno)));
   }
   return std::unique_ptr<MetricsServer>(
       new MetricsServer(*std::move(acceptor), wake));

@@ -20,9 +20,9 @@
 
 namespace kvasir::base {
 
-// Histogram buckets, in seconds unless stated otherwise. They are vLLM's
-// buckets, so that dashboards and alert rules made for vLLM work. The
-// inter-token buckets have 1, 2 and 5 ms in addition.
+// Histogram buckets in seconds. The first three have all of vLLM's buckets, so
+// that dashboards and alert rules made for vLLM work. In addition, inter-token
+// buckets begin with 1, 2 and 5 ms, and request-phase buckets with 1 to 100 ms.
 const std::vector<double>& TimeToFirstTokenBuckets();
 const std::vector<double>& InterTokenBuckets();
 const std::vector<double>& RequestPhaseBuckets();
@@ -32,9 +32,9 @@ std::vector<double> TokenCountBuckets(int64_t max_model_len);
 // Buckets for one scheduler step or the router's overhead, from 0.1 ms.
 const std::vector<double>& FineBuckets();
 
-// Serves GET /metrics, and GET /healthz for probes that do not speak gRPC: 200
-// if the process is ready, else 503. HEAD gives the same answer without its
-// body. Each connection serves one request.
+// Serves GET /metrics, and GET /healthz for probes that do not speak gRPC.
+// /healthz answers 200 if the process is ready, else 503. HEAD gives the same
+// answer without its body. Each connection serves one request.
 //
 // A client may take 2 s to send its request and 10 s to read the answer. The
 // 65th connection closes the oldest one, so that clients which keep

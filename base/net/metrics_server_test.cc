@@ -82,8 +82,8 @@ bool IsClosed(int fd) {
 std::string StatusOf(int port, const std::string& path,
                      const std::string& method = "GET") {
   const int fd = ConnectTo(port);
-  // Idle connections once delayed an answer by 22 s. Now they cause almost no
-  // delay, so 10 s distinguish the two cases reliably.
+  // The limit is well below 22 s, the time by which idle connections once
+  // delayed an answer.
   const timeval limit{10, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   const std::string request =
@@ -101,7 +101,7 @@ std::string StatusOf(int port, const std::string& path,
 TEST(MetricsServerTest, IdleConnectionsDoNotKeepAScrapeWaiting) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               MetricsServer::Start("127.0.0.1", 0));
-  // Opens more connections than the former HTTP server had threads.
+  // prometheus-cpp's server, which had this bug, ran with at most 8 threads.
   std::vector<int> idle;
   for (int i = 0; i < 12; ++i) idle.push_back(ConnectTo(server->port()));
   EXPECT_EQ(StatusOf(server->port(), "/metrics"), "200");

@@ -118,7 +118,7 @@ std::vector<prometheus::MetricFamily> ProcessMetrics::Collect() const {
     add("process_virtual_memory_bytes", "Bytes of address space",
         prometheus::MetricType::Gauge,
         static_cast<double>(stat->virtual_bytes));
-    add("process_threads", "Threads, of all libraries",
+    add("process_threads", "Threads of the process",
         prometheus::MetricType::Gauge, static_cast<double>(stat->threads));
     if (const std::optional<double> boot = BootTime(); boot.has_value()) {
       add("process_start_time_seconds",
@@ -129,8 +129,8 @@ std::vector<prometheus::MetricFamily> ProcessMetrics::Collect() const {
   }
   add("process_open_fds", "Open file descriptors",
       prometheus::MetricType::Gauge, OpenDescriptors());
-  add("process_max_fds", "How many may be open", prometheus::MetricType::Gauge,
-      MaxDescriptors());
+  add("process_max_fds", "The most file descriptors that may be open",
+      prometheus::MetricType::Gauge, MaxDescriptors());
   return families;
 }
 

@@ -51,7 +51,7 @@ class OneOfNames final : public tls::ExternalCertificateVerifier {
           Refuse(NamesOf(*request),
                  absl::StrCat("'", std::string(host.data(), host.size()),
                               "' was dialled"),
-                 "is what was dialled");
+                 "is the name that was dialled");
       return true;
     }
     const std::vector<std::string> found = NamesOf(*request);
@@ -90,9 +90,9 @@ class OneOfNames final : public tls::ExternalCertificateVerifier {
     refusals_->Add(TlsRefusal::kNames,
                    absl::StrCat(role_, ": the certificate has the names [", has,
                                 "], ", want));
-    return grpc::Status(
-        grpc::StatusCode::UNAUTHENTICATED,
-        absl::StrCat("none of the certificate's names ", none, ": ", has));
+    return grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
+                        absl::StrCat("none of the certificate's names ", none,
+                                     " (its names: ", has, ")"));
   }
 
   const std::vector<std::string> names_;
@@ -386,24 +386,25 @@ void TlsWatch::Loop() {
 
 std::vector<prometheus::MetricFamily> TlsWatch::Collect() const {
   using prometheus::MetricType;
-  prometheus::MetricFamily until{
-      "kvasir_tls_certificate_not_after_seconds",
-      "When the first certificate of a file in use ends, in seconds since 1970",
-      MetricType::Gauge,
-      {}};
+  prometheus::MetricFamily until{"kvasir_tls_certificate_not_after_seconds",
+                                 "When the first certificate of a file in use "
+                                 "expires, in seconds since 1970",
+                                 MetricType::Gauge,
+                                 {}};
   prometheus::MetricFamily from{
       "kvasir_tls_certificate_not_before_seconds",
-      "When that certificate began, in seconds since 1970",
+      "When the certificate that expires first became valid, in seconds since "
+      "1970",
       MetricType::Gauge,
       {}};
   prometheus::MetricFamily reloads{
       "kvasir_tls_reloads_total",
-      "Files of TLS that changed, by whether they were taken",
+      "Changes of TLS files, by whether the new files are used",
       MetricType::Counter,
       {}};
   prometheus::MetricFamily refusing{
       "kvasir_tls_files_refused",
-      "1 while there are files that were refused, and older ones are in use",
+      "1 while changed files are refused and the old ones stay in use",
       MetricType::Gauge,
       {}};
   const auto add = [](prometheus::MetricFamily* family,

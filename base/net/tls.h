@@ -85,7 +85,7 @@ class TlsWatch final : public prometheus::Collectable {
   // Reads all files now. gRPC uses a change within a second.
   void Look() ABSL_LOCKS_EXCLUDED(look_mutex_);
 
-  // Exports the metric families kvasir_tls_*, by role.
+  // Exports the kvasir_tls_* metrics of certificate dates and reloads, by role.
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:

@@ -161,7 +161,7 @@ absl::StatusOr<TlsMaterial::Dates> CheckDates(
 }
 
 // Removes the expired certificates if others are still valid. Returns a text
-// that names them.
+// that names the removed ones.
 std::string LeaveOut(std::vector<Certificate>* all, absl::Time now) {
   std::vector<std::string> over;
   std::vector<Certificate> stay;

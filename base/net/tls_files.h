@@ -56,8 +56,8 @@ struct TlsMaterial {
 
 // Reads the files. If they change meanwhile, they are read again a few times
 // until they stay the same, so that key and certificate belong together.
-// INVALID_ARGUMENT, with flag and path, for a certificate without its key, a
-// file that cannot be read, or a file that is too large for certificates.
+// INVALID_ARGUMENT, with flag and path, if only one of certificate and key is
+// set, or if a file cannot be read or is too large for certificates.
 absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files);
 
 // Checks the contents. INVALID_ARGUMENT, with flag, path and cause, for text

@@ -23,10 +23,10 @@ enum class TlsRefusal {
   kNoCertificate,  // the peer showed no certificate
   // the peer's certificate is expired, or not signed by our authorities
   kCertificate,
-  kNames,  // the peer's certificate lacks an allowed name or the dialled host's
-           // name
-  kPeer,   // the peer refused the handshake and sent an alert
-  kNoTls,  // the peer does not speak TLS
+  // the peer's certificate has no allowed name, or not the dialled host's name
+  kNames,
+  kPeer,     // the peer refused the handshake and sent an alert
+  kNoTls,    // the peer does not speak TLS
   kVersion,  // both sides have no TLS version in common
   kOther,
 };

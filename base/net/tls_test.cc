@@ -33,7 +33,7 @@ using ::testing::IsEmpty;
 // that version, or 0 if the handshake fails.
 int NegotiatedVersion(const std::string& target, int version) {
   SSL_CTX* const context = SSL_CTX_new(TLS_client_method());
-  // OpenSSL's default security level here excludes 1.1.
+  // OpenSSL's default security level excludes TLS 1.1.
   SSL_CTX_set_security_level(context, 0);
   SSL_CTX_set_min_proto_version(context, version);
   SSL_CTX_set_max_proto_version(context, version);
@@ -53,7 +53,7 @@ int NegotiatedVersion(const std::string& target, int version) {
   return agreed;
 }
 
-// Sends gRPC's log through the log function that the programs install.
+// Counts refusals in gRPC's log lines, as the programs do (PrepareProcess).
 class GrpcLog final : public ::testing::Environment {
  public:
   void SetUp() override {
@@ -200,7 +200,7 @@ TEST_F(TlsTest,
         StatusIs(absl::StatusCode::kInvalidArgument,
                  HasSubstr("the server's certificate cannot be verified")));
   }
-  EXPECT_THAT(Numbers(), IsEmpty()) << "what is refused is not watched";
+  EXPECT_THAT(Numbers(), IsEmpty()) << "refused options are not watched";
 }
 
 TEST_F(TlsTest, AServerServesClientsThatTrustItsAuthorityAndRefusesPlainText) {
@@ -226,8 +226,9 @@ TEST_F(TlsTest, AServerCertificateMustNameTheDialledHostOrAnAllowedName) {
   client.names_flag = "--worker-tls-names";
   client.role = "workers";
   EXPECT_THAT(Reach(*server, client),
-              HasSubstr("none of the certificate's names is what was dialled: "
-                        "elsewhere, spiffe://kvasir/worker"));
+              HasSubstr("none of the certificate's names is the name that was "
+                        "dialled (its names: elsewhere, "
+                        "spiffe://kvasir/worker)"));
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
   EXPECT_EQ(Reach(*server, With(client, {"nobody", "spiffe://kvasir/worker"})),
             "");
@@ -236,8 +237,8 @@ TEST_F(TlsTest, AServerCertificateMustNameTheDialledHostOrAnAllowedName) {
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
   EXPECT_THAT(Reach(*server, With(client, {"spiffe://kvasir/work"})),
               HasSubstr("none of the certificate's names is allowed by "
-                        "--worker-tls-names: elsewhere, "
-                        "spiffe://kvasir/worker"));
+                        "--worker-tls-names (its names: elsewhere, "
+                        "spiffe://kvasir/worker)"));
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 2u);
 }
 
@@ -388,8 +389,8 @@ TEST_F(TlsTest, AnAuthorityThatExpiresWhileInUseIsNoLongerTrusted) {
   EXPECT_THAT(Numbers()[name], until(absl::Minutes(39)));
   EXPECT_EQ(Numbers()["kvasir_tls_files_refused listener"], 0);
   EXPECT_EQ(look(), "") << "once";
-  // The last authority is kept: without it no peer could be trusted, and a
-  // start would fail.
+  // The last authority stays in use although it has expired, because without
+  // it no peer could be trusted.
   now_ += absl::Hours(1);
   EXPECT_THAT(look(), HasSubstr("was valid until"));
   EXPECT_EQ(Numbers()["kvasir_tls_files_refused listener"], 1);

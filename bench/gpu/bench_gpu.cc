@@ -11,7 +11,7 @@
 //   new_tokens of each sequence, 1 by default
 //   {"do": "drop", "name": N}
 //   {"do": "copy", "bytes": n}
-//   {"do": "multiply", "steps": n}: only mma.sync
+//   {"do": "multiply", "steps": n}: the highest rate of mma.sync
 //   {"do": "decode_make", "shape": S, "plan": P, "batch": b, "context": c,
 //    "graphs": bool}: with graphs, steps are captured and replayed; both kinds
 //    can exist at the same time
@@ -362,8 +362,8 @@ class Bench {
     KVASIR_ASSIGN_OR_RETURN(
         const model::ModelShape shape,
         model::FindShape(asked.at("shape").get<std::string>()));
-    // Opens the device once only to return its errors, because the function
-    // that opens it below cannot return errors.
+    // Opens the device here just to return its errors, because the function
+    // below, which opens it again, cannot return errors.
     KVASIR_RETURN_IF_ERROR(
         OpenGpu(name_, module_, Products::kLibrary).status());
     KVASIR_ASSIGN_OR_RETURN(

@@ -101,7 +101,7 @@ class Bench:
         return answer
 
     def ended(self, request):
-        return Failure(f"bench_gpu ended with {self.process.wait()} at {request}")
+        return Failure(f"bench_gpu ended with exit code {self.process.wait()} at the request {request}")
 
     def seconds_left(self):
         return self.deadline - time.monotonic()
@@ -366,7 +366,7 @@ class Run:
         """`decoder` is the result of decoder_baseline."""
         self.arguments, self.bench, self.others = arguments, bench, others
         self.decoder, decoder_version = decoder
-        self.decoder_keeps = 0.0  # bytes of its weights and rows that stay in memory next to ours
+        self.decoder_keeps = 0.0  # bytes of its weights and caches that stay in memory next to ours
         self.alone = {}  # (batch, context) -> seconds, for rows without room next to ours
         self.out_of_time, self.whole_shapes = [], []
         self.pairs = 2 if arguments.quick else PAIRS
@@ -407,7 +407,7 @@ class Run:
             self.test(name, "failed", str(error))
 
     def all_of(self, name, measure):
-        """Measures several rows and prepares them. Returns True if it reached their end."""
+        """Prepares and measures several rows. Returns True if neither an error nor the time cut it short."""
         try:
             measure()
             return True
@@ -423,13 +423,13 @@ class Run:
         self.leave_out(name, "not run: the time is up")
 
     def end(self):
-        """Ends the run. Rows without time fail it only if no shape has all of its rows."""
+        """Ends the run. If time was too short, the run fails only if no shape has all of its rows."""
         if self.out_of_time and not self.whole_shapes:
-            self.test("bench.time", "failed", f"{len(self.out_of_time)} rows were not run, and of no shape all "
-                      "of attention were: more --seconds")
+            self.test("bench.time", "failed", f"{len(self.out_of_time)} rows were not run, and no shape has "
+                      "all of its attention rows: give more --seconds")
         self.write()
         if self.bench.close():
-            self.test("bench.end", "failed", "bench_gpu did not end well")
+            self.test("bench.end", "failed", "bench_gpu ended with an error")
 
     def bandwidth(self):
         return self.bench.ask(do="copy", bytes=self.copy_bytes)["bytes_per_second"]
@@ -460,7 +460,8 @@ class Run:
         plans, kind, size = (PLANS, "attention", f"b{batch}.c{context}") if new_tokens == 1 else (
             PREFILL_SHARES, "prefill", f"c{context}")
         bytes_of = {plan: self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"] for plan in plans}
-        # Arenas of four times the L2 cache are read in turn. A prompt reads what it has just written.
+        # In decoding, arenas are read in turn that together have four times the L2 cache. A prompt reads what it has
+        # just written.
         arenas = {plan: max(1, math.ceil(4 * self.bench.facts["l2_bytes"] / (slots * each))) if new_tokens == 1 else 1
                   for plan, each in bytes_of.items()}
         dense = slots * bytes_of["dense-bf16"] * arenas["dense-bf16"]
@@ -546,7 +547,7 @@ class Run:
         samples, by = self.samples(own, launch, others, self.products)
         shape, plan, tokens = own["shape"], own["plan"], launch["context"]
         heads, _, dim = SHAPES[shape]
-        # Two products over the tokens that a row sees: itself and the earlier ones.
+        # Each token attends to itself and to all earlier ones, in two matrix products.
         operations = 4 * heads * dim * tokens * (tokens + 1) / 2
         row = {"shape": shape, "plan": plan, "tokens": tokens, "operations": operations,
                "us": middle(samples["own"])["median"] * 1e6,
@@ -585,11 +586,11 @@ class Run:
 
     @staticmethod
     def decoder_bytes(batch, context, bytes_per_slot):
-        """Bytes of a model and its cache, as if every layer had its own, with spare pages for each sequence."""
+        """Returns the bytes of a model and of its cache in all layers, with spare pages for each sequence."""
         return DECODE_WEIGHTS + batch * (context + 5 * PAGE) * DECODE_LAYERS * bytes_per_slot
 
     def decoders(self, shape, plans, rows, steps):
-        """Measures decode steps over each plan's caches, and of Hugging Face's decoder."""
+        """Measures decode steps over each plan's caches, and those of Hugging Face's decoder."""
         self.all_of(f"transformers.{shape}", lambda: self.make_decoder(shape, rows, steps, {
             plan: self.bench.ask(do="bytes", shape=shape, plan=plan)["bytes_per_slot"] for plan in {"dense-bf16", *plans}}))
         for plan in plans:
@@ -662,7 +663,7 @@ class Run:
                     self.leave_out(name(*row), f"does not fit: {needs / 2**30:.1f} GiB, "
                                                f"{self.free_bytes() / 2**30:.1f} GiB are free")
             if not left:
-                raise Unserved("no row has room")
+                raise Unserved("no row fits into the memory")
             self.decode_rows(shape, plan, left, steps, each)
 
         self.attempt(f"decode.{shape}.{plan}", measure, lambda: [name(*row) for row in left])

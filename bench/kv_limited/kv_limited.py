@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Serves SmolLM2 with several caches from pools of one size, in which the 8-bit cache
-holds four sequences, and loads each server with far more. Measures how many run, how
-fast, and how far the outputs diverge, and writes docs/kv-limited.md. Called by
-bench/kv_limited/kv_limited.sh.
+"""Serves SmolLM2 with several caches. All pools have the same size, in which the 8-bit
+cache holds four sequences, and each server is loaded with far more. Measures how many
+run, how fast, and how far the outputs diverge, and writes docs/kv-limited.md. Called
+by bench/kv_limited/kv_limited.sh.
 
 All servers run the whole time and take turns; a burst is one closed loop of
 `kvasir bench serve`. Divergences come from the study of eviction, which measures
@@ -169,7 +169,7 @@ class Server:
             return
         limited = watch.limited()
         if not limited:
-            sys.exit(f"kv_limited: {self.cache.name}: no request waited; more --concurrency")
+            sys.exit(f"kv_limited: {self.cache.name}: no request waited; give more --concurrency")
         after = metrics(self.metrics)
         self.bursts.tokens_per_second.append(row["output_tokens_per_second"])
         self.bursts.running.append(statistics.fmean(limited))

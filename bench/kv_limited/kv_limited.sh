@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Loads servers whose pools hold four sequences of the 8-bit cache, by cache and by
-# eviction, and writes docs/kv-limited.md (models/fetch smollm2 first). About half an hour
-# on two cores, divergences included.
+# Loads servers with different caches and evictions, whose pools have room for four
+# sequences of the 8-bit cache, and writes docs/kv-limited.md. Run models/fetch smollm2
+# first. Takes about half an hour on two cores, divergences included.
 #
 #   bench/kv_limited/kv_limited.sh             measures, and writes the page
 #   bench/kv_limited/kv_limited.sh --write     only the page, from the last results

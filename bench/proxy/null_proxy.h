@@ -23,8 +23,8 @@ class BareServer {
   virtual const std::string& target() const = 0;
 };
 
-// The options of a bare server. Its other limits are those of a router's
-// listener. If the port of `listen` is 0, a free port is used.
+// The options of a bare server. Limits that are not listed here are those of a
+// router's listener. If the port of `listen` is 0, a free port is used.
 struct BareServerOptions {
   base::ListenAddress listen;
   // Null: plain text.

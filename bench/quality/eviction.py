@@ -25,8 +25,8 @@ from quality_store import ROOT, Pending, Store, digest, file_digest, write
 
 
 def commands(rows: list[Row]) -> list[list[Row]]:
-    """Groups rows into calls of `evaluate`, in its order. The rows of a call have the same
-    options and combine some caches, methods and budgets."""
+    """Groups rows into calls of `evaluate`. The rows of a call have the same options, and are
+    all combinations of some caches, methods and budgets."""
     found: dict[tuple, list[Row]] = {}
     by_cache: dict[tuple, dict[tuple, list[Row]]] = {}
     for row in rows:

@@ -1,5 +1,5 @@
-"""Compares which tokens are heavy in a layer with codes and without: Q-Hitter's figure 2,
-with the server's own program."""
+"""Measures which heavy tokens of a layer (those kept for their scores) are the same with codes
+and without, as in Q-Hitter's figure 2. Runs the server's own program."""
 
 import json
 import pathlib
@@ -11,8 +11,8 @@ import quality_chart
 from frontier import tell
 from quality_store import Store, digest, file_digest, write
 
-# For each cache and layer, which share of the uncompressed cache's heavy tokens is also heavy in
-# this cache.
+# For each cache, by layer: the share of the uncompressed cache's heavy tokens that are also heavy
+# in this cache.
 Found = dict[settings.Cache, list[float]]
 
 

@@ -59,7 +59,7 @@ class Cache:
         return self.key_bits == self.value_bits == 16
 
     def plan(self) -> dict:
-        """A kv_plan.json."""
+        """Returns the content of a kv_plan.json."""
         def side(bits, stored):
             if bits == 16:
                 codec = {"dtype": "BF16"}
@@ -119,8 +119,8 @@ class Claim:
 @dataclass(frozen=True)
 class StreamRow:
     """A run that streams a text through a cache of at most STREAM_SLOTS slots."""
-    # A method of the server's --eviction, or "window": windows of the dense cache that are
-    # computed again.
+    # A method of the server's --eviction, or "window": a dense cache of the latest STREAM_SLOTS
+    # tokens, which is computed anew every STREAM_STRIDE tokens.
     method: str
     heavy: float = 0.0  # share of the slots that stay by score, sinks among them
     rolling: bool = True  # a token's position is its slot, otherwise its place in the text
@@ -222,9 +222,9 @@ LONG_ROWS = [Row(CODES[4], "none"), *(
     for share, methods in ((0.2, ("streaming", "h2o", "q-hitter")),
                            (0.5, ("h2o", "q-hitter"))) for method in methods)]
 
-# A token has about four bytes, so the text is longer than LONG, the model's maximum length.
+# A token has about four bytes, so a stream has more tokens than LONG, the model's maximum length.
 STREAM_SLOTS, STREAM_STRIDE, STREAM_EVERY, STREAM_SINKS = 1024, 256, 128, 4
-STREAM_TARGET = 1.03  # loss divided by that of windows that are computed again
+STREAM_TARGET = 1.03  # loss divided by that of STREAM_WINDOW
 STREAM_WINDOW = StreamRow("window", quick=True)
 STREAM_CLAIM = StreamRow("h2o", 1 / 16, quick=True)
 STREAMS = [STREAM_WINDOW, STREAM_CLAIM, StreamRow("streaming", quick=True),

@@ -1,5 +1,5 @@
-"""Streams one text through an evicting cache of the server's own program, and compares the
-loss of each tenth with windows of the dense cache that are computed again."""
+"""Streams one text through an evicting cache of the server's own program. Compares the loss of
+each tenth with a dense cache of the latest tokens, which is computed anew at each stride."""
 
 import json
 import pathlib
@@ -58,8 +58,8 @@ def measure(engine: pathlib.Path, model: pathlib.Path, text: pathlib.Path,
 
 
 def lines(found: Found) -> list[str]:
-    """Makes the table. The loss of each tenth is divided by that of windows that are computed
-    again."""
+    """Makes the table. The loss of each tenth is divided by that of the dense cache, which is
+    computed anew at each stride."""
     window = found.get(settings.STREAM_WINDOW)
     if window is None or len(found) == 1:
         return []

@@ -125,7 +125,7 @@ class Study:
                       not artifact.built_in_texts and settings.CALIBRATION_TOKENS)
 
     def artifact(self, artifact: Artifact) -> pathlib.Path:
-        """Makes the artifact once for each program. The store keeps what the page needs."""
+        """Makes the artifact once for each build of the tool. The store keeps what the page needs."""
         calibration = ["--seed", settings.SEED]
         if not artifact.built_in_texts:
             calibration += ["--calibration-tokens", settings.CALIBRATION_TOKENS]

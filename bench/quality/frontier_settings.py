@@ -3,8 +3,8 @@ before a run, like those of quality_settings.py.
 
 A row is a cache: an artifact of `kvasir-compress`, or a baseline of `evaluate`. A claim
 says that its left row diverges no more than its right one, by the ratio of their KL over
-the same windows, at a share of its bytes. The bytes are those of a sequence as long as a
-window, exact tokens included."""
+the same windows, and takes at most a share of the right one's bytes. The bytes are those
+of a sequence as long as a window, exact tokens included."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ DENSE_BYTES = 2 * NUMBERS_PER_TOKEN
 
 SEED = 42
 DOMAINS = ("books", "encyclopedia", "code", "dialogue")
-# For methods that do not weigh by information; auto has its own number.
+# The calibration tokens of the papers' methods; auto has its own number.
 CALIBRATION_TOKENS = 32768
 
 SHORT, LONG = 1024, 8192  # tokens of a window
@@ -123,7 +123,7 @@ COMMUTING = paper("commuting 70 %", "commuting", "--keep", 0.7,
 SINKS = "sinks=4"
 SHIPPED = "sinks=4,window=28"  # of `--kv-plan rotated-4bit`
 RECENT = "sinks=4,window=128"
-NO_WINDOW = "sinks=4,window=0"  # in place of a plan's own
+NO_WINDOW = "sinks=4,window=0"  # instead of a plan's own window
 
 
 def with_exact(row: Row, exact: str, quick: bool = False) -> Row:
@@ -177,8 +177,8 @@ BASELINES = [ROTATED[4], ROTATED_SINKS[4], ROTATED_SHIPPED[4], ROTATED_RECENT[4]
 
 
 def auto(name, speed, kv_bytes, length, quick=True):
-    """The budget is for all that a sequence of `length` tokens takes; the window is
-    the planner's choice."""
+    """Returns a row of the planner. `kv_bytes` limits the bytes per token of a sequence of
+    `length` tokens, exact tokens included. The planner chooses the window of exact tokens."""
     options = ("auto", "--kv-bytes-per-token", kv_bytes, "--speed", speed,
                "--target-length", length)
     return Row(name, Artifact(options, built_in_texts=True), quick=quick)
@@ -213,7 +213,7 @@ QUICK_LONG_ROWS = [LONG_STORAGE, LONG_CPU, ROTATED_SHIPPED[4], ROTATED_RECENT[3]
 
 # ------------------------------------------------------------------------ chart
 
-# Groups of series, each a line through its rows.
+# Groups of series. Each series is a line through its rows.
 CHART = {
     "planned (ours)": {
         "storage": list(STORAGE.values()),

@@ -5,11 +5,11 @@ docs/quality.md.
 It repeats those tables of the papers that one model can show. Called by
 bench/quality/quality.sh.
 
-Every table is a list of configurations. Each is a `kvasir-compress apply` command,
-which makes an artifact for each calibration seed. The artifact is evaluated on
-windows of a text that neither training nor calibration has seen, and removed.
-Results stay in the work folder under their command and the program's hash, so an
-interrupted run continues.
+Every table is a list of configurations. Each is a baseline of `evaluate`, or a
+`kvasir-compress apply` command, which makes an artifact for each calibration seed.
+They are evaluated on windows of a text that neither training nor calibration has
+seen. Results stay in the work folder under a hash of command and program, so an
+interrupted run continues; artifacts are removed.
 
 quality_settings.py has the claims and settings, which are fixed before the run.
 quality_notes.md explains contradictions.

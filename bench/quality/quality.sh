@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Writes docs/quality.md and its charts from nothing: builds the programs, makes and
-# evaluates every row of the settings, judges the claims. An interrupted run continues
-# where it stopped.
+# Builds the programs, evaluates every row of the settings, judges the claims, and writes
+# docs/quality.md with its charts. Rows that were measured before are not measured again,
+# so an interrupted run continues where it stopped.
 #
 #   bench/quality/quality.sh                    all of it
 #   bench/quality/quality.sh smollm2            the first part of the page, from

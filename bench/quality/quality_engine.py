@@ -46,7 +46,7 @@ def kind_of(plan: str) -> str:
 
 def measure(engine: pathlib.Path, artifact: pathlib.Path, text: pathlib.Path,
             windows: int, window_tokens: int) -> dict:
-    """Measures a prompt in chunks, and the first windows as if they were decoded."""
+    """Measures all windows in chunks, and the first ones also token by token, as in decoding."""
     def run(windows: int, *options) -> dict:
         done = subprocess.run(
             [str(engine), "perplexity", "--model", str(artifact), "--text",
@@ -58,8 +58,8 @@ def measure(engine: pathlib.Path, artifact: pathlib.Path, text: pathlib.Path,
         return json.loads(done.stdout)
     decoded_windows = min(windows, DECODED_WINDOWS)
     prompt = run(windows, "--chunk", str(CHUNK_TOKENS))
-    # Decoded tokens never lift latents to heads, as the chunks of a prompt may do; --deterministic
-    # prevents it.
+    # The chunks of a prompt may lift latents to heads, but decoded tokens never do. So lifting is
+    # switched off by --deterministic.
     decoded = run(decoded_windows, "--chunk", "1", "--deterministic")
     return {"nats_per_token": math.log(prompt["perplexity"]),
             "decoded_windows": decoded_windows,
@@ -100,7 +100,7 @@ HEADING = "### The engine"
 
 
 def replace(page: pathlib.Path, section: str) -> None:
-    """Replaces the last section of a part that has been written before."""
+    """Replaces the section about the engine, the last one of the built-in model's part."""
     text = quality_page.read_part(page, "tiny").partition(HEADING)[0]
     quality_page.write_part(page, "tiny", f"{text.rstrip()}\n\n{section}")
 

@@ -1,6 +1,6 @@
 """The rows and claims of bench/quality/quality.py on the built-in model: what the papers
-claim about parts of their methods. They are fixed before a run, because only then does a
-result count against a paper's order."""
+claim about parts of their methods. They are fixed before a run, because only then can a
+result confirm or contradict a paper."""
 
 from dataclasses import dataclass, field, replace
 from typing import Callable
@@ -361,8 +361,8 @@ SCHEDULES = {
     "2": "8,4,4,0,0,0,0,0",
     "1.25": "4,4,2,0,0,0,0,0",
 }
-# The average bits of direct codes. A whole layer has one width, so with six layers averages are
-# sixths of a bit (or of four bits). Direct codes never get fewer bits than SVDq.
+# The average bits of direct codes. Each layer has one width, and there are six layers. So averages
+# grow in steps of 1/6 bit (4/6 from 4 to 8 bits). Direct codes never get fewer bits than SVDq.
 DIRECT = {"3": "3", "2": "2", "1.25": "1.334"}
 SVDQ = {}
 for _bits, _schedule in SCHEDULES.items():

@@ -9,7 +9,7 @@ import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The largest relative difference that is allowed if a loss or divergence is measured again. Another
-# machine may add in another order.
+# machine may add numbers in another order.
 RECHECK_LIMIT = 0.02
 DIGITS = 7
 

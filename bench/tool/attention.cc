@@ -69,9 +69,9 @@ void ApplyQuick(AttentionFlags* flags) {
   UseQuick<int64_t>(flags->bench, "--chunk", 24, &flags->chunk);
 }
 
-// The bytes of all arenas together; each arena is one layer's cache. They are
-// four times the last-level cache, so that an arena's data has left the CPU's
-// caches when the arena is used again.
+// The bytes of all arenas together; each arena is one layer's cache. Without
+// --quick they are four times the last-level cache, so that an arena's data has
+// left the CPU's caches when the arena is used again.
 int64_t FootprintBytes(const BenchFlags& flags) {
   return flags.quick ? kQuickFootprintBytes : MachineCeilings::FootprintBytes();
 }

@@ -69,7 +69,7 @@ std::string ReadAll(int fd) {
                   : kRefused + std::string(running.status().message()));
   close(report);
   if (running.ok() && reported) ReadAll(lifeline);
-  // Ends without calling destructors, because the objects belong to the parent.
+  // Ends without destructors: the objects that fork copied are the parent's.
   _exit(0);
 }
 

@@ -138,10 +138,11 @@ absl::StatusOr<LengthDistribution> LengthDistribution::Parse(
     good = false;
   }
   if (good && result.first_ <= 1e9 && result.second_ <= 1e9) return result;
-  return absl::InvalidArgumentError(
-      absl::StrCat("'", text,
-                   "' is not a distribution of lengths: want fixed:N, "
-                   "uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "'", text,
+      "' is not a distribution of lengths: want fixed:N, "
+      "uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA, with lengths "
+      "from 1 to 1e9, HIGH at least LOW, and SIGMA from 0 to 1e9"));
 }
 
 int64_t LengthDistribution::Sample(std::mt19937_64* random) const {

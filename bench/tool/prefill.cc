@@ -93,8 +93,8 @@ absl::StatusOr<BenchReport> RunPrefill(PrefillFlags flags) {
   std::vector<double> prefill_seconds;
   Progress progress("prefill", BenchPairs(flags.bench), "pairs", true);
   for (int pair = 0; pair < BenchPairs(flags.bench); ++pair) {
-    // Pairs alternate between measuring the GEMM baseline first and the prefill
-    // first.
+    // Pairs alternate between measuring the GEMMs (ours and oneDNN's) first and
+    // the prefill first.
     for (int turn = 0; turn < 2; ++turn) {
       absl::Status status;
       if ((pair + turn) % 2 == 0) {

@@ -54,7 +54,7 @@ bool Decode(const grpc::ByteBuffer& buffer, Message* message) {
   return message->ParseFromString(bytes);
 }
 
-// Appends the id, which is shorter than 128 bytes, to `request`.
+// Returns the request with `id`, which must be shorter than 128 bytes.
 grpc::ByteBuffer WithId(const RawCall& call, const std::string& id) {
   constexpr int kLengthDelimited = 2;
   std::string field;
@@ -133,7 +133,8 @@ class OneCall final
       if (!status.ok()) round->failure.Update(base::FromGrpcStatus(status));
       if (wrong_) {
         round->failure.Update(absl::InternalError(absl::StrCat(
-            round->call->method, ": the server answered with an error")));
+            round->call->method,
+            ": the server sent an error or a message that is not valid")));
       }
       round->result.first_ms.push_back(absl::ToDoubleMilliseconds(first_));
       round->result.total_ms.push_back(absl::ToDoubleMilliseconds(total));

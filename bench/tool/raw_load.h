@@ -1,5 +1,5 @@
 // Puts load on a server at a small cost that is equal for all protocols:
-// requests are encoded once, and answers are counted but not decoded.
+// requests are encoded once, and answers are decoded only if Run is asked to.
 #pragma once
 
 #include <grpcpp/security/credentials.h>

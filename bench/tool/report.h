@@ -29,8 +29,8 @@ struct BenchFlags {
   int pairs = 9;
   bool quick = false;
   bool json = false;
-  // True if the command calls a server. A server that does not answer has its
-  // own exit code.
+  // True if the command calls a server. If the server is unavailable, the exit
+  // code is then kExitUnavailable instead of kExitFailed.
   bool calls_server = false;
 };
 void AddBenchFlags(CLI::App* command, BenchFlags* flags);
@@ -66,8 +66,8 @@ class MachineCeilings {
   static absl::StatusOr<MachineCeilings> Create(base::ThreadPool* pool,
                                                 bool quick);
 
-  // Four times the size of the last-level cache. Data of this size is always
-  // read from memory, even if it is read again and again.
+  // Four times the size of the last-level cache, or 256 MiB if that is more.
+  // Data of this size is read from memory, even if it is read repeatedly.
   static int64_t FootprintBytes();
 
   // Measures the read bandwidth by one pass over a buffer of FootprintBytes.

@@ -43,7 +43,8 @@ absl::Status StretchRuns(int64_t from, int64_t to, kvasir::v1::Codec* codec) {
 absl::Status Unimplemented() {
   return absl::UnimplementedError(
       "the plan is for another model shape and can be adapted to this one only "
-      "if each of its groups has one head or all heads");
+      "if it has no rope_pairs, each of its groups has one head or all heads, "
+      "and in rope_low_rank each group has RoPE pairs of rank 1");
 }
 
 template <typename Groups>

@@ -19,9 +19,9 @@
 // batch and preemptions do not matter. Slots of a prompt are already evicted
 // while it is computed, so a prompt larger than the pool can be served.
 //
-// The functions are pure, so any thread may call them. Based on Q-Hitter and
-// H2O. Those papers evict at the prompt's end and then at every token; here
-// there are only the points above.
+// The functions are pure, so any thread may call them. The policy is based on
+// the papers Q-Hitter and H2O. They evict at the prompt's end and then at every
+// token; Kvasir evicts only at the points above.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,8 @@ plan::EvictionCounts OfPrompt(const plan::EvictionCounts& counts,
                               int64_t prompt_tokens);
 
 // Returns the most slots that a sequence holds at any time until it has
-// `length` tokens, for any length of its prompt. This is at most K + E. The
-// caller must end the sequence's steps at eviction points.
+// `length` tokens, for any length of its prompt. This is at most K + E, with
+// the K of a prompt of `length` tokens, if no step crosses an eviction point.
 int64_t MostSlots(const plan::EvictionCounts& counts, int64_t length);
 
 class EvictionSchedule {
@@ -70,12 +70,12 @@ class EvictionSchedule {
   int64_t prompt_tokens() const { return every_ > 0 ? prompt_ : 0; }
 
   // A query is counted if its attention is added to the scores that decide
-  // which slots are evicted. Returns the first counted query of [begin, end);
-  // all later ones are counted too. Output queries always count. Without an
-  // observation window, all queries of the prompt count. With a window, only
-  // the last queries before each point and before the prompt's end count, as
-  // many as the window has. Neither a point nor the prompt's end may lie inside
-  // (begin, end).
+  // which slots are evicted. Returns the first counted query of [begin, end),
+  // or `end`; all later ones are counted too. Output queries always count.
+  // Without an observation window, all queries of the prompt count. With a
+  // window, only the last queries before each point and before the prompt's end
+  // count, as many as the window has. Neither a point nor the prompt's end may
+  // lie inside (begin, end).
   int64_t FirstCounted(int64_t begin, int64_t end) const;
 
  private:

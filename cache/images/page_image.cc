@@ -246,10 +246,10 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
   KVASIR_RETURN_IF_ERROR(reader.status());
   for (const auto& [field, tokens] :
        {std::pair("logical tokens", parsed.shape.logical_tokens),
-        std::pair("tokens of the prompt", parsed.shape.prompt_tokens)}) {
+        std::pair("prompt tokens", parsed.shape.prompt_tokens)}) {
     if (tokens >= 0 && tokens <= kMaxSequenceTokens) continue;
-    return InvalidImage(field, " are ", tokens, ", but must be 0 to ",
-                        kMaxSequenceTokens);
+    return InvalidImage("the number of ", field, " is ", tokens,
+                        ", but must be 0 to ", kMaxSequenceTokens);
   }
   int64_t payload_bytes = 0;
   const auto most = static_cast<int64_t>(image.size());
@@ -272,8 +272,8 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
     const int64_t pages = group.num_pages + group.num_side_pages;
     if (pages > (most - payload_bytes) / page_bytes) {
       return InvalidImage("page group ", g, ": it has ", pages, " pages of ",
-                          page_bytes, " bytes, but the whole image has only ",
-                          most, " bytes");
+                          page_bytes, " bytes, but the image has only ",
+                          most - payload_bytes, " bytes for them");
     }
     payload_bytes += pages * page_bytes;
   }

@@ -7,7 +7,7 @@
 //     counts | checksum |
 //   | pages of group 0 | side pages of group 0 | pages of group 1 | ...
 //
-// Pure functions, which use no page pool and do not read the pages' content.
+// Pure functions without a page pool. The checksum covers the pages' bytes.
 #pragma once
 
 #include <cstdint>
@@ -54,8 +54,8 @@ struct ParsedImage {
   absl::string_view payload;  // points into the parsed bytes
 };
 // Checks and splits an image. Its result may be given to
-// KvCache::TakeImagePages and to the executor. Errors name the field, its value
-// and the value wanted:
+// KvCache::TakeImagePages and to the executor. An error about a field names it,
+// its value and the value wanted:
 //   INVALID_ARGUMENT     not an image, cut off, longer than its header
 //                        says, or with sizes that contradict each other
 //   FAILED_PRECONDITION  another version, page format, cache, arithmetic or

@@ -160,9 +160,10 @@ TEST(PageImageTest, TheErrorNamesTheFieldOfAnImageWithInconsistentSizes) {
   const auto refused = [](const std::string& image, const std::string& why) {
     ExpectRefused(image, absl::StatusCode::kInvalidArgument, why);
   };
-  refused(With(kLogical, ~0ull, 8), "logical tokens are -1");
-  refused(With(kLogical, 1ull << 40, 8), "logical tokens are 1099511627776");
-  refused(With(kPrompt, 1ull << 63, 8), "tokens of the prompt are -9223372036");
+  refused(With(kLogical, ~0ull, 8), "number of logical tokens is -1");
+  refused(With(kLogical, 1ull << 40, 8), "logical tokens is 1099511627776");
+  refused(With(kPrompt, 1ull << 63, 8),
+          "number of prompt tokens is -922337203");
   refused(With(kFirstGroup + 28, ~0ull, 8),
           "group 0: the number of slots that stay is -1");
   refused(With(kLogical, 49, 8),
@@ -176,8 +177,8 @@ TEST(PageImageTest, TheErrorNamesTheFieldOfAnImageWithInconsistentSizes) {
   refused(With(kFirstGroup + 24, ~0u, 4),
           "group 0: the number of side pages is 4294967295");
   refused(With(kFirstGroup + 24, 1u << 29, 4),
-          "group 0: it has 536870916 pages of 100 bytes, but the whole image "
-          "has only");
+          "group 0: it has 536870916 pages of 100 bytes, but the image has "
+          "only");
   refused(With(kFirstGroup + 24, 2, 4),
           "its header states 560 bytes of pages, but its page counts give 660");
   refused(With(kPayloadBytes, 561, 8),

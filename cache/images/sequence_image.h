@@ -1,5 +1,5 @@
 // A sequence that waits in the host pool: its lengths, and the host pages that
-// hold a copy of its pages.
+// hold a copy of its pages. Below, P is the number of slots of a page.
 //
 //   entries:  | given up |   pages of the image   |
 //             0      first_page           first_page + num_pages

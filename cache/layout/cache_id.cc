@@ -21,8 +21,8 @@ constexpr size_t kCacheIdBytes = 16;
 // of a page's bytes changes.
 constexpr int64_t kPageFormatVersion = 2;
 
-// Hashes a list of fields. Different lists never give the same bytes to hash,
-// because numbers have 8 bytes and texts begin with their length.
+// Hashes a list of fields. Numbers have 8 bytes and texts begin with their
+// length, so the end of one field is never taken for the start of the next.
 class FieldHasher {
  public:
   FieldHasher() : context_(EVP_MD_CTX_new()) {

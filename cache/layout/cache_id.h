@@ -15,11 +15,10 @@ namespace kvasir::cache {
 
 // The settings of RoPE that change cached keys.
 struct RopeIdentity {
-  // If true, RoPE rotates dimensions 2f and 2f + 1 together. Otherwise it
-  // rotates dimensions f and f + rotary_dim / 2 together.
+  // If true, RoPE rotates dimensions 2f and 2f + 1 as pair f. Otherwise pair f
+  // has dimensions f and f + rotary_dim / 2.
   bool interleaved = false;
-  // Radians per position for each rotated pair of dimensions, with scaling
-  // applied.
+  // Radians per position for each pair, with scaling applied.
   std::vector<double> frequencies;
   double attention_factor = 1.0;
 };
@@ -31,17 +30,17 @@ struct CacheIdentity {
   // True if at least one layer stores keys without the bias of the
   // key projection.
   bool key_bias_left_out = false;
-  // Identifies how the means of keys that the cache leaves out were measured.
-  // Empty if it leaves out no means.
+  // Identifies how the means that the cache subtracts from keys were measured.
+  // Empty if it subtracts no means.
   std::string key_means;
   // The loader's fingerprint of all tensors that affect the cached latents.
   std::string tensor_fingerprint;
 };
 
 // A hash, as 32 hex digits, of the plan's key and value sides (spaces, lifts,
-// codecs) and of the identity. Eviction and selection are left out, because a
-// request may override them. Page layout and tensor-parallel split are left
-// out, because they do not change a token's latents.
+// codecs), joint parts and exact sinks, and of the identity. Eviction and
+// selection are left out, because a request may override them. Page layout and
+// tensor-parallel split are left out: they do not change a token's latents.
 std::string CacheId(const kvasir::v1::KvPlan& plan,
                     const CacheIdentity& identity);
 

@@ -21,12 +21,12 @@ static_assert(2 * kMostArenas == kMostExactSegments);
 constexpr int64_t kManyRows = int64_t{1} << 48;
 // Limits the search for a distribution with fewer side pages. One try costs
 // (number of sides with exact rows) * (number of arenas), but at least
-// kLeastEffortOfTry. 30 layers with two such sides each get about 140 tries.
+// kLeastEffortOfTry. 30 layers with two such sides each get about 145 tries.
 constexpr int64_t kMostEffort = int64_t{1} << 18;
 constexpr int64_t kLeastEffortOfTry = 64;
 
-// The side pages (pages for exact rows) that one sequence has in the arena of
-// one layer. They are filled from the front with rows of any size.
+// The side pages (pages besides token pages) that one sequence has in the arena
+// of one layer. They are filled from the front with rows of any size.
 class Arena {
  public:
   // The first `taken` side pages hold other data.
@@ -153,7 +153,7 @@ class RowPlacer {
   }
 
  private:
-  // Searches the fewest side pages by bisection. This assumes that if Fill
+  // Searches for the fewest side pages by bisection. This assumes that if Fill
   // succeeds with some number of pages, it also succeeds with all larger
   // numbers.
   Filling Bisect(int64_t least) const {
@@ -204,9 +204,9 @@ class RowPlacer {
     return filling;
   }
 
-  // Places all rows in at most `side_pages` pages of each arena. Allows a set
-  // to be split over one arena first, then over two, up to kMostArenas, until
-  // all rows fit. Returns nothing if they never fit.
+  // Places all rows in at most `side_pages` pages of each arena. First keeps
+  // each set in one arena. If the rows do not fit, allows it to be split over
+  // two, then three, up to kMostArenas. Returns nothing if they never fit.
   std::optional<Filling> Fill(int64_t side_pages) const {
     for (int64_t most = 1; most <= kMostArenas; ++most) {
       std::optional<Filling> filling = FillWith(side_pages, most);

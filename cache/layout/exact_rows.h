@@ -19,8 +19,8 @@ inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 void LayOutExactRow(SideLayout& side);
 
 // Distributes the exact rows of a page group over its layers' arenas, so that
-// few side pages hold them. In each arena, the first LayerLayout::side_pages
-// side pages of a sequence already hold other data. If no page of the group is
+// few side pages hold them. At the call, the first LayerLayout::side_pages side
+// pages of a sequence in each arena hold other data. If no page of the group is
 // large enough for the widest row, the pages of that row's layer are enlarged.
 // Row and page sizes must be within PageLayout's limits.
 void PlaceExactRows(const std::vector<int64_t>& group,

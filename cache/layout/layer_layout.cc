@@ -232,7 +232,7 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
                          : "the data that a sequence needs besides its token "
                            "pages",
                      " takes more than the limit of ", kMaxPageIdBytes,
-                     " bytes; use smaller pages or a plan that keeps less"));
+                     " bytes; use smaller pages or a plan that stores less"));
   }
   layer.side_pages = CeilDiv(other_bytes.value(), layer.page_bytes);
   return layer;

@@ -237,7 +237,7 @@ using PageCounts = std::vector<int64_t>;
 // Units: all sizes are bytes of one rank.
 class PageLayout {
  public:
-  // Returns INVALID_ARGUMENT if a field of `format` is out of range, or if
+  // Returns INVALID_ARGUMENT if a field of `format` is not allowed, or if
   // page_tokens is not a multiple of the chunk size of attention's selection.
   // Also returns it if a page over all layers, or a sequence's side pages, take
   // more than kMaxPageIdBytes.
@@ -310,8 +310,8 @@ class PageLayout {
                                int64_t max_chunk_tokens) const;
 
   // True if sequences may share cached pages, because no layer evicts or has a
-  // separate basis for each sequence. Exact rows do not prevent sharing,
-  // because the prefix cache has copies of them (tails).
+  // separate basis or ranges for each sequence. Exact rows do not prevent
+  // sharing, because the prefix cache has copies of them (tails).
   bool prefix_reusable() const { return prefix_reusable_; }
 
  private:

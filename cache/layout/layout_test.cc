@@ -411,7 +411,7 @@ TEST(PageLayoutTest, TheSizeIncludesExactWindowsLandmarksAndSlotMetadata) {
   EXPECT_FALSE(layout.prefix_reusable());
 }
 
-TEST(PageLayoutTest, SlotMetadataLiesInAlignedPlanesAfterTheTiles) {
+TEST(PageLayoutTest, SlotMetadataLiesInAlignedRegionsAfterTheTiles) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   KvPlan plan = PlanWithKey(shape, R"({
       "full":{},"stored":"POST_ROPE",
@@ -853,9 +853,9 @@ int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   return *std::max_element(ends.begin(), ends.end());
 }
 
-// Checks that side pages waste few bytes. The bytes of one page id are not
-// counted. The others may be at most a tenth of the bytes of exact rows. If
-// pages have fewer than 64 slots, they hold few rows, and an eighth is allowed.
+// Checks that side pages waste few bytes: at most one page in every arena, and
+// in addition a tenth of the bytes of exact rows. If pages have fewer than 64
+// slots, they hold few rows, and an eighth is allowed.
 void ExpectLittleWaste(const PageLayout& layout) {
   ExpectRowsHavePlaces(layout);
   const PageGroupLayout& group = layout.page_groups()[0];

@@ -47,7 +47,7 @@ TEST(SequencePagesTest,
   EXPECT_EQ(windowed.Held(3, 4), 1);
 }
 
-TEST(SequencePagesTest, ASequenceWithoutTokensAlreadyHoldsItsSidePages) {
+TEST(SequencePagesTest, SidePagesAreCountedEvenForASequenceWithoutTokens) {
   const SequencePages pages = {.page_tokens = 4, .side_pages = 3};
   EXPECT_EQ(pages.Held(0, 1), 3);
   EXPECT_EQ(pages.Held(1, 1), 4);
@@ -68,7 +68,8 @@ TEST(SequencePagesTest, LayoutAndCacheCountTheSameNumberOfPagesWithEviction) {
   }
 }
 
-TEST(SequencePagesTest, ABudgetThatIsAShareOfThePromptGrowsWithTheLength) {
+TEST(SequencePagesTest,
+     WithABudgetThatIsAShareOfThePromptAllTokensCountAsThePrompt) {
   const SequencePages pages = {
       .page_tokens = 16,
       .eviction = {

@@ -11,7 +11,7 @@ namespace kvasir::cache {
 struct PageGroupStats {
   int64_t num_pages = 0;
   int64_t used_pages = 0;    // referenced by a sequence
-  int64_t free_pages = 0;    // can be allocated at once; includes cached pages
+  int64_t free_pages = 0;    // can be allocated now; includes cached pages
   int64_t cached_pages = 0;  // free pages that prompts can still find
   int64_t side_pages = 0;    // used pages other than token pages
   int64_t tail_pages = 0;    // copies of side pages that prompts can find
@@ -62,7 +62,7 @@ struct KvCacheStats {
   // copies of shared pages before a write, and of side pages
   int64_t pages_copied = 0;
   int64_t pages_published = 0;
-  int64_t pages_unpublished = 0;  // full pages for which the index had no room
+  int64_t pages_unpublished = 0;  // full pages that the index could not take
   int64_t tails_published = 0;
   int64_t pages_window_released = 0;
   // Evictions of slots, counted once per sequence and group.

@@ -55,7 +55,7 @@ class PagePin {
 // Threads: used only by the scheduler thread.
 // Errors: if no page is free, Allocate returns an empty optional. Misuse is
 // a CHECK.
-// Cost: every method is O(1).
+// Cost: every method except CountersAgree is O(1).
 class PagePool {
  public:
   explicit PagePool(int64_t num_pages);

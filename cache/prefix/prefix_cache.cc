@@ -68,7 +68,7 @@ PrefixHit PrefixCache::Find(absl::Span<const int32_t> token_ids,
   const int64_t most =
       std::max<int64_t>(0, num_tokens - 1) / config_.page_tokens;
   const auto page_tokens = static_cast<size_t>(config_.page_tokens);
-  // For each group, the index after the last page that the group lacks.
+  // For each group, the index from which on the group has all pages so far.
   std::vector<int64_t> held_from(pools_.size(), 0);
   int64_t num_found = 0;
   while (static_cast<int64_t>(hit.nodes.size()) < most) {
@@ -204,8 +204,8 @@ const TailPages* PrefixCache::PublishTail(int64_t logical_tokens,
     published = &index_->tail(node);
     ++counts_.tails_published;
   } else {
-    // Another sequence has already published this tail. It replaces this
-    // sequence's own tail of kind kGivesWay.
+    // Another sequence has already published a tail here. That tail replaces
+    // this sequence's own last tail, if that one gives way (kGivesWay).
     if (!gives_way) index_->KeepTail(node);
     if (sequence->tail_that_gives_way) {
       index_->DropTailThatGivesWay(sequence->tail_that_gives_way.node());
@@ -216,8 +216,8 @@ const TailPages* PrefixCache::PublishTail(int64_t logical_tokens,
 }
 
 // Returns false, and drops nothing, if the pools have too few pages for a tail.
-// Otherwise drops the sequence's tail of kind kGivesWay, and then the oldest
-// tails until the new one is within the limit.
+// Otherwise drops the sequence's tail that the new one replaces (kGivesWay),
+// and then the oldest tails until the new one is within the limit.
 bool PrefixCache::MakeRoomForTail(PrefixChain* sequence) {
   for (size_t g = 0; g < pools_.size(); ++g) {
     if (config_.groups[g].side_pages_per_sequence >

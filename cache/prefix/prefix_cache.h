@@ -1,7 +1,7 @@
 // The page pools of all groups, together with the index that finds pages by
-// their tokens. It determines which pages a prompt can reuse and which pages a
-// sequence publishes. If a pool has no free page, it chooses the cached page
-// that is evicted.
+// their tokens. PrefixCache determines which pages a prompt can reuse and which
+// pages a sequence publishes. If a pool has no free page, it also chooses the
+// cached page that is evicted.
 //
 // If sequences own side pages (for exact windows), a prefix is found only up to
 // a tail. A tail is a copy of the side pages of a sequence that had committed
@@ -40,8 +40,8 @@ struct PrefixChain {
   // published.
   PrefixRef chain;
   TailPolicy tails;
-  // The node of the sequence's newest tail of kind kGivesWay, while this tail
-  // exists.
+  // The node of the sequence's newest tail, if its next tail will replace it
+  // (TailKind::kGivesWay). The index may have dropped this tail.
   PrefixRef tail_that_gives_way;
   // Tokens of the last, partly filled page; empty unless `publishes`.
   std::vector<int32_t> page_token_ids;
@@ -97,8 +97,7 @@ class PrefixCache {
   void Continue(PrefixNodeId node, PrefixChain* out) {
     out->chain = index_->Ref(node);
   }
-  // Returns the chain for a fork. A tail of kind kGivesWay stays with the
-  // parent.
+  // Returns the chain for a fork. tail_that_gives_way stays with the parent.
   PrefixChain Fork(const PrefixChain& parent);
   // Adds committed tokens to the chain and publishes each page that they fill.
   // `page_of(group, index)` returns the page's id; `first_page` is the index of
@@ -146,7 +145,7 @@ class PrefixCache {
   const std::unique_ptr<PrefixHasher> hasher_;
   std::vector<std::unique_ptr<PagePool>> pools_;  // indexed by PageGroupId
   std::unique_ptr<PrefixIndex> index_;
-  // A buffer of PublishPage, indexed by PageGroupId.
+  // The pages that PublishPage publishes, indexed by PageGroupId.
   std::vector<PageId> pages_to_publish_;
   KvCacheStats& counts_;
 };

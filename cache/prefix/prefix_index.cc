@@ -326,14 +326,21 @@ absl::Status PrefixIndex::CheckInvariants() const {
       tagged -= pool->tag(PageId(static_cast<int32_t>(p))) >= 0 ? 1 : 0;
     }
   }
-  if (tagged != 0 || in_use != num_nodes_ ||
-      static_cast<size_t>(in_use) != by_hash_.size() + roots_.size()) {
+  if (tagged != 0) {
+    return absl::InternalError(absl::StrCat(
+        "prefix index: the number of pages of nodes and tails minus the number "
+        "of tagged pages is ",
+        tagged, ", but must be 0"));
+  }
+  if (in_use != num_nodes_) {
     return absl::InternalError(absl::StrCat(
         "prefix index: ", in_use, " nodes are in use, but the node counter is ",
-        num_nodes_, ", the hash table has ", by_hash_.size(),
-        " nodes and there are ", roots_.size(),
-        " roots; the pages of nodes and tails minus the tagged pages are ",
-        tagged, ", but must be 0"));
+        num_nodes_));
+  }
+  if (static_cast<size_t>(in_use) != by_hash_.size() + roots_.size()) {
+    return absl::InternalError(absl::StrCat(
+        "prefix index: ", in_use, " nodes are in use, but the hash table has ",
+        by_hash_.size(), " nodes and there are ", roots_.size(), " roots"));
   }
   return absl::OkStatus();
 }

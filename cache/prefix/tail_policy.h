@@ -6,7 +6,7 @@
 //   prompt:  |  found  |        to compute        |   output
 //                      ^ fork point  ^ last boundary  ^ ^ ^ newest only
 //
-// Pure.
+// All functions are pure.
 #pragma once
 
 #include <cstdint>

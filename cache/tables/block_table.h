@@ -1,5 +1,6 @@
 // The block table of one sequence in one page group: which page holds which
-// slots, how many tokens the sequence has seen and how many slots it holds.
+// slots, how many tokens the sequence has seen and how many slots it holds. P
+// is the number of slots of a page.
 //
 //   entries:  | released (no page) |   live pages   |
 //             0                first_live       num_entries
@@ -7,8 +8,7 @@
 //
 // The next token goes to next_slot. The logical length counts the tokens seen
 // and only grows. The physical length, next_slot - first_live * P, counts the
-// slots held. After an eviction of slots, next_slot is less than the logical
-// length.
+// slots held. If slots were evicted, next_slot is below the logical length.
 #pragma once
 
 #include <cstdint>

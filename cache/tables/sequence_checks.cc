@@ -64,8 +64,8 @@ absl::Status SequenceTables::CheckSequence(
     }
     if (table.physical_tokens() > logical || table.physical_tokens() < 0) {
       return broken(g, "it holds ", table.physical_tokens(),
-                    " slots, which must be at most its number of tokens, ",
-                    logical);
+                    " slots, but must hold 0 to ", logical,
+                    ", its number of tokens");
     }
     const int64_t visible =
         FirstVisibleToken(config_.groups[g].sliding_window, logical);

@@ -1,6 +1,6 @@
-// A simple reference implementation of the eviction policy, which handles slot
-// by slot. Tests compare it with the devices and with the oracle (the offline
-// reference decoder).
+// A simple reference implementation of the eviction policy, which handles one
+// slot at a time. Tests compare it with the devices and with the oracle (the
+// offline reference decoder).
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 // cache's invariants are checked after each command.
 //
 //   start NAME TOKENS [salt=X] [noreuse] [nopublish] [prompt=N]
-//         [keep=N|all]           -> cached N      (slots that stay)
+//         [keep=N|all]           -> cached N      (keep: kept slots)
 //   probe TOKENS [salt=X]        -> cached N      (changes nothing)
 //   append NAME TOKENS           (sampled tokens, which run later)
 //   reserve NAME N               -> ok  |  no gG want N free N
@@ -13,22 +13,22 @@
 //   export NAME                  -> ok  |  no     (to the host pool)
 //   import NAME                  -> ok  |  a refusal like reserve's
 //   forget NAME                  (destroys an exported image)
-//   host [gG]                    -> used N free N (of the host pool)
+//   host [gG]                    -> used N free N (pages of the host pool)
 //   pages NAME [gG]              -> ids from the first live entry on
 //   side NAME [gG]               -> ids of the side pages
 //   cut NAME                     -> N             (where a step should end)
-//   next NAME                    -> N | never     (where it must end)
+//   next NAME                    -> N | never     (where a step must end)
 //   due NAME                     -> yes | no
 //   evict NAME
 //   evictions                    -> gG NAME@TOKENS SLOTS>KEPT in ID ID after
-//                                   COPIES; ... (not after 0 copies)
+//                                   COPIES; ... ("after" is left out if 0)
 //   tails [gG]                   -> number of pages that all tails take
-//   delta NAME                   -> gG[ reset] live=N +ID +ID; ...
-//   copies                       -> gG FROM>TO; ...  (hN: the host pool's)
+//   delta NAME                   -> gG[ reset] live=N +ID side+ID; ...
+//   copies                       -> gG FROM>TO; ...  (hN: page N of the host)
 //   lengths NAME [gG]            -> logical N physical N
 //   pool [gG]                    -> used N free N cached N
 //
-// TOKENS: ids and ranges, "1 2 10..13".
+// TOKENS: ids and ranges, "1 2 10..13". gG: page group G; by default g0.
 #pragma once
 
 #include <cstdint>

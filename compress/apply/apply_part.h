@@ -43,14 +43,14 @@ struct PartInput {
 };
 
 struct AppliedPart {
-  // The tensors by their names without the prefix "k_proj." or
+  // The tensors by their names without their prefix, such as "k_proj." or
   // "k_proj.part{p}.".
   TensorMap tensors;
-  // One float64 matrix [D, n] for each KV head. If the part's lift is folded
-  // into the weights, it is the lift; otherwise it selects the dims that the
-  // part covers. If any part of the side folds, the query projection's rows
-  // (for keys) or the output projection's columns (for values) are multiplied
-  // by these matrices.
+  // One float64 matrix [D, n] for each KV head. If any part of the side folds,
+  // the query projection's rows (for keys) or the output projection's columns
+  // (for values) are multiplied by it. It is the part's lift if the lift is
+  // folded into the weights. Otherwise it selects the dims that the part
+  // covers.
   std::vector<at::Tensor> head_maps;
   // For values: the constant (bias and mean) to be added after the lift, [Hkv *
   // D] float64. Undefined if there is none.
@@ -83,7 +83,7 @@ at::Tensor RowsOfHeads(const at::Tensor& matrix, int64_t head_dim,
                        const std::vector<int64_t>& dims);
 
 // Indices of the latent's channels that are stored in the tensors: the
-// channels that have bits. If the basis is found for each sequence
+// channels with more than 0 bits. If the basis is found for each sequence
 // (BASIS_SEQUENCE), all channels are stored.
 std::vector<int64_t> StoredIndices(const kvasir::v1::Codec& codec,
                                    int64_t width);

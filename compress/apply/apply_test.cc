@@ -175,7 +175,8 @@ class Applied {
       EXPECT_EQ(tensors_.at(name).scalar_type(), at::kFloat) << name;
     }
     for (const auto& [name, tensor] : tensors_) {
-      EXPECT_TRUE(names.count(name)) << name << " is not of the artifact";
+      EXPECT_TRUE(names.count(name))
+          << name << " is not a tensor of the artifact";
     }
   }
 
@@ -435,7 +436,7 @@ TEST_P(ApplyTest, ChannelsWithZeroBitsAreNotStored) {
             kTolerance);
 }
 
-TEST_P(ApplyTest, WithABasisPerSequenceAllChannelsAreStored) {
+TEST_P(ApplyTest, AllChannelsAreStoredIfEachSequenceHasItsOwnBasis) {
   Part keys = LowRankPart(heads(), heads(), 8, kvasir::v1::PRE_ROPE,
                           Lift::kReconstruct);
   const KvPlan numbers = OneLayer({keys}, WholeValues());
@@ -461,7 +462,7 @@ TEST_P(ApplyTest, WithABasisPerSequenceAllChannelsAreStored) {
   EXPECT_EQ(RelativeError(coded.at(down), plain.at(down)), 0.0);
 }
 
-TEST_P(ApplyTest, EveryDecompositionGivesTheSamePrincipalBasis) {
+TEST_P(ApplyTest, TheSvdTheWhitenedSvdAndEspaceGiveTheSamePrincipalBasis) {
   Part keys = LowRankPart(heads(), heads(), 8, kvasir::v1::PRE_ROPE,
                           Lift::kReconstruct);
   keys.mutable_codec()->mutable_basis_static();
@@ -736,7 +737,7 @@ TEST_F(ApplyRefusalTest, WeightsOfAWrongShapeAreNamedInTheError) {
                                      HasSubstr("q_proj.bias is missing")));
 }
 
-TEST_F(ApplyRefusalTest, AMissingCalibrationIsRefused) {
+TEST_F(ApplyRefusalTest, APlanThatNeedsACalibrationIsRefusedWithoutOne) {
   calibrated_ = false;
   KVASIR_EXPECT_OK(Apply(full_));
   const auto needs_one = StatusIs(absl::StatusCode::kFailedPrecondition,

@@ -72,7 +72,7 @@ TEST_F(PlanProbeTest, TheDivergenceOfAPlanFallsToZeroAsItsBitsGrow) {
   EXPECT_GT(few, 10 * many);
 }
 
-TEST_F(PlanProbeTest, ASampleWithoutHeldOutSequencesIsRefused) {
+TEST_F(PlanProbeTest, ASampleWithFewerThanTwoHeldOutSequencesIsRefused) {
   const CalibrationSample sample = HeldOut(1);
   EXPECT_THAT(
       PlanProbe::Create(*checkpoint_, calibration_, sample, {}).status(),

@@ -19,8 +19,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Number of rows of a layer to which ranges are fitted. More rows do not change
-// the ranges.
+// Number of rows of a layer to which ranges are fitted. More rows hardly
+// change the ranges.
 constexpr int64_t kFittedRows = 8192;
 
 struct Range {

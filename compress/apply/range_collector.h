@@ -36,7 +36,7 @@ class RangeCollector {
     at::ScalarType stored = at::kFloat;
     int threads = 1;
     // If all ranges are fitted for the least squared error, only the first
-    // sequences are used, up to this number of tokens. More tokens do not
+    // sequences are used, up to this number of tokens. More tokens hardly
     // change the ranges.
     int64_t fitted_tokens = 16384;
   };

@@ -20,15 +20,15 @@ namespace kvasir::compress {
 struct ArtifactOptions {
   std::filesystem::path out;
   // If false, an existing folder is an error. If true, it is replaced, but only
-  // if it holds a checkpoint.
+  // if it is empty or holds a checkpoint.
   bool overwrite = false;
   // Type of the attention tensors; by default the type of the base model's
   // k_proj. The ranges of quantization codes are always float32. Tensors
   // outside the attention are copied bit by bit.
   std::optional<model::TensorType> dtype;
   // If true, tensors that equal those of the base model, and tokenizer files,
-  // are linked instead of copied. The base folder must then stay where it is
-  // and unchanged: the index holds fingerprints of the linked files.
+  // are linked instead of copied. The base folder must then keep its content
+  // (the index has fingerprints of the files) and its place relative to `out`.
   bool link_base = false;
   // Weights that take more bytes than this in total are split into several
   // files with an index.

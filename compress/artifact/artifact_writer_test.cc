@@ -232,7 +232,7 @@ TEST_F(ArtifactWriterTest, SeveralShardsHoldTheSameTensorsAsOneFile) {
 // only links are written. If one tensor differs, a file with only this tensor
 // is added.
 TEST_F(ArtifactWriterTest,
-       WithLinkBaseTensorsEqualToTheBaseModelsAreLinkedAndNotCopied) {
+       IfLinkBaseIsSetTensorsThatEqualTheBaseModelsAreLinkedNotCopied) {
   options_.link_base = true;
   KVASIR_ASSERT_OK(Write());
   ExpectEqualToBase(options_.out);

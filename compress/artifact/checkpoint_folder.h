@@ -28,8 +28,8 @@ inline constexpr char kPredictionFile[] = "kv_plan.prediction.json";
 class NewFolder {
  public:
   // If `overwrite` is false, an existing folder is an error. If it is true,
-  // only a folder that holds a checkpoint is replaced. A link, a folder that
-  // contains folders, one of `inputs`, and a folder that contains one of
+  // a folder is replaced if it is empty or holds a checkpoint. A link, a folder
+  // that contains folders, one of `inputs`, and a folder that contains one of
   // `inputs` are never replaced.
   static absl::StatusOr<std::unique_ptr<NewFolder>> Create(
       const std::filesystem::path& out, bool overwrite,
@@ -44,8 +44,8 @@ class NewFolder {
   // The temporary folder, into which the caller writes the files.
   const std::filesystem::path& path() const { return path_; }
   // Gives the folder its final name and replaces the folder that had this name.
-  // After an error the old folder is as it was, or the error says what could
-  // not be cleaned up.
+  // After an error either the old folder is as it was, or the new one has the
+  // name and the next run removes what is left of the old one.
   absl::Status Keep();
 
  private:

@@ -177,7 +177,7 @@ absl::Status WriteIndex(const RandomCheckpointOptions& options,
 absl::Status WriteRandomCheckpoint(
     const RandomCheckpointOptions& options,
     const std::function<bool(const RandomCheckpointProgress&)>& on_progress) {
-  // The file stores numbers in the machine's own byte order.
+  // The bytes of numbers are copied from memory to a little-endian file.
   static_assert(std::endian::native == std::endian::little);
   KVASIR_RETURN_IF_ERROR(model::SpecOfShape(options.shape).status());
   KVASIR_RETURN_IF_ERROR(ClearFolder(options));

@@ -27,8 +27,8 @@ int64_t TensorBytes(const TensorEntry& entry);
 // all at once (Create) or one at a time (CreateOpen). Their bytes are appended
 // in the same order, in pieces of any size.
 // Owns: a NewFile.
-// Errors: have the path in their text; only a complete file is ever visible
-//   under `path`.
+// Errors: all have the path in their text. The file is visible under `path`
+//   only when it is complete.
 class SafetensorsWriter {
  public:
   static absl::StatusOr<SafetensorsWriter> Create(

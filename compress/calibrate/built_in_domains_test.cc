@@ -17,7 +17,8 @@ namespace {
 // The default number of calibration tokens of kvasir-compress.
 constexpr int64_t kTokens = 114688;
 
-TEST(BuiltInDomainsTest, BuiltInTextsEqualTheirSourceFiles) {
+TEST(BuiltInDomainsTest,
+     TheBuiltInTextsAreFourDomainsWithoutNulOrCarriageReturnCharacters) {
   std::vector<std::string> names;
   size_t bytes = 0;
   for (const BuiltInDomain& domain : BuiltInDomains()) {
@@ -25,7 +26,6 @@ TEST(BuiltInDomainsTest, BuiltInTextsEqualTheirSourceFiles) {
     bytes += domain.text.size();
     EXPECT_EQ(domain.text.back(), '\n') << domain.name;
     EXPECT_EQ(domain.text.find('\0'), std::string_view::npos) << domain.name;
-    // The texts must not have carriage returns.
     EXPECT_EQ(domain.text.find('\r'), std::string_view::npos) << domain.name;
   }
   EXPECT_THAT(

@@ -115,7 +115,7 @@ struct KeyValueObserver : public LayerObserver {
 };
 
 // Counts the passes of a run, saves its state from time to time and decides
-// whether it goes on.
+// whether the run goes on.
 class Pace {
  public:
   Pace(const CalibrateOptions& options, const CalibrateEvents& events,
@@ -129,7 +129,7 @@ class Pace {
 
   void SetDone(int64_t done) { progress_.done = done; }
 
-  // Called between two units of work, when the state is consistent and can be
+  // Called after each micro-batch, when the state is consistent and can be
   // saved.
   absl::Status After(int64_t passes, const CalibrationState& state) {
     const bool go_on = Count(passes);
@@ -155,8 +155,8 @@ class Pace {
                   state_path_.string()));
   }
 
-  // Called within a unit of work. Returns false if the user stopped the run;
-  // the stop takes effect at the end of the unit.
+  // Called within a micro-batch, after each layer. Returns false if the user
+  // stopped the run; the run then stops at the end of the micro-batch.
   bool Count(int64_t passes) {
     progress_.done += passes;
     stopped_ = !events_.on_progress(progress_) || stopped_;
@@ -213,10 +213,10 @@ class Calibrator {
     // hidden[l][i] is the input [1, T, M] of layer l for sequence i of the
     // batch; hidden[L] is the output of the last layer.
     std::vector<std::vector<at::Tensor>> hidden;
-    // Gradients with respect to the layer's output: for each backward pass, a
-    // list with one tensor per sequence. If Fisher scores are requested, the
-    // first pass is for the mean loss. The other passes are for the log
-    // probabilities of the drawn labels, one pass per draw.
+    // Gradients with respect to the output of the layer that Backward handles
+    // next: for each backward pass, a list with one tensor per sequence. If
+    // Fisher scores are requested, the first pass is for the mean loss. Each
+    // other pass is for the log probabilities of one draw of labels.
     std::vector<std::vector<at::Tensor>> gradients;
     std::vector<double> loss;
   };

@@ -78,9 +78,9 @@ struct CalibrationRun {
 // requested parts, the result is taken from it. Otherwise the run continues
 // from a saved state in the cache, or starts from the beginning. The result
 // does not depend on the number of threads, on stops or on the cache. It may
-// differ by rounding in two cases: on a GPU, and if a micro-batch has fewer
-// sequences than there are threads. A message warns if information is requested
-// for only one domain.
+// differ by rounding in two cases: on a GPU, and if a micro-batch is one
+// sequence and there are several threads. A message warns if information is
+// requested for only one domain.
 // Errors: Cancelled when stopped; InvalidArgument for a sample without counted
 //   tokens, and, naming the layer, for statistics that are not finite; errors
 //   of reading the model or a cache file; errors of saving the state of a

@@ -245,9 +245,10 @@ TEST_F(CalibrateTest,
   EXPECT_TRUE(one == bytes(2, 5));
 }
 
-// If there are more threads than sequences, several threads share a matrix
-// product, so the last bits of the result may differ.
-TEST_F(CalibrateTest, MoreThreadsThanSequencesGiveTheSameResultUpToRounding) {
+// If a micro-batch is one sequence, the threads share each matrix product, so
+// the last bits of the result may differ.
+TEST_F(CalibrateTest,
+       MicroBatchesOfOneSequenceOnSeveralThreadsGiveTheSameResultUpToRounding) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
   shape.hidden_size = 256;
@@ -488,8 +489,8 @@ int64_t ResetPeak() {
 constexpr CalibrationParts kWaysBack[] = {
     {.fisher = true}, {.fisher = false, .information = true}};
 
-// If the autograd graphs of all layers were kept, the attention scores of 24
-// layers would fill the memory.
+// If the autograd graphs of all layers were kept, they would hold the attention
+// scores of 24 layers, which are more than the limits below.
 TEST_F(CalibrateTest,
        TheEstimatedPeakMemoryIncludesTheWorkspaceOfOnlyOneLayer) {
   model::ModelShape shape = SmallShape();
@@ -519,9 +520,9 @@ TEST_F(CalibrateTest,
 }
 
 // In this model, logits and a large embedding take most of the memory. This
-// test must come after the test of one layer's workspace. Here the
-// allocator frees such large blocks that it places later blocks elsewhere
-// and leaves gaps.
+// test must run after the test of one layer's workspace, because it frees very
+// large blocks. malloc then takes later large blocks from its heap, and gaps in
+// the heap would raise the peak memory of the other test.
 TEST_F(CalibrateTest, ThePeakMemoryWithALargeVocabularyIsAsEstimated) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 1;

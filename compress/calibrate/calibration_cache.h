@@ -1,4 +1,4 @@
-// A folder of finished calibrations and of the states of stopped ones.
+// A folder of finished calibrations and of the states of stopped runs.
 #pragma once
 
 #include <filesystem>
@@ -33,7 +33,7 @@ CalibrationState StartState(const model::DecoderSpec& spec,
                             const CalibrationSample& sample,
                             const CalibrationParts& parts);
 // Returns the state that was saved under this id, or a new state if there is
-// none.
+// none or it is damaged.
 absl::StatusOr<CalibrationState> FindState(const model::DecoderSpec& spec,
                                            const CalibrationSample& sample,
                                            const std::string& id,

@@ -144,8 +144,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
              (parts.fisher ? static_cast<double>(kv_bytes) / 2.0 : 0.0)) +
         counted * heads * 4.0 * static_cast<double>(spec.vocab_size) * m;
   }
-  // Only the blocks on and above the diagonal are computed, so there are 1.25
-  // instead of 2 operations per entry and token.
+  // Only the blocks on and above the diagonal are computed, so there are about
+  // 1.25 instead of 2 operations per entry and token.
   const double m = static_cast<double>(spec.hidden_size);
   cost.gram_operations = total * layers * m * m * 1.25;
   if (parts.information) {

@@ -140,7 +140,7 @@ TEST(SampleDomainsTest, TheLastSequencesOfEachDomainAreHeldOut) {
   }
 }
 
-TEST(SampleDomainsTest, NoSequenceOfADomainWithOnlyOneIsHeldOut) {
+TEST(SampleDomainsTest, TheOnlySequenceOfADomainIsNotHeldOut) {
   auto held_out = [](int64_t tokens, double share) {
     return SampleDomains(Domains({50, 50}),
                          {.tokens = tokens, .sequence_tokens = 10}, share, 2000)

@@ -88,8 +88,8 @@ double Divergence(const at::Tensor& p_logits, const at::Tensor& q_logits) {
 // Let KL_t be the divergence that the error e in the key or value of token t
 // causes. To second order, the sum of KL_t over N tokens is N eT F e / 2, where
 // F is the information. Each domain of the sample is a copy of the same
-// sequence. So the domains give independent estimates of F, and their spread
-// shows the error of their mean.
+// sequence, but has labels of its own. So the domains give independent
+// estimates of F, and their spread shows the error of their mean.
 TEST_F(InformationTest,
        FisherInformationPredictsTheDivergenceThatASmallErrorCauses) {
   model::ModelShape shape = SmallShape();
@@ -136,7 +136,7 @@ TEST_F(InformationTest,
         variance += off * off / (kCopies - 1);
       }
       const double deviation = std::sqrt(variance / kCopies);
-      EXPECT_LT(deviation, 0.1 * mean) << "more draws";
+      EXPECT_LT(deviation, 0.1 * mean) << "raise labels_per_position";
       // Errors of this size are large compared with rounding, and small enough
       // that third-order terms do not matter.
       const double scale = std::sqrt(2e-5 / mean);
@@ -203,7 +203,7 @@ TEST_F(InformationTest,
        SampleRowsHoldKeysAndValuesWithTheirPositionsAndDomains) {
   const CalibrationSample sample = DomainSample();
   CalibrateOptions options{.parts = kInformation};
-  options.parts.sample_rows = 20;  // 20 rows of 72 tokens that may be sampled
+  options.parts.sample_rows = 20;  // of the 72 tokens that may be sampled
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run, Run(sample, options));
   const Recorder seen = Record(sample);
   const std::vector<SampledRow> rows = SpreadRows(sample, 20);

@@ -25,7 +25,7 @@ absl::StatusOr<TokenStream> EncodeFile(const std::filesystem::path& path,
                                        const model::Tokenizer& tokenizer,
                                        int threads);
 
-// Encodes a text in memory. Errors of Tokenizer::Encode.
+// Encodes a text in memory. Errors: those of Tokenizer::Encode.
 absl::StatusOr<TokenStream> EncodeText(std::string_view text,
                                        const model::Tokenizer& tokenizer,
                                        int threads);
@@ -38,8 +38,8 @@ absl::StatusOr<std::optional<int32_t>> StartToken(
 // Returns byte offsets at which a text may be cut into pieces without
 // changing its tokens. The first is 0. The others are beginnings of lines
 // that do not begin with white space, about `piece_bytes` apart. This is safe
-// because the split patterns of all supported tokenizers end a word at the
-// end of such a line.
+// because the split patterns of all supported tokenizers end a word before
+// such a line.
 std::vector<size_t> CutPoints(std::string_view text, size_t piece_bytes);
 
 }  // namespace kvasir::compress

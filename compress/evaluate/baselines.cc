@@ -31,7 +31,7 @@ constexpr int64_t kMostExactRows = 1 << 20;
 
 // Returns the bytes per token of one head with `channels` numbers that are
 // coded in `bits` bits, including the minimum and scale of each group of
-// numbers.
+// `group` numbers. With `group` 0 all numbers are one group.
 double RowBytes(int64_t channels, int64_t bits, int64_t group = 0) {
   const auto count = static_cast<double>(channels);
   if (bits == kExactBits) return count * kNumberBytes;
@@ -206,9 +206,9 @@ absl::StatusOr<Baseline> MakeRotated(const Maker& m) {
 
 absl::StatusOr<Baseline> MakeGgml(const Maker& m) {
   const std::string want = absl::StrCat(
-      "ggml:kq8_0,vq4_0 with f16, q8_0 or q4_0, perhaps ,rotation=off, and "
-      "heads of a multiple of ",
-      kGgmlBlock, " numbers");
+      "ggml:kq8_0,vq4_0 with f16, q8_0 or q4_0, optionally with ,rotation=off, "
+      "and a head_dim that is a multiple of ",
+      kGgmlBlock);
   bool rotate = true;
   for (const auto& [key, value] : m.name.settings) {
     if (key != "rotation" || (value != "on" && value != "off")) {
@@ -262,8 +262,8 @@ absl::StatusOr<Baseline> MakeFloat8(const Maker& m) {
 absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
   constexpr char kWant[] =
       "kivi:BITS,group=32,residual=128: 1, 2, 3, 4 or 8 bits, a group that "
-      "divides head_dim, and a residual of 0 or at least a group; residual= "
-      "takes the place of window=";
+      "divides head_dim, and a residual of 0 or at least a group; give "
+      "residual= instead of window=";
   int64_t group = 32;
   int64_t residual = 128;
   for (const auto& [key, value] : m.name.settings) {
@@ -301,15 +301,16 @@ absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
 
 absl::StatusOr<Baseline> MakePerChannel(const Maker& m) {
   constexpr char kWant[] =
-      "per-channel:k3.pre or k3.post, with 1, 2, 3, 4 or 8 bits, and perhaps "
-      ",v4";
+      "per-channel:k3.pre or k3.post, with 1, 2, 3, 4 or 8 bits, optionally "
+      "with ,v4";
   const std::string word = m.name.words.empty() ? "" : m.name.words[0];
   absl::string_view bits_text = word;
   const bool before = absl::ConsumeSuffix(&bits_text, ".pre");
   // If keys are coded before their rotation, a window of exact keys is not
   // possible.
   if (before && m.exact.window != 0) {
-    return m.name.Refuse("no window=: keys are coded before their rotation");
+    return m.name.Refuse(
+        "no window=, because keys are coded before their rotation");
   }
   if ((!before && !absl::ConsumeSuffix(&bits_text, ".post")) ||
       !absl::ConsumePrefix(&bits_text, "k") || m.name.words.size() > 2 ||
@@ -332,8 +333,8 @@ absl::StatusOr<Baseline> MakePerChannel(const Maker& m) {
 
 absl::StatusOr<Baseline> MakeThink(const Maker& m) {
   constexpr char kWant[] =
-      "think:0.5,4: the share of key channels to keep, above 0 and at most 1, "
-      "then their bits, and perhaps ,v4";
+      "think:0.5,4: the share of key channels to keep, from 1/1024 to 1, then "
+      "their bits, optionally with ,v4";
   double share = 0.0;
   if (m.name.words.size() < 2 || m.name.words.size() > 3 ||
       !m.name.settings.empty() || !absl::SimpleAtod(m.name.words[0], &share) ||
@@ -356,7 +357,8 @@ absl::StatusOr<Baseline> MakeThink(const Maker& m) {
 }
 
 absl::StatusOr<Baseline> MakeLowRank(const Maker& m) {
-  constexpr char kWant[] = "low-rank:RANK/WIDTH, such as 160/1024";
+  constexpr char kWant[] =
+      "low-rank:RANK/WIDTH, such as 160/1024, with RANK from 1 to WIDTH";
   std::vector<std::string> numbers;
   if (m.name.words.size() == 1) numbers = absl::StrSplit(m.name.words[0], '/');
   int64_t rank = 0;
@@ -367,7 +369,8 @@ absl::StatusOr<Baseline> MakeLowRank(const Maker& m) {
     return m.name.Refuse(kWant);
   }
   if (m.exact.window != 0) {
-    return m.name.Refuse("no window=: keys are cut before their rotation");
+    return m.name.Refuse(
+        "no window=, because keys are reduced before their rotation");
   }
   const double share = static_cast<double>(rank) / static_cast<double>(of);
   const auto own = std::max<int64_t>(
@@ -514,7 +517,8 @@ absl::StatusOr<PlannedName> ParsePlannedName(const std::string& text) {
     if (number.has_value()) *tokens = static_cast<uint32_t>(*number);
   }
   if (!name.words.empty() || !name.settings.empty() || name.repeats) {
-    return name.Refuse("sinks= and window= after its folder, each once");
+    return name.Refuse(
+        "only sinks= and window= after the folder, each at most once");
   }
   return planned;
 }
@@ -523,7 +527,8 @@ absl::StatusOr<Baseline> MakeBaseline(const BaselineRequest& request) {
   Name name = ParseName(request.name);
   const auto method = Methods().find(name.method);
   if (method == Methods().end()) {
-    return name.Refuse(absl::StrCat(BaselineMethods(), " before its numbers"));
+    return name.Refuse(
+        absl::StrCat("a name that begins with ", BaselineMethods()));
   }
   if (name.repeats) return name.Refuse("each setting once");
   if (request.decoder->plan().has_value()) {

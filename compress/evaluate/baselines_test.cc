@@ -66,7 +66,7 @@ TEST_F(BaselinesTest, ThePerTokenBaselineEqualsAPlanWithTheSameCodes) {
             candidate->kv_payload_bytes_per_token);
 }
 
-TEST_F(BaselinesTest, ABaselineWithSixteenBitsKeepsKeysAndValuesExact) {
+TEST_F(BaselinesTest, BaselinesThatCodeNothingGiveTheUncompressedModelsLogits) {
   const at::Tensor exact = Logits(nullptr);
   for (const char* name :
        {"per-token:k16,v16", "per-token:k16", "think:1,16", "low-rank:16/16",
@@ -393,7 +393,7 @@ TEST(PlannedNameTest,
   }
 }
 
-TEST_F(BaselinesTest, UnknownNamesAreRefusedWithAListOfTheKnownNames) {
+TEST_F(BaselinesTest, InvalidBaselineNamesAreRefusedWithWhatIsAllowed) {
   for (const char* name : {"per-token:k5",
                            "per-token:4",
                            "per-token:k4,v4,x=1",

@@ -163,8 +163,8 @@ class Think : public CacheTransform {
 
   absl::StatusOr<Seen> RotatedKey(int64_t, const at::Tensor& key,
                                   const at::Tensor& query) const override {
-    // The score of channel c is |q_c k_cT| = |q_c| |k_c|, summed over the query
-    // heads of a KV head.
+    // q_c and k_c are channel c of all queries and keys. The channel's score is
+    // |q_c k_cT| = |q_c| |k_c|, summed over the query heads of a KV head.
     const int64_t share = query.size(2) / key.size(2);
     const at::Tensor query_norm =
         query.norm(2, {1})

@@ -177,8 +177,8 @@ absl::Status Evaluator::ChooseRepeat() {
     return absl::InvalidArgumentError(absl::StrCat(
         "repeat test: a passage of ", repeat.passage_tokens,
         " tokens and a filler of ", repeat.filler_tokens,
-        " tokens do not fit: the passage must have at least 2 tokens, two "
-        "passages and the filler together at most ",
+        " tokens do not fit: the passage must have at least 2 tokens, the "
+        "filler at least 0, two passages and the filler together at most ",
         context,
         " (the context), and passage and filler each at most half of the "
         "text's ",

@@ -78,8 +78,8 @@ struct Candidate {
   // numbers cached per token, divided by those of an uncompressed cache
   double keep = 1.0;
   // Number of tokens at the beginning (sinks) and at the end (window) of a
-  // sequence that are stored exactly, in addition to their codes. If layers
-  // differ, this is the largest number.
+  // sequence that are stored exactly: by a plan in addition to their codes, by
+  // a baseline instead of them. If layers differ, this is the largest number.
   int64_t exact_sinks = 0;
   int64_t exact_window = 0;
   double kv_bytes_per_token = 0.0;
@@ -106,14 +106,14 @@ struct EvaluationRow {
   double kv_payload_bytes_per_token = 0.0;
   int64_t fixed_bytes_per_sequence = 0;
   // Bytes of the tokens that the cache still holds after it read a window as
-  // one prompt.
+  // one prompt, plus fixed_bytes_per_sequence.
   double kv_bytes_per_sequence = 0.0;
   std::optional<EvictionSummary> evicts;
   double nats_per_token = 0.0;
   double nats_per_byte = 0.0;
   double perplexity = 0.0;
-  // Mean over windows of the model's loss minus the teacher's loss, and its 95
-  // % confidence interval.
+  // Mean over windows of the model's loss minus the teacher's loss, and the
+  // confidence interval (95 %) of this mean.
   double added_nats_per_token = 0.0;
   double added_low = 0.0;
   double added_high = 0.0;

@@ -202,7 +202,7 @@ TEST(EvaluateTest, WithoutAStartTokenTheLossLeavesOutTheFirstToken) {
               1e-5);
 }
 
-TEST(EvaluateTest, InvalidInputIsRefusedWithTheReason) {
+TEST(EvaluateTest, TextsWindowsAndModelsThatDoNotFitAreRefusedWithTheReason) {
   const Bench bench;
   EXPECT_THAT(Make(bench, Text(54), Options()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -248,7 +248,7 @@ TEST(EvaluateTest, AStartTokenOutsideTheVocabularyIsRefused) {
                        HasSubstr("the id of the start token is 31")));
 }
 
-TEST(EvaluateTest, ClampedCodesAreCountedSeparatelyForEachModel) {
+TEST(EvaluateTest, ClampedCodesAreCountedAnewInEachEvaluation) {
   const Bench bench;
   const auto baseline =
       MakeBaseline({.name = "per-channel:k2.pre",
@@ -268,7 +268,7 @@ TEST(EvaluateTest, ClampedCodesAreCountedSeparatelyForEachModel) {
   EXPECT_EQ(rate(60), first);
 }
 
-TEST(EvaluateTest, ModelNamesInTheReportMayHoldAnyBytes) {
+TEST(EvaluateTest, InTheJsonReportInvalidUtf8IsReplacedAndInfinityIsNull) {
   Evaluation report;
   report.text = "caf\xe9.txt";
   report.rows.emplace_back().perplexity = HUGE_VAL;

@@ -57,7 +57,7 @@ struct EvictingCandidate {
 };
 // Returns `candidate` with the eviction added to its plan. A candidate without
 // a plan gets one that compresses nothing. The bytes per token are those of one
-// token that is not evicted, including its eviction score.
+// token that is not evicted. With a plan they include its eviction score.
 // Errors: those of EvictingPlan.
 absl::StatusOr<EvictingCandidate> Evicting(const Candidate& candidate,
                                            const EvictionSpec& spec);

@@ -274,7 +274,7 @@ TEST(EvictionSpecTest,
   EXPECT_GT(planned.fixed_bytes_per_sequence, before.fixed_bytes_per_sequence);
 }
 
-TEST(EvictionSpecTest, ACandidateWithEvictionReportsItsBytes) {
+TEST(EvictionSpecTest, ACandidateWithEvictionReportsItsSettingsAndKeptSlots) {
   plan::EvictionSettings settings = kTiny;
   settings.lambda = 0.25;
   const ReferenceDecoder decoder = TestDecoder();

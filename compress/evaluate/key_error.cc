@@ -13,7 +13,7 @@ namespace {
 using kvasir::v1::Codec;
 using kvasir::v1::Part;
 
-// Records the inputs and keys of each layer.
+// Records the input and the keys of one layer.
 class Recorder : public LayerObserver {
  public:
   void OnAttentionInput(int64_t /*layer*/, const at::Tensor& x) override {

@@ -19,10 +19,10 @@ struct KeyError {
   // k are the teacher's keys, k' the keys from the cache, and `mean` is the
   // mean of each channel before the rotation.
   double relative = 0.0;
-  // The error that section 4.3 of the SVDq paper predicts: v / 4^b for a
-  // channel with variance v and b bits, and v for a channel that is not stored.
-  // Set for keys in a principal basis and for keys that are coded channel by
-  // channel.
+  // `relative` as section 4.3 of the SVDq paper predicts it, from squared
+  // errors of v / 4^b for a channel with variance v and b bits, and v for a
+  // channel that is not stored. Set for keys in a principal basis and for keys
+  // that are coded channel by channel.
   std::optional<double> predicted;
 };
 

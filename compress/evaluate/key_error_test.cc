@@ -104,7 +104,7 @@ TEST(KeyErrorTest, ThePredictedKeyErrorOfChannelsWithNBitsIsTwoToTheMinusN) {
   EXPECT_LT(error.relative, 0.5);
 }
 
-TEST(KeyErrorTest, NoKeyErrorIsPredictedForCodesThatTheFormulaDoesNotCover) {
+TEST(KeyErrorTest, NoKeyErrorIsPredictedForKeysWithoutCodes) {
   EXPECT_FALSE(Measure(WithKeysTimes(1.0)).predicted.has_value());
 }
 

@@ -79,7 +79,7 @@ OscarSums SumsByLoops(const Recorder::Layer& layer, int64_t head,
   return sums;
 }
 
-TEST(OscarTest, TheSumsAreOverAllQueriesAndOutputsOfTheHeadsOfAKvHead) {
+TEST(OscarTest, TheSumsOfAKvHeadAreOverAllQueriesAndOutputsOfItsQueryHeads) {
   model::DecoderSpec spec = TestSpec();
   spec.layers[1].sliding_window = 5;
   const ReferenceDecoder decoder = TestDecoder(1, std::nullopt, spec);
@@ -120,8 +120,8 @@ TEST(OscarTest, TheRotationIsOrthogonalAndMakesAllChannelsEquallyImportant) {
   }
 }
 
-// With these moments U is the identity, up to signs. The product of two columns
-// of H does not depend on these signs, because they belong to rows.
+// With these diagonal moments, U only changes the signs of rows of H. The sign
+// cancels in the product of two numbers of a row.
 TEST(OscarTest, ColumnsOfTheHadamardMatrixAreInBitReversedOrder) {
   const int64_t reversed[] = {0, 4, 2, 6, 1, 5, 3, 7};
   const at::Tensor energies =
@@ -164,7 +164,8 @@ TEST(OscarTest, TheLargestNumbersOfARowAreClippedBeforeItIsCoded) {
   EXPECT_TRUE(at::equal(value->values, *want_value));
 }
 
-TEST(OscarTest, ADominantKeyChannelCausesASmallerErrorOfScoresThanPerToken) {
+TEST(OscarTest,
+     WithADominantKeyChannelOscarHasASmallerScoreErrorThanPerTokenCodes) {
   at::manual_seed(2);
   const int64_t dim = 64;
   at::Tensor key = at::randn({1, 200, 2, dim});

@@ -17,8 +17,8 @@ absl::StatusOr<at::Tensor> ToFloat16(const at::Tensor& scales) {
   at::Tensor stored = scales.to(at::kHalf).to(scales.scalar_type());
   if (!at::isfinite(stored).all().item<bool>()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the scale of a row must be at most 65504, the greatest number of type "
-        "float16, is ",
+        "the scale of a row must be finite and at most 65504, the greatest "
+        "number of type float16, is ",
         scales.abs().max().item<double>()));
   }
   return stored;

@@ -149,7 +149,7 @@ TEST(RoundToFloat8Test, NumbersAreRoundedToTheNearestFloat8Number) {
       at::tensor({57344.0f, 57344.0f, 0x1p-16f, 1.0f, 1.5f})));
 }
 
-TEST(RoundToFloat8Test, EachFloat8TypeHasExactlyTheNumbersThatEightBitsEncode) {
+TEST(RoundToFloat8Test, RoundingToE4M3GivesNoMoreNumbersThanEightBitsEncode) {
   const at::Tensor all =
       RoundToFloat8(at::linspace(-460, 460, 2000001), Float8::kE4M3);
   std::set<float> numbers;

@@ -66,7 +66,6 @@ absl::StatusOr<LayerEnergies> MeasureLayer(const PlanRequest& request,
   return energies;
 }
 
-// Returns the sum of the energies of all channels of a layer.
 double Sum(const LayerEnergies& energies) {
   double sum = 0;
   for (const PairEnergies& group : energies) {

@@ -29,8 +29,8 @@ struct CommutingOptions {
   Decomposition decomposition = Decomposition::kWhitened;
 };
 
-// Makes a plan. A layer keeps the complex channels that have the most energy in
-// all its groups and pairs. With tp > 1 every group keeps the same number of
+// Makes a plan. Over all groups and pairs of a layer, the complex channels with
+// the most energy are kept. With tp > 1 every group keeps the same number of
 // channels. Values, and key dims that do not rotate, become low-rank latents
 // that are not rebuilt. Key dims that do not rotate keep the same share as the
 // pairs, unless the budget is shared by Fisher information.

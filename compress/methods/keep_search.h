@@ -25,7 +25,7 @@ struct FoundPlan {
 };
 
 // Finds a plan of at most `want_bytes`. Its `keep` is the largest possible one
-// to within 0.001, unless it already takes 99.8 % of `want_bytes`. The bytes
+// to within 0.001, or the plan takes at least 99.8 % of `want_bytes`. The bytes
 // must grow with `keep`. If even the smallest plan takes more, returns
 // INVALID_ARGUMENT with that plan's bytes.
 absl::StatusOr<FoundPlan> PlanForBytes(const KeepSearch& search);

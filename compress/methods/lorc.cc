@@ -49,9 +49,9 @@ absl::Status CheckOptions(const PlanRequest& request,
                      layers - 1, ", is ", options.skip_layers));
   }
   if (!std::isfinite(options.log_base) || options.log_base <= 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("LoRC: the base of the logarithm must be above 1, is ",
-                     options.log_base));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "LoRC: the base of the logarithm must be finite and above 1, is ",
+        options.log_base));
   }
   const int64_t most = request.spec.num_kv_heads * request.spec.head_dim;
   if (options.min_rank.has_value() &&

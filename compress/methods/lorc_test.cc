@@ -75,7 +75,7 @@ TEST_F(LorcTest, TheCumulativeSensitivityIsASumFromTheLastLayerBackwards) {
   EXPECT_NEAR(layers[2].cumulative_log, 2, 1e-5);
 }
 
-TEST_F(LorcTest, ALayerWithASingularProjectionIsTheMostSensitive) {
+TEST_F(LorcTest, TheConditionNumberOfASingularProjectionIsFinite) {
   conditions_[1] = {1e6, 1};  // 1e-6 is near the rounding error of float32
 
   conditions_[2] = {std::numeric_limits<double>::infinity(), 1};
@@ -89,7 +89,7 @@ TEST_F(LorcTest, ALayerWithASingularProjectionIsTheMostSensitive) {
 TEST_F(
     LorcTest,
     RanksFollowEquation13OfThePaperWithTheGreatestMinimumRankWithinTheBudget) {
-  // the sum 32 + (16 + d_min / 2) + d_min of the ranks may be 72
+  // The ranks 32, 16 + d_min / 2 and d_min may sum to 72, so d_min is 16.
   request_.keep = 0.75;
   const KvPlan plan = Plan(request_, {});
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
@@ -201,7 +201,8 @@ TEST_F(LorcTest, InvalidRequestsAreRefused) {
   EXPECT_THAT(PlanLorc(request_, {.skip_layers = 3}), invalid("must be 0..2"));
   EXPECT_THAT(PlanLorc(request_, {.only_layers = {3}}),
               invalid("must be 0..2, but layer 3 is listed"));
-  EXPECT_THAT(PlanLorc(request_, {.log_base = 1}), invalid("above 1"));
+  EXPECT_THAT(PlanLorc(request_, {.log_base = 1}),
+              invalid("finite and above 1"));
   for (const double threshold : {0.0, -1.0, 1.5}) {
     EXPECT_THAT(PlanLorc(request_, {.threshold = threshold}),
                 invalid("no layer would be compressed"));

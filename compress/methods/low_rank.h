@@ -45,9 +45,9 @@ struct FactorProfile {
 
 // The second moments of a layer's inputs. Each decomposition is computed when
 // it is first requested. All groups of a layer share one object. For a Cholesky
-// factor, kRelativeDamping * trace / M is added to the diagonal. If there is
-// still no factor, which can happen with fewer tokens than channels, this
-// number is raised tenfold until there is one.
+// factor, kRelativeDamping * trace / M is added to the diagonal. If this fails,
+// as it may with fewer tokens than channels, the factor kRelativeDamping is
+// raised tenfold again and again, up to 1e-2, until it succeeds.
 // Owns: up to three matrices [M, M].
 // Threads: one.
 class InputMoments {
@@ -118,8 +118,8 @@ struct Factors {
 };
 absl::StatusOr<Factors> Factorize(const FactorRequest& request);
 
-// A request for the principal basis of keys after their rotation, given their
-// second moments.
+// A request for the principal basis of vectors k, such as rotated keys, given
+// their second moments.
 struct BasisRequest {
   at::Tensor gram;  // [n, n], sum of k kt
   at::Tensor sum;   // [n]

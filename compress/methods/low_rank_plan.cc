@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "cache/layout/layout.h"
 #include "model/shapes/attention_shape.h"
@@ -122,9 +123,9 @@ absl::StatusOr<std::vector<HeadGroup>> HeadGroups(const PlanRequest& request,
     for (int64_t fits = 1; fits <= rank_heads; ++fits) {
       if (rank_heads % fits == 0) sizes.push_back(fits);
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat("groups of ", size, " heads do not divide the ", heads,
-                     " KV heads", per_rank, "; ", plan::WouldDo(sizes)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "groups of ", size, " heads do not divide the ", heads, " KV heads",
+        per_rank, "; possible group sizes: ", absl::StrJoin(sizes, ", ")));
   }
   std::vector<HeadGroup> groups;
   for (int64_t head = 0; head < heads; ++head) {

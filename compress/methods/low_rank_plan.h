@@ -113,7 +113,7 @@ absl::Status NeedWeights(const PlanRequest& request, const std::string& what);
 // float64, contiguous. With `root`, the scores are key_fisher_root and
 // value_fisher_root of LayerCalibration. The request must have a calibration.
 // INVALID_ARGUMENT, with layer and side, if the scores are missing, have
-// another size, or are negative, not finite or all zero.
+// another size, or are negative or not finite.
 absl::StatusOr<at::Tensor> FisherRows(const PlanRequest& request, int64_t layer,
                                       plan::Side side, bool root);
 

@@ -383,7 +383,7 @@ TEST_F(LowRankTest, SingularMatricesHaveTheGreatestConditionNumber) {
   EXPECT_EQ(of_zero, 1);
 }
 
-TEST_F(LowRankTest, TheProfileCountsDecompositionsAndTimesLapack) {
+TEST_F(LowRankTest, TheProfileCountsDecompositionsAndMeasuresTheTimeOfLapack) {
   FactorProfile profile{.measure_lapack = true};
   FactorRequest request = Request(Decomposition::kWhitened, 4);
   request.profile = &profile;

@@ -59,9 +59,9 @@ struct PlanRequest {
   kvasir::v1::Codec value_codec;
 };
 
-// How heads are weighted when a rope_low_rank part is made. At a RoPE pair, the
-// weight of a head comes from the energy of its queries at this pair. Each
-// energy counts as at least query_floor times the layer's mean energy.
+// How heads are weighted when a rope_low_rank part is made. Without
+// query_weights, all weights are 1. With it, a head's weight at a RoPE pair
+// comes from its queries' energy there, at least query_floor times the mean.
 struct CommutingWeights {
   bool query_weights = true;
   double query_floor = 1e-3;  // finite, above 0

@@ -269,7 +269,7 @@ TEST_P(MethodIdentitiesTest, ABasisOfFullRankGivesTheTeachersLogits) {
 }
 
 TEST_P(MethodIdentitiesTest,
-       APlanOfChannelCodesGivesTheTeachersLogitsBeforeCoding) {
+       APlanOfChannelCodesGivesTheTeachersLogitsIfCodesAreNotApplied) {
   for (const bool post_rope : {false, true}) {
     const auto plan = PlanChannelCodes(
         Request(1.0), {.post_rope = post_rope, .value_bits = 4});

@@ -142,7 +142,7 @@ void ExpectBudgetMet(const PlanRequest& request,
             target - 3 * request.spec.num_kv_heads);
 }
 
-TEST_P(PairsPlanTest, TheBudgetIsMetWithinOneRankStep) {
+TEST_P(PairsPlanTest, TheBudgetIsMetUpToOneStepOfKeysAndOneOfValues) {
   for (const double keep : {0.75, 0.6, 0.5}) {
     const PlanRequest request = TinyPlanRequest(tiny_, keep);
     const auto target = static_cast<int64_t>(
@@ -610,7 +610,7 @@ TEST(CommutingTest, TheQueryFloorGivesWeightToHeadsWithoutQueryEnergy) {
       1.0);
 }
 
-TEST(CommutingTest, TensorParallelWorkersGetEqualRanks) {
+TEST(CommutingTest, LatentsOnAllTensorParallelWorkersHaveTheSameRank) {
   const TinyLayers tiny =
       MakeTinyLayers({.num_heads = 8, .num_kv_heads = 4}, 37);
   PlanRequest request = TinyPlanRequest(tiny, 0.5);

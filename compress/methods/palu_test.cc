@@ -68,7 +68,7 @@ TEST_F(PaluTinyTest,
   EXPECT_THAT(RanksOf(Value(plan, 0)), ElementsAre(4, 16));
 }
 
-TEST_F(PaluTinyTest, TheFisherScoreSumDecidesTheRanksOfGroups) {
+TEST_F(PaluTinyTest, RanksFollowTheSummedFisherInformationIfTheScoreIsSum) {
   const KvPlan plan =
       Plan(request_, {.group_heads = 1, .score = FisherScore::kSum});
   // The scores are 1, 1, 5 and 1. The group with score 5 gets its full rank of
@@ -279,7 +279,8 @@ TEST(PaluTest, AHadamardTransformIsFusedIntoEveryPartOfThePlan) {
             3 * (2 * (6 + 4) + 2 * (4 + 4)));
 }
 
-TEST(PaluTest, GroupsOnDifferentTensorParallelRanksHaveEqualRanks) {
+TEST(PaluTest,
+     CorrespondingGroupsOfTensorParallelWorkersHaveTheSameLatentRank) {
   PlanRequest request = RequestOf({});
   const Calibration calibration = FisherCalibration(request.spec, 8);
   request.calibration = &calibration;
@@ -340,7 +341,7 @@ TEST(PaluTest, GroupsThatDoNotDivideTheHeadsAreRefused) {
   EXPECT_THAT(PlanPalu(request, four),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("each of 2 tensor-parallel ranks has 2"),
-                             HasSubstr("possible numbers of ranks: 1 or 2"))));
+                             HasSubstr("possible group sizes: 1, 2"))));
   request.tp = 3;
   EXPECT_THAT(
       PlanPalu(request, four),

@@ -40,8 +40,9 @@ absl::Status CheckPool(const RankPool& pool) {
   if (pool.target < least) {
     return absl::InvalidArgumentError(absl::StrCat(
         "rank allocation: the budget is ", pool.target,
-        " numbers per token, but the least ranks of the ", pool.units.size(),
-        " latents, with a rank multiple of ", pool.multiple, ", take ", least,
+        " numbers per token, but the least ranks of all latents, "
+        "with a rank multiple of ",
+        pool.multiple, ", take ", least,
         ": lower --rank-multiple or raise the budget (such as --keep)"));
   }
   return absl::OkStatus();

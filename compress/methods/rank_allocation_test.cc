@@ -113,7 +113,7 @@ TEST(RankAllocationTest, RoundRanksRoundsGivenSharesAsAllocateRanksDoes) {
 }
 
 TEST(RankAllocationTest,
-     RanksOfRandomPoolsUseTheWholeBudgetInTheOrderOfScores) {
+     WithRandomScoresTheWholeBudgetIsUsedAndAHigherScoreNeverGetsALowerRank) {
   std::mt19937_64 random(11);
   const auto below = [&random](int64_t limit) {
     return static_cast<int64_t>(random() % static_cast<uint64_t>(limit));
@@ -159,8 +159,8 @@ TEST(RankAllocationTest, InvalidPoolsAreRefused) {
   };
   EXPECT_THAT(
       AllocateRanks({.units = {{1, 64}, {1, 64}}, .target = 15, .multiple = 8}),
-      invalid("the budget is 15 numbers per token, but the least ranks of the "
-              "2 latents, with a rank multiple of 8, take 16: lower "
+      invalid("the budget is 15 numbers per token, but the least ranks of all "
+              "latents, with a rank multiple of 8, take 16: lower "
               "--rank-multiple"));
   EXPECT_THAT(AllocateRanks({.units = {{0, 64}}, .target = 32}),
               invalid("the score of every unit is zero"));

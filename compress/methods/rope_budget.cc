@@ -240,8 +240,8 @@ kvasir::v1::Part ValuePart(const PlanRequest& request, int64_t layer,
                            int64_t rank) {
   const model::DecoderSpec& spec = request.spec;
   const kvasir::v1::Codec& codec = request.value_codec;
-  // Whole values are stored in a full part, unless the codec needs a latent in
-  // a principal basis.
+  // Whole values are stored in a full part, unless the codec has a fused
+  // Hadamard matrix or a schedule, which need a low_rank part.
   const bool wants_latent =
       codec.has_hadamard_fused() || codec.bits().schedule_size() > 1;
   if (rank == spec.head_dim && !wants_latent) {

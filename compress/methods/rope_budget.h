@@ -43,13 +43,13 @@ struct LayerBudget {
   int64_t value_rank = 0;  // rank of a KV head's values; head_dim: whole values
 };
 
-// Returns the budget of each layer. The request and the groups must have passed
-// CheckPlanRequest and HeadGroups. Keys and values of all layers share one
-// budget if scores come from Fisher information and neither key_keep nor
-// keep_values is set. Otherwise each has its own budget. All groups of a layer
-// get the same sizes. A budget is used until no layer can take another step,
-// which is rank_multiple (or EvenMultiple) numbers in each of its groups.
-// `key_energy` [L] is for kEnergy.
+// Returns the budget of each layer. The request must have passed
+// CheckPlanRequest; the groups come from HeadGroups. Keys and values share one
+// budget over all layers if scores come from Fisher information and neither
+// key_keep nor keep_values is set. Otherwise keys have one budget, and values
+// another. All groups of a layer get the same sizes. A budget is used until no
+// layer can take another step, which is rank_multiple (or EvenMultiple) numbers
+// in each of its groups. `key_energy` [L] is for kEnergy.
 // Errors: INVALID_ARGUMENT for a share that is out of range, for a share that
 //   leaves nothing for the keys or for the values, for key_keep together with
 //   keep_values, and for kEnergy without key_energy; FAILED_PRECONDITION if

@@ -165,7 +165,7 @@ PairSpectrum SpectrumOfPair(const model::DecoderSpec& spec,
   const at::Tensor from_first = statistics.key_gram.index_select(0, rows.first);
   const at::Tensor from_second =
       statistics.key_gram.index_select(0, rows.second);
-  // Computes E[z zH] for z = a + i b.
+  // Computes the sum of z zH, with z = a + i b, from the sums of key_gram.
   const at::Tensor real = from_first.index_select(1, rows.first) +
                           from_second.index_select(1, rows.second);
   const at::Tensor imaginary = from_second.index_select(1, rows.first) -

@@ -3,10 +3,10 @@
 // complex-linear map across the heads of a group, at the same pair, commutes
 // with RoPE. Let Z [s, M] be the group's projection rows at a pair as complex
 // numbers, w the weights of its heads, and L LT the Gram matrix of the inputs.
-// The factors are those of diag(w) Z L = U S VH. Left singular vectors suffice:
-// the latent S VH L^-1 x is UH diag(w) Z x. U comes from the eigenvectors of
-// the pair's key covariance [s, s]; no matrix is inverted, so a singular Gram
-// matrix does no harm.
+// The factors are those of diag(w) Z L = U S VH, where H marks a conjugate
+// transpose. Left singular vectors suffice: the latent S VH L^-1 x is
+// UH diag(w) Z x. U comes from the eigenvectors of the pair's key covariance
+// [s, s]. No matrix is inverted, so a singular Gram matrix does no harm.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -83,8 +83,8 @@ PairSpectrum SpectrumOfPair(const model::DecoderSpec& spec,
                             const PairStatistics& statistics,
                             const std::vector<int64_t>& heads, int64_t pair);
 
-// The complex channels of one group, C in all, ordered by pair. At pairs[i] the
-// group keeps the first rank_per_pair[i] vectors of the spectrum.
+// The complex channels of one group, C in all. Entry i is the next
+// rank_per_pair[i] vectors of the spectrum at pairs[i]. A pair may recur.
 struct CommutingGroup {
   std::vector<int64_t> heads;
   std::vector<int64_t> pairs;

@@ -15,7 +15,7 @@ namespace kvasir::compress {
 
 struct SvdqOptions {
   // The bits per channel of eight equal groups of channels, in order of falling
-  // singular value: 0 (not stored), 1, 2, 3, 4 or 8.
+  // singular value: 0 (not stored) to 6, or 8.
   std::vector<uint32_t> schedule = {8, 4, 4, 4, 2, 2, 0, 0};
   // If true, keys are projected after their rotation, for comparison. One basis
   // must then suit the keys at all positions.
@@ -29,8 +29,8 @@ struct SvdqOptions {
 // tensor-parallel rank), centred, and rebuilt before their rotation. With
 // post_rope they are full parts with a basis. The request's keep, rank_multiple
 // and key_codec are ignored, because the schedule replaces them.
-// Errors: INVALID_ARGUMENT for an invalid schedule, for a width that is not a
-//   multiple of 8, and for post_rope with tp > 1 (one basis would then span
+// Errors: INVALID_ARGUMENT for an invalid schedule, for latents whose width is
+//   no multiple of 8, and for post_rope with tp > 1 (one basis would then span
 //   several tensor-parallel ranks).
 absl::StatusOr<kvasir::v1::KvPlan> PlanSvdq(const PlanRequest& request,
                                             const SvdqOptions& options);

@@ -18,8 +18,8 @@ struct AttentionInputs {
   at::Tensor value;  // [B, T, Hkv, Wv]
   // For the near_key_tokens tokens nearest to the query, including its own
   // token, attention uses near_key instead of `key`; likewise near_value_tokens
-  // and near_value for `value`. A tensor is defined if its number of tokens is
-  // not 0.
+  // and near_value for `value`. If the number of tokens is 0, the tensor may be
+  // undefined.
   at::Tensor near_key;
   at::Tensor near_value;
   int64_t near_key_tokens = 0;

@@ -50,8 +50,8 @@ struct EvictionInputs {
       on_kept;
 };
 
-// CausalAttention with eviction and without a sliding window (CHECK). Keys and
-// queries are rotated for the positions of their tokens. If the rule has
+// CausalAttention with eviction. A sliding window is not allowed (CHECK). Keys
+// and queries are rotated for the positions of their tokens. If the rule has
 // rolling positions, they are moved to the positions of their slots (CHECK:
 // `move` is set), and a query's own token takes the slot after all held slots.
 // The result is the same as if tokens were computed one by one. It is computed

@@ -39,8 +39,8 @@ EvictionRule Rule(std::vector<std::vector<int64_t>> units, int64_t budget,
 
 using Kept = std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>>;
 
-// Computes the attention of sequence 0 in float64 and without blocks, but for
-// each unit, token and head in turn. The slots are chosen by
+// Computes the attention of sequence 0 in float64 and without blocks: for each
+// unit, token and head in turn. The slots are chosen by
 // cache::EvictionReference, a simple implementation of the policy.
 at::Tensor TokenByToken(const AttentionInputs& in,
                         const EvictionInputs& eviction, Kept* kept) {
@@ -172,7 +172,8 @@ TEST(EvictingAttentionTest, CodeErrorsAreRoundedToOneByte) {
   EXPECT_EQ(kept, (std::vector<int64_t>{3, 5, 9, 10}));
 }
 
-TEST(EvictingAttentionTest, ExactTokensAreNeverEvicted) {
+TEST(EvictingAttentionTest,
+     QueriesStillSeeTheNearestTokensExactlyIfTokensAreEvicted) {
   AttentionInputs in = Inputs(1, 60);
   in.near_key = at::randn_like(in.key);
   in.near_value = at::randn_like(in.value);

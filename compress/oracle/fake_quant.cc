@@ -210,7 +210,8 @@ absl::Status CheckRange(const StaticRange* range, int64_t width) {
   if (!range->minimum.isfinite().all().item<bool>() ||
       !range->scale.isfinite().all().item<bool>()) {
     return absl::InvalidArgumentError(
-        "CHANNEL_STATIC: range.min or range.scale is not finite");
+        "CHANNEL_STATIC: range.min or range.scale has a number that is not "
+        "finite");
   }
   if (range->scale.lt(0).any().item<bool>()) {
     return absl::InvalidArgumentError(

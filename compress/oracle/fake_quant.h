@@ -64,7 +64,7 @@ struct CodedLatent {
   // PER_TOKEN_NORM has only the scale.
   at::Tensor minimum;
   at::Tensor scale;
-  int64_t num_clamped = 0;  // numbers outside their CHANNEL_STATIC range
+  int64_t num_clamped = 0;  // numbers over half a step outside a StaticRange
 };
 
 struct CodeOptions {

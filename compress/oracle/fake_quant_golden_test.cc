@@ -165,7 +165,7 @@ json Case(const kvasir::v1::Codec& plan, const at::Tensor& latents,
     result["clamped"] = coded->num_clamped;
   } else {
     result["param_dtype"] = kvasir::v1::DataType_Name(codec->param_dtype);
-    // The addition makes -0 to +0, so that zeros are always recorded as +0.
+    // The addition turns -0 into +0, so that zeros are always recorded as +0.
     result["minimum"] = HexRows(coded->minimum + 0.0f);
     result["scale"] = HexRows(coded->scale + 0.0f);
   }

@@ -15,8 +15,8 @@ namespace kvasir::compress {
 // at positions 0 to num_positions - 1, [T, Hkv, D] in the type of `bias`.
 // `bias` is [Hkv * D]. The bias of each RoPE pair of a head is treated in one
 // of three ways:
-// - The biases of the four pairs that would otherwise remain largest are left
-//   out exactly.
+// - The biases of four pairs are left out exactly. These are the pairs that
+//   would leave the most in the codes if they were treated as below.
 // - If another pair turns by at most 0.1 rad in half a tile (32 positions), its
 //   bias is left out as it is at the tile's centre. The small difference
 //   remains in the codes.

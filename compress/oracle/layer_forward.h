@@ -27,8 +27,9 @@
 namespace kvasir::compress {
 
 // Observes the steps of a layer. All tensors are part of the autograd graph and
-// must not be changed. For each layer the functions are called in the order
-// below.
+// must not be changed. The order of calls in a layer is: OnAttentionInput;
+// OnQuery; for keys OnLatent and OnCodes of each part, OnKey, OnRotatedKey; for
+// values OnLatent and OnCodes of each part that is not joint, OnValue; OnKept.
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;

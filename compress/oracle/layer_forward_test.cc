@@ -991,8 +991,8 @@ TEST_P(IdentityTest, AttentionSeesDecodedKeysAndValuesExceptForExactTokens) {
   }
 }
 
-// Codes leave out a bias in at most four pairs completely, so a large bias must
-// not make the error of coded keys much larger.
+// If at most four pairs have a bias, codes leave it out completely. So a large
+// bias must not make the error of coded keys much larger.
 TEST_P(IdentityTest, AKeyBiasInAtMostFourPairsHardlyChangesTheErrorOfCodes) {
   for (const auto stored : {kvasir::v1::POST_ROPE, kvasir::v1::PRE_ROPE}) {
     Layer plain = layer_;
@@ -1031,9 +1031,9 @@ TEST(KeyBiasTest, TheBiasOfSlowPairsAndOfTheFourLargestPairsIsLeftOut) {
   rope.rotary_dim = 14;
   rope.frequencies = {1.0, 0.5, 0.1, 0.02, 0.01, 0.003, 0.001};
   rope.attention_factor = 1.5;
-  // The biases of pairs 1 to 4 would remain largest and are left out exactly.
-  // Pairs 5 and 6 turn slowly, so their biases are left out as at the centre of
-  // the tile. The bias of pair 0 remains.
+  // Pairs 1 to 4 would leave the most in the codes, so their biases are left
+  // out exactly. Pairs 5 and 6 turn slowly, so their biases are left out as at
+  // the centre of the tile. The bias of pair 0 remains.
   const std::vector<double> lengths = {0.5, 9, 8, 7, 6, 20, 30};
   for (const auto pairing :
        {model::RopePairing::kHalfSplit, model::RopePairing::kInterleaved}) {

@@ -84,7 +84,7 @@ struct ProgramPart {
   at::Tensor complex_join;   // [2 sum of C]
   at::Tensor channel_pairs;  // [sum of C]
   // For a rope_low_rank part that folds: the RoPE pair of each complex channel
-  // of each KV head, [Hkv * C].
+  // of each KV head, [Hkv * widest_complex()]. Padding has pair 0.
   at::Tensor head_channel_pairs;
 
   // For rope_low_rank: number of complex channels of the widest latent.

@@ -1,5 +1,5 @@
-// Rotates keys and queries from the positions that they were rotated for to
-// other positions.
+// Takes keys and queries that are rotated for some positions, and rotates them
+// further, so that they are rotated for other positions.
 #pragma once
 
 #include <ATen/ATen.h>

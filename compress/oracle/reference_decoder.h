@@ -29,7 +29,7 @@ struct DecoderOptions {
 
 // A whole model in memory under its plan: the reference that defines what an
 // engine must compute. All of its tensors and products are float32.
-// Owns: its tensors (which share memory with the tensors it was made from).
+// Owns: its tensors (which may share memory with the tensors it was made from).
 // Threads: const methods may be called from any thread, if the hooks allow it.
 // Errors: exceptions of libtorch become Internal.
 class ReferenceDecoder {

@@ -137,8 +137,8 @@ TEST(ReferenceDecoderLoadTest, ACheckpointMustHaveTheTensorsThatThePlanNeeds) {
   const plan::AttentionShape shape =
       model::AttentionShapeOf(checkpoint->spec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::F32);
-  // The plan lifts values at run time. Their bias then belongs to o_proj, and
-  // v_proj.weight is not used.
+  // The plan folds the lift of low-rank values into o_proj. So it needs tensors
+  // that the checkpoint lacks.
   kvasir::v1::Part* value =
       plan.mutable_layers(0)->mutable_value()->mutable_parts(0);
   auto* group = value->mutable_low_rank()->add_groups();

@@ -1,5 +1,5 @@
-// Chooses which slots of a unit are kept at an eviction. Every engine follows
-// this rule.
+// Reference for the slots of a unit that an eviction keeps. The rule is at
+// ChooseSlots; evict_select (kernels/eviction) must choose the same slots.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ namespace kvasir::compress {
 // The scores of the n slots of one unit, in slot order. If a list of errors is
 // empty, all slots have the same error.
 struct SlotScores {
-  std::span<const float> mass;  // S: the attention that the slot received
-  std::span<const float> key_error;
-  std::span<const float> value_error;
+  std::span<const float> mass;       // S: the attention that the slot received
+  std::span<const float> key_error;  // Ek
+  std::span<const float> value_error;  // Ev
 };
 
 // Returns the `kept` slots that stay, ascending: the first `sinks`, the last

@@ -4,9 +4,9 @@
 //
 // - Each channel of a part gets a bit width. Widths never grow from one group
 //   of channels to the next (LossByBytes).
-// - Each layer has a key part and a value part (Together), or a joint part
-//   instead of both (Either).
-// - All layers share the bytes (Together).
+// - Each layer has a key part and a value part (ByteChoice::Together), or a
+//   joint part instead of both (ByteChoice::Either).
+// - All layers share the bytes (ByteChoice::Together).
 //
 // Units: losses are nats per token. Bytes are counted in grains. A grain is the
 // smallest step by which the bytes of a latent in a page can grow.
@@ -51,8 +51,8 @@ struct PartChannels {
 
 // Returns the least loss for each number of bytes. Entry i is the least loss
 // with at most i grains for all latents together, or kImpossible if there is no
-// solution. At least one channel must have bits. In the last entry every
-// channel has the largest width.
+// solution. At least one channel must have bits. In the last entry, the grains
+// suffice for the largest width in every channel.
 std::vector<double> LossByBytes(const PartChannels& part);
 
 // Returns the widths of the groups with which entry `grains` of LossByBytes is
@@ -70,10 +70,10 @@ class ByteChoice {
   // Makes a leaf with the losses of LossByBytes. `leaf` is the number that
   // identifies the leaf in a Take.
   static ByteChoice Leaf(int leaf, std::vector<double> loss);
-  // Makes a node of which exactly one option is taken.
+  // Makes a node that takes exactly one of its options.
   static ByteChoice Either(std::vector<ByteChoice> options);
-  // Makes a node of which all parts are taken, with at most `max_grains` for
-  // all of them together.
+  // Makes a node that takes all of its parts, with at most `max_grains` for all
+  // of them together.
   static ByteChoice Together(const std::vector<ByteChoice>& parts,
                              int64_t max_grains);
 

@@ -107,7 +107,7 @@ TEST(AllocationTest,
   }
 }
 
-TEST(AllocationTest, TheWidthsForANumberOfBytesHaveItsLeastLoss) {
+TEST(AllocationTest, WidthsForReachesTheLossThatLossByBytesGives) {
   std::mt19937 random(8);
   const PartChannels part = RandomPart(random, {8, 8, 8, 4}, 2, 2);
   const std::vector<double> loss = LossByBytes(part);

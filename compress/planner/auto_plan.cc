@@ -188,7 +188,8 @@ class Planner {
     if (data.fitted.rows.size(0) < 2) {
       return absl::InvalidArgumentError(absl::StrCat(
           "layer ", layer, ": the calibration has ", data.fitted.rows.size(0),
-          " sample rows after the exact sinks, but at least 2 are needed"));
+          " sample rows that are neither exact sinks nor held out, but at "
+          "least 2 are needed"));
     }
     return data;
   }
@@ -527,8 +528,8 @@ class Planner {
 
   // Measures plans with fewer and with more bytes than the chosen plan and fits
   // kappa to them. If no number of bytes is given, chooses again with this
-  // kappa. The measured plans have no window, which would keep most tokens of
-  // the short measured sequences exact.
+  // kappa. The measured plans have no window, because a window would keep most
+  // tokens of the short measured sequences exact.
   absl::Status Probe() {
     constexpr double kLeastShare = 0.6;
     constexpr double kMostShare = 1.4;

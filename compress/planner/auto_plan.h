@@ -88,8 +88,8 @@ struct AutoPrediction {
   // Bounds of kl, given how far kappa differs between the probes.
   double kl_low() const { return kl * kappa.low / kappa.median; }
   double kl_high() const { return kl * kappa.high / kappa.median; }
-  // The least and the greatest predicted loss of all domains. Each loss is
-  // predicted from a calibration without the domain.
+  // The least and the greatest of `kl` and the losses of all domains, with and
+  // without the domain in the calibration (DomainLoss).
   double low = 0;
   double high = 0;
   FittedKappa kappa;          // from probes, or AutoOptions::kappa
@@ -120,12 +120,12 @@ struct AutoPlan {
   AutoPrediction prediction;
 };
 
-// Makes the plan. Reads only spec, calibration (with information), weights and
-// tp of the request.
-// Errors: INVALID_ARGUMENT if no plan meets the limits on bytes and loss, with
-//   the smallest bytes or loss that can be reached; FAILED_PRECONDITION without
-//   a calibration with information; UNIMPLEMENTED for models that rotate only a
-//   part of a head; CANCELLED if `progress` returns false; errors of `measure`.
+// Makes the plan. Reads only spec, calibration, weights and tp of the request.
+// The calibration must include the Fisher information.
+// Errors: INVALID_ARGUMENT if no plan meets the limits on bytes and loss (the
+//   text states what can be reached); FAILED_PRECONDITION if the information or
+//   the weights are missing; UNIMPLEMENTED for models that rotate only a part
+//   of a head; CANCELLED if `progress` returns false; errors of `measure`.
 absl::StatusOr<AutoPlan> PlanAuto(const PlanRequest& request,
                                   const AutoOptions& options);
 

@@ -278,7 +278,7 @@ TEST_F(AutoPlanTest, WindowsAsLongAsTheTargetLengthAreRefused) {
                                        "shorter than the target length")));
 }
 
-TEST_F(AutoPlanTest, ACpuPlanRebuildsNoKeysToBeAsFastAsADenseCache) {
+TEST_F(AutoPlanTest, ACpuPlanRebuildsNoKeysAndIsNoSlowerThanADenseCache) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));
@@ -419,7 +419,7 @@ TEST_F(AutoPlanTest, NoLossIsPredictedForADomainWithTooFewRows) {
   EXPECT_TRUE(has_mixed);
 }
 
-TEST_F(AutoPlanTest, HeadsWithPartialRopeAreRefusedWithTheNumberOfRotatedDims) {
+TEST_F(AutoPlanTest, ModelsThatRotateOnlyAPartOfAHeadAreRefused) {
   request_.spec.rope.rotary_dim = request_.spec.head_dim / 2;
   EXPECT_THAT(
       PlanAuto(request_, {.kv_bytes_per_token = 1000}).status(),

@@ -4,7 +4,8 @@
 // costs tr(F E[e et]) / 2 nats per token. z = Ut F^1/2 x has the error Ut F^1/2
 // e, and half the square of this error is the same cost. U holds the
 // eigenvectors of F^1/2 S F^1/2, which put the most variance into the fewest
-// channels. All tensors are float64 on the CPU. Functions throw c10::Error.
+// channels. Ut is U transposed. All tensors are float64 on the CPU. Functions
+// throw c10::Error.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -69,7 +69,7 @@ absl::StatusOr<FittedKappa> FitKappa(std::vector<PlanTrial> trials) {
           absl::StrCat("a plan of ", trial.bytes,
                        " bytes per token is predicted to diverge by ",
                        trial.predicted, " nats and measured to diverge by ",
-                       trial.measured, "; both must be above 0"));
+                       trial.measured, "; both must be finite and above 0"));
     }
     ratios.push_back(trial.measured / trial.predicted);
     predicted.push_back(trial.predicted);

@@ -27,7 +27,7 @@ struct FittedKappa {
 };
 
 // Fits kappa to the trials. INVALID_ARGUMENT if there is no trial, or if a
-// divergence is not positive.
+// divergence is not both finite and positive.
 absl::StatusOr<FittedKappa> FitKappa(std::vector<PlanTrial> trials);
 
 // Returns the rank correlation of `a` and `b`, which must have the same number

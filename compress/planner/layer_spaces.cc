@@ -27,7 +27,7 @@ std::vector<int> BitsOf(const LatentTransform& transform,
   return bits;
 }
 
-// The longest possible run of channels [begin, end) with equal bits.
+// A run of channels [begin, end) with equal bits, as long as possible.
 struct BitRange {
   int64_t begin = 0;
   int64_t end = 0;

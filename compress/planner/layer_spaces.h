@@ -100,7 +100,7 @@ std::vector<LatentCodes> CodeLatents(std::vector<LatentTransform> transforms,
                                      const SampleRows& sample,
                                      const std::vector<int>& widths);
 
-// The loss of codes on rows that were not used to fit them.
+// The loss of codes on sample rows.
 struct CodeLoss {
   double loss = 0;     // nats per token, over all latents
   double clamped = 0;  // number of codes outside their range, per token

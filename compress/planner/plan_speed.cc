@@ -7,8 +7,8 @@ namespace kvasir::compress {
 namespace {
 
 // This model is fitted to the decode measurements of dense-8bit, rap-50-4bit
-// and dense-bf16 in docs/performance.md. It differs from them by less than a
-// fifth, or a quarter for plans with narrow runs of bits.
+// and dense-bf16 in docs/performance.md. It differs from measurements by less
+// than a fifth, or less than a quarter for plans with narrow runs of bits.
 constexpr TimeModel kCpuTime = {0.028, 0.025, 0.0047};
 // The model of an H100 that reaches half of the rates in its data sheet.
 constexpr TimeModel kGpuTime = {0.0006, 0.0001, 0.0000021};

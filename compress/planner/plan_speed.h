@@ -11,7 +11,7 @@ namespace kvasir::compress {
 enum class PlanSpeed {
   // fewest bytes; time does not matter
   kStorage,
-  // by TimeModel, attention is no slower than with a dense cache
+  // by TimeModel, attention is no slower than with a dense cache, if possible
   kCpu,
   kGpu,
 };

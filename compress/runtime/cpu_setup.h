@@ -2,10 +2,10 @@
 
 namespace kvasir::compress {
 
-// Makes OpenBLAS use fast kernels on a CPU that is newer than the library; by
-// default it would use its slowest. Sets OPENBLAS_CORETYPE, unless the user has
-// set it, and executes the program again from the start. Must be the first call
-// in main.
+// Makes OpenBLAS use fast kernels on a CPU that is newer than the library. By
+// default OpenBLAS would use its slowest kernels there. Sets OPENBLAS_CORETYPE,
+// unless the user has set it, and executes the program again from the start.
+// Must be the first call in main.
 void UseBestBlasKernels(char** argv);
 
 // Sets the number of threads that compute one matrix product. Code that already

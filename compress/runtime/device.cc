@@ -17,7 +17,8 @@ absl::Status CheckDevice(const std::string& name) {
   }
   if (name != "cuda" || torch::cuda::is_available()) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      "--device cuda: this build of libtorch has no CUDA, or there is no GPU");
+      at::hasCUDA() ? "--device cuda: libtorch finds no GPU"
+                    : "--device cuda: this build of libtorch has no CUDA");
 }
 
 absl::StatusOr<c10::Device> OpenDevice(const std::string& name) {

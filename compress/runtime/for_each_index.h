@@ -6,8 +6,8 @@
 namespace kvasir::compress {
 
 // Runs `work(index)` for every index < count on up to `threads` threads; index
-// i runs on thread i % threads. Inside `work` libtorch uses a single thread.
-// The first exception is rethrown in the caller.
+// i runs on thread i % threads. If there are several threads, libtorch is
+// single-threaded on each. If calls throw, one of the exceptions is rethrown.
 void ForEachIndex(int64_t count, int threads,
                   const std::function<void(int64_t)>& work);
 

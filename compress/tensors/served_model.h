@@ -20,7 +20,7 @@ inline absl::Status CheckMethodsServe(const model::DecoderSpec& spec) {
   if (spec.score_cap != 0 || spec.logit_cap != 0) {
     return absl::UnimplementedError(absl::StrCat(
         spec.architecture,
-        " caps its scores and logits, and no method was measured with caps; "
+        " caps its scores or logits, and no method was measured with caps; "
         "serve the model with a named plan, such as --kv-plan rotated-4bit"));
   }
   if (spec.qk_norm == model::QkNorm::kNone) return absl::OkStatus();

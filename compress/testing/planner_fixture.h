@@ -73,8 +73,8 @@ inline at::Tensor RandomMatrix(at::IntArrayRef shape, uint64_t seed) {
                    at::kFloat);
 }
 
-// Makes a calibration with random Fisher information per row, which differs
-// strongly between layers, between keys and values, and between heads.
+// Makes a calibration with random Fisher scores of the projection rows. They
+// differ strongly between layers, between keys and values, and between heads.
 inline Calibration FisherCalibration(const model::DecoderSpec& spec,
                                      uint64_t seed) {
   Calibration calibration;

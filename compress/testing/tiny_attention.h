@@ -46,8 +46,8 @@ ApplyRequest TinyApplyRequest(const TinyLayers& tiny,
 // inputs, float64. `key_mask` [Hkv, D], if defined, multiplies the keys.
 at::Tensor AttendWhole(const TinyLayers& tiny, int64_t layer = 0,
                        const at::Tensor& key_mask = {});
-// Like AttendWhole, but under the plan, with `tensors` as the layer's tensors,
-// and without codes.
+// Like AttendWhole, but under the plan, with `tensors` as the layer's tensors.
+// Latents are not coded.
 at::Tensor AttendCompressed(const TinyLayers& tiny,
                             const kvasir::v1::KvPlan& plan,
                             const TensorMap& tensors, int64_t layer = 0);

@@ -107,7 +107,8 @@ absl::StatusOr<int64_t> GroupHeads(const std::string& text, int64_t automatic) {
   int64_t heads = 0;
   if (absl::SimpleAtoi(text, &heads) && heads >= 1) return heads;
   return absl::InvalidArgumentError(absl::StrCat(
-      "'", text, "' is not valid: give a number of heads, all or auto"));
+      "'", text,
+      "' is not valid: give a number of heads of at least 1, all or auto"));
 }
 
 bool UsesHadamard(const MethodFlags& flags) {
@@ -219,7 +220,7 @@ absl::StatusOr<KvPlan> Channel(const MethodFlags& flags,
   return compress::PlanChannelCodes(request, options);
 }
 
-// Makes the plan that stores whole keys and values in these codecs.
+// Makes a layer's plan that stores whole keys and values in these codecs.
 kvasir::v1::LayerPlan WholeLayer(const PlanRequest& request, int64_t layer,
                                  const Codec& key, const Codec& value) {
   kvasir::v1::LayerPlan whole;
@@ -531,7 +532,8 @@ void CheckMethodFlags(const MethodFlags& flags) {
     }
     if (flags.keep || (!flags.kv_bytes_per_token && !flags.automatic.max_kl)) {
       throw CLI::ValidationError(
-          "--method auto: give --kv-bytes-per-token, --max-kl or both");
+          "--method auto: give --kv-bytes-per-token, --max-kl or both, but not "
+          "--keep");
     }
     CheckAutoFlags(flags.automatic);
     return;

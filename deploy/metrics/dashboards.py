@@ -1,4 +1,4 @@
-"""deploy/grafana/*.json, from dashboards.toml and the catalogue."""
+"""Makes deploy/grafana/*.json from dashboards.toml and the catalogue."""
 
 import json
 import pathlib
@@ -6,14 +6,15 @@ import re
 import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Variables of every dashboard, as a selector.
+# A PromQL selector with the variables that every dashboard has.
 OF = 'job=~"$job",instance=~"$instance"'
 DATASOURCE = {"type": "prometheus", "uid": "$datasource"}
-WIDTH = 24  # of Grafana's grid
+WIDTH = 24  # columns of Grafana's grid
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
-# width, height
+# The default width and height of each kind of panel, in cells of the grid.
 SIZES = {"graph": (8, 8), "heatmap": (8, 8), "table": (12, 5), "stat": (3, 4)}
-# If a scrape does not honour labels, the exporter's own pod replaces its labels, which become exported_*.
+# Select workers' GPUs. If the scrape does not honour labels, `pod` is the exporter's own pod, and `exported_pod` the
+# worker's.
 ON_OUR_GPUS = ('exported_pod=~"kvasir-worker-.*"', 'pod=~"kvasir-worker-.*"')
 TYPES = {"graph": "timeseries", "heatmap": "heatmap", "table": "table", "stat": "stat"}
 
@@ -23,7 +24,7 @@ def load():
 
 
 def queries_of(panel):
-    """[(legend, PromQL)], the selector filled in."""
+    """Returns the queries of a panel as [(legend, PromQL)], with OF in place of $of."""
     if "quantiles" in panel:
         name = panel["quantiles"]
         rate = f"rate({name}_%s{{$of}}[$__rate_interval])"
@@ -63,7 +64,7 @@ def unit_of(catalogue, panel, queries):
         for name in catalogue.families_in(promql)
     }
     if len(units) != 1:
-        raise ValueError(f"panel '{panel['title']}': say which unit: {sorted(units)}")
+        raise ValueError(f"panel '{panel['title']}': its queries have the units {sorted(units)}, so set `unit`")
     return units.pop()
 
 

@@ -117,8 +117,7 @@ std::string NameOf(const Case& each) {
          (each.by_level ? ", levels" : "");
 }
 
-TEST(CodeDotsTest,
-     ErrorsOfKeyDotProductsAreAtMostHalfAUnitPerNumberOnEveryTarget) {
+TEST(CodeDotsTest, KeyDotProductsAreExactExceptForTheRoundingOfQueries) {
   for (const Case& each : Cases()) {
     SCOPED_TRACE(NameOf(each));
     const Slots slots(each.bits, each.before, each.width, each.by_level, 3);
@@ -181,7 +180,7 @@ TEST(CodeDotsTest,
   }
 }
 
-TEST(CodeDotsTest, ErrorsOfValueSumsAreAtMostHalfAUnitPerNumberOnEveryTarget) {
+TEST(CodeDotsTest, ValueSumsAreExactExceptForTheRoundingOfWeights) {
   for (const Case& each : Cases()) {
     SCOPED_TRACE(NameOf(each));
     const Slots slots(each.bits, each.before, each.width, each.by_level, 5);

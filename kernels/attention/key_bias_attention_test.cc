@@ -1,4 +1,5 @@
-// Tests paged_attention over keys that are stored without a key bias.
+// Tests paged_attention with a key bias: keys are stored without it, and
+// attention adds it to the scores.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -85,7 +86,8 @@ std::vector<LatentSpec> BiasedSpecs() {
 
 class KeyBiasAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(KeyBiasAttentionTest, AllBackEndsGiveTheSameBitsCloseToExactAttention) {
+TEST_P(KeyBiasAttentionTest,
+       AllBackEndsGiveTheSameBitsAndAreCloseToExactAttention) {
   LatentCache cache(GetParam(), {1, 65, 701}, 1);
   const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 40, 25}, {2, 700, 1}};
   WriteAll(cache, asks);

@@ -88,10 +88,11 @@ absl::Status CheckLift(const ValueLift& lift) {
   if (lift.dims < 1 || lift.dims > kAttentionMaxHeadDim) {
     return Invalid("dims of lifted values", 1, kAttentionMaxHeadDim, lift.dims);
   }
-  return lift.up == nullptr
-             ? Refuse(kKernels.op, "matrices that lift the values of a part", 1,
-                      0)
-             : absl::OkStatus();
+  if (lift.up != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(kKernels.op,
+                   ": the values of a part are lifted, so it must have the "
+                   "matrices `up`, but has none"));
 }
 
 absl::Status CheckSegment(const ExactSegment& segment, int64_t row_bytes,
@@ -187,9 +188,9 @@ absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
                         const ExactRows* exact, int64_t device_granule) {
   if (!slots.any()) return absl::OkStatus();
   if (exact == nullptr) {
-    return Refuse(kKernels.op,
-                  "exact rows of a part of keys or values with exact slots", 1,
-                  0);
+    return absl::InvalidArgumentError(absl::StrCat(
+        kKernels.op, ": keys or values have exact slots, so each of their ",
+        "parts must have exact rows, but a part has none"));
   }
   for (const LatentPart* rows : {&exact->ring, &exact->fresh}) {
     if (rows->num_groups != part.num_groups) {
@@ -227,10 +228,11 @@ absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
                          device_granule);
 }
 
-// Checks that columns [column, column + width) are inside a row.
 absl::Status CheckColumns(const char* what, int64_t column, int64_t width,
                           int64_t row_stride) {
-  if (column < 0) return Refuse(kKernels.op, what, 0, column);
+  if (column < 0) {
+    return Refuse(kKernels.op, "first column of a head in q or out", 0, column);
+  }
   if (column + width > row_stride) {
     return Refuse(kKernels.op, what, column + width, row_stride);
   }
@@ -339,8 +341,8 @@ absl::Status Check(const PagedAttentionParams& params, int64_t device_granule) {
       params.num_heads % params.num_kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "paged_attention: the number of query heads, ", params.num_heads,
-        ", is not a multiple of the number of KV heads, ",
-        params.num_kv_heads));
+        ", must be a multiple of the number of KV heads, ", params.num_kv_heads,
+        ", and both must be at least 1"));
   }
   if (params.page_tokens < 1) {
     return Refuse(kKernels.op, "page_tokens", 1, params.page_tokens);
@@ -433,7 +435,7 @@ struct PreparedAttention::Parts {
   }
 
   // Calls visit for every pointer to device memory in the parts.
-  // AttentionLaunch has all other pointers that a launch reads.
+  // AttentionLaunch has the pointers that change with every step.
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
     const auto latents = [&](const LatentPartArgs& part) {

@@ -18,7 +18,8 @@ namespace {
 
 class LatentAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(LatentAttentionTest, AllBackEndsGiveTheSameBitsCloseToExactAttention) {
+TEST_P(LatentAttentionTest,
+       AllBackEndsGiveTheSameBitsAndAreCloseToExactAttention) {
   // The longest context is longer than a split (512 slots), but only a little
   // if keys are rebuilt or values lifted, because the reference computes these
   // slowly.
@@ -467,9 +468,10 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidField) {
 
   PagedAttentionArgs params = good;
   params.num_heads = 3;
-  ExpectRefusal(params,
-                "the number of query heads, 3, is not a multiple of the number "
-                "of KV heads, 2");
+  ExpectRefusal(
+      params,
+      "the number of query heads, 3, must be a multiple of the number "
+      "of KV heads, 2, and both must be at least 1");
   params = good;
   params.num_value_parts = 0;
   ExpectRefusal(params, "value parts: must be at least 1, but is 0");
@@ -531,7 +533,8 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfAValueLift) {
   lift.dims = 16;
   lift.up = nullptr;
   ExpectRefusal(params,
-                "matrices that lift the values of a part: must be at least 1");
+                "the values of a part are lifted, so it must have the matrices "
+                "`up`, but has none");
 }
 
 TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
@@ -619,8 +622,8 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
   params.values = &value;
   value.exact = nullptr;
   ExpectRefusal(params,
-                "exact rows of a part of keys or values with exact slots: must "
-                "be at least 1, but is 0");
+                "keys or values have exact slots, so each of their parts must "
+                "have exact rows, but a part has none");
   ExactRowsArgs rows = *good.values[0].exact;
   value.exact = &rows;
   rows.fresh.num_groups = 1;

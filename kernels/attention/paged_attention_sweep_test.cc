@@ -162,8 +162,8 @@ struct Heads {
 class ContextSweepTest
     : public ::testing::TestWithParam<std::tuple<Reads, int64_t>> {};
 
-// The tested contexts have 0 or 1 slots, about as many as a block (63 to 65),
-// or more than a split.
+// The tested token comes after 0 or 1 slots, after about as many as a block has
+// (63 to 65), or after more than a split has.
 TEST_P(ContextSweepTest,
        AttentionIsCorrectForEveryContextLengthAndGroupingOfHeads) {
   const Reads reads = std::get<0>(GetParam());
@@ -172,7 +172,7 @@ TEST_P(ContextSweepTest,
   const PartSpec codecs[] = {Numbers({24}), Codes({24}, {4}, 8),
                              Codes({24}, {8, 4, 3, 2, 1}, 6)};
   uint32_t seed = Seed();
-  // Each context is tested with a different combination of codecs and shapes.
+  // The context length determines which codec is tested with which shape.
   auto codec = static_cast<size_t>(context);
   for (const Heads& heads : shapes) {
     PartSpec part = codecs[codec++ % 3];
@@ -244,7 +244,7 @@ INSTANTIATE_TEST_SUITE_P(
                       View{200, 0, true, 3}, View{200, 0, false, 3},
                       View{200, 70, false, 7},
                       // Here a row sees more slots than a split has, and the
-                      // first one is in the middle of a split.
+                      // first slot that it sees is in the middle of a split.
                       View{1300, 600, true, 40}));
 
 TEST(GonePagesTest, RowsWhoseVisiblePagesAreAllFreedHaveZeroOutput) {
@@ -724,8 +724,6 @@ INSTANTIATE_TEST_SUITE_P(
         PairCase{{{1, 2, 5, 8, 13}, {0, 3, 4, 6, 7, 9, 10, 15}}, false},
         PairCase{{{0, 0, 1, 5, 5, 5, 15}, {2, 3, 3, 4, 7, 8, 9, 9, 14}},
                  true}));
-
-// ----- Refusals.
 
 class RefusalTest : public ::testing::Test {
  protected:

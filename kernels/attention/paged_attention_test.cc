@@ -37,7 +37,8 @@ LatentSpec DenseSpec(const Shape& shape) {
 
 class PagedAttentionTest : public ::testing::TestWithParam<Shape> {};
 
-TEST_P(PagedAttentionTest, AllBackEndsGiveTheSameBitsCloseToExactAttention) {
+TEST_P(PagedAttentionTest,
+       AllBackEndsGiveTheSameBitsAndAreCloseToExactAttention) {
   LatentCache cache(DenseSpec(GetParam()), {83, 1, 700}, 1);
   const std::vector<LatentAsk> asks = {{0, 20, 63}, {1, 0, 1}, {2, 690, 10}};
   WriteAll(cache, asks);
@@ -65,8 +66,8 @@ TEST(PagedAttentionPagesTest, PagesBeforeTheSlidingWindowAreNotRead) {
   LatentCache cache(DenseSpec(shape), {200}, 4);
   cache.Write(0, 0, 200);
   const auto expected = cache.Attend(test, {{0, 195, 5}});
-  // Slots up to 155 are no longer visible, so the table entries of their pages
-  // are made invalid.
+  // Slots up to 155 are no longer visible. So the table entries of the nine
+  // pages that have only such slots are made invalid.
   for (size_t page = 0; page < 9; ++page) cache.table(0)[page] = 1 << 30;
   EXPECT_TRUE(SameBits(expected, cache.Attend(test, {{0, 195, 5, 9}})));
 }

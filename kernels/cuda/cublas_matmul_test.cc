@@ -229,7 +229,7 @@ TEST_F(CublasMatmulTest, AProductOfZeroRowsDoesNotCallCublas) {
 }
 
 TEST_F(CublasMatmulTest, ADeterministicDeviceUsesKvasirKernelsInsteadOfCublas) {
-  if (emulation::OnGpu()) GTEST_SKIP() << "the device is the program's";
+  if (emulation::OnGpu()) GTEST_SKIP() << "the tests share one GPU";
   stream_.reset();
   device_ = OverFakes({.deterministic = true});
   stream_ = device_->MakeStream();

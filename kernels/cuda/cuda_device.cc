@@ -264,11 +264,11 @@ class CudaDevice::Allocator final : public DeviceAllocator {
     const auto runtime = state_->runtime();
     if (!runtime.ok() || (*runtime)->MemoryInfo(&free, &total) != Result::kOk) {
       return absl::StrCat(want, ", and this process already uses ",
-                          device_bytes());
+                          device_bytes(), " bytes");
     }
     return absl::StrCat(want, ", but only ", free, " of ", total,
                         " bytes are free; this process already uses ",
-                        device_bytes());
+                        device_bytes(), " bytes");
   }
   std::string Advice(MemoryTag tag) const override {
     switch (tag) {

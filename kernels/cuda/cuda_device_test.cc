@@ -602,7 +602,7 @@ TEST_F(CudaDeviceTest, TheFirstErrorOfAnOpIsReported) {
   EXPECT_THAT(runtime_.launches(), SizeIs(0));
 }
 
-TEST_F(CudaDeviceTest, AFailureOfARunningKernelIsReportedToTheWaitingCall) {
+TEST_F(CudaDeviceTest, TheNextSynchronizeReportsTheFailureOfARunningKernel) {
   Make();
   KVASIR_ASSERT_OK(Launch({.name = "gelu"}));
   runtime_.FailNext("SynchronizeStream", static_cast<Result>(700));

@@ -21,7 +21,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Words = std::vector<uint32_t>;
 
-// LaunchCopies copies this many words from `in` to `out`
+// LaunchCopies copies this many words from `in` to `out`.
 constexpr size_t kWords = 224;
 
 class GpuDeviceTest : public ::testing::Test {
@@ -45,7 +45,6 @@ class GpuDeviceTest : public ::testing::Test {
         ReadBack(*stream_, words.data(), memory.data(), memory.bytes()));
     return words;
   }
-  // Copies `in` to `out`.
   absl::Status Copy(const DeviceBuffer& in, const DeviceBuffer& out,
                     Launcher& launcher) {
     PrimitiveArgs args;
@@ -199,7 +198,7 @@ TEST_F(GpuDeviceTest,
                [](KernelLaunch* launch) { launch->threads = 2048; });
   EXPECT_THAT(Copy(in, out, many).message(),
               AllOf(HasSubstr("kernel copies"), HasSubstr("cudaError")));
-  // A grid with more CTAs than can be resident at the same time is refused.
+  // CTAs that wait for each other must all be resident, but 2^20 cannot be.
   Changed together(&launches().launcher(), [](KernelLaunch* launch) {
     launch->ctas_together = true;
     launch->grid_x = 1 << 20;

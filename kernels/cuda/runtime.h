@@ -105,8 +105,8 @@ class Runtime {
   virtual Result EndCapture(StreamHandle stream, GraphHandle* graph) = 0;
   virtual Result DestroyGraph(GraphHandle graph) = 0;
   // Makes an executable graph from `graph`, which may be destroyed afterwards.
-  // This call allocates the device memory that the graph needs, in the order of
-  // the stream. So launching the graph allocates nothing.
+  // Also uploads the executable graph on `stream`, which allocates the device
+  // memory that the graph needs. So LaunchGraph allocates nothing.
   virtual Result InstantiateGraph(GraphHandle graph, StreamHandle stream,
                                   ExecHandle* exec) = 0;
   // Destroys an executable graph, which must not be running.

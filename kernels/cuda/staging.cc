@@ -89,7 +89,7 @@ absl::Status Staging::Copy(Block* block, void* to, const void* from,
     // Without the event, nothing reports when the block may be reused, so this
     // call waits for the stream.
     runtime_->SynchronizeStream(stream_);
-    return Failed("event of a copy", result);
+    return Failed("recording the event of a copy", result);
   }
   block->in_flight = true;
   return absl::OkStatus();

@@ -94,10 +94,10 @@ class DeviceAllocator {
   DeviceAllocator(const DeviceAllocator&) = delete;
   DeviceAllocator& operator=(const DeviceAllocator&) = delete;
 
-  // For 0 bytes, returns an empty buffer. Returns RESOURCE_EXHAUSTED if there
-  // is not enough memory; the error text has the bytes requested, held and
-  // allowed, and what to change. Other error codes mean that the device does
-  // not work.
+  // For 0 bytes, returns an empty buffer. Errors: RESOURCE_EXHAUSTED if there
+  // is not enough memory; the text has the requested bytes and, if known, what
+  // to change. INVALID_ARGUMENT if the alignment is invalid. Other codes mean
+  // that the device does not work.
   absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, MemoryTag tag,
                                         const AllocationOptions& options = {});
 

@@ -49,9 +49,9 @@ class Device {
   virtual std::unique_ptr<Stream> MakeStream() = 0;
   // "cpu", "emulated" or "cuda", for logs and metrics.
   virtual std::string name() const = 0;
-  // A short name for the device's arithmetic, which becomes part of an id of at
-  // most 32 characters. Devices with the same name and the same type of
-  // activations give bit-identical results.
+  // A short name for the device's arithmetic. It becomes part of a worker's
+  // numerics_id, which has at most 32 characters. Devices with the same name
+  // and the same type of activations give bit-identical results.
   virtual std::string numerics() const { return name(); }
   // True if the bits of a row's result do not depend on the other rows of
   // the batch.

@@ -29,7 +29,8 @@ struct DeviceOp {
   void (*function)();
 };
 
-// Makes an entry of the table. Params are the parameters of the op's OpKernels.
+// Makes an entry of the table. Params are the template arguments of the op's
+// OpKernels (dispatch.h).
 template <typename... Params>
 DeviceOp MakeDeviceOp(const char* op, DeviceFunction<Params...> function) {
   return {op, typeid(DeviceFunction<Params...>).name(),

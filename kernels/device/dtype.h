@@ -1,5 +1,5 @@
 // Number formats of stored tensors, and scalar conversions that define every
-// bit of a result, even of NaN. Kernels on a GPU use the conversions of
+// bit of a result, even of NaN. Most kernels on a GPU use the conversions of
 // simt/numbers.h instead. C++17, because device code includes this.
 #pragma once
 
@@ -96,7 +96,7 @@ KVASIR_HOST_DEVICE inline F16 ToF16(float value) {
   } else if (magnitude >= 0x38800000u) {  // normal
     const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
     half = (rounded - 0x38000000u) >> 13;
-  } else {  // subnormal: after adding 0.5 the bits are value * 2^24, rounded
+  } else {  // subnormal: adding 0.5 rounds value * 2^24 into the low bits
     half = BitsOf(FloatOf(magnitude) + 0.5f) - 0x3f000000u;
   }
   return F16{static_cast<uint16_t>(sign | half)};

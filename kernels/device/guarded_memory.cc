@@ -102,7 +102,8 @@ void GuardedMemory::CheckRange(const char* op, const void* address,
       if (at < end && bytes <= static_cast<size_t>(end - at)) return;
       if (at < end) {
         std::fprintf(stderr,
-                     "%s: %zu bytes from byte %td of an allocation of %zu\n",
+                     "%s: an access to %zu bytes from byte %td on exceeds its "
+                     "allocation of %zu bytes\n",
                      op, bytes, at - found->first, found->second);
         std::abort();
       }

@@ -66,7 +66,8 @@ TEST(GuardedMemoryTest, CheckingAnAddressOutsideItsAllocationsEndsTheProcess) {
   EXPECT_DEATH(memory.Check("op", bytes - 1), "is not in the device's memory");
   memory.CheckRange("op", bytes + 90, 10);
   EXPECT_DEATH(memory.CheckRange("op", bytes + 90, 11),
-               "op: 11 bytes from byte 90 of an allocation of 100");
+               "op: an access to 11 bytes from byte 90 on exceeds its "
+               "allocation of 100 bytes");
   ASSERT_EQ(memory.Live().size(), 1u);
   EXPECT_EQ(memory.Live()[0].begin, bytes);
   EXPECT_EQ(memory.Live()[0].end, bytes + 100);

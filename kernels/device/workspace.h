@@ -22,13 +22,13 @@ namespace kvasir::kernels {
 //   Workspace workspace(memory.data(), memory.bytes());
 //
 // When a Scope is destroyed, it gives back the memory that was taken since it
-// was made. This
-// memory may be taken again while earlier ops of the same stream still use it,
-// because a stream runs its ops in order.
+// was made. This memory may be taken again while earlier ops of the same stream
+// still use it, because a stream runs its ops in order.
 //
 // Threads: one thread at a time.
-// Errors: if the memory does not suffice, Take returns null, and status()
-//   returns RESOURCE_EXHAUSTED from then on. Check it once after a few Takes.
+// Errors: Take returns null, and status() returns the error from then on:
+//   RESOURCE_EXHAUSTED if the memory does not suffice, INVALID_ARGUMENT if a
+//   count is negative or too large. Check it once after a few Takes.
 class Workspace {
  public:
   static constexpr size_t kAlignmentBytes = 64;

@@ -110,10 +110,8 @@ struct ShapeCase {
   PartSpec value;
   // The number of cached tokens of each sequence on a GPU. The emulator uses
   // shorter contexts, see ForEmulator().
-  //
-  // Each sequence has queries for its last `rows` tokens.
   std::vector<int64_t> contexts;
-  int64_t rows = 1;
+  int64_t rows = 1;  // each sequence has queries for this many last tokens
 };
 
 // Reduces a case for the slow emulator. The result has few heads and rows. One

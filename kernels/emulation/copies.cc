@@ -92,7 +92,8 @@ void ArriveExpecting(void* barrier, uint32_t bytes, Site site) {
   BarrierState& state = StateOf(barrier);
   tsan::Read(barrier, sizeof(state));
   if (state.arrivals_to_come == 0) {
-    Fault("all arrivals that the barrier was initialized for have come");
+    Fault("the barrier has already had all %u arrivals of its phase",
+          uint32_t{state.count});
   }
   tsan::Release(&LocationOf(barrier).phases[state.parity]);
   state.bytes_to_come += static_cast<int32_t>(bytes);

@@ -278,8 +278,8 @@ LatentSpec OfHeads(int64_t heads, int64_t kv_heads, PartSpec key,
   spec.keys = {std::move(key)};
   spec.values = {std::move(value)};
   spec.page_tokens = 64;
-  // keeps rows multiples of 16 bytes, because the prefill kernel loads queries
-  // 16 bytes at a time
+  // The prefill kernel loads queries 16 bytes at a time. With this gap, rows of
+  // queries are multiples of 16 bytes.
   spec.query_gap = 8;
   return InTiles(spec, 0);
 }
@@ -1041,8 +1041,6 @@ TEST(ExactAttentionTest, EachLatentIsReadFromMemoryOnlyOnceForAllRows) {
   }
 }
 
-// ----
-
 const LatentSpec kPromptNumbers =
     OfType(OfHeads(6, 2, Numbers({40}), Numbers({72})), DType::kBf16);
 
@@ -1455,8 +1453,6 @@ TEST(PromptAttentionTest,
   }
 }
 
-// ----
-
 // If the memory for partial results does not suffice for all contexts, the
 // longest ones are split first.
 TEST(AttentionCudaTest, TheLongestContextsAreTheFirstThatAreSplit) {
@@ -1656,7 +1652,8 @@ TEST(AttentionCudaTest, TheBitsDoNotDependOnTheOrderInWhichThreadsRun) {
   }
 }
 
-// Overwrites the first bytes of part `p` in a slot of sequence 0.
+// Overwrites the first bytes of part `p` in a slot of sequence 0: those of its
+// range (scale, minimum) if `params` is set, otherwise of its codes or numbers.
 template <typename T>
 void Spoil(LatentCache& cache, size_t p, int64_t slot, bool params, T with) {
   const LatentPartArgs& part = cache.parts()[p].part;
@@ -1751,6 +1748,8 @@ TEST(AttentionCudaTest, ValuesDecodedFromCodesStayFiniteForEveryScale) {
   }
 }
 
+// The values of one slot get the largest float16 as their scale. Both kernels
+// limit such a scale, so that no decoded value is infinite.
 TEST(PromptAttentionTest, ThePrefillKernelLimitsScalesAsTheDecodeKernelDoes) {
   constexpr DType kType = DType::kBf16;
   for (const PartSpec& part :
@@ -1813,9 +1812,9 @@ TEST(PromptAttentionTest, NonFiniteKeysAffectOnlyRowsThatSeeThem) {
   }
 }
 
-// The prefill kernel must give the same results as the decoding kernel, whether
-// the scores of a row differ very much or hardly at all.
-TEST(PromptAttentionTest, QuantizationScalesOfAnySizeAreSupported) {
+// Depending on their scale, the scores of a row differ very much or hardly at
+// all. In both cases the prefill kernel must agree with the decoding kernel.
+TEST(PromptAttentionTest, ScoreScalesOfAnySizeAreSupported) {
   for (const float scale : {1e-38f, 1e-6f, 30.0f, 1e5f}) {
     LatentCache cache(kPromptNumbers, {80}, 3);
     cache.Write(0, 0, 80);
@@ -1843,7 +1842,7 @@ TEST(PromptAttentionTest, QuantizationScalesOfAnySizeAreSupported) {
 }
 
 // The decoded value of a code may be nearly as large as the largest float16.
-TEST(AttentionCudaTest, ValuesUpToTheLargestFloat16AreExact) {
+TEST(AttentionCudaTest, ValuesNearTheLargestFloat16GiveACorrectResult) {
   for (const int bits : {4, 8}) {
     LatentSpec spec = OfHeads(4, 2, Numbers({40}), Codes({64}, {bits}));
     spec.keys[0].dtype = DType::kF16;
@@ -2231,7 +2230,7 @@ TEST(AttentionCudaTest,
   const auto kernels = [](LatentSpec spec, DType dtype, int64_t shared_bytes) {
     LatentCache cache(spec, {1}, 1);
     EmulatedTest test(EmulatorOptions{.shared_bytes = shared_bytes});
-    (void)test.emulator();  // a GPU's shared memory is fixed
+    (void)test.emulator();  // skips on a GPU, whose shared memory is fixed
     DeviceLaunch launch(test, cache, cache.Params(), {}, dtype);
     auto prepared = Prepare(test.device(), launch.shape());
     KVASIR_EXPECT_OK(prepared.status());
@@ -2256,7 +2255,8 @@ TEST(AttentionCudaTest,
   expect(
       kFour, 51215,
       {"attention", "attention",
-       "prompts need 51216 bytes of shared memory, but a CTA has only 51215"});
+       "the kernel for prompts needs 51216 bytes of shared memory, but a CTA "
+       "has only 51215"});
   const auto expect_decoded = [&](const LatentSpec& spec,
                                   const std::string& why) {
     expect(spec, kMuchRoom << 10, {"attention", "attention", why});
@@ -2274,7 +2274,10 @@ TEST(AttentionCudaTest,
     const AttentionKernels got =
         shaped([&](PagedAttentionParams& params) { params.scale = scale; });
     EXPECT_EQ(got.prompts, "attention");
-    EXPECT_EQ(got.why, "prompts: the scale is not above 0");
+    EXPECT_EQ(got.why,
+              absl::StrCat("prompts: the scale of scores must be above 0, but "
+                           "is ",
+                           scale));
   }
   const AttentionKernels as_rows = shaped(
       [&](PagedAttentionParams& params) { params.prompts_as_rows = true; });
@@ -2284,10 +2287,11 @@ TEST(AttentionCudaTest,
   gap.query_gap = 3;
   expect_decoded(gap, "prompts: queries are not in aligned pieces of 16 bytes");
   const LatentSpec long_keys = OfHeads(16, 1, Numbers({1024}), Numbers({64}));
-  expect(long_keys, 107279,
-         {"attention_plain", "attention_plain",
-          "tensor cores need 107280 bytes of shared memory, but a CTA has only "
-          "107279"});
+  expect(
+      long_keys, 107279,
+      {"attention_plain", "attention_plain",
+       "the kernel for tensor cores needs 107280 bytes of shared memory, but "
+       "a CTA has only 107279"});
   expect_plain(kFour, "activations are float32", DType::kF32);
   const auto of = [](PartSpec key, PartSpec value) {
     return OfType(OfHeads(4, 2, std::move(key), std::move(value)),
@@ -2299,7 +2303,8 @@ TEST(AttentionCudaTest,
                  "prompts: only some of the values are codes");
   expect_decoded(
       of(Numbers({64}), Numbers({264})),
-      "prompts: values take 5 times 64 channels, but at most 4 are supported");
+      "prompts: values take 5 slabs of 64 channels, but at most 4 slabs are "
+      "supported");
   LatentSpec exact = kFour;
   exact.sinks = 2;
   expect_plain(exact, "keys: exact rows are not in aligned pieces of 16 bytes");
@@ -2324,9 +2329,9 @@ TEST(AttentionCudaTest,
   expect_plain(of(Numbers({64}), Ranges(Codes({64}, {4}), DType::kF32)),
                "values: ranges are not float16");
   expect_plain(of(Numbers({60}), Numbers({64})),
-               "keys: the number of channels is not a multiple of 8");
+               "keys: a latent has 60 channels, which is not a multiple of 8");
   expect_plain(OfType(of(Numbers({64}), Numbers({64})), DType::kF16),
-               "keys: numbers differ in type from activations");
+               "keys: numbers are F16, but activations are BF16");
   expect_plain(of(Numbers({1032}), Numbers({64})),
                "keys: 1040 channels in 0 runs, but at most 1024 channels in 64 "
                "runs are supported");

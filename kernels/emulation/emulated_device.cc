@@ -44,9 +44,9 @@ class EmulatedDevice::State {
   void SynchronizeAll();
 
   // Writes bytes to device memory before any other work runs. Takes ownership
-  // of `host`, which comes from malloc. Writes are done in batches: for each
-  // batch all device memory must be made accessible, and then
-  // inaccessible again.
+  // of `host`, which comes from malloc. Writes are done in batches, because
+  // all device memory must be made accessible before, and inaccessible again
+  // afterwards, which takes long.
   void Write(void* to, void* host, size_t bytes) {
     base::MutexLock lock(&writes_mutex_);
     writes_.push_back({to, {static_cast<char*>(host), &std::free}, bytes});
@@ -224,9 +224,8 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   };
   struct Mark final : StreamMark {
     absl::StatusOr<bool> passed() const override { return ahead->load() == 0; }
-    // How many times this mark was recorded in a stream that has not reached
-    // the recording yet. Shared with the streams, because their work may
-    // outlive the mark.
+    // The number of recordings of this mark that streams have not reached yet.
+    // Shared with the streams, because their work may outlive the mark.
     const std::shared_ptr<std::atomic<int64_t>> ahead =
         std::make_shared<std::atomic<int64_t>>(0);
   };

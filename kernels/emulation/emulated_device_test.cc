@@ -77,7 +77,7 @@ TEST(EmulatedDeviceTest, CapturedWorkRunsOnlyWhenItIsReplayed) {
   auto& stream = static_cast<LaunchStream&>(test.stream());
   const DeviceBuffer in = test.Put(std::vector<float>{100.0f, 5.0f});
   const DeviceBuffer out = test.Put(std::vector<float>{0.0f});
-  // Loads the kernel before the capture begins.
+  // This launch precedes the capture, so it must not become part of it.
   KVASIR_ASSERT_OK(Multiply(stream, in, out));
   KVASIR_ASSERT_OK(stream.Synchronize());
   KVASIR_ASSERT_OK(test.device().Write(out.data(), "\0\0\0\0", 4));
@@ -171,11 +171,14 @@ TEST(EmulatedDeviceDeathTest, ACopyBeyondItsAllocationEndsTheProcess) {
   const DeviceBuffer memory = test.Memory(8);
   std::vector<char> host(12);
   EXPECT_DEATH((void)Upload(test.stream(), memory.data(), host.data(), 12),
-               "upload: 12 bytes from byte 0 of an allocation of 8");
+               "upload: an access to 12 bytes from byte 0 on exceeds its "
+               "allocation of 8 bytes");
   EXPECT_DEATH((void)ReadBack(test.stream(), host.data(), memory.data(), 12),
-               "read_back: 12 bytes from byte 0 of an allocation of 8");
+               "read_back: an access to 12 bytes from byte 0 on exceeds its "
+               "allocation of 8 bytes");
   EXPECT_DEATH((void)test.device().BeginWrite(memory.data(), 12),
-               "write: 12 bytes from byte 0 of an allocation of 8");
+               "write: an access to 12 bytes from byte 0 on exceeds its "
+               "allocation of 8 bytes");
 }
 
 TEST(EmulatedDeviceDeathTest, HostAccessToDeviceMemoryEndsTheProcess) {

@@ -451,7 +451,7 @@ TEST(KvAppendCudaTest, SlotsGivenAsByteOffsetsMayBeginAtAnyByte) {
   }
 }
 
-TEST(KvAppendCudaTest, AllPartsAddTheirClampedNumbersToTheSameCounter) {
+TEST(KvAppendCudaTest, AllPartsCountTheirClampedCodesInTheSameCounter) {
   Append append = AppendOf({{{Coded({{64, 4}})}, DType::kF16, true},
                             {{Coded({{31, 2}, {40, 8}})}, DType::kF16, true}});
   for (float& number : append.rows.numbers) number *= 3.0f;

@@ -149,7 +149,7 @@ void ExpectProduct(const Case& c, uint64_t seed, int multiprocessors = 4) {
     ASSERT_LE(error.of_numbers, ToleranceOf(c.y)) << t;
     ASSERT_LE(error.of_sums, SumTolerance()) << t;
     for (int64_t i = c.n; i < c.n + c.y_gap; ++i) {
-      ASSERT_TRUE(std::isnan(row[i])) << t << ", behind the row";
+      ASSERT_TRUE(std::isnan(row[i])) << t << ", after the end";
     }
   }
 }
@@ -170,8 +170,8 @@ TEST(MatmulCudaTest, TheProductIsCorrectWithinTheToleranceOfEachNumberType) {
   }
 }
 
-// Covers for each tile size ring buffers that wrap around and incomplete tiles.
-// Some of the depths k and strides are multiples of 16 bytes, others are not.
+// For each tile size, covers incomplete tiles and ring buffers that wrap. Some
+// of the depths k and strides are multiples of 16 bytes, others are not.
 TEST(MatmulCudaTest, TheProductIsCorrectForEveryTileSize) {
   uint64_t seed = 0;
   for (const DType dtype : {DType::kF16, DType::kBf16}) {
@@ -395,8 +395,8 @@ TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
       Matmul(test.stream(), params, none),
       base::StatusIs(
           absl::StatusCode::kUnimplemented,
-          HasSubstr("matmul: on a GPU, y must have the type F32 or that of "
-                    "the activations, BF16, not F16")));
+          HasSubstr("matmul: on a GPU, y must be F32 or have the type of the "
+                    "activations (BF16), but is F16")));
   params.y_dtype = DType::kF32;
   params.weight.n = int64_t{1} << 22;
   params.y_row_stride = params.weight.n;

@@ -174,7 +174,7 @@ TEST_F(EmulatorDeathTest, AccessesOutOfBoundsAreReported) {
 }
 
 TEST_F(EmulatorDeathTest,
-       MisalignedAccessesTooNarrowScopesAndStackOverflowsAreReported) {
+       StackOverflowsMisalignedAccessesAndTooNarrowScopesAreReported) {
   ExpectDeath(Planted::kMisalignedLoad, "LoadGlobal .*misaligned.*16 bytes");
   ExpectDeath(Planted::kMisalignedCopy, "CopyAsync .*misaligned.*16 bytes");
   ExpectDeath(Planted::kScopeTooNarrow, "AtomicAdd .*the scope of its CTA");
@@ -190,7 +190,7 @@ TEST_F(EmulatorDeathTest, LaunchesThatNoGpuAcceptsAreRefused) {
     emulator.Run(shape);
   };
   EXPECT_DEATH(launch({.threads = 48}),
-               "toy: threads .* whole warps of 32: 48");
+               "toy: threads of a CTA: 48, but must be a multiple of 32");
   EXPECT_DEATH(launch({.threads = 2048}), "toy: threads of a CTA: 2048");
   EXPECT_DEATH(
       launch({.threads = 32, .shared_bytes = (163u << 10) + 1}),

@@ -195,8 +195,11 @@ void CheckShape(const KernelLaunch& kernel, const LaunchRequest& request) {
     std::abort();
   };
   if (kernel.threads % kLanes != 0 || kernel.threads == 0) {
-    refuse("threads of a CTA, in whole warps of 32", kernel.threads,
-           kMaxThreads);
+    std::fprintf(stderr,
+                 "emulated kernel %s: threads of a CTA: %u, but must be a "
+                 "multiple of 32, above 0\n",
+                 kernel.name, kernel.threads);
+    std::abort();
   }
   if (kernel.threads > kMaxThreads) {
     refuse("threads of a CTA", kernel.threads, kMaxThreads);
@@ -204,7 +207,9 @@ void CheckShape(const KernelLaunch& kernel, const LaunchRequest& request) {
   if (kernel.shared_bytes > request.shared_bytes) {
     refuse("bytes of shared memory", kernel.shared_bytes, request.shared_bytes);
   }
-  if (kernel.grid_x > 0x7fffffffu) refuse("CTAs", kernel.grid_x, 0x7fffffffu);
+  if (kernel.grid_x > 0x7fffffffu) {
+    refuse("CTAs in x", kernel.grid_x, 0x7fffffffu);
+  }
   if (kernel.grid_y > 0xffffu) refuse("CTAs in y", kernel.grid_y, 0xffffu);
   const uint64_t all = uint64_t{kernel.grid_x} * kernel.grid_y;
   if (kernel.ctas_together && all > request.multiprocessors) {

@@ -158,7 +158,7 @@ TEST(PrimitivesTest, AsyncCopiesOfEveryWidthArrive) {
 }
 
 TEST(PrimitivesTest, BulkCopiesHaveArrivedWhenTheirBarriersPhaseEnds) {
-  if (!HasBulkCopies()) GTEST_SKIP() << "bulk copies are those of sm_90";
+  if (!HasBulkCopies()) GTEST_SKIP() << "bulk copies need sm_90";
   for (const uint32_t tiles : {1u, 2u, 5u}) {
     const Words in = RandomWords(size_t{256} * tiles, tiles);
     for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
@@ -459,7 +459,7 @@ TEST(PrimitivesTest, AtomicsOfManyCtasAddUp) {
   }
 }
 
-TEST(PrimitivesTest, AnAcquireSeesTheWritesBeforeTheReleaseItReads) {
+TEST(PrimitivesTest, AnAcquireSeesWhatWasWrittenBeforeTheReleaseThatItReads) {
   const Words in = RandomWords(64, 5);
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     EmulatedTest test(seed);

@@ -203,7 +203,7 @@ void SwitchTo(Fiber* next) {
       next != nullptr ? next->stack_pointer : launch.main_stack_pointer);
 }
 
-// Lets other threads run until one of them makes the current thread ready.
+// Runs other threads until the current thread is ready and is chosen again.
 void Suspend() {
   Fiber* const next = TakeReady();
   if (next != current_fiber) SwitchTo(next);

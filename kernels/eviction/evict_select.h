@@ -17,7 +17,7 @@ struct Eviction {
   int64_t sinks = 0;    // the first slots, always kept
   int64_t recent = 0;   // the last slots, always kept; at least one
   float lambda = 0.5f;  // weight of the attention mass, 0 to 1
-  float decay = 1.0f;   // factor of the mass per eviction; above 0, to 1
+  float decay = 1.0f;   // factor of the mass; above 0 and at most 1
   // True if f is multiplied by 1/2 in the formula of EvictSelectParams.
   bool halves_friendliness = false;
   // The index at which this eviction's slots [units, k] begin in
@@ -35,8 +35,9 @@ struct Eviction {
 // the sinks and the recent slots. The best ones have the greatest
 //   lambda * norm(S) + (1 - lambda) * f,  f = (1 - norm(Ek)) + (1 - norm(Ev))
 // computed in float32 in this order. S is the attention mass (score) of a slot;
-// Ek and Ev are the quantization errors of its key and value. f is halved if
-// halves_friendliness. Among equal candidates the lower slots are kept.
+// Ek and Ev are the quantization errors of its key and value. f (friendliness)
+// is large if these errors are small; it is halved if halves_friendliness is
+// set. Among equal candidates the lower slots are kept.
 //
 // norm(x) = (x - least) / (greatest - least) over the unit's candidates, or 0
 // if all x are equal. If the errors of keys or values are not stored, their

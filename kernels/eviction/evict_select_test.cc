@@ -153,7 +153,7 @@ std::vector<int32_t> BruteForce(Slots& slots, const Eviction& eviction,
 }
 
 TEST(EvictSelectTest,
-     ABruteForceSearchOnRandomScoresWithTiesKeepsTheSameSlots) {
+     TheKeptSlotsEqualThoseOfABruteForceSearchEvenIfScoresAreEqual) {
   TestStream reference(1, CpuBackend::kReference);
   TestStream three(3);
   std::mt19937 engine(7);
@@ -204,7 +204,7 @@ struct KeptToken {
 // Simulates a long text, token by token. Each new token adds attention mass to
 // all tokens that are still kept. A list in the test records which tokens
 // should be kept.
-TEST(EvictSelectTest, ABruteForceSearchKeepsTheSameSlotsOverThousandsOfTokens) {
+TEST(EvictSelectTest, TheKeptSlotsOfALongTextEqualThoseOfABruteForceSearch) {
   struct Case {
     int64_t units;
     int64_t budget;
@@ -284,7 +284,7 @@ TEST(EvictSelectTest, ABruteForceSearchKeepsTheSameSlotsOverThousandsOfTokens) {
   }
 }
 
-TEST(EvictSelectTest, AnyNumberOfThreadsKeepsTheSameSlots) {
+TEST(EvictSelectTest, TheKeptSlotsDoNotDependOnTheNumberOfThreads) {
   constexpr int64_t kSlots = 9000;
   Slots slots(kSlots, 5, 64, true, true, 3);
   slots.Fill(3);

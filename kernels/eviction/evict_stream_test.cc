@@ -1,5 +1,5 @@
 // Tests kv_append, attention and eviction together on a long text, in a cache
-// with only a few hundred slots.
+// with only 64 slots.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -272,7 +272,6 @@ TEST(EvictStreamTest, SinkTokensAndTheLatestTokensAreKeptInOrder) {
       }
       middle[u] = positions;
     }
-    // Each unit keeps different tokens.
     EXPECT_NE(middle[0], middle[1]);
   }
 }

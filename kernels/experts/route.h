@@ -33,7 +33,7 @@ struct RouteParamsIn {
   Ptr<int32_t> tokens = nullptr;   // [T * K], the token of each row
   // [E + 1]: the first row of each expert in the list, then the number of rows
   Ptr<int32_t> first_rows = nullptr;
-  // [E], or null: the number of rows of each expert is added.
+  // [E], or null. The op adds each expert's number of rows to its element.
   Ptr<int64_t> load = nullptr;
 
   template <typename Visit>

@@ -13,7 +13,7 @@
 //
 // Layout: all arrays are contiguous.
 //
-// Bytes: the logits of a token (4 E bytes) are read K + 3 times: once from
+// Bytes: the logits of a token (4 E bytes) are read K + 2 times: once from
 // memory, then from caches. The T K chosen experts are read 2 E times from the
 // second-level cache. Operations: about 10 for each logit and pass. The lower
 // bound of the time is that of four small launches.

@@ -154,8 +154,8 @@ void PackPlane(const uint8_t* codes, int64_t count, int shift, int64_t bit,
       std::memcpy(to, &packed, kBits);
       continue;
     }
-    // Only codes of 4, 2 or 1 bits can begin inside a byte, so `moved` has at
-    // most 39 bits.
+    // Planes with fewer than 8 bits per code may begin inside a byte. Then
+    // eight codes take parts of kBits + 1 bytes.
     const uint64_t moved = packed << in_byte;
     for (int byte = 0; byte <= kBits; ++byte) {
       to[byte] = static_cast<uint8_t>(to[byte] | moved >> (8 * byte));

@@ -31,9 +31,10 @@ struct HadamardLatent {
   int64_t num_blocks = 0;
 };
 
-// y = H x for every latent of every row, or y = H^T x. For a block of order
-// n = k m, where channel a m + p is (a, p):
-//   1. for s = m/2, m/4, ..., 1 and all p without bit s:
+// y = H x for every latent x of every row, or y = H^T x. For a block of order
+// n = k m, with k = kernel_order, (a, p) stands for channel a m + p. z starts
+// as the block's part of x.
+//   1. for s = m/2, m/4, ..., 1 and all p in which the bit of value s is 0:
 //        (z[a, p], z[a, p + s]) = (z[a, p] + z[a, p + s],
 //                                  z[a, p] - z[a, p + s])
 //   2. if k > 1: acc = 0; for b = 0 .. k - 1: acc = acc + K[a, b] z[b, p]

@@ -119,9 +119,9 @@ void MultiplyLines(const HadamardBlock& block, const float* signs,
   }
 }
 
-// Multiplies x by a block with k > 1. x [k, m] is transposed first. So both
-// factors of the block can be computed with whole SIMD vectors even if m
-// is small.
+// Multiplies x by a block whose kernel_order k is above 1. x [k, m] is
+// transposed first, so that both factors of the block can be computed with
+// whole SIMD vectors even if m is small.
 void MultiplyKernel(const HadamardBlock& block, const float* signs,
                     const float* x, float scale, float* scratch, float* y) {
   const int64_t k = block.kernel_order;

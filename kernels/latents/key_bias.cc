@@ -31,11 +31,14 @@ absl::Status CheckColumns(const char* what, absl::Span<const int64_t> columns,
 }
 
 absl::Status Check(const KeyBiasParams& shape, const KeyBiasTables& tables) {
-  if (shape.num_kv_heads < 1 || shape.num_heads < 1 ||
-      shape.num_heads % shape.num_kv_heads != 0) {
+  if (shape.num_kv_heads < 1) {
+    return Refuse(kKernels.op, "kv_heads", 1, shape.num_kv_heads);
+  }
+  if (shape.num_heads < 1 || shape.num_heads % shape.num_kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        kKernels.op, ": the number of query heads, ", shape.num_heads,
-        ", is not a multiple of the number of KV heads, ", shape.num_kv_heads));
+        kKernels.op, ": the number of query heads must be a positive multiple ",
+        "of the number of KV heads, ", shape.num_kv_heads, ", but is ",
+        shape.num_heads));
   }
   if (shape.tile_pairs < 0) {
     return Refuse(kKernels.op, "tile_pairs", 0, shape.tile_pairs);
@@ -53,13 +56,14 @@ absl::Status Check(const KeyBiasParams& shape, const KeyBiasTables& tables) {
   const int64_t pairs =
       shape.num_kv_heads * (shape.tile_pairs + shape.exact_pairs);
   if (static_cast<int64_t>(tables.pairs.size()) != pairs) {
-    return Refuse(kKernels.op, "pairs", pairs,
-                  static_cast<int64_t>(tables.pairs.size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat(kKernels.op, ": there must be ", pairs,
+                     " pairs, but there are ", tables.pairs.size()));
   }
   int64_t head_dim = 0;
   for (const KeyBiasPair& pair : tables.pairs) {
     for (const int32_t index : {pair.first, pair.second}) {
-      if (index < 0) return Refuse(kKernels.op, "number of a pair", 0, index);
+      if (index < 0) return Refuse(kKernels.op, "index in a pair", 0, index);
       head_dim = std::max<int64_t>(head_dim, index + 1);
     }
   }

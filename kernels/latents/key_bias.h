@@ -5,16 +5,16 @@
 // the codes' levels, although it is the same for all tokens. RoPE rotates the
 // numbers of a key in pairs, and the cache handles the bias of a pair in one of
 // three ways:
-//   tile pairs hardly turn within a tile of kKeyBiasTile positions. The cache
-//     has R(n) (W x + b) - R(a) b, where a is the centre of the position's
-//     tile.
+//   tile pairs: the cache has R(n) (W x + b) - R(a) b, where a is the centre of
+//     the position's tile. Such pairs hardly turn within a tile of kKeyBiasTile
+//     positions, so little of b is left.
 //   exact pairs: the cache has R(n) W x.
 //   all other pairs: the cache has the key with its bias.
 // If the mean M of W x + b was measured, M takes the place of b here, and the
 // projection adds b - M to the pairs from which the cache leaves M out.
-// Attention adds q . R(a) b and q . R(n) b to the scores (AttentionKeyBias).
-// Both depend only on the slot's own position, so nothing is stored, and slots
-// may move.
+// Attention adds q . R(a) b (tile pairs) and q . R(n) b (exact pairs) to the
+// scores (AttentionKeyBias). The rotated biases depend only on the slot's own
+// position, so nothing is stored, and slots may move.
 #pragma once
 
 #include <cstdint>

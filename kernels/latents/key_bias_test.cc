@@ -236,8 +236,8 @@ TEST(KeyBiasTest, TheErrorNamesTheInvalidField) {
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
   };
   refuses([](Layer* l) { l->params.num_heads = 5; },
-          "the number of query heads, 5, is not a multiple of the number of KV "
-          "heads, 2");
+          "the number of query heads must be a positive multiple of the number "
+          "of KV heads, 2, but is 5");
   refuses([](Layer* l) { l->params.tile_pairs = -1; },
           "tile_pairs: must be at least 0, but is -1");
   refuses([](Layer* l) { l->params.exact_pairs = 9; },
@@ -247,9 +247,9 @@ TEST(KeyBiasTest, TheErrorNamesTheInvalidField) {
   refuses([](Layer* l) { l->params.unit = std::nanf(""); },
           "unit must be a power of two, but is nan");
   refuses([](Layer* l) { l->pairs.pop_back(); },
-          "pairs: must be at least 24, but is 23");
+          "there must be 24 pairs, but there are 23");
   refuses([](Layer* l) { l->pairs[1].second = -4; },
-          "number of a pair: must be at least 0, but is -4");
+          "index in a pair: must be at least 0, but is -4");
   refuses([](Layer* l) { l->key_column.pop_back(); },
           "there are 2 heads, but key_column has 1 columns");
   refuses([](Layer* l) { l->query_column[0] = -2; },

@@ -18,19 +18,19 @@ namespace kvasir::kernels {
 //
 // Parts without codes store the numbers themselves, rounded to the part's dtype
 // (to nearest, ties to even). Codes of b bits are computed in float32 with IEEE
-// division (docs/artifact.md, Codes), in one of three ways, in which levels =
-// 2^b - 1.
+// division (docs/artifact.md, Codes), in one of three ways. The greatest code
+// is most = 2^b - 1.
 //
 //   ranges in slots, per run: minimum = the least number rounded down to
-//     param_dtype; scale = max(greatest - minimum, 0) / levels rounded up to
+//     param_dtype; scale = max(greatest - minimum, 0) / most rounded up to
 //     param_dtype; code = 0 if scale is 0, else round-half-even(clamp((x -
-//     minimum) / scale, 0, levels))
+//     minimum) / scale, 0, most))
 //   static ranges: code as above, from the scale and minimum of the channel; a
 //     channel of 0 bits has no code
-//   levels: x becomes u = x * (sqrt(R') / sqrt(sum of x^2)), code = the number
-//     of edges (levels[i - 1] + levels[i]) / 2 below u; scale = sqrt(sum of
-//     x^2) / sqrt(sum of levels[code]^2) rounded to param_dtype. Sums are FMA
-//     chains in 16 lanes, number c in lane c % 16, then TreeSum
+//   levels: x becomes u = x * (sqrt(width) / sqrt(sum of x^2)), code = the
+//     number of edges (levels[i - 1] + levels[i]) / 2 below u; scale = sqrt(sum
+//     of x^2) / sqrt(sum of levels[code]^2) rounded to param_dtype. Sums are
+//     FMA chains in 16 lanes, number c in lane c % 16, then TreeSum
 //
 // Codes are always valid and ranges always finite, so a bad number affects only
 // its own token. A number that is not finite is coded like 0 and reported in
@@ -54,8 +54,8 @@ struct KvAppendPartIn {
   int64_t column = 0;  // the column of a row at which the part's latents begin
   LatentPartIn<Ptr> part;
   // The op adds the number of codes that were clamped to their static range. A
-  // code is clamped if (x - minimum) / scale is below -1/2 or at least levels +
-  // 1/2. Null: clamped codes are not counted. Parts may share a counter.
+  // code of b bits is clamped if (x - minimum) / scale is below -1/2 or at
+  // least 2^b - 1/2. Null: nothing is counted. Parts may share a counter.
   Ptr<int64_t> clamped = nullptr;
   // The unit (slot_metadata.h) of each group [G]. Null: the part's quantization
   // errors are not stored.

@@ -105,8 +105,8 @@ template <typename T>
 struct Latent {
   const LatentPartArgs& part;
   const LatentGroup& group;
-  const T* from;   // [R']
-  uint8_t* codes;  // [R'] in shared memory of this warp
+  const T* from;   // [group.width]
+  uint8_t* codes;  // [group.width] in shared memory of this warp
   SlotBytes params;
   bool wants_error;
 
@@ -125,7 +125,7 @@ struct Found {
   uint32_t clamped = 0;
   bool not_finite = false;
   // This thread's part of the sum of squared errors. kv_append.h sums in 16
-  // lanes: lanes i and i + 16 of the warp together hold lane i of the sum.
+  // lanes: lanes i and i + 16 of the warp both compute lane i of the sum.
   float error = 0.0f;
 
   // Returns x; or 0 if x is not finite, which is recorded in not_finite.

@@ -14,7 +14,7 @@ namespace {
 
 // One latent, and the slot in which it is stored.
 struct Latent {
-  const float* from;  // [R']
+  const float* from;  // [group.width]
   char* codes;
   char* params;
 };

@@ -160,7 +160,7 @@ absl::Status CheckLevels(const char* op, const LatentPart& part) {
     return absl::InvalidArgumentError(absl::StrCat(
         op, ": level ", i, " is ", level,
         ", but must be a whole multiple of 1/127 of the largest magnitude, ",
-        largest));
+        largest, ", which must be finite and above 0"));
   }
   return absl::OkStatus();
 }

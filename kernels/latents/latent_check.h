@@ -13,8 +13,7 @@ namespace kvasir::kernels {
 // Checks that a part obeys latent_view.h: its runs, static ranges, slots, tiles
 // and granules. Reads only the tables, not the pages.
 //
-// Errors: INVALID_ARGUMENT; the text names the op, the group, the value and the
-// limit.
+// Errors: INVALID_ARGUMENT; the text names the op, the value and the limit.
 absl::Status CheckLatentPart(const char* op, const LatentPart& part,
                              int64_t page_tokens, int64_t device_granule);
 

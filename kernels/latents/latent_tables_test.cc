@@ -77,7 +77,7 @@ TEST(LatentTablesTest, GroupsAndTheirRunsAreCopiedToTheDevice) {
   expect_runs(2, want_last);
 }
 
-TEST(LatentTablesTest, PreparingTablesFailsIfDeviceMemoryIsUsedUp) {
+TEST(LatentTablesTest, PreparingTablesFailsIfDeviceMemoryDoesNotSuffice) {
   base::ThreadPool pool(1);
   CpuDevice device(&pool, CpuBackend::kReference, 64);
   std::vector<LatentGroup> groups(9);

@@ -29,8 +29,8 @@ absl::Status CheckHeads(const char* op, int64_t num_heads,
   if (num_kv_heads < 1) return Refuse(op, "kv_heads", 1, num_kv_heads);
   if (num_heads < 1 || num_heads % num_kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        op, ": the number of query heads, ", num_heads,
-        ", is not a multiple of the number of KV heads, ", num_kv_heads));
+        op, ": the number of query heads must be a positive multiple of the ",
+        "number of KV heads, ", num_kv_heads, ", but is ", num_heads));
   }
   return absl::OkStatus();
 }

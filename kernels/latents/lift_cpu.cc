@@ -23,8 +23,8 @@ namespace kvasir::kernels {
 // panels repeatedly; they stay in the second-level cache.
 inline constexpr int64_t kLiftRows = 48;
 inline constexpr int64_t kLiftPanels = 8;
-// The largest depth k of one pass. If a matrix is no deeper than this, the rows
-// of a tile are copied only once for all panels.
+// The most numbers of a row that one pass copies and multiplies. If rows are no
+// longer than this, a tile's rows are copied only once for all panels.
 inline constexpr int64_t kLiftBlockK = 512;
 inline constexpr int64_t kLiftTileRows = 12;
 inline constexpr int64_t kLiftScratchFloats =

@@ -156,7 +156,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{1, 4, DType::kBf16, {{64, 160}, {64, 24}}},
                       Case{7, 3, DType::kF16, {{33, 8}, {33, 96}, {33, 41}}},
                       Case{53, 2, DType::kBf16, {{64, 300}, {64, 64}}},
-                      // The matrix is deeper than one pass.
+                      // The inputs are wider than kLiftBlockK (512).
                       Case{5, 2, DType::kF32, {{600, 40}, {1100, 40}}},
                       Case{0, 1, DType::kF32, {{16, 24}}}));
 
@@ -284,7 +284,7 @@ TEST(PackAsTheyLieTest, BlocksThatDoNotFitIntoTheMatrixAreRefused) {
     EXPECT_THAT(PackAsTheyLie(shape, rows, first, memory.data()),
                 base::StatusIs(absl::StatusCode::kOutOfRange, HasSubstr(why)));
   };
-  expect({block.data(), 2, 40}, 1, "rows [1, 3) of W, which has only 2 rows");
+  expect({block.data(), 2, 40}, 1, "rows [1, 3) of W, but W has rows [0, 2)");
   expect({block.data(), 2, 39}, 0, "row stride 39 is less than n, which is 40");
 }
 
@@ -310,8 +310,8 @@ TEST(LiftRefusalTest, TheErrorNamesTheInvalidField) {
   column_out = {0, 0, 0};
   matrices.push_back(matrix);
   expect(
-      "the number of query heads, 3, is not a multiple of the number of KV "
-      "heads, 2");
+      "the number of query heads must be a positive multiple of the number of "
+      "KV heads, 2, but is 3");
 }
 
 TEST(ComplexLiftRefusalTest, AChannelPairThatTheHeadDoesNotHaveIsRefused) {

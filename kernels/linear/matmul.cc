@@ -27,8 +27,7 @@ absl::Status CheckDevice(DeviceKind device, const MatmulParams& params) {
     if (layout != WeightLayout::kPanels32) {
       return absl::InvalidArgumentError(
           "matmul: the weight must be in panels of 32 columns on the CPU, not "
-          "in "
-          "rows");
+          "in rows");
     }
     if (params.y_dtype != DType::kF32) {
       return absl::InvalidArgumentError(
@@ -44,9 +43,8 @@ absl::Status CheckDevice(DeviceKind device, const MatmulParams& params) {
   }
   if (params.y_dtype != DType::kF32 && params.y_dtype != params.dtype) {
     return absl::UnimplementedError(absl::StrCat(
-        "matmul: on a GPU, y must have the type F32 or that of the "
-        "activations, ",
-        DTypeName(params.dtype), ", not ", DTypeName(params.y_dtype)));
+        "matmul: on a GPU, y must be F32 or have the type of the activations (",
+        DTypeName(params.dtype), "), but is ", DTypeName(params.y_dtype)));
   }
   if (params.weight.n > kMostColumns) {
     return absl::UnimplementedError(

@@ -54,10 +54,9 @@ using PackedMatrixArgs = PackedMatrixIn<LaunchPtr>;
 //
 // A GPU computes the same chain unless x and W have the same 16-bit type. Then
 // 16 products at a time are added to acc, in the order of k (matmul_cuda.cu).
-//
-// If the launcher has a library for products (device/gemm.h) and rows of x, W
-// and y begin at multiples of 16 bytes, the library computes the product. It
-// adds in its own order, and the bias is first rounded to y's type.
+// But if the launcher also has a library for products (device/gemm.h), and rows
+// of x, W and y begin at multiples of 16 bytes, the library computes the
+// product. It adds in its own order, and the bias is first rounded to y's type.
 template <template <typename> class Ptr>
 struct MatmulParamsIn {
   Ptr<const float> x = nullptr;  // [T, K], rows x_row_stride apart

@@ -6,12 +6,13 @@
 // order of k, with rows of x as A and rows of W as B, summed in float32. Both
 // are padded with zeros after K. The sum over K is not split. There are four
 // tile shapes:
-// - up to 16 rows: 16 x 32. Even N = 4096 gives 128 CTAs, which together read W
-// once, 256 bytes of a row at a time, three stages ahead;
+// - up to 16 rows: 16 x 32. Such narrow tiles give many CTAs, 128 for N = 4096.
+//   Each reads its rows of W once, 256 bytes of a row at a time, three stages
+//   ahead;
 // - up to 64 rows: 64 x 32;
 // - more rows: the largest of 128 x 128, 64 x 128 and 64 x 32 that gives work
-// to half of the multiprocessors. Larger tiles read less from the second-level
-// cache, whose bandwidth limits the speed with many rows.
+//   to half of the multiprocessors. Larger tiles read less from the
+//   second-level cache, whose bandwidth limits the speed with many rows.
 // CTAs run in the order of tile_order.h.
 // Other types: one chain of fused multiply-adds in the order of k over exact
 // float32 values, with the CPU's bits. It is for tests and small models, and as
@@ -98,8 +99,10 @@ struct Sizes {
   static constexpr int32_t kWarpColumns = Tile::kColumns / Tile::kWarpsAcross;
   static constexpr int32_t kDown = kWarpRows / 16;
   static constexpr int32_t kAcross = kWarpColumns / 8;
-  static_assert(kWarpRows % 16 == 0 && kWarpColumns % 8 == 0, "whole mma");
-  static_assert(Tile::kDepth % (2 * kStep) == 0, "W is loaded for two steps");
+  static_assert(kWarpRows % 16 == 0 && kWarpColumns % 8 == 0,
+                "a warp computes whole mma tiles");
+  static_assert(Tile::kDepth % (2 * kStep) == 0,
+                "a stage must have whole pairs of steps");
   static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024,
                 "a kernel has only 48 KiB of shared memory by default");
 };

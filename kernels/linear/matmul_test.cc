@@ -207,7 +207,7 @@ TEST(PackTest, FindsTheFirstNonFiniteNumberInArraysOfEveryNumberType) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
     VisitDType(dtype, [&](auto type) {
       using T = decltype(type);
-      // The largest finite number has all exponent bits except one.
+      // In F16, -65504 is finite although it lacks only one exponent bit.
       std::vector<T> numbers(kCount, FromFloat<T>(-65504.0f));
       EXPECT_EQ(-1, FirstNotFinite(numbers.data(), dtype, kCount));
       numbers[2499] = FromFloat<T>(std::numeric_limits<float>::quiet_NaN());
@@ -251,7 +251,7 @@ TEST(PackTest, BlocksOfSeveralMatricesCanBePackedIntoOneMatrixInAnyOrder) {
       PackRows(shape, {second.data(), 20, 50}, 41, memory.data()),
       base::StatusIs(
           absl::StatusCode::kOutOfRange,
-          HasSubstr("columns [41, 61) of W, which has only 60 columns")));
+          HasSubstr("columns [41, 61) of W, but W has columns [0, 60)")));
 }
 
 TEST(PackTest, MatricesOfEitherOrientationArePackedAsRows) {

@@ -1,5 +1,5 @@
-// Packs rows into panels by transposing 32 columns at a time. For the layout
-// kRows, rows are only copied.
+// PackRows transposes rows into panels, 32 columns at a time, and only copies
+// them for the layout kRows. For PackAsTheyLie it is the other way round.
 #include "kernels/linear/pack.h"
 
 #include <algorithm>
@@ -245,7 +245,7 @@ absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
     return absl::OutOfRangeError(
         absl::StrCat("pack: the block's rows become columns [", first_column,
                      ", ", first_column + block.num_rows,
-                     ") of W, which has only ", shape.n, " columns"));
+                     ") of W, but W has columns [0, ", shape.n, ")"));
   }
   if (block.row_stride < shape.k) {
     return absl::OutOfRangeError(
@@ -271,8 +271,8 @@ absl::Status PackAsTheyLie(const PackedMatrix& shape, const RowBlock& block,
       first_row > shape.k - block.num_rows) {
     return absl::OutOfRangeError(
         absl::StrCat("pack: the block's rows become rows [", first_row, ", ",
-                     first_row + block.num_rows, ") of W, which has only ",
-                     shape.k, " rows"));
+                     first_row + block.num_rows, ") of W, but W has rows [0, ",
+                     shape.k, ")"));
   }
   if (block.row_stride < shape.n) {
     return absl::OutOfRangeError(

@@ -20,7 +20,8 @@ struct RowBlock {
 
 // Writes W's columns [first_column, first_column + block.num_rows) into
 // `memory`, which has shape.bytes() bytes. `shape` gives k, n, dtype and
-// layout; its data is not used. Returns OUT_OF_RANGE if the block does not fit.
+// layout; its data is not used. Returns OUT_OF_RANGE if the block does not fit
+// or its row_stride is below k.
 //
 // Blocks may come in any order, and from several matrices: for example, W may
 // have the columns of the q, k and v matrices side by side. For a slice along
@@ -32,9 +33,9 @@ struct RowBlock {
 absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
                       int64_t first_column, void* memory);
 
-// Like PackRows, but for a matrix that is stored as [K, N], so nothing is
-// transposed: row i of `block` is W's row first_row + i. Only the first n
-// numbers of a row are used. Returns OUT_OF_RANGE if the block does not fit.
+// Like PackRows, but for a matrix that is stored as [K, N]: row i of `block` is
+// W's row first_row + i, and only its first n numbers are used. Returns
+// OUT_OF_RANGE if the block does not fit or its row_stride is below n.
 absl::Status PackAsTheyLie(const PackedMatrix& shape, const RowBlock& block,
                            int64_t first_row, void* memory);
 

@@ -1,5 +1,5 @@
-// embedding: looks up the rows of the embedding table for token ids, as
-// float32, and adds learned positions if the model has them. C++17.
+// embedding: looks up the rows of the embedding table for token ids, and adds
+// learned positions if the model has them. C++17.
 #pragma once
 
 #include <cstdint>

@@ -9,10 +9,10 @@ namespace {
 
 constexpr OpKernels<NormParams> kKernels = {"norm", &NormReference, &NormSimd};
 
-// If the size of a row and the distance between rows are multiples of 16 bytes,
-// a GPU always reads 16 bytes at a time, so rows must be aligned. Reading
-// unaligned rows in another way would change the order of sums, which may
-// depend only on sizes.
+// If the size of a row and params.stride are multiples of 16 bytes, a GPU
+// always reads 16 bytes at a time, so rows must be aligned. Reading unaligned
+// rows in another way would change the order of sums, which may depend only on
+// sizes.
 absl::Status CheckAlignment(const NormParams& params) {
   constexpr int64_t kAccessBytes = 16;
   if (params.columns * DTypeBytes(params.dtype) % kAccessBytes != 0 ||

@@ -28,10 +28,10 @@ enum class NormKind {
 // lanes, and then adds the lanes in a fixed tree (scalar_math.h).
 //
 // On a GPU, a row is divided into packs of 16 bytes if the size of a row and
-// the distance between longer rows (`stride`) are multiples of 16 bytes. All
-// pointers must then be aligned to 16 bytes. Otherwise a pack is a single
-// number. Thread t of 256 adds the numbers of packs t, t + 256, ... in order.
-// Then simt::CtaSum adds the sums of the threads.
+// the field `stride` are multiples of 16 bytes. All pointers must then be
+// aligned to 16 bytes. Otherwise a pack is a single number. Thread t of 256
+// adds the numbers of packs t, t + 256, ... in order. Then simt::CtaSum adds
+// the sums of the threads.
 template <template <typename> class Ptr>
 struct NormParamsIn {
   // [T, M], written only if there is a residual

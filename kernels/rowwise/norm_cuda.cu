@@ -4,9 +4,9 @@
 // pointers' type; weight and bias are float32. Sums are float32.
 //
 // Layout: rows of M numbers. They are read in packs of 16 bytes if the size of
-// a row and the distance between longer rows are multiples of 16 bytes (all
-// pointers are then aligned), otherwise one number at a time. Order of sums
-// (norm.h): a thread's packs in order, then simt::CtaSum.
+// a row and args.stride are multiples of 16 bytes (all pointers are then
+// aligned), otherwise one number at a time. Order of sums (norm.h): a thread's
+// packs in order, then simt::CtaSum.
 //
 // Bytes of a row with B bytes per number: x is read and out is written (2 M B).
 // With a residual, the residual is read and x is written (2 M B more). Weight

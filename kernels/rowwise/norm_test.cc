@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NormPartsTest,
                                 Parts{5, 3, 8, 7, 64},
                                 Parts{41, 5, 128, 64, 1024}));
 
-TEST(NormPartsTest, RowsThatOverlapOrHaveAResidualAreRefused) {
+TEST(NormPartsTest, OverlappingPartsAndPartsWithAResidualAreRefused) {
   std::vector<float> x(24);
   NormArgs params;
   params.x = x.data();

@@ -21,14 +21,16 @@ absl::Status WrongPairs(const char* what, int64_t most, int64_t have) {
                                                  ", but is ", have));
 }
 
-// Checks one head. Does not check its list of pairs if the list is `known`,
-// because this list has already been checked.
+// Checks one head. `known` is a list of pairs that has already been checked, or
+// null. If the head has this list, its entries are not checked again.
 absl::Status CheckHead(const RopeHead& head, const int32_t* known,
                        const RopeTensor& tensor, int64_t angles) {
   if (head.num_pairs < 0) {
     return Refuse(kKernels.op, "pairs", 0, head.num_pairs);
   }
-  if (head.begin < 0) return Refuse(kKernels.op, "begin", 0, head.begin);
+  if (head.begin < 0) {
+    return Refuse(kKernels.op, "begin of a head", 0, head.begin);
+  }
   if (tensor.row_stride < head.begin + 2 * head.num_pairs) {
     return Refuse(kKernels.op, "row_stride", head.begin + 2 * head.num_pairs,
                   tensor.row_stride);
@@ -52,8 +54,8 @@ absl::Status CheckTensor(const RopeTensor& tensor,
   if (tensor.num_heads < 0) {
     return Refuse(kKernels.op, "heads", 0, tensor.num_heads);
   }
-  // The previous head's list of pairs, which has already been checked.
-  // Neighbouring heads often share a list, and it need not be checked again.
+  // The previous head's list of pairs. Neighbouring heads often share a list,
+  // which is then checked only once.
   const int32_t* known = nullptr;
   for (size_t h = 0; h < heads.size(); ++h) {
     const bool same = h > 0 && heads[h].num_pairs <= heads[h - 1].num_pairs;

@@ -21,9 +21,9 @@ enum class RopePairing : uint8_t {
 uint64_t RopeStep(double radians_per_position);
 
 // A head with its own list of angles, one for each pair. Examples: a head from
-// which RAP has pruned some pairs, and a head of complex channels, of which
-// several may use the same angle. The head's 2n numbers are laid out like those
-// of a head that has only n pairs.
+// which a compression method (RAP) has pruned some pairs, and a head of complex
+// channels, of which several may use the same angle. The head's 2n numbers are
+// laid out like those of a head that has only n pairs.
 struct RopeHead {
   int64_t begin = 0;      // offset of the head's numbers in a row
   int64_t num_pairs = 0;  // n

@@ -58,7 +58,7 @@ std::vector<double> Frequencies(int64_t rotary_dim) {
   return frequencies;
 }
 
-// q with 3 heads and k with 2, in rows that are longer than their heads.
+// q with 3 heads, in rows that have 5 more numbers, and k with 2 heads.
 struct Tensors {
   std::vector<float> q;
   std::vector<float> k;
@@ -287,8 +287,8 @@ INSTANTIATE_TEST_SUITE_P(
                       HeadsCase{RopePairing::kHalfSplit, 5}));
 
 TEST(RopeStepTest, TheStepEqualsTheFractionOfATurnPerPosition) {
-  // M_PI has a relative error of about 2^-53, so a step near 2^63 may be wrong
-  // by 2^11.
+  // M_PI has a relative error of at most 2^-53, so a step near 2^63 may be
+  // wrong by 2^10. The test allows twice as much.
   const auto distance = [](uint64_t a, uint64_t b) {
     return std::min(a - b, b - a);
   };

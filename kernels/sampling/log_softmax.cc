@@ -72,8 +72,8 @@ absl::Status LogSoftmax(Stream& stream, const LogSoftmaxParams& params,
     return absl::InvalidArgumentError(absl::StrCat(
         "log_softmax: chunk [", params.vocab_begin, ", ",
         params.vocab_begin + params.vocab_count,
-        ") must begin and, unless it is the last chunk, end at a multiple of ",
-        kVocabBlock));
+        "): its begin and, unless it is the last chunk, its end must be ",
+        "multiples of ", kVocabBlock, " from 0 on"));
   }
   KVASIR_RETURN_IF_ERROR(
       CheckDeviceLogits(kKernels.op, stream.device(), params.vocab_count));

@@ -46,7 +46,7 @@ bool HasWideRows(const Args& args, int64_t columns) {
 template <int n, int ahead, typename Visit>
 KVASIR_DEVICE void ForLogits(const float* logits, int32_t vocab,
                              const Visit& visit) {
-  static_assert(ahead % n == 0, "whole packs");
+  static_assert(ahead % n == 0, "`ahead` must be whole packs of n logits");
   constexpr auto kThreads = static_cast<int32_t>(kLogitThreads);
   const auto* const packs =
       reinterpret_cast<const simt::Pack<float, n>*>(logits);

@@ -57,9 +57,9 @@ inline constexpr int32_t kLogitNotFinite = -2;
 // likely id) -> inverse CDF over the remaining ids, in descending order. Equal
 // logits are ordered by id, lower first.
 //
-// If every id is banned, the result is kNoTokenAllowed. Penalties and biases
-// may make logits infinite. An id with a logit of infinity is always taken. If
-// all logits are -infinity, the lowest id that is not banned is taken.
+// If bans and mask exclude all ids, the result is kNoTokenAllowed. Penalties
+// and biases may make logits infinite. An id with a logit of infinity is always
+// taken. If all are -infinity, the lowest id that is not excluded is taken.
 //
 // No token is drawn from a row with a raw logit that is infinite or NaN. The
 // row's result is then kLogitNotFinite.

@@ -73,7 +73,8 @@ struct SampleShared {
   Found found[kStages];
   LogSoftmaxState state;
 };
-static_assert(sizeof(SampleShared) % alignof(LogitBlock) == 0, "blocks follow");
+static_assert(sizeof(SampleShared) % alignof(LogitBlock) == 0,
+              "LogitBlocks follow it in shared memory");
 
 // The largest of the logits that one thread visits, and its id. If several
 // logits are equal, the lowest of their ids is kept.

@@ -143,8 +143,7 @@ int32_t Draw(const SampleRowArgs& row, int64_t vocab,
         order.Next();
         ++kept;
       }
-      // Weights are relative to the most likely id, like min_p: its weight
-      // is 1.
+      // min_p is relative to the largest weight, which is 1.
       if (prefix > 0 && weight_of(prefix) < static_cast<double>(row.min_p)) {
         break;
       }

@@ -100,7 +100,7 @@ TEST(SampleTest, DrawnTokensFollowTheProbabilityDistribution) {
 
 TEST(SampleTest, TemperatureSharpensTheDistribution) {
   SampleRowArgs row;
-  // This squares the probabilities. Normalised, id 1 has 0.16 / 0.3 = 16/30.
+  // Temperature 0.5 squares the probabilities: id 1 has 0.16 / 0.3 = 16/30.
   row.temperature = 0.5f;
   const auto counts = Histogram(kFour, row, 20000);
   EXPECT_NEAR(16.0 / 30.0, counts.at(1) / 20000.0, 0.015);

@@ -299,13 +299,14 @@ KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
   return interval;
 }
 
-// The most splits of an interval. No row reaches this limit. A split by order
-// reduces an interval of n keys to n / 6 + 5, or to n / 3 if the first cut is
-// moved to the end of a logit (CutsBetween). A row needs at most 53 splits:
-// - 34 reduce the interval from 2^64 keys to 2^38 (64 logits): 17 splits by
-//   order, which divide by 3, each followed by a split by value;
-// - 2 reduce it to 2^35 keys, where a sixth is hardly more than a logit: both
-//   divide by 3;
+// The most splits of an interval. No row reaches this limit. A split at equal
+// distances in keys reduces an interval of n keys to n / 6 + 5, or to n / 3 if
+// the first cut is moved to the end of a logit (CutsBetween). A logit has 2^32
+// keys. A row needs at most 53 splits:
+// - 34 reduce the interval from 2^64 keys to 2^38 (64 logits): 17 splits in
+//   keys, which divide by 3, each followed by a split in logits;
+// - 2 reduce it to 2^35 keys, a sixth of which is hardly more than a logit;
+//   both divide by 3;
 // - 6 reduce it to the 2^20 ids of one logit: each divides by 6;
 // - 11 reduce it to one id: 8 divide by 6, one divides by 3, and 2 are needed
 //   because of the added 5.

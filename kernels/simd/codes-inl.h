@@ -57,7 +57,7 @@ class LevelTable {
   const float* levels_;
 };
 
-// Replaces `count` codes, rounded up to whole vectors, by their levels.
+// Replaces codes by their levels. `count` is rounded up to whole vectors.
 inline void LookUpLevels(const float* levels, int64_t count, float* codes) {
   const LevelTable table(levels);
   const hn::RebindToSigned<Floats> d32;

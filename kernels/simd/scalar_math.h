@@ -179,8 +179,8 @@ KVASIR_HOST_DEVICE inline ReducedAngle ReduceTurns(uint64_t turns) {
   constexpr uint64_t kEighth = uint64_t{1} << 61;
   const uint64_t quarter = (turns + kEighth) >> 62;
   const int64_t rest = static_cast<int64_t>(turns - (quarter << 62));
-  // Rounds the remainder to its upper 32 bits, whose unit is 1.5e-9 rad. This
-  // is far below the precision of float32.
+  // Rounds the remainder to its upper 32 bits. Their unit, 1.5e-9 rad, is far
+  // below the distance of float32 numbers near 1 (6e-8).
   const int32_t top = static_cast<int32_t>((rest + (int64_t{1} << 31)) >> 32);
   return {static_cast<uint32_t>(quarter),
           static_cast<float>(top) * trig_constants::kRadiansPerUnit};

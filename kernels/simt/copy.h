@@ -13,7 +13,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 template <int bytes>
 KVASIR_DEVICE void CopyAsync(void* shared, const void* global,
                              Site site = Site::Here()) {
-  static_assert(bytes == 4 || bytes == 8 || bytes == 16, "width");
+  static_assert(bytes == 4 || bytes == 8 || bytes == 16,
+                "copies have 4, 8 or 16 bytes");
 #ifdef __CUDACC__
   (void)site;
   if constexpr (bytes == 16) {
@@ -64,8 +65,8 @@ struct alignas(8) CopyBarrier {
   uint64_t state;
 };
 
-// Initializes a CopyBarrier. Only one thread may call it. All threads that will
-// use the barrier must then meet at another barrier, such as SyncCta, first.
+// Initializes a CopyBarrier. Only one thread may call it. Before they use the
+// barrier, all its threads must meet at another one, such as SyncCta.
 KVASIR_DEVICE void InitCopyBarrier(CopyBarrier* barrier, uint32_t count,
                                    Site site = Site::Here()) {
 #ifdef __CUDACC__

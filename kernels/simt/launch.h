@@ -27,8 +27,8 @@ inline uint32_t Ctas(int64_t count, int64_t items_per_cta = 1,
 template <typename Args>
 void Launch(Launcher& launcher, KernelLaunch launch, void (*kernel)(Args),
             const std::common_type_t<Args>& args) {
-  static_assert(std::is_trivially_copyable_v<Args>, "travels as bytes");
-  static_assert(sizeof(Args) <= 4096, "a launch has room for 4096 bytes");
+  static_assert(std::is_trivially_copyable_v<Args>, "args are copied as bytes");
+  static_assert(sizeof(Args) <= 4096, "args have at most 4096 bytes");
   if (launch.grid_x == 0 || launch.grid_y == 0) return;
   launch.function = reinterpret_cast<const void*>(kernel);
 #ifndef __CUDACC__

@@ -87,8 +87,8 @@ enum class Order : uint8_t { kRelaxed, kAcquire, kRelease };
 
 template <Order order = Order::kRelaxed, typename T>
 KVASIR_DEVICE T LoadAtomic(const T* from, Site site = Site::Here()) {
-  static_assert(order != Order::kRelease, "a load acquires");
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "width");
+  static_assert(order != Order::kRelease, "a load cannot release");
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "T has 4 or 8 bytes");
 #ifdef __CUDACC__
   (void)site;
   if constexpr (sizeof(T) == 8) {
@@ -132,8 +132,8 @@ KVASIR_DEVICE T LoadAtomic(const T* from, Site site = Site::Here()) {
 
 template <Order order = Order::kRelaxed, typename T>
 KVASIR_DEVICE void StoreAtomic(T* to, T value, Site site = Site::Here()) {
-  static_assert(order != Order::kAcquire, "a store releases");
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "width");
+  static_assert(order != Order::kAcquire, "a store cannot acquire");
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "T has 4 or 8 bytes");
 #ifdef __CUDACC__
   (void)site;
   if constexpr (sizeof(T) == 8) {

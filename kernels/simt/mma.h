@@ -58,7 +58,8 @@ KVASIR_DEVICE void Mma(F16, float (&d)[4], const uint32_t (&a)[4],
 template <int count, bool transposed = false>
 KVASIR_DEVICE void LoadMatrices(uint32_t (&words)[count], const void* row,
                                 Site site = Site::Here()) {
-  static_assert(count == 1 || count == 2 || count == 4, "matrices");
+  static_assert(count == 1 || count == 2 || count == 4,
+                "count must be 1, 2 or 4");
 #ifdef __CUDACC__
   (void)site;
   const uint32_t from = SharedAddress(row);

@@ -15,9 +15,8 @@ import sys
 
 SKIPPED = 77
 GROWTH = 1.05
-# This kernel keeps the sums and scores of 32 rows in registers. So it spills the
-# state of an item, which it reads only at the start of a chunk, not in the loops of
-# products.
+# This kernel keeps the sums and scores of 32 rows in registers. It may spill other
+# values, because it does not read these in its loops of tensor-core products.
 MAY_SPILL = "prefill_attention: PrefillKernel<"
 FIGURES = ("registers", "bytes spilled", "bytes of stack", "bytes of static shared memory")
 TABLE = pathlib.Path(__file__).with_name("ptxas.txt")
@@ -48,7 +47,7 @@ def readable(names):
 
 
 def figures(reports):
-    """Returns {"norm: NormKernel<float, 4>": {"sm_80": FIGURES}} for ops, then for others."""
+    """Returns {"norm: NormKernel<float, 4>": {"sm_80": [FIGURES' values]}} for ops, then others."""
     ops, others = {}, {}
     for report in reports:
         found = list(ENTRY.finditer(report.read_text()))
@@ -93,10 +92,10 @@ def differences(have, want):
     for name in sorted(have.keys() - want.keys()):
         yield f"{name} is not in {TABLE.name}"
     for name in sorted(want.keys() - have.keys()):
-        yield f"{name} is in {TABLE.name} but no longer a kernel"
+        yield f"{name} is in {TABLE.name}, but no such kernel was compiled"
     for name in sorted(have.keys() & want.keys()):
         if have[name].keys() != want[name].keys():
-            yield f"{name}: for {sorted(have[name])}, in {TABLE.name} {sorted(want[name])}"
+            yield f"{name} is compiled for {sorted(have[name])}, but {TABLE.name} has {sorted(want[name])}"
         for arch in sorted(have[name].keys() & want[name].keys()):
             for what, now, before in zip(FIGURES, have[name][arch], want[name][arch]):
                 if now > before * GROWTH:
@@ -106,7 +105,7 @@ def differences(have, want):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--nvcc", default="nvcc")
-    parser.add_argument("--without", default="no reports", help="why there are none")
+    parser.add_argument("--without", default="no reports", help="why there are no reports")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("reports", nargs="*", type=pathlib.Path)
     args = parser.parse_args()

@@ -52,7 +52,7 @@ template <int n>
 KVASIR_DEVICE void LoadFloats(const float* from, float (&numbers)[n],
                               Site site = Site::Here()) {
   constexpr int kPart = n == 1 ? 1 : 4;
-  static_assert(n % kPart == 0, "whole accesses");
+  static_assert(n % kPart == 0, "n must be 1 or a multiple of 4");
   KVASIR_UNROLL
   for (int i = 0; i < n; i += kPart) {
     const auto part =

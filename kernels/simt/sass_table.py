@@ -33,8 +33,8 @@ HEAD = """\
 INSTRUCTION = re.compile(r"/\*(?P<at>[0-9a-f]{4,})\*/\s+(?:@!?(?P<guard>U?P\w+)\s+)?(?P<name>[A-Z][\w.]*)(?P<rest>[^;]*);")
 LABEL = re.compile(r"^(\.L_\w+):")
 FRAME = re.compile(r'//## File "([^"]+)", line (\d+)')
-# These run at half the rate of floats. Loads, moves, branches and barriers are
-# not arithmetic.
+# Integer arithmetic, which runs at half the rate of floats. Loads, moves, branches
+# and barriers are not arithmetic.
 INTEGER = re.compile(
     r"(IADD|IMAD|LOP|SHF|SHL|SHR|PRMT|ISETP|LEA|VIADD|IMNMX|VIMNMX|VIADDMNMX|SEL|SGXT|BMSK|POPC|FLO|IABS|I2F|F2I|F2F)")
 PADDING = ("NOP", "BRA", "BSYNC", "BSSY", "WARPSYNC", "BAR", "EXIT")
@@ -120,7 +120,7 @@ def kernels(cubin, nvdisasm):
 
 
 def measured(objects, cuobjdump, nvdisasm):
-    """Returns {"attention: MmaKernel<Bf16> sm_80": [Loop]} and the objects without the PTX."""
+    """Returns {"attention: MmaKernel<Bf16> sm_80": [Loop]} and the objects without PTX."""
     table, without_ptx = {}, []
     for path in objects:
         path = path.resolve()
@@ -171,7 +171,7 @@ def differences(have, want):
     for name in sorted(have.keys() | want.keys()):
         now, before = ([loop.of for loop in table.get(name, [])] for table in (have, want))
         if now != before:
-            yield f"{name}: loops of {now}, in {TABLE.name} {before}"
+            yield f"{name}: its loops are in {now}, but in {TABLE.name} they are in {before}"
             continue
         for a, b in zip(have[name], want[name]):
             mma = [max(loop.mma + loop.guarded, 1) for loop in (a, b)]
@@ -182,7 +182,7 @@ def differences(have, want):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--nvcc", default="")
-    parser.add_argument("--without", default="no objects", help="why there are none")
+    parser.add_argument("--without", default="no objects", help="why there are no objects")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("objects", nargs="*", type=pathlib.Path)
     args = parser.parse_args()

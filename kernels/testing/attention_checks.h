@@ -52,9 +52,9 @@ inline bool MultipliesCodes(const PagedAttentionArgs& params) {
   return multiplies;
 }
 
-// Returns how large the relative error of a head's output may be. A small error
-// of a score is about the relative error that the slot's softmax weight gets
-// from it. So a multiple of score_deviation, which LatentCache::Expected
+// Returns how large the relative error of a head's output may be. If a score
+// has a small error, the softmax weight of its slot has about the same relative
+// error. So a multiple of score_deviation, which LatentCache::Expected
 // computes, is added.
 inline double Tolerance(const PagedAttentionArgs& params,
                         double without_codes = 5e-5,

@@ -40,7 +40,7 @@ TestPart::TestPart(const PartSpec& from, int64_t num_kv_heads,
     part.num_levels = 1 << spec.bits[0];
     std::vector<float> levels = Uniform(part.num_levels, seed + 3, -2.0f, 2.0f);
     std::sort(levels.begin(), levels.end());
-    // Products with integers up to 127 are exact.
+    // kStep has so few bits that its products with integers to 127 are exact.
     constexpr float kStep = 0x1.06p-6f;
     for (float& level : levels) level = std::round(level / kStep) * kStep;
     levels.back() = 127.0f * kStep;
@@ -1078,9 +1078,9 @@ double WorstError(const PagedAttentionArgs& params,
       norms.push_back(norm);
     }
     // In a row of one channel, the sum of the values may cancel although its
-    // terms are large. Its error is therefore relative to the average of the
-    // part if this is larger. The error of a wider row is always relative to
-    // the row itself.
+    // terms are large. Its error is therefore relative to the root mean square
+    // of the part's numbers if that is larger. The error of a wider row is
+    // always relative to the row itself.
     const double usual =
         widest > 1 ? 0.0
                    : std::accumulate(norms.begin(), norms.end(), 0.0) /

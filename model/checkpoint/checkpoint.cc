@@ -25,8 +25,8 @@ namespace {
 
 constexpr uint64_t kMaxPlanBytes = 64 << 20;
 
-// If the buffer holds more rows than this, the number of rows in a block is a
-// multiple of this.
+// If the read buffer has room for more rows than this, all blocks except the
+// last have a multiple of this number of rows.
 constexpr int64_t kRowMultiple = 32;
 
 // If the name of a tensor that the model does not need contains one of these

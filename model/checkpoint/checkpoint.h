@@ -32,10 +32,10 @@ struct TensorRange {
   static TensorRange All(const TensorInfo& tensor);
 };
 
-// Reads one tensor, or only a range of it, from front to back in
-// blocks of whole rows. It hashes the tiles that it reads
-// (fingerprint.h), asks the kernel to read ahead, and drops the pages
-// that it has read from the page cache.
+// Reads one tensor, or only a range of it, from front to back in blocks of
+// rows. It hashes the tiles that it reads (fingerprint.h) and asks the kernel
+// to read ahead. If the range has whole rows, it asks the kernel to remove each
+// block that was read from its page cache.
 // Owns: nothing. Checkpoint and buffer must outlive it.
 // Threads: a stream is used by one thread. Any number of streams may read from
 // one checkpoint at the same time.
@@ -101,8 +101,8 @@ class Checkpoint {
   // The folder, or the path of the GGUF file.
   const std::string& folder() const { return folder_; }
   bool is_gguf() const { return is_gguf_; }
-  // The name of the folder, or of the GGUF file without ".gguf", without the
-  // path before it.
+  // The last part of folder()'s path. For a GGUF file, ".gguf" and the number
+  // of a split file are removed.
   std::string name() const;
   const DecoderSpec& spec() const { return spec_; }
   // The text of kv_plan.json, if there is one.

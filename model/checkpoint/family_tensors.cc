@@ -226,7 +226,6 @@ struct Renamed {
 
 // Returns the canonical names of a stored tensor: several for a fused one, and
 // none for a tensor that is not in the family's table.
-// a tensor that is not in the family's table.
 std::vector<Renamed> Rename(const FamilyNames& names, std::string_view stored) {
   std::vector<Renamed> ours;
   auto layer = SplitLayer(names.layers, stored);

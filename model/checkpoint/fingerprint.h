@@ -64,8 +64,8 @@ class TileHasher {
   std::vector<Fingerprint> done_;
 };
 
-// The hashes of one tensor's tiles. Some may be unknown, because no rank has
-// read them yet.
+// The hashes of one tensor's tiles. Some may be unknown, because they have not
+// been read yet.
 struct TensorTiles {
   // Returns the tiles of a tensor, none of them known yet.
   static TensorTiles Of(const TensorInfo& info);

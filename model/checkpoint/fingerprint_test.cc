@@ -142,10 +142,6 @@ TEST(WeightsIdDeathTest, FinishAbortsIfATileIsMissing) {
   EXPECT_DEATH(builder.Add("t", Info(), TilesOf(other, 0, kTileRows)), "known");
 }
 
-// ---------------------------------------------------------------------------
-// Files
-// ---------------------------------------------------------------------------
-
 struct Stored {
   const TensorInfo* info;
   std::vector<std::byte> bytes;

@@ -102,8 +102,8 @@ absl::StatusOr<std::map<std::string, WrittenTensor>> WrittenTensors(
     tensor.parts.push_back({entry, stored.rows});
     if (tensor.info().type == entry.info->type) continue;
     return absl::UnimplementedError(absl::StrFormat(
-        "%s: tensors %s and %s have the types %s and %s, but the folder has "
-        "both in one tensor; serve the file itself",
+        "%s: tensors %s and %s have the types %s and %s, but the folder must "
+        "store both in one tensor; serve the file itself",
         checkpoint.folder(), tensor.info().name, entry.info->name,
         TensorTypeName(tensor.info().type), TensorTypeName(entry.info->type)));
   }

@@ -41,7 +41,7 @@ struct NameRow {
 
 constexpr std::string_view kLayers = "blk.";
 constexpr std::string_view kOurLayers = "model.layers.";
-// Rows of fused tensors. The first kQkvRows of them are for GgufFused::kQkv.
+// The table of fused tensors. GgufFused::kQkv uses only its first kQkvRows.
 constexpr std::array<NameRow, 5> kFused = {{
     {"attn_qkv.", "self_attn.q_proj.", Part::kQueries},
     {"attn_qkv.", "self_attn.k_proj.", Part::kKeys},
@@ -135,7 +135,7 @@ struct Numbered {
   std::string number;  // empty if the name has none
 };
 
-// The number, if there is one, follows the first of `prefixes` in the name.
+// Replaces the expert's number, if one follows one of `prefixes`, by '#'.
 Numbered WithoutNumber(std::string_view name,
                        std::span<const std::string_view> prefixes) {
   for (const std::string_view prefix : prefixes) {
@@ -337,7 +337,7 @@ class GgufTensorFile final : public TensorFile {
     return absl::OkStatus();
   }
 
-  const std::vector<Stored> stored_;  // sorted by place
+  const std::vector<Stored> stored_;  // sorted by begin_bytes
 };
 
 // Lists the tensors of each file of a model, with their types and shapes
@@ -517,7 +517,8 @@ absl::StatusOr<TensorStore> OpenGgufTensors(const std::string& path,
                           header.String("general.architecture"));
   const GgufFamily* const family = FindGgufFamily(architecture.value_or(""));
   if (family == nullptr) {
-    return header.Error("general.architecture", "has changed meanwhile");
+    return header.Error("general.architecture",
+                        "has changed since the model's config was read");
   }
   TensorLists lists(model, *family, spec);
   KVASIR_RETURN_IF_ERROR(lists.Run());

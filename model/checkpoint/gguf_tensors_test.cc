@@ -190,7 +190,6 @@ std::vector<float> FloatsOf(const Checkpoint& checkpoint,
   return numbers;
 }
 
-// A tensor of a GGUF file.
 struct FileTensor {
   std::string name;
   std::vector<uint64_t> dims;

@@ -42,8 +42,8 @@ std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape);
 // The number of weights of a model of this shape, including biases and norms.
 int64_t CountParameters(const ModelShape& shape);
 
-// Like the function above, but only the tensors that `spec` needs, under their
-// canonical names (family_tensors.h). Their elements have the same values.
+// Like RandomTensorsOf(shape), but only the tensors that `spec` needs, under
+// their canonical names (family_tensors.h). Their elements are the same.
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape,
                                           const DecoderSpec& spec);
 
@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<RandomTensor>> RandomTensorsOf(
 // order. An element depends only on the seed, the tensor's name and the
 // element's index, and is the same on every machine. A normal number is
 // approximated by the sum of four uniform 16-bit numbers, so it is at most 3.46
-// standard deviations.
+// standard deviations away from 0.
 void FillRandom(const RandomTensor& tensor, uint64_t seed, int64_t begin,
                 std::span<float> out);
 

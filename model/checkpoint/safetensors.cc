@@ -259,8 +259,8 @@ absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
     if (!FileExists(single)) {
       return absl::NotFoundError(
           absl::StrFormat("%s holds neither model.safetensors nor "
-                          "model.safetensors.index.json; other weight formats "
-                          "are not supported",
+                          "model.safetensors.index.json; a folder with weights "
+                          "in another format is not supported",
                           folder));
     }
     return OpenSingle(single);
@@ -319,9 +319,10 @@ absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
     const auto found = shard.tensors.find(name);
     if (found == shard.tensors.end()) {
       return fields.Error(
-          "weight_map", absl::StrFormat("tensor %s: want it in %s, which does "
-                                        "not have it",
-                                        name, shard_name));
+          "weight_map",
+          absl::StrFormat("tensor %s: the index says that it is in %s, which "
+                          "does not have it",
+                          name, shard_name));
     }
     store.entries_[name] = Entry{shard.file, found->second};
   }

@@ -80,7 +80,8 @@ class HeaderHandler final : public nlohmann::json_sax<json> {
             absl::StrFormat("shape: want at most %d dimensions", kMaxDims));
       }
       if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-        return Fail(absl::StrFormat("shape: dimension %d is too large", value));
+        return Fail(
+            absl::StrFormat("shape: dimension %d is above 2^63 - 1", value));
       }
       tensor_.shape.push_back(static_cast<int64_t>(value));
       return true;
@@ -255,9 +256,10 @@ absl::Status CheckLayout(const std::vector<TensorInfo>& tensors,
     };
     const std::optional<uint64_t> want = BytesOfShape(tensor);
     if (!want.has_value()) {
-      return fail(absl::StrFormat("shape %s of %s has no size in bytes",
-                                  ShapeText(tensor.shape),
-                                  TensorTypeName(tensor.type)));
+      return fail(absl::StrFormat(
+          "shape %s of %s is not a whole number of bytes, or is 2^61 bytes or "
+          "more",
+          ShapeText(tensor.shape), TensorTypeName(tensor.type)));
     }
     if (*want != tensor.size_bytes) {
       return fail(absl::StrFormat(

@@ -177,8 +177,6 @@ TEST(WeightTilesTest, MalformedWeightTilesMessagesAreRefused) {
                      HasSubstr("no rank has sent a WeightTiles message")));
 }
 
-// A tensor that claims more tiles than the ranks have sent is refused before
-// memory for its tiles is allocated.
 TEST(WeightTilesTest,
      ATensorThatClaimsTooManyTilesIsRefusedBeforeMemoryIsAllocated) {
   kvasir::v1::WeightTiles tiles;

@@ -79,7 +79,7 @@ absl::Status CheckJsonShape(std::string_view text, std::string_view where,
       ++values;
       if (++depth > limits.max_depth) {
         return absl::InvalidArgumentError(absl::StrFormat(
-            "%s: JSON is nested deeper than %d levels, the limit, at byte %d",
+            "%s: JSON is nested deeper than %d levels (the limit) at byte %d",
             where, limits.max_depth, i));
       }
     } else if (c == '}' || c == ']') {
@@ -89,7 +89,7 @@ absl::Status CheckJsonShape(std::string_view text, std::string_view where,
     }
     if (values > limits.max_values) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("%s: JSON has more than %d values, the limit", where,
+          absl::StrFormat("%s: JSON has more than %d values (the limit)", where,
                           limits.max_values));
     }
   }
@@ -165,7 +165,7 @@ absl::StatusOr<std::optional<int64_t>> JsonFields::Int(
   if (value->is_number_unsigned() &&
       value->get<uint64_t>() >
           static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    return TypeError(name, "an integer of 63 bits", *value);
+    return TypeError(name, "an integer below 2^63", *value);
   }
   if (!value->is_number_integer()) return TypeError(name, "an integer", *value);
   return value->get<int64_t>();

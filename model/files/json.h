@@ -38,8 +38,8 @@ absl::StatusOr<nlohmann::json> ParseJson(std::string_view text,
 // is missing or null, and INVALID_ARGUMENT for a field of another type.
 class JsonFields {
  public:
-  // `object` must outlive this. If it is not an object, every getter
-  // returns INVALID_ARGUMENT.
+  // `object` must outlive this. If it is not a JSON object, every field counts
+  // as missing.
   JsonFields(const nlohmann::json& object, std::string where)
       : object_(object), where_(std::move(where)) {}
 

@@ -26,7 +26,7 @@ enum class GgufWindows {
 enum class GgufFused {
   kNone,
   kQkv,         // attn_qkv: all queries, then all keys, then all values
-  kQkvAndGate,  // also ffn_up: the gate's rows, then those of ffn_up
+  kQkvAndGate,  // also ffn_up: the rows of gate_proj, then of up_proj
 };
 
 struct GgufFamily {

@@ -152,9 +152,9 @@ class GgufHeaderReader {
           Where(), what, size, file_bytes_ - at_));
     }
     if (size > text_.size() - at_) {
-      return absl::OutOfRangeError(
-          absl::StrFormat("%s: %s is beyond the header that was read: %d bytes",
-                          Where(), what, text_.size()));
+      return absl::OutOfRangeError(absl::StrFormat(
+          "%s: %s does not end in the first %d bytes of the file", Where(),
+          what, text_.size()));
     }
     const std::string_view bytes = text_.substr(at_, size);
     at_ += size;
@@ -364,7 +364,7 @@ class GgufHeaderReader {
       if (tensor.begin_bytes > data_bytes ||
           tensor.size_bytes > data_bytes - tensor.begin_bytes) {
         return absl::DataLossError(absl::StrFormat(
-            "%s: tensor %s: offset %d and %d bytes end beyond the %d bytes of "
+            "%s: tensor %s: offset %d plus %d bytes is beyond the %d bytes of "
             "data in the file; is it truncated?",
             header_.where_, tensor.name, tensor.begin_bytes, tensor.size_bytes,
             data_bytes));
@@ -516,7 +516,9 @@ absl::StatusOr<std::optional<double>> GgufHeader::Number(
   } else if (!value->is_array) {
     number = LoadInt(value->type, value->bytes);
   }
-  if (!number.has_value()) return TypeError(key, "a number", *value);
+  if (!number.has_value()) {
+    return TypeError(key, "a number (an integer must be below 2^63)", *value);
+  }
   if (!std::isfinite(*number)) {
     return Error(key,
                  absl::StrFormat("want a finite number, have %g", *number));

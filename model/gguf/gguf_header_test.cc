@@ -245,7 +245,7 @@ std::vector<BadFile> BadFiles() {
       {"TensorBeyondTheFile",
        GgufBuilder().TensorAt("t", {8}, kF32, 0).Build(),
        kDataLoss,
-       {"tensor t: offset 0 and 32 bytes", "truncated"}},
+       {"tensor t: offset 0 plus 32 bytes", "truncated"}},
       {"OffsetThatOverflows",
        GgufBuilder().TensorAt("t", {8}, kF32, kHuge - 31).Build(),
        kDataLoss,

@@ -25,7 +25,7 @@ std::string Ending(int64_t number, int64_t count) {
 }
 
 // Checks a file's number and the number of files. Files after the first one
-// have no other keys.
+// need no other keys.
 absl::Status CheckNumber(const GgufHeader& header, int64_t number,
                          int64_t count) {
   for (const auto& [key, want] :
@@ -61,10 +61,10 @@ absl::StatusOr<GgufModel> OpenGgufModel(const std::string& path) {
   if (number.value_or(0) < 0 || number.value_or(0) >= count ||
       !path.ends_with(ending)) {
     return model.header.Error(
-        kCountKey,
-        absl::StrFormat("the model is in %d files, so the name of its first "
-                        "file must end with %s",
-                        count, Ending(0, count)));
+        kCountKey, absl::StrFormat(
+                       "the model is in %d files, so split.no must be 0 to %d, "
+                       "and the name of its first file must end with %s",
+                       count, count - 1, Ending(0, count)));
   }
   const std::string stem = path.substr(0, path.size() - ending.size());
   if (number.value_or(0) != 0) {

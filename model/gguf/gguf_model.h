@@ -21,8 +21,8 @@ struct GgufModel {
 // `path` is the only file or the first one; the others lie beside it. Errors:
 // - those of GgufHeader;
 // - NOT_FOUND if a file is missing;
-// - INVALID_ARGUMENT if `path` is not the first file, if its name does not end
-//   like that of a split file, or if the files do not belong together.
+// - INVALID_ARGUMENT if there are several files, and `path` is not the first,
+//   its name lacks the file's number, or the files do not belong together.
 absl::StatusOr<GgufModel> OpenGgufModel(const std::string& path);
 
 // Removes the number from the name of a split file: "NAME-00001-of-00003"

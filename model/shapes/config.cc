@@ -85,7 +85,7 @@ absl::StatusOr<Family> FindFamily(const JsonFields& fields) {
     }
   }
   if (name.empty()) {
-    return fields.Error("architectures", "is missing");
+    return fields.Error("architectures", "is missing, and so is model_type");
   }
   for (const RefusedRow& row : kRefused) {
     if (name.starts_with(row.architecture_prefix)) {
@@ -135,7 +135,11 @@ absl::Status RefuseWhatChangesTheModel(const JsonFields& fields, Family family,
   for (const std::string_view name :
        {"use_qk_norm", "qk_norm", "qk_layernorm"}) {
     KVASIR_ASSIGN_OR_RETURN(const bool on, fields.BoolOr(name, false));
-    if (on) return fields.Unserved(name, "QK-norm is not served");
+    if (!on) continue;
+    return fields.Unserved(
+        name,
+        "want false or no such field: QK-norm is served only in families that "
+        "always have it");
   }
   struct Factor {
     std::string_view name;

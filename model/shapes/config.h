@@ -1,5 +1,5 @@
 // Reads config.json and generation_config.json of a Hugging Face folder into a
-// DecoderSpec. Models that this engine cannot run exactly are refused by name.
+// DecoderSpec. Refuses models that this engine cannot run exactly.
 #pragma once
 
 #include <cstdint>

@@ -128,7 +128,7 @@ TEST(ConfigTest, TwoRopeObjectsThatMeanTheSameAreAccepted) {
     const char* scaling;
     const char* parameters;
   };
-  // Each scaling has the root's rope_theta, 7000.
+  // `scaling` states no rope_theta, so the root's value of 7000 applies to it.
   for (const auto& [scaling, parameters] : std::vector<Pair>{
            {R"({"type":"linear","factor":4})",
             R"({"rope_type":"linear","factor":4.0,"rope_theta":7000.0})"},

@@ -59,7 +59,7 @@ struct RopeSpec {
 };
 
 // The mixture of experts that replaces the MLP in some layers. A router, a
-// matrix [M, count], gives a token a logit for each expert. The token runs
+// matrix [count, M], gives a token a logit for each expert. The token runs
 // through the top_k experts with the largest logits. Their results are added,
 // weighted with the softmax of the logits. Each expert is a gated MLP.
 struct ExpertsSpec {
@@ -139,9 +139,9 @@ struct DecoderSpec {
     return windowed && window_rope.has_value() ? *window_rope : rope;
   }
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
-  // mlp_features: the hidden features of a layer's MLP, or of all its experts
-  // together. used_mlp_features: those of them that one token uses. Both return
-  // the number of the layer with the most.
+  // mlp_features: the number of hidden features of a layer's MLP, or of all its
+  // experts together. used_mlp_features: how many of them one token uses. Both
+  // return the largest number over all layers.
   int64_t mlp_features() const {
     return LargestMlp(experts.count * experts.intermediate_size);
   }

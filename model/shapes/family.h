@@ -104,11 +104,11 @@ constexpr bool HasLayerNorm(Family family) {
   return family == Family::kNeox || family == Family::kOpt;
 }
 
-// True for families with a mixture of experts.
 constexpr bool HasExperts(Family family) {
   return family == Family::kMixtral || family == Family::kQwen3Moe;
 }
-// True for families that normalize each head of queries and keys.
+// True for Qwen3 families, which normalize each head of queries and keys. So
+// does Gemma 3, but ParseGemma handles it.
 constexpr bool HasQkNorm(Family family) {
   return family == Family::kQwen3 || family == Family::kQwen3Moe;
 }

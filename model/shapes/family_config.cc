@@ -98,9 +98,9 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
     return absl::OkStatus();
   }
   spec->qkv_bias = family == Family::kQwen2;
-  // The reference implementations of Mistral, Qwen2 and Phi-3 ignore both
-  // fields, because the family determines the biases. If a field contradicts
-  // the family, the file is refused.
+  // The reference implementations of Mistral, Mixtral, Qwen2 and Phi-3 ignore
+  // these fields, because the family determines the biases. A file is refused
+  // if a field claims a bias that the family does not have.
   for (const std::string_view name : {"attention_bias", "mlp_bias"}) {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> on, fields.Bool(name));
     const bool expected = name == "attention_bias" && spec->qkv_bias;
@@ -322,7 +322,8 @@ absl::Status RefuseGroupedHeads(const JsonFields& fields,
   if (spec.num_heads * spec.head_dim != spec.hidden_size) {
     return fields.Unserved(
         "head_dim",
-        absl::StrFormat("%s divides hidden_size %d among %d heads, have %d",
+        absl::StrFormat("in %s, it is hidden_size / heads: want %d / %d, "
+                        "have %d",
                         spec.architecture, spec.hidden_size, spec.num_heads,
                         spec.head_dim));
   }
@@ -347,8 +348,8 @@ absl::Status ParseNeox(const JsonFields& fields, DecoderSpec* spec) {
   return absl::OkStatus();
 }
 
-// A boolean field of OPT that is supported only with the value that the large
-// OPT models have.
+// A boolean field of OPT that is supported only with the value `want`, which
+// all published OPT models except OPT-350M have.
 struct OptSwitch {
   std::string_view name;
   bool want;
@@ -400,7 +401,8 @@ struct Windows {
 };
 
 // Reads the width of the sliding window, and which layers have it by default. A
-// missing sliding_window means the family's default, and null means no window.
+// missing sliding_window means the family's default; null (not allowed in
+// Gemma) means no window.
 absl::StatusOr<Windows> DefaultWindows(const JsonFields& fields, Family family,
                                        const DecoderSpec& spec) {
   constexpr std::string_view kName = "sliding_window";

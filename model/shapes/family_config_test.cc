@@ -127,7 +127,8 @@ TEST(FamilyConfigTest, EveryLayerOfMixtralHasExperts) {
   EXPECT_THAT(WindowsOf(MustParse(config)), ElementsAre(0, 0, 0));
 }
 
-TEST(FamilyConfigTest, Qwen3MoeLayersHaveExpertsAsTheStepAndTheExceptionsSay) {
+TEST(FamilyConfigTest,
+     Qwen3MoeReadsWhichLayersHaveExpertsFromTheStepAndTheMlpOnlyLayers) {
   json config = With(SmallQwen3Moe(), "num_hidden_layers", 5);
   DecoderSpec spec = MustParse(config);
   EXPECT_EQ(spec.experts, (ExpertsSpec{128, 8, 768, false}));

@@ -153,7 +153,7 @@ class ConfigWriter {
   absl::Status Rope() {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<double> base,
                             header_.Number(Key("rope.freq_base")));
-    // GPT-NeoX has older names.
+    // The config.json of GPT-NeoX has an older name for this field.
     config_[family_.layer_norm ? "rotary_emb_base" : "rope_theta"] =
         base.value_or(kDefaultBase);
     if (family_.window_base > 0) {
@@ -201,7 +201,7 @@ class ConfigWriter {
         (has_long_rope || family_.window_base > 0)) {
       return header_.Unserved(
           kGgufRopeFactors,
-          "is not served in a model that has frequencies of two kinds");
+          "is not served together with LongRoPE or a RoPE base for windows");
     }
     if (has_long_rope || (family_.long_rope && scaling == "longrope")) {
       return LongRope(scaling, original, attention);
@@ -259,7 +259,7 @@ class ConfigWriter {
     return absl::OkStatus();
   }
 
-  // Writes LongRoPE, which only Phi-3 has. Its files have no key for the type.
+  // Writes LongRoPE, which only Phi-3 has. Most of its files lack the type key.
   absl::Status LongRope(std::string_view scaling,
                         std::optional<int64_t> original,
                         std::optional<double> attention) {
@@ -380,8 +380,8 @@ class ConfigWriter {
         const std::optional<std::vector<bool>> layers,
         WindowLayers(Key("attention.sliding_window_pattern"), count));
     if (window.value_or(0) != 0) config_["sliding_window"] = *window;
-    // Gemma 3 files without the key have no windows. Gemma 2 files without the
-    // key have windows of 4096, the default in config.json.
+    // Gemma 3 files without attention.sliding_window have no windows. Gemma 2
+    // files without it have windows of 4096, the default in config.json.
     const bool has_windows =
         window.has_value() ? *window != 0 : family_.window_base == 0;
     if (has_windows && !layers.has_value()) return absl::OkStatus();
@@ -486,7 +486,7 @@ class ConfigWriter {
     return Put("expert_count", "num_local_experts");
   }
 
-  // Refuses files in which experts are not weighted by a softmax.
+  // Refuses shared, grouped or scaled experts, and weights without a softmax.
   absl::Status RefuseOtherExperts() {
     struct Neutral {
       std::string_view name;

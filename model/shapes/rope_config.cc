@@ -85,9 +85,10 @@ double YarnMscale(double scale, double weight) {
 }
 
 struct YarnRange {
-  double low = 0;  // pairs with smaller indices keep their frequencies
-  double high =
-      0;  // frequencies of pairs from this index on are divided by `factor`
+  // Pairs with smaller indices than this keep their frequencies.
+  double low = 0;
+  // The frequencies of pairs from this index on are divided by `factor`.
+  double high = 0;
 };
 
 // low: the index of the pair that makes beta_fast full turns within the
@@ -101,7 +102,7 @@ absl::StatusOr<YarnRange> CorrectionRange(const JsonFields& fields,
   KVASIR_ASSIGN_OR_RETURN(double slow,
                           fields.NumberIn("beta_slow", 0, kMaxFactor, 1.0));
   KVASIR_ASSIGN_OR_RETURN(const bool truncate, fields.BoolOr("truncate", true));
-  // Zero means the default, as in other implementations that read this field.
+  // Zero means the default, as in other implementations that read these fields.
   if (fast == 0) fast = 32;
   if (slow == 0) slow = 1;
   const auto pair_of = [&](double turns) {
@@ -125,8 +126,10 @@ absl::StatusOr<double> YarnAttentionFactor(const JsonFields& fields,
                           fields.Number("attention_factor"));
   if (given.has_value()) {
     if (*given <= 0 || *given > kMaxFactor) {
-      return fields.Error("attention_factor",
-                          absl::StrFormat("want above 0, have %g", *given));
+      return fields.Error(
+          "attention_factor",
+          absl::StrFormat("want above 0 and at most %g, have %g", kMaxFactor,
+                          *given));
     }
     return *given;
   }
@@ -243,7 +246,7 @@ absl::StatusOr<int64_t> NeoxRotaryDim(const JsonFields& root,
     return root.Unserved(
         "rotary_pct",
         absl::StrFormat("want a part of head_dim %d that is an even number of "
-                        "dims, have %g: %d dims",
+                        "dims, at least 2, have %g: %d dims",
                         head_dim, part, dim));
   }
   return dim;
@@ -261,7 +264,7 @@ absl::StatusOr<int64_t> Phi3RotaryDim(const JsonFields& root,
     return root.Unserved(
         "partial_rotary_factor",
         absl::StrFormat("want a part of head_dim %d that is an even number of "
-                        "dims, have %g: %d dims",
+                        "dims, at least 2, have %g: %d dims",
                         head_dim, part, dim));
   }
   return dim;
@@ -454,8 +457,8 @@ absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
     // The two objects may be written differently, but must mean the same.
     if (found.has_value() && *found != config) {
       return root.Error(
-          name, absl::StrFormat("%s disagrees with rope_scaling %s: it gives "
-                                "other frequencies; keep one of the two",
+          name, absl::StrFormat("%s disagrees with rope_scaling %s: both must "
+                                "mean the same; keep one of the two",
                                 JsonExcerpt(*object),
                                 JsonExcerpt(*root.Find("rope_scaling"))));
     }

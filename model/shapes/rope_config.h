@@ -1,6 +1,7 @@
-// Reads RoPE frequencies from config.json, with default, linear, llama3 or YaRN
-// scaling. Both the older form (rope_theta and rope_scaling) and the newer one
-// (rope_parameters) are read. If a config has both, they must agree.
+// Reads RoPE frequencies from config.json, with default, linear, llama3, YaRN
+// or (only Phi-3) LongRoPE scaling. Both the older form (rope_theta and
+// rope_scaling) and the newer one (rope_parameters) are read. If a config has
+// both, they must agree.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +42,8 @@ struct RopeConfig {
 };
 
 // `root` is the whole config. UNIMPLEMENTED for scalings that depend on the
-// sequence's length ("dynamic", and except in Phi-3 "longrope"), and for partly
-// rotated heads in families other than GPT-NeoX and Phi-3.
+// sequence's length ("dynamic"; also "longrope", except in Phi-3), and for
+// partly rotated heads in families other than GPT-NeoX and Phi-3.
 absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
                                      const RopeContext& context);
 

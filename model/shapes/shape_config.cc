@@ -81,8 +81,8 @@ std::string ConfigJsonOfShape(const ModelShape& shape,
     AddLayerNormFields(shape, torch_dtype, config);
     return config.dump(2) + "\n";
   }
-  // Only Llama's config has fields for biases. In the other families the
-  // architecture determines which biases exist.
+  // Fields for biases are written only for Llama. Shapes of other families have
+  // the biases that their family has by default.
   const bool is_llama = shape.family == Family::kLlama;
   if (is_llama) config["attention_bias"] = shape.qkv_bias;
   config["attention_dropout"] = 0.0;

@@ -55,7 +55,8 @@ TEST(ShapeConfigTest, TheErrorForContradictorySizesNamesTheField) {
                 },
                 "15 dims", kUnimplemented},
            Case{"opt-125m", [](ModelShape& s) { s.hidden_size = 516; },
-                "hidden_size 516 among 12 heads, have 64", kUnimplemented},
+                "it is hidden_size / heads: want 516 / 12, have 64",
+                kUnimplemented},
        }) {
     ModelShape shape = *FindShape(each.name);
     each.change(shape);

@@ -6,7 +6,7 @@
 namespace kvasir::model {
 namespace {
 
-// Each of these functions returns the sizes that all models of a series share.
+// Each of these functions returns the values that all models of a series share.
 ModelShape Llama2() { return {}; }
 ModelShape Llama3() {
   return {

@@ -90,12 +90,14 @@ absl::StatusOr<std::vector<AddedToken>> AddedTokens::ReadList(
   std::vector<AddedToken> tokens;
   KVASIR_ASSIGN_OR_RETURN(const std::vector<JsonRef> entries, ref.Elements());
   if (entries.size() > kMaxTokens) {
-    return ref.Invalid(absl::StrCat("at most ", kMaxTokens));
+    return ref.Invalid(absl::StrCat("at most ", kMaxTokens, " tokens"));
   }
   for (const JsonRef& entry : entries) {
     KVASIR_ASSIGN_OR_RETURN(const JsonRef id, entry.Get("id"));
     KVASIR_ASSIGN_OR_RETURN(const int64_t value, id.Int());
-    if (value < 0 || value > INT32_MAX) return id.Invalid("an id from 0");
+    if (value < 0 || value > INT32_MAX) {
+      return id.Invalid("an id from 0 to 2^31 - 1");
+    }
     KVASIR_ASSIGN_OR_RETURN(const std::string content,
                             entry.GetString("content"));
     if (content.empty()) continue;

@@ -1,5 +1,5 @@
-// Overlapping matches of added tokens. The ids are those of Hugging Face's
-// tokenizers 0.22.2.
+// Tests overlapping matches of added tokens. The expected ids are those of
+// Hugging Face's tokenizers 0.22.2.
 #include "model/tokenizer/added_tokens.h"
 
 #include <string>

@@ -76,7 +76,7 @@ absl::Status BpeModel::ReadVocabulary(const JsonRef& ref, size_t num_added) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0 ||
         id.get<int64_t>() >= limit) {
       return JsonRef(id, absl::StrCat(vocab.path(), "[\"", token, "\"]"))
-          .Invalid(absl::StrCat("an integer from 0 below ", limit));
+          .Invalid(absl::StrCat("an integer from 0 to ", limit - 1));
     }
     const auto index = static_cast<size_t>(id.get<int64_t>());
     if (index >= tokens_.size()) tokens_.resize(index + 1);

@@ -30,7 +30,7 @@ absl::StatusOr<icu::UnicodeSet> PosixSet(std::string_view name);
 // equals ss.
 bool AddOtherCases(icu::UnicodeSet* set);
 
-// Whether `text` ends in two or three characters that together equal one
+// True if `text` ends in two or three characters that together equal one
 // character without regard to case, as ss equals ß.
 bool EndsInFoldOfOneChar(const icu::UnicodeString& text);
 

@@ -52,8 +52,8 @@ struct SplitRow {
   std::string_view name;  // the value of tokenizer.ggml.pre
   // The components of the pre-tokenizer before the byte level, as JSON.
   std::string_view components;
-  bool words =
-      false;         // the ByteLevel component itself splits by GPT-2's pattern
+  // True: the ByteLevel component itself splits by GPT-2's pattern.
+  bool words = false;
   bool nfc = false;  // the text is normalized first
   bool ignore_merges = false;
   bool adds_bos = false;  // the default if the file does not say it
@@ -161,9 +161,9 @@ class GgufTokenizerWriter {
   absl::StatusOr<GgufTokenizer> Run() {
     KVASIR_ASSIGN_OR_RETURN(const auto model, header_.String(kModelKey));
     if (!model.has_value() || *model == "none" || *model == "no_vocab") {
-      return absl::NotFoundError(
-          absl::StrFormat("the model has no tokenizer: %s has no %s",
-                          header_.where(), kModelKey));
+      return absl::NotFoundError(absl::StrFormat(
+          "the model has no tokenizer: in %s, %s is missing or says so",
+          header_.where(), kModelKey));
     }
     KVASIR_ASSIGN_OR_RETURN(const auto architecture,
                             header_.String("general.architecture"));
@@ -228,7 +228,9 @@ class GgufTokenizerWriter {
 
   absl::Status ReadTokens() {
     KVASIR_ASSIGN_OR_RETURN(tokens_, header_.Strings(kTokensKey));
-    if (tokens_.empty()) return header_.Error(kTokensKey, "want tokens");
+    if (tokens_.empty()) {
+      return header_.Error(kTokensKey, "is missing or empty");
+    }
     KVASIR_ASSIGN_OR_RETURN(types_, header_.Ints(kTypesKey));
     if (types_.empty()) types_.assign(tokens_.size(), kNormal);
     if (types_.size() != tokens_.size()) {
@@ -265,8 +267,9 @@ class GgufTokenizerWriter {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> id, header_.Int(key));
     if (!id.has_value()) return std::optional<int32_t>();
     if (*id < 0 || *id >= static_cast<int64_t>(tokens_.size())) {
-      return header_.Error(key, absl::StrFormat("want an id below %d, have %d",
-                                                tokens_.size(), *id));
+      return header_.Error(key,
+                           absl::StrFormat("want an id from 0 to %d, have %d",
+                                           tokens_.size() - 1, *id));
     }
     const auto place = static_cast<size_t>(*id);
     if (types_[place] == kUnused || tokens_[place].empty()) {

@@ -432,7 +432,7 @@ std::vector<BadTokenizer> BadTokenizers() {
       {"IdBeyondTheTokens",
        Gpt2({"a"}, {1}, {}).U32("tokenizer.ggml.bos_token_id", 1),
        kInvalid,
-       {"bos_token_id", "below 1, have 1"}},
+       {"bos_token_id", "from 0 to 0, have 1"}},
       {"FewScores", Spm({"a", "b"}, {0}), kInvalid, {"scores", "have 1"}},
       {"ScoreThatIsNotANumber",
        Spm({"a", "b"}, {0, nan}),
@@ -450,7 +450,7 @@ std::vector<BadTokenizer> BadTokenizers() {
   };
 }
 
-// Each substring of the text is a token, and it can be split anywhere.
+// Each substring of the text is a token, so each token can be split anywhere.
 TEST(GgufTokenizerTest, AVocabularyWithTooManyMergesIsRefused) {
   std::mt19937 random(5);
   std::string text;

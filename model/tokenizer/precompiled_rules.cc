@@ -40,8 +40,8 @@ class Graphemes {
     // ICU's positions have 32 bits.
     if (text.size() > INT32_MAX) {
       return absl::InvalidArgumentError(
-          absl::StrCat("a text of ", text.size(),
-                       " bytes has no graphemes: the limit is ", INT32_MAX));
+          absl::StrCat("cannot divide a text of ", text.size(),
+                       " bytes into graphemes: the limit is ", INT32_MAX));
     }
     std::unique_ptr<Graphemes> result(new Graphemes);
     UErrorCode error = U_ZERO_ERROR;
@@ -80,7 +80,8 @@ absl::StatusOr<PrecompiledRules> PrecompiledRules::FromBytes(
   if (trie_bytes == 0 || trie_bytes % 4 != 0 || trie_bytes > bytes.size() - 4) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the rules have ", bytes.size(), " bytes and a trie of ", trie_bytes,
-        ", want 4 more than a trie of a multiple of 4 bytes"));
+        "; the trie must have a positive multiple of 4 bytes, and at least 4 "
+        "bytes less than the rules"));
   }
   PrecompiledRules rules;
   for (size_t at = 4; at < 4 + trie_bytes; at += 4) {

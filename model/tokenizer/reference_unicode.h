@@ -6,7 +6,7 @@
 // - numerals and lower case: 17.0 (the standard library of Rust);
 // - normal forms: 9.0 (unicode-normalization-alignments 0.1.12);
 // - punctuation: 8.0 (unicode_categories 0.1.1).
-// The sets here do not depend on ICU's version, from Unicode 15.0 on.
+// The sets here are the same with every ICU that has Unicode 15.0 or later.
 // Threads: immutable, so any thread may use them.
 #pragma once
 

@@ -166,17 +166,17 @@ absl::StatusOr<CharItem> RegexReader::HexEscape() {
   const std::string_view text = in_.substr(at_, end + 1 - at_);
   if (end == begin || (braces && (end == in_.size() || in_[end] != '}')) ||
       (!braces && !byte && end < most)) {
-    return Unsupported(
-        absl::StrCat(AbslView(text), ", which is no number of a character,"));
+    return Unsupported(absl::StrCat(
+        AbslView(text), ", which is not the number of a character,"));
   }
   if (byte && value >= 0x80) {
     return Unsupported(
         absl::StrCat(AbslView(in_.substr(at_, 4)),
-                     ", a byte that is no character (write \\x{...}),"));
+                     ", a byte that is not a character (write \\x{...}),"));
   }
   if (value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF)) {
-    return Unsupported(
-        absl::StrCat(AbslView(text), ", which is no number of a character,"));
+    return Unsupported(absl::StrCat(
+        AbslView(text), ", which is not the number of a character,"));
   }
   at_ = braces ? end + 1 : end;
   CharItem item;
@@ -251,7 +251,7 @@ absl::StatusOr<UnicodeSet> RegexReader::NestedBrackets(bool outermost,
     }
     if (dash) ++at_;
     if (dash && (Next() == '[' || Sees("&&"))) {
-      return Unsupported("a range that ends in no character");
+      return Unsupported("a range that does not end in a character");
     }
     KVASIR_ASSIGN_OR_RETURN(const CharItem item, BracketItem());
     if (!dash) {
@@ -264,7 +264,8 @@ absl::StatusOr<UnicodeSet> RegexReader::NestedBrackets(bool outermost,
       last = item.value;
       continue;
     }
-    if (!item.one_char) return Unsupported("a range that ends in no character");
+    if (!item.one_char)
+      return Unsupported("a range that does not end in a character");
     if (item.value < last) return Invalid("a range that ends before it begins");
     operand.add(static_cast<UChar32>(last), static_cast<UChar32>(item.value));
     before = kRange;
@@ -274,11 +275,12 @@ absl::StatusOr<UnicodeSet> RegexReader::NestedBrackets(bool outermost,
   result.retainAll(operand);
   if (outermost && ignore_case && !AddOtherCases(&result) && !negated) {
     return Unsupported(
-        "without regard to case, a class with a character that equals several "
-        "others, like \xC3\x9F and ss,");
+        "a class with a character that equals several others if case is "
+        "ignored, like \xC3\x9F and ss,");
   }
   if (!outermost && negated && result.contains(0x80, 0x10FFFF)) {
-    return Unsupported("[^...] of everything inside of another class");
+    return Unsupported(
+        "[^...] inside another class, excluding all characters beyond ASCII,");
   }
   return negated ? Without(result) : result;
 }

@@ -120,7 +120,7 @@ absl::Status RegexTranslator::WriteChar(char32_t c, const Options& options) {
   run_.append(code);
   if (!AddOtherCases(&set) || EndsInFoldOfOneChar(run_)) {
     return Unsupported(
-        "without regard to case, a character that equals several others, like "
+        "a character that equals several others if case is ignored, like "
         "\xC3\x9F and ss,");
   }
   return WriteSet(set);
@@ -190,7 +190,7 @@ absl::Status RegexTranslator::Item(const Options& options, Extent* extent) {
       return Write(options.dot_matches_newline ? "[\\x{0}-\\x{10FFFF}]"
                                                : "[^\\x{A}]");
     case '^':
-      // Matches after a line feed, except if the text ends there.
+      // Matches at the start, and after a line feed unless the text ends there.
       Skip(1);
       extent->asserts = true;
       return Write("(?:\\A|(?<=\\x{A})(?!\\z))");
@@ -345,7 +345,8 @@ absl::Status RegexTranslator::NamedGroup(char end, const Options& options,
   }
   named_groups_ = true;
   if (back_references_) {
-    return Unsupported("a named group in a pattern with \\1 and its like");
+    return Unsupported(
+        "a named group in a pattern with a back reference like \\1");
   }
   return Inside("(?:", options, extent);
 }
@@ -397,7 +398,7 @@ absl::StatusOr<bool> RegexTranslator::Interval(std::string* quantifier) {
     return Invalid(absl::StrCat("more than ", kMaxRepeat, " repetitions"));
   }
   if (most && least.value_or(0) > *most) {
-    return Unsupported("a quantifier whose least number is above its most");
+    return Unsupported("a quantifier whose minimum is above its maximum");
   }
   Skip(size + 1);
   *quantifier = absl::StrCat("{", least.value_or(0), comma ? "," : "");
@@ -429,7 +430,9 @@ absl::Status RegexTranslator::Quantifiers(size_t begin, Extent* extent) {
       break;
     }
     if (extent->asserts) {
-      return Invalid("a quantifier after something that matches no text");
+      return Invalid(
+          "a quantifier after an assertion, or after a group of only "
+          "assertions");
     }
     // ICU would search forever if a lazy quantifier repeated an empty match.
     if (extent->empty && quantifier.back() == '?' && quantifier.size() > 1) {

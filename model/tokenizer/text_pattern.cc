@@ -69,7 +69,7 @@ absl::StatusOr<std::string> ReplaceAll(const TextPattern& pattern,
     return absl::InvalidArgumentError(absl::StrCat(
         "replacing each of ", matches.size(), " matches by ", content.size(),
         " bytes in a text of ", text.size(),
-        " bytes gives more than the limit of ", max_bytes, " bytes"));
+        " bytes may give more than the limit of ", max_bytes, " bytes"));
   }
   std::string out;
   out.reserve(text.size() + matches.size() * content.size());

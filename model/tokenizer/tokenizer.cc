@@ -28,8 +28,8 @@ using base::AbslView;
 
 // Everything that a tokenizer's files determine. Constant after construction.
 struct TokenizerParts {
-  // One item of a post-processor template: ids before, after or between
-  // the texts.
+  // One item of a post-processor template: the text, or the ids of special
+  // tokens before or after it.
   struct TemplateItem {
     bool is_text = false;
     std::vector<int32_t> ids;
@@ -139,7 +139,8 @@ absl::StatusOr<std::vector<int32_t>> ReadTemplateIds(
     if (id < 0 || id >= static_cast<int64_t>(parts.tokens.size()) ||
         ids.size() >= kMaxTemplateItems) {
       return element.Invalid(absl::StrCat("at most ", kMaxTemplateItems,
-                                          " ids below ", parts.tokens.size()));
+                                          " ids of at least 0 and below ",
+                                          parts.tokens.size()));
     }
     ids.push_back(static_cast<int32_t>(id));
   }
@@ -152,7 +153,8 @@ absl::StatusOr<TokenizerParts::Template> ReadTemplate(
   KVASIR_ASSIGN_OR_RETURN(const JsonRef single, processor.Get("single"));
   KVASIR_ASSIGN_OR_RETURN(const auto items, single.Elements());
   if (items.size() > kMaxTemplateItems) {
-    return single.Invalid(absl::StrCat("at most ", kMaxTemplateItems));
+    return single.Invalid(
+        absl::StrCat("at most ", kMaxTemplateItems, " items"));
   }
   int num_texts = 0;
   for (const JsonRef& item : items) {
@@ -182,7 +184,7 @@ absl::StatusOr<TokenizerParts::TemplateItem> ReadTokenPair(
   KVASIR_ASSIGN_OR_RETURN(const int64_t id, elements[1].Int());
   if (id < 0 || id >= static_cast<int64_t>(parts.tokens.size())) {
     return elements[1].Invalid(
-        absl::StrCat("an id below ", parts.tokens.size()));
+        absl::StrCat("an id of at least 0 and below ", parts.tokens.size()));
   }
   return TokenizerParts::TemplateItem{.ids = {static_cast<int32_t>(id)}};
 }

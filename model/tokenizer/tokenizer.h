@@ -27,9 +27,9 @@ struct EncodeOptions {
   // like any other text. Added tokens that are not special are found in both
   // cases. Encode user text with false, so that it cannot forge chat markers.
   bool parse_special = true;
-  // A text that becomes more ids is refused; the template's ids do not count.
-  // If the length of the normalized text already shows that it has too many
-  // ids, it is not encoded.
+  // A text with more ids than this is refused; the template's ids do not count.
+  // If the length of the normalized text already shows that there are too many
+  // ids, the text is not encoded.
   size_t max_ids = std::numeric_limits<size_t>::max();
 };
 
@@ -47,7 +47,8 @@ struct TokenizerFiles {
 // Threads: every const method may be called from any number of threads.
 // Errors: Load returns INVALID_ARGUMENT for a broken or hostile file and
 // UNIMPLEMENTED for an unsupported component or setting; the text names file,
-// field and value. It returns NOT_FOUND if there is no tokenizer.json. Encode
+// field and value. It returns NOT_FOUND if there is no tokenizer.json, but
+// FAILED_PRECONDITION if there are vocab.json and merges.txt instead. Encode
 // returns INVALID_ARGUMENT for a text that is longer than kMaxTextBytes, or on
 // which a pattern of the file takes too many steps. It returns OUT_OF_RANGE for
 // a text with more than EncodeOptions::max_ids ids.

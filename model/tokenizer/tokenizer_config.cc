@@ -107,8 +107,8 @@ struct TokenizerConfig::ClassDefaults {
   const char* eos = nullptr;
   const char* unknown = nullptr;
   const char* pad = nullptr;
-  // True if the class gives a token without flags the flags false, as if the
-  // file stated them.
+  // True if the class treats a token without flags as if the file had stated
+  // that all its flags are false.
   bool gives_flags = false;
   // has_template: the class makes a prompt template. adds_bos: the template has
   // bos if the file does not have add_bos_token.
@@ -230,8 +230,8 @@ absl::StatusOr<std::string> TokenizerConfig::AddName(const JsonRef& ref,
   KVASIR_ASSIGN_OR_RETURN(name.token, AddedTokens::ReadToken(ref, true));
   std::string content = name.token.content;
   named_.insert(content);
-  // transformers compares the tokens of added_tokens.json only with names that
-  // are strings: a token object never equals a string.
+  // transformers compares the tokens of added_tokens.json with strings. A token
+  // object of tokenizer_config.json never equals a string.
   if (source == Source::kMap ||
       (source == Source::kConfig && !name.has_flags)) {
     named_for_added_json_.insert(content);
@@ -356,8 +356,9 @@ absl::Status TokenizerConfig::ReadTokens(const ConfigFiles& files) {
       const JsonRef entry(value, absl::StrCat(decoder->path(), ".", key));
       int32_t id = 0;
       if (!absl::SimpleAtoi(key, &id) || id < 0) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            decoder->path(), " has the key \"", key, "\", want an id"));
+        return absl::InvalidArgumentError(
+            absl::StrCat(decoder->path(), " has the key \"", key,
+                         "\", want an id from 0 to 2^31 - 1"));
       }
       KVASIR_ASSIGN_OR_RETURN(const std::string content,
                               entry.GetString("content"));
@@ -479,9 +480,9 @@ void MergeAddedTokens(const std::vector<AddedToken>& batch,
 std::vector<const AddedToken*> TokenizerConfig::Batch(
     const std::map<int64_t, AddedToken>& given,
     const std::vector<AddedToken>& in_file) const {
-  // A name without flags is left out if its token is known. A name
-  // with flags is left out if its token is in `given` and does not
-  // come from added_tokens.json.
+  // A name without flags is left out if its token is known. A name with flags
+  // is left out if `keeps_flags` is false and its token is in
+  // added_tokens_decoder (in the older form: in tokenizer.json).
   absl::flat_hash_set<std::string_view> known;
   absl::flat_hash_set<std::string_view> replaces_names;
   std::vector<const AddedToken*> batch;

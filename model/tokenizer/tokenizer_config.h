@@ -39,8 +39,8 @@ struct ConfigFiles {
 // - A special token stays special.
 // - A token stays searched in the kinds of text, raw or normalized, in
 //   which it was searched before. Entries may add the other kind. If the
-//   token becomes special, only its first special entry can; if it was
-//   special before, none can.
+//   token becomes special, only its first special entry may add it; if the
+//   token was special before, no entry may add it.
 void MergeAddedTokens(const std::vector<AddedToken>& batch,
                       std::vector<AddedToken>* tokens);
 

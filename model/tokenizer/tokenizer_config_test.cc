@@ -48,9 +48,8 @@ struct Row {
   const char* added = "";     // added_tokens.json
   const char* file = "{}";    // members that replace those of SmallFile()
   const char* tokens;         // the tokens of kText
-  const char*
-      shown;  // the text when these tokens are decoded without special tokens
-  const char* more = "";  // the tokens from id 100
+  const char* shown;          // `tokens` as text, without special tokens
+  const char* more = "";      // the tokens from id 100
   const char* bos = "";
   const char* eos = "";
 };

@@ -1,5 +1,5 @@
-// Unusual forms of tokenizer.json that are still unambiguous. Recorded ids and
-// texts are those of tokenizers 0.22.2.
+// Tests unusual forms of tokenizer.json that have only one meaning. The
+// expected ids and texts are those of Hugging Face's tokenizers 0.22.2.
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -111,7 +111,7 @@ TEST(TokenizerFormsTest, CharactersWithoutAllTheirByteTokensAreUnknown) {
 }
 
 // Characters that no token covers are dropped, so one id may stand for many.
-TEST(TokenizerFormsTest, WithAnIncompleteByteFallbackALongTextMayHaveFewIds) {
+TEST(TokenizerFormsTest, ALongTextMayHaveFewIdsIfTheByteFallbackIsIncomplete) {
   const auto tokenizer =
       Load(FileWith({{"<0xC3>", 3}}, {{"byte_fallback", true}}));
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -300,7 +300,7 @@ json PrecompiledFile(const std::string& rules) {
 }
 
 TEST(TokenizerFormsTest,
-     PrependSchemeFirstAppliesToEveryPieceMadeFromTheFirstCharacter) {
+     ThePrependSchemeFirstAppliesToEveryPieceMadeFromTheFirstCharacter) {
   json file = json::parse(R"({
     "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
       {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated"},

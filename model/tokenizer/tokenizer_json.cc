@@ -75,7 +75,8 @@ absl::StatusOr<JsonRef> JsonRef::Get(const char* key) const {
 
 absl::StatusOr<std::vector<JsonRef>> JsonRef::Elements() const {
   if (!value_->is_array() || value_->size() > kMaxElementsOfSmallList) {
-    return Invalid("an array");
+    return Invalid(absl::StrCat("an array of at most ", kMaxElementsOfSmallList,
+                                " elements"));
   }
   std::vector<JsonRef> elements;
   elements.reserve(value_->size());

@@ -250,7 +250,7 @@ std::vector<Mutation> HostilePipelines() {
        Code::kInvalidArgument, "ids must be below 65542"},
       {"vocabulary id beyond the unused ones",
        [](json& f) { f["model"]["vocab"]["ab"] = 6 + kMaxUnusedIds; },
-       Code::kInvalidArgument, "an integer from 0 below 65542"},
+       Code::kInvalidArgument, "an integer from 0 to 65541"},
       {"added twice with different ids",
        [](json& f) {
          f["added_tokens"].push_back({{"id", 6}, {"content", "<s>"}});
@@ -347,7 +347,7 @@ TEST(TokenizerTest, AllChainedReplaceStepsShareOneMemoryLimit) {
                               Tokenizer::FromJson(file.dump()));
   EXPECT_THAT(
       tokenizer->Encode(std::string(6000, 'a')),
-      base::StatusIs(Code::kInvalidArgument, HasSubstr("gives more than")));
+      base::StatusIs(Code::kInvalidArgument, HasSubstr("may give more than")));
 }
 
 TEST(TokenizerTest, AllSegmentsOfATextShareOneMemoryLimit) {
@@ -362,7 +362,7 @@ TEST(TokenizerTest, AllSegmentsOfATextShareOneMemoryLimit) {
   for (int i = 0; i < 20; ++i) text += "a<s>";
   EXPECT_THAT(
       tokenizer->Encode(text),
-      base::StatusIs(Code::kInvalidArgument, HasSubstr("gives more than")));
+      base::StatusIs(Code::kInvalidArgument, HasSubstr("may give more than")));
 }
 
 // The most demanding valid file cuts a text into single bytes and rewrites

@@ -197,8 +197,8 @@ absl::StatusOr<std::unique_ptr<Regex>> Regex::Compile(
   if (code == U_REGEX_LOOK_BEHIND_LIMIT) {
     return absl::UnimplementedError(
         absl::StrCat("pattern \"", Shown(pattern),
-                     "\" uses a look-behind without a longest match, which is "
-                     "not supported"));
+                     "\" uses a look-behind whose match has no maximum length, "
+                     "which is not supported"));
   }
   if (U_FAILURE(code)) {
     return IcuError(absl::StrCat("pattern \"", Shown(pattern), "\""), code);

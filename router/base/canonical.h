@@ -1,7 +1,7 @@
 // The interface between facades and the router. A facade submits a request
-// together with a sink, which receives the tokens. It gets a handle, which can
-// cancel the request. The interface uses only token ids. Text, stop strings and
-// chat templates belong to the facades.
+// together with a sink, which receives the tokens. The facade gets a handle,
+// which can cancel the request. The interface uses only token ids. Text, stop
+// strings and chat templates belong to the facades.
 #pragma once
 
 #include <algorithm>
@@ -44,8 +44,8 @@ struct CanonicalRequest {
   TokenBytes prompt;
   // Start from NeutralSampling() and change what the client asked for. If
   // max_tokens is 0, the operator's default applies, limited by max_model_len.
-  // Do not set sampling.seed, but the field `seed` below: the router
-  // overwrites sampling.seed.
+  // Set the field `seed` below instead of sampling.seed, which the router
+  // overwrites.
   kvasir::v1::SamplingParams sampling;
   // If absent, the router draws a random seed.
   std::optional<uint64_t> seed;
@@ -179,7 +179,7 @@ struct RouterHealth {
   std::string detail;
 };
 
-// Accepts requests from facades and has workers run them.
+// Accepts requests from facades and sends them to workers.
 // Threads: its methods may be called from any thread.
 class RequestRouter {
  public:

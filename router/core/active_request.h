@@ -75,8 +75,8 @@ class ActiveRequest final : public RequestHandle,
   // Ends the request: logs it, calls the sink's OnDone and drops the sink. Call
   // this once.
   void Close(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends a request that has never started, without calling the sink. Returns
-  // its log record.
+  // Marks the request as ended and returns its log record, without calling the
+  // sink. Submit calls this for a request that it refuses.
   AccessRecord Discard(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -75,7 +75,7 @@ absl::Status Admission::CheckRequest(const CanonicalRequest& request,
     return proto::RefusedError(
         Refusal::NEVER_FITS,
         absl::StrCat("the prompt has ", prompt, " tokens; prompt and output ",
-                     "together may have ", info.max_model_len()));
+                     "together may have at most ", info.max_model_len()));
   }
   const uint32_t n = request.sampling.n();
   if (const uint32_t limit = LargestN(info, max_n); n == 0 || n > limit) {
@@ -106,9 +106,9 @@ Admission::Patience Admission::PatienceOf(const CanonicalRequest& request,
 absl::Status Admission::WaitedTooLong(absl::Duration queue_timeout) {
   return proto::RefusedError(
       Refusal::RETRY_ELSEWHERE,
-      absl::StrCat("the request has waited for the limit of ",
+      absl::StrCat("the request has waited for ",
                    absl::FormatDuration(queue_timeout),
-                   " in the router's queue"));
+                   ", the longest time allowed, in the router's queue"));
 }
 
 absl::Status Admission::TimedOut(const CanonicalRequest& request) {

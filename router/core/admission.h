@@ -61,8 +61,8 @@ class Admission {
   size_t waiting() const { return waiting_.size(); }
 
   // Checks a request for the model that `info` describes, before the
-  // request gets a ticket. Errors: INVALID_ARGUMENT (no prompt, or n
-  // exceeds max_n or the workers' limit), NEVER_FITS (the prompt is too
+  // request gets a ticket. Errors: INVALID_ARGUMENT (no prompt, or n is 0
+  // or exceeds max_n or the workers' limit), NEVER_FITS (the prompt is too
   // long), DEADLINE_EXCEEDED.
   static absl::Status CheckRequest(const CanonicalRequest& request,
                                    const kvasir::v1::WorkerInfo& info,

@@ -23,8 +23,8 @@ absl::Status DeadlinePassed() {
   return absl::DeadlineExceededError("the request's deadline passed");
 }
 
-// Returns true if another replica may succeed, because the worker was lost,
-// full or draining and has not refused the request for its own sake.
+// Returns true if another replica may succeed: the worker was lost, full or
+// draining, and did not find fault with the request itself.
 bool MayRunElsewhere(const absl::Status& status) {
   if (const auto refusal = proto::RefusalOf(status)) {
     return refusal->reason() == kvasir::v1::Refusal::RETRY_ELSEWHERE ||
@@ -122,7 +122,7 @@ RequestFlow::Delivery RequestFlow::OnTokens(const GenerateEvent::Tokens& tokens,
   if (num_tokens > request_.sampling.max_tokens()) {
     breach_ = absl::InternalError(absl::StrCat(
         "the worker sent ", num_tokens, " tokens of sample ", tokens.index(),
-        ", max_tokens is ", request_.sampling.max_tokens()));
+        ", but max_tokens is ", request_.sampling.max_tokens()));
   }
   if (!breach_.ok()) {
     delivery.reset_attempt = true;
@@ -156,8 +156,8 @@ RequestFlow::Delivery RequestFlow::OnFinish(
   if (sample == nullptr || !IsComplete(finish.reason())) return delivery;
   if (sample->to_repeat > 0) {
     breach_ = absl::InternalError(absl::StrCat(
-        "the worker ended sample ", finish.index(), " ", sample->to_repeat,
-        " tokens earlier than an equal worker before it"));
+        "the worker generated sample ", finish.index(), " again and ended it ",
+        sample->to_repeat, " tokens earlier than the worker before it"));
     delivery.reset_attempt = true;
     return delivery;
   }

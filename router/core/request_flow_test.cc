@@ -178,7 +178,7 @@ TEST(RequestFlowTest, SeveralSamplesInOneResponseAreGeneratedAgainElsewhere) {
   EXPECT_EQ(flow.Record(absl::OkStatus(), At(9)).output_tokens, 4u);
 }
 
-TEST(RequestFlowTest, AWorkerThatGeneratesOtherTokensAgainBreaksTheProtocol) {
+TEST(RequestFlowTest, AWorkerThatRegeneratesDifferentTokensBreaksTheProtocol) {
   RequestFlow flow = NewWholeAnswer(/*n=*/2);
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7, 8}), At(2));
@@ -208,7 +208,7 @@ TEST(RequestFlowTest, ARequestWhoseSamplesHaveAllFinishedIsNotSentAgain) {
   }
 }
 
-TEST(RequestFlowTest, AWorkerThatGeneratesFewerTokensAgainBreaksTheProtocol) {
+TEST(RequestFlowTest, AWorkerThatRegeneratesFewerTokensBreaksTheProtocol) {
   CanonicalRequest request = NewFlow().request();
   request.folded = true;
   request.sampling.set_prompt_logprobs(0);
@@ -222,7 +222,7 @@ TEST(RequestFlowTest, AWorkerThatGeneratesFewerTokensAgainBreaksTheProtocol) {
   EXPECT_TRUE(flow.OnEvent(Finish(), At(6)).reset_attempt);
   EXPECT_THAT(*flow.OnAttemptDone(absl::CancelledError(""), At(7)),
               StatusIs(absl::StatusCode::kInternal,
-                       HasSubstr("earlier than an equal worker")));
+                       HasSubstr("earlier than the worker before")));
 }
 
 TEST(RequestFlowTest, ReceivedTokensCountAgainstTheMemoryBudget) {
@@ -377,8 +377,8 @@ TEST(RequestFlowTest, AWorkerThatExceedsMaxTokensBreaksTheProtocol) {
   const auto end = flow.OnAttemptDone(absl::CancelledError("reset"), At(5));
   ASSERT_TRUE(end.has_value());
   EXPECT_THAT(*end, StatusIs(absl::StatusCode::kInternal,
-                             "the worker sent 4 tokens of sample 1, max_tokens "
-                             "is 3"));
+                             "the worker sent 4 tokens of sample 1, but "
+                             "max_tokens is 3"));
   EXPECT_EQ(flow.Record(*end, At(5)).finish_reason, "error");
   EXPECT_EQ(flow.Record(*end, At(5)).output_tokens, 5u);
 }

@@ -175,8 +175,8 @@ absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
       Admission::NoReplica(request.model, /*all_drain=*/false);
   const Admission::Patience patience = Admission::PatienceOf(
       request, active->arrival(), options_.queue_timeout, none);
-  // As soon as the request is in the table, another thread may end it. Then the
-  // router may be destroyed, unless the gate is entered.
+  // As soon as the request is in without_replica_, another thread may end it.
+  // Then the router may be destroyed, unless the gate is entered.
   const std::shared_ptr<CallbackGate> gate = gate_;
   if (!gate->Enter()) return none;
   SetQueueTimer(active, patience);
@@ -202,7 +202,7 @@ absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
       });
     }
     // The request may have been cancelled, or its timeout may have passed,
-    // before it was in the table.
+    // before it was in without_replica_.
     EndWaitingIfCancelled(active);
     if (base::Clock::Real().Now() >= patience.until) {
       EndWaitingAt(absl::InfinitePast(), active, patience.then);

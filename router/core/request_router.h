@@ -98,7 +98,7 @@ class RouterCore final : public RequestRouter {
   friend class ActiveRequest;
   using ActivePtr = std::shared_ptr<ActiveRequest>;
 
-  // Checks the request against its model, and fills in its defaults.
+  // Checks the request against its model, and sets its unset fields.
   absl::Status Complete(CanonicalRequest* request);
   absl::Status Refuse(CanonicalRequest request, absl::Status why);
   // Enters the request into the table if Admission lets it run or wait.

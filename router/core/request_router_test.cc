@@ -225,7 +225,8 @@ TEST_F(RequestRouterTest, TheWorkerReceivesEveryFieldOfTheRequest) {
   EXPECT_EQ(call.head.attempt(), 0u);
   EXPECT_EQ(call.head.weights_id(), "w1");
   EXPECT_NE(call.head.sampling().seed(), 0u);
-  EXPECT_EQ(call.head.sampling().max_tokens(), 97u) << "what 100 leaves";
+  EXPECT_EQ(call.head.sampling().max_tokens(), 97u)
+      << "max_model_len 100 minus 3 prompt tokens";
   EXPECT_EQ(call.head.priority(), -2);
   EXPECT_FALSE(call.head.has_eviction_budget());
   EXPECT_EQ(call.head.traceparent(), "00-trace");
@@ -441,7 +442,7 @@ TEST_F(RequestRouterTest, ARequestThatWaitsForAReplicaCanAlwaysBeCancelled) {
     handles.push_back(Submit(sinks.back()));
   }
   std::thread cancels([&] {
-    // The requests are being dispatched when they are cancelled.
+    // Cancels the requests while they are being dispatched.
     Eventually([&] { return !workers_[0]->attempts().empty(); });
     for (const auto& handle : handles) handle->Cancel(CancelReason::kClient);
   });
@@ -492,7 +493,7 @@ TEST_F(RequestRouterTest, ADrainEndsRequestsThatWaitForAReplica) {
   EXPECT_EQ(proto::RefusalOf(status)->reason(), kvasir::v1::Refusal::DRAINING);
 }
 
-// The request would begin to wait only after the drain has begun.
+// The second request leaves the queue after the drain has begun.
 TEST_F(RequestRouterTest, InADrainNoRequestWaitsForAReplica) {
   RouterCoreOptions options;
   options.admission = {.max_in_flight = 1, .max_queue = 8};
@@ -843,7 +844,7 @@ TEST_F(RequestRouterTest,
 }
 
 TEST_F(RequestRouterTest,
-       AWorkersAnswerCountsEvenIfItComesBeforeStartBeginsToWait) {
+       AWorkersAnswerCountsEvenIfItComesBeforeTheStartWaitsForIt) {
   Prepare(2);
   workers_[1]->SetReachable(false);
   workers_[1]->OnInfoAsked([this] {

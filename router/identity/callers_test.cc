@@ -269,8 +269,8 @@ TEST_F(CallersTest, RemovingTheLastCallerFromTheIdentitiesFileEndsItsAccess) {
       // The last tenant with the role ADMIN is removed.
       {File(absl::StrCat(TenantJson("blue"), ",", TenantJson("red"), ",", op)),
        File(TenantJson("blue")), "has the role ADMIN"},
-      // No port can use the only entry of the new file. Still, the removed
-      // tokens must become invalid.
+      // The new file has only a certificate, which no port asks for. Still, the
+      // removed tokens must become invalid.
       {File(absl::StrCat(TenantJson("red"), ",", op)),
        File(R"({"name": "green", "certificates": ["x"]})"), "'green' has"},
   };

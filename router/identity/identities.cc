@@ -41,13 +41,17 @@ absl::Status Wrong(absl::string_view at, absl::string_view what) {
 
 absl::Status CheckName(absl::string_view name, size_t most,
                        absl::string_view at) {
-  if (!name.empty() && name.size() <= most &&
-      std::all_of(name.begin(), name.end(), IsNameCharacter)) {
-    return absl::OkStatus();
+  if (name.empty() || name.size() > most) {
+    return Wrong(at, absl::StrCat("want 1 to ", most,
+                                  " letters, digits and -_.:@/, have ",
+                                  name.size(), " bytes"));
   }
-  return Wrong(
-      at, absl::StrCat("want 1 to ", most, " letters, digits and -_.:@/, have ",
-                       name.size(), " bytes"));
+  const auto* const other =
+      std::find_if_not(name.begin(), name.end(), IsNameCharacter);
+  if (other == name.end()) return absl::OkStatus();
+  // The byte itself is not shown, because it may be a control character.
+  return Wrong(at, absl::StrCat("want letters, digits and -_.:@/, but byte ",
+                                other - name.begin(), " is none of them"));
 }
 
 // Returns the first line of a parser's message without its long words. The
@@ -231,9 +235,10 @@ absl::Status Identities::ReadTenant(int idx) {
     // Every client can be an anonymous caller, so the anonymous tenant must not
     // have further rights.
     if (!tenant.tokens().empty() || !tenant.certificates().empty()) {
-      return Wrong(at,
-                   "is for callers without credentials: want no tokens, no "
-                   "certificates");
+      return Wrong(
+          at,
+          "is for callers without credentials: want neither tokens nor "
+          "certificates");
     }
     if (tenant.may_set_tenant()) {
       return Wrong(absl::StrCat(at, ".may_set_tenant"),
@@ -338,7 +343,7 @@ absl::Status Identities::CheckListener(const ListenerProof& proof,
     return absl::FailedPreconditionError(absl::StrCat(
         name,
         ": has tokens, which are accepted only over TLS: give --tls-cert and "
-        "--tls-key, or remove the tokens (callers are then anonymous)"));
+        "--tls-key, or remove the tokens and set 'anonymous'"));
   }
   bool has_admin = false;
   for (const Tenant& tenant : file_.tenants()) {

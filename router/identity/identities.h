@@ -65,8 +65,8 @@ absl::Status CheckTokenLabel(absl::string_view label);
 // How the server's ports can identify callers.
 struct ListenerProof {
   bool tls = false;
-  // True if the clients' port or the admin port asks for certificates and
-  // verifies them.
+  // Whether the clients' port (client_certificates) and the admin port
+  // (admin_certificates) ask for certificates and verify them.
   bool client_certificates = false;
   bool admin_certificates = false;
   // True if the admin port accepts only callers with the role ADMIN.

@@ -100,7 +100,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "tenants[0].name: want 1 to 128 letters, digits and "
                   "-_.:@/, have 0 bytes"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "a b"}]})",
-                  "tenants[0].name"},
+                  "tenants[0].name: want letters, digits and -_.:@/, but "
+                  "byte 1 is none of them"},
         WrongFile{R"({"schema_version": 1, "tenants":
                    [{"name": "a"}, {"name": "b"}, {"name": "a"}]})",
                   "tenants[2] ('a'): tenants[0] already has this name"},

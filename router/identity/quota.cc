@@ -99,7 +99,7 @@ absl::StatusOr<std::shared_ptr<RequestPlace>> TenantQuota::Enter(
 absl::Status TenantQuota::IsFull(uint32_t most) const {
   return absl::ResourceExhaustedError(absl::StrCat(
       "tenant '", tenant_, "' runs ", running_, " requests (each sample counts",
-      " as one), its quota's concurrent_requests is ", most,
+      " as one), and its quota's concurrent_requests is ", most,
       ": try again when one has ended"));
 }
 

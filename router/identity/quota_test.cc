@@ -106,8 +106,8 @@ TEST(TenantQuotaTest, RepeatedCallsOfLeaveRemoveARequestFromTheQuotaOnlyOnce) {
   EXPECT_THAT(quota->Enter(kStart, &met).status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        "tenant 'red' runs 2 requests (each sample counts as "
-                       "one), its quota's concurrent_requests is 2: try again "
-                       "when one has ended"));
+                       "one), and its quota's concurrent_requests is 2: try "
+                       "again when one has ended"));
   EXPECT_EQ(met, QuotaLimit::kConcurrency);
   first->Leave();
   again->Leave();
@@ -116,7 +116,7 @@ TEST(TenantQuotaTest, RepeatedCallsOfLeaveRemoveARequestFromTheQuotaOnlyOnce) {
   EXPECT_FALSE(quota->idle());
 }
 
-TEST(TenantQuotaTest, EachSampleOfARequestCountsUntilItLeaves) {
+TEST(TenantQuotaTest, EachSampleCountsInTheQuotaUntilItsRequestLeaves) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(0, 0, 4));
   QuotaLimit met;
   const auto first = *quota->Enter(kStart, &met);

@@ -286,10 +286,10 @@ class GrpcWorkerClient final : public WorkerClient {
                 done(std::move(info));
                 return;
               }
-              // A call that waits for a connection can fail only with
-              // DEADLINE_EXCEEDED. Ask again without waiting, to learn the
-              // cause: for example, the port is closed, or the certificate's
-              // name is not allowed.
+              // A call that waits for a connection fails with
+              // DEADLINE_EXCEEDED, whatever prevents the connection. Ask again
+              // without waiting, to learn the cause: for example, the port is
+              // closed, or the certificate's name is not allowed.
               AskInfo(stub, open_calls, kTimeForCause, /*wait=*/false,
                       [timed_out = info.status(),
                        done](absl::StatusOr<v1::WorkerInfo> why) {

@@ -17,8 +17,8 @@ struct GrpcWorkerClientOptions {
   int num_connections = 2;
   // If nothing arrives on a connection for keepalive_time, the client sends a
   // ping. If no answer comes within keepalive_timeout, the connection is
-  // closed. An infinite keepalive_time means no pings. It is used for a worker
-  // in this process.
+  // closed. An infinite keepalive_time, for a worker in this process, means no
+  // pings.
   absl::Duration keepalive_time = absl::Seconds(5);
   absl::Duration keepalive_timeout = absl::Seconds(2);
   int64_t max_receive_message_bytes = 64 << 20;

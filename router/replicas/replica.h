@@ -26,7 +26,7 @@ enum class ReplicaState {
   kReady,
   kDraining,
   kLost,     // the connection is lost; the router tries to connect again
-  kRefused,  // the worker has the wrong version, weights or tokenizer
+  kRefused,  // the worker has failed its checks (CheckWorker)
 };
 const char* ReplicaStateName(ReplicaState state);
 

@@ -62,8 +62,8 @@ class ReplicaRegistry {
 
   // Connects to all workers. Returns when every worker has answered, when
   // `patience` has passed, or when others_patience has passed since the first
-  // answer. Returns FAILED_PRECONDITION if a worker has the wrong version,
-  // weights or tokenizer; the text contains the values. A worker that cannot be
+  // answer. Returns FAILED_PRECONDITION if a worker fails its checks
+  // (CheckWorker); the text contains the values. A worker that cannot be
   // reached is no error, because the registry keeps trying.
   absl::Status Start(absl::Duration patience);
   // Resets all calls to workers. After Stop has returned, no callback runs.

@@ -65,7 +65,7 @@ class FakeWorker {
   // for them.
   kvasir::v1::WorkerInfo* info() { return &info_; }
   void SetReachable(bool reachable);
-  // Sets a function that each GetInfo calls on its own thread.
+  // Sets a function that each GetInfo calls on the thread of its caller.
   void OnInfoAsked(std::function<void()> then);
   // Sets a function that NewAttempt calls with each new attempt.
   void OnAttempt(std::function<void(const std::shared_ptr<FakeAttempt>&)> then);

@@ -30,7 +30,7 @@ int Forward(const std::vector<std::string>& arguments) {
   PrintError(
       "kvasir bench",
       absl::StrCat(kProgram, ": ", std::strerror(errno),
-                   "; it was searched in this program's folder and in PATH. "
+                   "; it was searched for in this program's folder and PATH. "
                    "The benchmarks are a separate program: scripts/build "
                    "kvasir-bench builds it"));
   return kExitFailed;
@@ -43,8 +43,8 @@ void AddBenchCommand(CLI::App* app, int* exit_code) {
       app->add_subcommand("bench",
                           "run benchmarks of this build on this machine "
                           "(kvasir-bench)");
-  // All further arguments, even --help, are for kvasir-bench. Without this
-  // setting, kvasir itself would parse them.
+  // All further arguments, even --help, are for kvasir-bench. Without these
+  // settings, kvasir itself would parse them.
   command->fallthrough(false);
   command->prefix_command();
   command->set_help_flag();

@@ -194,10 +194,11 @@ void AddGenerateCommand(CLI::App* app, int* exit_code) {
                       "text that ends the output; may be given several times");
   AddSwitch(command, "--ignore-eos", flags->request.ignore_eos,
             "continue after the end-of-text token");
-  AddSwitch(command, "--stream-forever", flags->stream_forever,
-            "go on until it is stopped, in a cache that stays the same; the "
-            "plan must evict down to a number of slots (--eviction streaming "
-            "--eviction-budget 1024 --eviction-rolling)");
+  AddSwitch(
+      command, "--stream-forever", flags->stream_forever,
+      "continue until the program is stopped, in a cache of constant "
+      "size; the plan must evict to a number of slots (--eviction streaming "
+      "--eviction-budget 1024 --eviction-rolling)");
   AddSwitch(command, "--json", flags->json, "print one JSON object at the end");
   command->callback([flags, seed, exit_code] {
     flags->request.has_seed = seed->count() > 0;

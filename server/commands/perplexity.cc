@@ -168,7 +168,7 @@ void AddPerplexityCommand(CLI::App* app, int* exit_code) {
   auto flags = std::make_shared<PerplexityFlags>();
   CLI::App* command = app->add_subcommand(
       "perplexity",
-      "loss of a text under a model, through the paged cache: the quality of a "
+      "measure how well a model predicts a text with the paged cache of a "
       "plan");
   AddModelFlags(command, &flags->model);
   AddDeviceFlags(command, &flags->model.device);
@@ -187,8 +187,8 @@ void AddPerplexityCommand(CLI::App* app, int* exit_code) {
       ->check(CLI::Range(0, 1 << 30));
   AddFlag(command, "--stride", flags->stride,
           "overlapping windows: each begins this many tokens after "
-          "the previous one, and only its last tokens of this "
-          "number are scored; results are reported for tenths of "
+          "the previous one, and only this many tokens at its "
+          "end are scored; results are reported for tenths of "
           "the text; 0: windows do not overlap")
       ->check(CLI::Range(0, 1 << 24));
   AddSwitch(command, "--stream", flags->stream,
@@ -206,7 +206,8 @@ void AddPerplexityCommand(CLI::App* app, int* exit_code) {
                                  "a text needs a tokenizer: give --model DIR");
     }
     if (flags->passes > 1 && !flags->stream) {
-      throw CLI::ValidationError("--passes", "is read with --stream only");
+      throw CLI::ValidationError("--passes",
+                                 "has an effect only with --stream");
     }
     if (flags->stream && flags->max_windows > 0) {
       throw CLI::ValidationError(

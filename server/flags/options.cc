@@ -398,12 +398,13 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
            {.least = kMinRequestBytes, .most = kMaxRequestBytes});
   AddFlag(app, "--share-tokenizer", options->share_tokenizer,
           "whether gateways may download the tokenizer's files "
-          "(GetTokenizer); auto: only from a loopback listener")
+          "(GetTokenizer); auto: only if no other machine can connect")
       ->check(CLI::IsMember({"auto", "on", "off"}));
   AddFlag(app, "--reflection", options->reflection,
           "whether the clients' port describes its services and "
           "messages (gRPC server reflection, which grpcurl uses); "
-          "auto: only on a loopback listener without --identities")
+          "auto: only if no other machine can connect and there is no "
+          "--identities")
       ->check(CLI::IsMember({"auto", "on", "off"}));
   AddText(app, "--identities", options->identities,
           "JSON file that lists who may call, and each caller's limits "

@@ -137,10 +137,10 @@ struct RouterFlags {
   int64_t stream_buffer_bytes = 16 << 20;
   int64_t request_bytes = 256 << 20;
   // Whether gateways may download the tokenizer's files: "on", "off", or "auto"
-  // (only from a loopback listener).
+  // (only if no other machine can connect).
   std::string share_tokenizer = "auto";
   // Whether the clients' port has server reflection: "on", "off", or "auto"
-  // (only on a loopback listener that requires no credentials).
+  // (only if no other machine can connect and no credentials are required).
   std::string reflection = "auto";
   // The file that lists who may call. If empty, anybody who can connect
   // may call.

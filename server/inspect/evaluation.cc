@@ -61,9 +61,9 @@ absl::Status ReadInterval(const JsonFields& fields, EvaluationRow* row) {
                           Child(fields, "added_ci95", /*array=*/true));
   if (interval->size() != 2 || !(*interval)[0].is_number() ||
       !(*interval)[1].is_number()) {
-    return fields.Error(
-        "added_ci95",
-        absl::StrCat("want [low, high], have ", model::JsonExcerpt(*interval)));
+    return fields.Error("added_ci95",
+                        absl::StrCat("want two numbers [low, high], have ",
+                                     model::JsonExcerpt(*interval)));
   }
   row->added_low = (*interval)[0].get<double>();
   row->added_high = (*interval)[1].get<double>();

@@ -55,8 +55,8 @@ struct Evaluation {
 
 inline constexpr int64_t kMaxEvaluationBytes = int64_t{16} << 20;
 
-// Returns INVALID_ARGUMENT if the file has another form. The error names file,
-// row, field, and the wanted and the found value.
+// Returns INVALID_ARGUMENT if `json` has another form. The error names the
+// file and, for a wrong field, the row, the field and both values.
 absl::StatusOr<Evaluation> ParseEvaluation(std::string_view json,
                                            const std::string& where);
 

@@ -26,8 +26,8 @@ class EvictionTrace {
   };
   struct Layer {
     int64_t layer = 0;
-    int64_t sinks = 0;
-    int64_t recent = 0;
+    int64_t sinks = 0;   // first tokens that are never evicted
+    int64_t recent = 0;  // latest tokens that an eviction keeps
     // false: no scores; only the sinks and the latest tokens are kept
     bool scored = true;
     int64_t kept = 0;             // slots that a unit has after an eviction

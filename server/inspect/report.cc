@@ -301,8 +301,8 @@ void AppendHead(const InspectReport& report, std::string* out) {
 void AppendPrediction(const InspectReport& report, std::string* out) {
   if (report.foreign_prediction) {
     out->append(
-        "predicted divergence  not known: that of another plan lies beside "
-        "this plan\n");
+        "predicted divergence  not known: the prediction next to this plan is "
+        "for another plan\n");
   }
   if (!report.prediction.has_value()) return;
   const Prediction& prediction = *report.prediction;
@@ -354,8 +354,8 @@ void AppendEvictions(const InspectReport& report, std::string* out) {
     absl::StrAppendFormat(
         out,
         "eviction              %s in %d layer%s: %s (%d sinks and %d recent "
-        "among them); slots go every %d tokens\n"
-        "  metadata            %d unit%s a layer, %.1f bytes of a slot\n",
+        "among them); evictions every %d tokens\n"
+        "  metadata            %d unit%s a layer, %.1f bytes per slot\n",
         eviction.method, eviction.layers.size(),
         eviction.layers.size() == 1 ? "" : "s", kept, eviction.sinks,
         eviction.recent, counts.every_tokens, eviction.units,

@@ -92,8 +92,8 @@ TEST(InspectReportTest, ReportsTheFlopsPerSlotForEveryKindOfCompressedSpace) {
       {"low rank",
        SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
                   LowRankPart("at_runtime", "NO_ROPE")),
-       // Keys: 6 + 5 channels are multiplied to 2 heads of 8 dimensions each,
-       // and 4 heads of 8 dimensions are rotated.
+       // Keys: 6 + 5 channels, each multiplied into 2 heads of 8 dimensions.
+       // Rotating 4 heads of 8 dimensions takes 3 FLOPs per number.
        {dense, 2 * 11 * 2 * 8 + 3 * 32},
        // Values: 4 query heads read 6 channels each, and 4 read 5
        // channels each.
@@ -274,9 +274,9 @@ TEST(InspectReportTest, MemoryIsReportedWithAndWithoutEviction) {
   const std::string text = ReportToText(report);
   EXPECT_THAT(text, HasSubstr("eviction              h2o in 2 layers: 25 % of "
                               "the prompt stays, 36 slots at least (4 sinks "
-                              "and 32 recent among them); slots go every 16 "
+                              "and 32 recent among them); evictions every 16 "
                               "tokens"));
-  EXPECT_THAT(text, HasSubstr("bytes of a slot"));
+  EXPECT_THAT(text, HasSubstr("bytes per slot"));
   EXPECT_THAT(text, HasSubstr("nothing evicted"));
   EXPECT_THAT(ReportToText(whole), Not(HasSubstr("evict")));
 }
@@ -285,7 +285,7 @@ TEST(InspectReportTest, TheBytesOfALongSequenceExcludeEvictedSlots) {
   const cache::PageLayout layout = LayoutOf(WithEverything());
   const CacheBytes<double> token = BytesOfToken(layout);
   // An eviction keeps 128 slots. Up to 16 more follow until the next
-  // eviction. They fill 9 pages.
+  // eviction. Together these slots fill 9 pages.
   const CacheBytes<int64_t> bytes = BytesOfSequence(layout, 500, 32);
   EXPECT_EQ(static_cast<double>(bytes.value_codes), 144 * token.value_codes);
   EXPECT_EQ(bytes.unfilled, 0);
@@ -375,7 +375,7 @@ TEST(InspectReportTest, UnknownWeightBytesAreNullInTheJsonReport) {
       ReportToJson(report)["at_length"][0]["weights_and_kv_bytes"].is_null());
 }
 
-TEST(InspectReportTest, TheTableOfRanksShowsTheNumberOfTokensStoredExactly) {
+TEST(InspectReportTest, TheTableOfLayersShowsHowManyTokensAreStoredExactly) {
   ModelSource source = SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
                                   kFullValue, R"(,"exact_sinks":4)");
   kvasir::v1::KvPlan plan = source.plan->source;
@@ -397,7 +397,7 @@ TEST(InspectReportTest, TheTableOfRanksShowsTheNumberOfTokensStoredExactly) {
                     HasSubstr("-  4+24\n"), HasSubstr("-  -\n")));
 }
 
-TEST(InspectReportTest, TheTableOfRanksShowsGroupsBitsLiftAndRange) {
+TEST(InspectReportTest, TheTableOfLayersShowsGroupsBitsLiftAndRange) {
   const InspectReport report = ReportOf(SourceWith(
       LowRankPart("reconstruct", "PRE_ROPE"), LowRankPart("fold", "NO_ROPE")));
   const LayerSideSummary& key = report.sides[0].summary;

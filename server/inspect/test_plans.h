@@ -1,4 +1,4 @@
-// For tests: a small model with plans of every kind.
+// For tests: a small model, and functions that give it a plan.
 #pragma once
 
 #include <string>

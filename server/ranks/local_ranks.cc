@@ -257,7 +257,8 @@ absl::StatusOr<JoinInfo> LocalRanks::ReadJoinInfo(int join_fd) {
   // parent now, with another pid.
   if (info.leader.empty() || info.local.count < 1 ||
       text_of("parent") != absl::StrCat(getppid())) {
-    return absl::UnavailableError("the process that started this rank is gone");
+    return absl::UnavailableError(
+        "the process that started this rank is gone, or sent no valid data");
   }
   return info;
 }

@@ -73,7 +73,7 @@ class LocalRanks {
 
   // Call this in a child. It receives the JoinInfo, sets the process's name,
   // and asks the kernel to kill this process when the parent's thread ends.
-  // UNAVAILABLE if the parent is gone.
+  // UNAVAILABLE if the parent is gone or sent no valid data.
   static absl::StatusOr<JoinInfo> ReadJoinInfo(int join_fd);
   // Call this in a child that ends because the leader is lost. It kills the
   // parent if the parent is stopped (SIGSTOP). Otherwise the parent would

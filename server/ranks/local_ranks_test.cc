@@ -147,7 +147,8 @@ TEST_F(LocalRanksTest, TheFailureOfAChildProcessCanStillBeQueriedLater) {
                                          HasSubstr("exit code 3")));
 }
 
-TEST_F(LocalRanksTest, AChildProcessThatEndStopsIsNotReportedAsAFailure) {
+TEST_F(LocalRanksTest,
+       ChildProcessesThatAreKilledInEndAreNotReportedAsFailures) {
   const std::string path = folder_.File("ended");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"stop", path})}));

@@ -125,7 +125,7 @@ absl::Status CheckCommon(const RankFlags& flags) {
 }
 
 // Refuses flags that would have no effect: those for ranks of other hosts if no
-// such rank can join, and those for several ranks if there is one.
+// such rank can join, and those for several ranks if there is only one rank.
 absl::Status CheckRead(const RankFlags& flags) {
   if (flags.listen.empty() &&
       (GivesTls(flags.tls) || !flags.secret_file.empty())) {

@@ -37,7 +37,7 @@ struct RankFlags {
   std::string listen;
   std::string secret_file;
   RankTlsFlags tls;
-  // The i-th rank that this process starts serves its metrics on port
+  // The metrics of the i-th rank that this process starts are on port
   // metrics_port + i. If metrics_port is 0, each rank uses a free port.
   int metrics_port = 8010;
   absl::Duration join_timeout = absl::Minutes(5);
@@ -71,7 +71,7 @@ absl::Status CheckCollective(const RankFlags& flags, const DeviceFlags& device);
 
 // Reads the secret that ranks of other hosts must show. If `path` is empty,
 // returns an empty secret; these ranks then show only a certificate.
-// INVALID_ARGUMENT for a file without a secret.
+// INVALID_ARGUMENT if the file is not one word.
 absl::StatusOr<std::string> ReadSecret(const std::string& path);
 // Returns a random secret.
 std::string NewSecret();

@@ -27,8 +27,9 @@ std::vector<prometheus::MetricFamily> DeviceMetrics::Collect() const {
   base::MutexLock lock(&mutex_);
   std::vector<prometheus::MetricFamily> families;
   if (device_ == nullptr) return families;
-  families.push_back(Gauge("kvasir_staging_bytes",
-                           "Bytes of the host that copies go through"));
+  families.push_back(
+      Gauge("kvasir_staging_bytes",
+            "Bytes of host memory for copies to and from a GPU"));
   families.back().metric.push_back(Value(device_->staging_bytes()));
   const auto memory = device_->memory();
   if (!memory.ok()) return families;
@@ -51,8 +52,9 @@ std::vector<prometheus::MetricFamily> DeviceMetrics::Collect() const {
   add("outside", memory->other_bytes);
   add("free", memory->free_bytes);
   families.push_back(std::move(bytes));
-  families.push_back(Gauge("kvasir_device_memory_limit_bytes",
-                           "Bytes of them that may be taken in all"));
+  families.push_back(
+      Gauge("kvasir_device_memory_limit_bytes",
+            "The most bytes of the device's memory that may be in use"));
   families.back().metric.push_back(Value(
       static_cast<int64_t>(share_ * static_cast<double>(memory->total_bytes))));
   return families;

@@ -16,8 +16,8 @@ namespace kvasir::cli {
 
 // The addresses and names of a node that is ready.
 struct NodeReport {
-  std::string grpc;  // the address that clients call, or routers if the node is
-                     // a worker
+  // the address that clients call; of a worker: the address that routers call
+  std::string grpc;
   std::string leader;  // only for a rank: its leader's address
   // a model name that clients may request; empty for a worker
   std::string model;

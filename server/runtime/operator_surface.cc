@@ -24,8 +24,8 @@
 namespace kvasir::cli {
 namespace {
 
-// The most connections of the admin port, and a quarter of those of the
-// health port.
+// The most connections of the admin port. The health port accepts four times
+// as many.
 constexpr size_t kFewConnections = 64;
 // The admin and health ports close idle connections after this time, so that a
 // probe can always connect.
@@ -53,8 +53,8 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
-// Returns the flags of an example call of `kvasir generate`. If the model's
-// chat template has this markup, the example is a question in it.
+// Returns the flags of an example call of `kvasir generate`. If the chat
+// template contains <|im_start|>, the example is a question in this format.
 const char* ExampleRequest(const model::Tokenizer& tokenizer) {
   if (!absl::StrContains(tokenizer.chat_template(), "<|im_start|>")) {
     return R"(--prompt "It was a dark night")";

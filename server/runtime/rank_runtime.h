@@ -46,9 +46,9 @@ class RankRuntime final : public Node {
   MetricsSources Metrics() const override;
 
   // Asks the leader to finish its requests and to end the group, and waits
-  // for this a little longer than `deadline`. If it fails, calls the
-  // group's on_fatal. The outcome counts no requests, because requests
-  // belong to the leader.
+  // for this a little longer than `deadline`. If the group does not end in
+  // time or has failed, calls the group's on_fatal. The outcome counts no
+  // requests, because requests belong to the leader.
   DrainOutcome Drain(absl::Duration deadline) override
       ABSL_LOCKS_EXCLUDED(mutex_);
 

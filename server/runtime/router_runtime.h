@@ -73,9 +73,9 @@ class RouterRuntime final : public Node {
   bool ready() const { return core_->Health().ready; }
 
   // Reports NOT_SERVING and accepts no more connections. Connected clients are
-  // served until their connections reach the greatest age and are closed. After
-  // that, new calls are refused. Waits for running requests until `deadline`,
-  // cancels the rest, and returns when no call is left.
+  // served until their connections reach max_connection_age and are closed.
+  // After that, new calls are refused. Waits for running requests until
+  // `deadline`, cancels the rest, and returns when no call is left.
   DrainOutcome Drain(absl::Duration deadline) override;
 
  private:
@@ -99,7 +99,7 @@ class RouterRuntime final : public Node {
   void StopServing() ABSL_LOCKS_EXCLUDED(health_mutex_);
   void SetServing(bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
   // Waits until clients have left or make no more calls, but at most for about
-  // max_connection_age_ or 0.6 `patience`.
+  // max_connection_age_, and never longer than 0.6 `patience`.
   void WaitForClientsToLeave(absl::Duration patience);
 
   std::shared_ptr<const model::Tokenizer> tokenizer_;

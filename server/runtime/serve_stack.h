@@ -60,7 +60,7 @@ class ServeStack final : public Node {
 };
 
 // The token limit of a text that is generated until the user stops it. At four
-// tokens per second, it takes about a year.
+// tokens per second, it is reached after about a year.
 inline constexpr int64_t kEndlessTokens = int64_t{1} << 27;
 
 // A server for one text request, on its own Unix socket. It logs only warnings

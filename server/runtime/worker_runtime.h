@@ -41,8 +41,8 @@ struct WorkerRuntimeOptions {
   // Null if one process runs the model.
   std::unique_ptr<LeaderGroup> group;
   // Returns the address to listen on. It is called only after the model is
-  // loaded. It may create a folder for sockets, and a failed load must not
-  // leave this folder on the disk.
+  // loaded, because it may create a folder for sockets, which a failed load
+  // must not leave on the disk.
   std::function<absl::StatusOr<base::ListenAddress>()> listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   std::shared_ptr<const model::Tokenizer> tokenizer;     // may be null

@@ -44,7 +44,7 @@ class KvasirProcess:
         self.ready = None
 
     def start(self):
-        # A process that is killed may leave files; they go with the folder. Results of other tests must not be reused.
+        # A killed process may leave files. They go to this folder, which is removed. No test reuses results of others.
         environment = {"XDG_CACHE_HOME": str(self.dir / "cache")} | os.environ | {"TMPDIR": str(self.dir)}
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
@@ -122,7 +122,7 @@ class KvasirProcess:
         for line in pathlib.Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
-        raise RuntimeError("no VmRSS")
+        raise RuntimeError(f"/proc/{self.pid}/status has no VmRSS")
 
     def threads(self):
         return len(os.listdir(f"/proc/{self.pid}/task"))
@@ -143,7 +143,7 @@ class KvasirProcess:
 
 def run(*args, check=True, timeout=300, **options):
     """Runs `kvasir ARGS...` to its end and returns it with stdout and stderr as text."""
-    # A process that ends at once may leave files; they go with the folder.
+    # A process that ends at once may leave files, so they are in this folder, which is removed.
     with tempfile.TemporaryDirectory(prefix="kvasir-run-") as folder:
         options["env"] = {"XDG_CACHE_HOME": folder, **FREE_PORTS, **(options.get("env") or os.environ), "TMPDIR": folder}
         done = subprocess.run(

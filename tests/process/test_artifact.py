@@ -208,7 +208,7 @@ def test_the_html_page_draws_the_layer_that_the_reader_chooses(tmp_path):
     layers = json.loads(script_of(page)[0])["report"]["trace"]["layers"]
     context = run_script(page)
     assert context.eval("main.find('option').length") == sum(len(l["units"]) for l in layers)
-    gone = "main.outerHTML.split('went when').length - 1"
+    gone = "main.outerHTML.split('evicted when').length - 1"
     for choice, unit in enumerate(unit for layer in layers for unit in layer["units"]):
         context.eval(f"main.find('select')[0].value = '{choice}';"
                      "main.find('select')[0].listeners.change()")
@@ -218,7 +218,7 @@ def test_the_html_page_draws_the_layer_that_the_reader_chooses(tmp_path):
 def test_the_html_page_draws_every_layer_and_the_ticks_of_its_scale(artifact, evaluation, drawn, tmp_path):
     path, content = evaluation
     inspected = json.loads(run("inspect", artifact, "--json").stdout)
-    # There are two widths of one method, one of which belongs to the inspected plan, within a narrow range.
+    # The rows have two widths of one method and losses in a narrow range. One belongs to the inspected plan.
     own, other = content["rows"][0], dict(content["rows"][0], model="other")
     own |= {"model": inspected["model"], "kv_bytes_per_token": inspected["kv_bytes_per_token"],
             "kv_payload_bytes_per_token": 64, "added_nats_per_token": 0.0037,
@@ -335,7 +335,7 @@ def test_the_error_for_an_invalid_prediction_names_the_field(artifact, predictio
 def test_a_prediction_of_another_plan_is_not_shown(artifact, prediction):
     path, content = prediction
     path.write_text(json.dumps(content | {"plan_sha256": 64 * "0"}))
-    assert "not known: that of another plan" in run("inspect", artifact).stdout
+    assert "not known: the prediction next to this plan is for another plan" in run("inspect", artifact).stdout
     assert json.loads(run("inspect", artifact, "--json").stdout)["prediction"] is None
 
 

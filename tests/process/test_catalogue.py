@@ -51,7 +51,7 @@ def test_metrics_of_nvidias_exporter_are_marked_and_have_their_own_row():
             theirs = families & set(FAMILIES.dcgm)
             assert theirs in (set(), families), panel["title"]
             assert bool(theirs) == panel["title"].startswith("DCGM: ") == ("NVIDIA's DCGM exporter" in row)
-    # The catalogue says of no process of ours that it exports them.
+    # By the catalogue, none of our processes exports them.
     for process in ("worker", "router", "rank"):
         assert not set(FAMILIES.dcgm) & FAMILIES.exported(process)
 
@@ -128,6 +128,6 @@ def test_a_dashboard_panel_with_metrics_of_several_units_must_name_one_unit():
     assert dashboards.unit_of(small, {"title": "P"}, [("", "kvasir_pool_bytes")]) == "bytes"
     assert dashboards.unit_of(small, {"title": "P"}, [("", "DCGM_FI_DEV_POWER")]) == "watt"
     mixed = [("", "kvasir_pool_bytes"), ("", "kvasir_made_total")]
-    with pytest.raises(ValueError, match=r"panel 'P': say which unit: \['bytes', 'short'\]"):
+    with pytest.raises(ValueError, match=r"panel 'P': its queries have the units \['bytes', 'short'\]"):
         dashboards.unit_of(small, {"title": "P"}, mixed)
     assert dashboards.unit_of(small, {"title": "P", "unit": "reqps"}, mixed) == "reqps"

@@ -33,7 +33,7 @@ REPLICA = {"replica": POD["pod"]}
 def prometheus(tmp_path_factory):
     """A Prometheus that scrapes a server of two ranks. The server answers requests until the tests end."""
     authority = Authority(tmp_path_factory.mktemp("certificates"))
-    # An alert fires if less than a week is left.
+    # An alert fires if the certificate has less than a week left.
     own = authority.sign("server", "IP:127.0.0.1", days=30)
     with KvasirProcess("serve", "--tp", "2", "--tls-cert", own, "--tls-key", own) as server:
         stop = threading.Event()
@@ -137,7 +137,7 @@ def test_the_series_of_every_alert_exist_and_no_alert_fires_on_a_healthy_server(
     wait_until(
         lambda: all(rule["health"] == "ok" for rule in groups(prometheus)), "every rule was evaluated"
     )
-    # The server has been under load for less than a minute. An alert that fires already has no `for`, or it reports a
+    # The server has been under load for less than a minute, so an alert that fires now has no `for`, or fires on a
     # healthy server.
     assert [alert["name"] for alert in groups(prometheus) if alert.get("state") == "firing"] == []
 

@@ -54,7 +54,7 @@ BEHIND_SMG = ["overlays/smg", GPU_BEHIND_SMG]
 # In these overlays, a replica is a group of a LeaderWorkerSet: one leader pod and the pods of ranks.
 GROUPED = ["overlays/multi-node", GPUS_OF_NODES, NODES_WITH_TLS]
 OVERLAYS = ["overlays/cpu", "overlays/smg", "overlays/single-gpu", "overlays/multi-gpu", "overlays/multi-node", *OWN]
-# Labels that its controller sets on the pods of a LeaderWorkerSet.
+# Labels that the controller of a LeaderWorkerSet sets on its pods.
 SET = "leaderworkerset.sigs.k8s.io/name"
 GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
@@ -480,7 +480,7 @@ def test_the_example_of_identities_is_accepted_by_a_router(tmp_path):
             channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=20)
 
 
-# components/tls used to leave h2c on the ports, and a gateway sent plain text to them.
+# If a port with TLS still declares h2c, a gateway sends plain text to it.
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_services_declare_http2_without_tls_only_if_tls_is_off(rendered, overlay):
     spoken = {

@@ -165,7 +165,7 @@ def infers(server):
         stub.ModelInfer(request(server.ready["model"]), timeout=30, wait_for_ready=True)
 
 
-# gRPC's own listener (1.51, CVE-2023-4785) never accepted a connection again.
+# gRPC's own listener (1.51, CVE-2023-4785) would never accept a connection again in this case.
 def test_a_server_that_ran_out_of_descriptors_accepts_connections_again():
     with KvasirProcess("serve") as server:
         in_use = server.descriptors()
@@ -218,7 +218,7 @@ def test_the_health_port_serves_only_health_and_follows_the_state_of_the_replica
             wait_until(lambda: f"replica worker={path} state=lost" in router.log(), "the log line")
 
 
-# Sixty-four idle connections used to block every probe for five minutes.
+# Regression test: sixty-four idle connections blocked every probe for five minutes.
 def test_idle_connections_do_not_block_probes_of_the_health_port():
     with KvasirProcess("serve") as server:
         silent = [connect(server.health) for _ in range(32)]
@@ -253,7 +253,7 @@ def with_files(files):
     return command
 
 
-# Workers are not discovered by DNS: such a name counts as one worker, and gRPC chooses one of its addresses.
+# Workers are not discovered by DNS: a name with several addresses is one worker, and gRPC chooses one of them.
 def test_a_worker_name_with_several_addresses_causes_a_warning(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost one\n127.0.0.1 pods\n127.0.0.2 pods\n")
@@ -265,7 +265,7 @@ def test_a_worker_name_with_several_addresses_causes_a_warning(tmp_path):
     assert "worker=pods:9 addresses=2" in line
 
 
-# The system's resolver would make the router wait for two minutes.
+# Waiting for the system's resolver would take two minutes.
 def test_a_router_that_ends_does_not_wait_for_a_resolver(tmp_path):
     resolver = tmp_path / "resolv.conf"
     resolver.write_text("nameserver 127.0.0.77\noptions timeout:30 attempts:5\n")
@@ -306,7 +306,7 @@ def test_a_connection_age_as_long_as_the_drain_timeout_is_refused():
     assert "--max-connection-age 5s" in text and "--drain-timeout 5s" in text
 
 
-# Sixty thousand names in a megabyte used to block every other client for ten seconds.
+# Regression test: sixty thousand names in a megabyte blocked every other client for ten seconds.
 def test_a_request_with_many_tensors_delays_no_other_client():
     with KvasirProcess("serve") as server:
         many = service_pb2.ModelInferRequest(model_name=server.ready["model"])
@@ -321,7 +321,7 @@ def test_a_request_with_many_tensors_delays_no_other_client():
                 assert "inputs: want at most 64, have 30000" in each.exception().details()
 
 
-# Six hundred prompts of a megabyte at once used to take 1.3 GB, and half of it stayed.
+# Regression test: six hundred prompts of a megabyte at once took 1.3 GB, and half of it stayed allocated.
 def test_all_requests_share_one_budget_of_bytes():
     flags = ["--max-model-len", "1024", "--request-bytes", "1MiB", "--drain-timeout", "9s"]
     with KvasirProcess("serve", *flags) as server:
@@ -466,8 +466,8 @@ def endless_header_block(target, most):
         return sent
 
 
-# 200 MB of headers used to take several hundred megabytes, or gigabytes in small packets, before any credential was
-# checked.
+# Regression test: 200 MB of headers took several hundred megabytes, or gigabytes in small packets, before any
+# credential was checked.
 def test_an_endless_header_block_takes_no_memory_and_closes_only_its_connection():
     most = 200 << 20
     with KvasirProcess("serve") as server, grpc.insecure_channel(server.grpc) as channel:

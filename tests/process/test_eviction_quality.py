@@ -142,7 +142,7 @@ def test_every_row_is_measured_by_exactly_one_call_of_the_tool(budget):
             assert len(call) == len(methods) * len(budgets) * len(caches)
 
 
-def test_quantization_levels_equal_the_published_table_of_max():
+def test_quantization_levels_of_a_normal_distribution_equal_the_table_of_j_max():
     assert settings.normal_levels(2) == pytest.approx(
         [-1.510, -0.4528, 0.4528, 1.510], abs=1e-3)
     assert settings.normal_levels(4)[-1] == pytest.approx(2.733, abs=1e-3)

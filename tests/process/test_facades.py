@@ -412,7 +412,7 @@ def test_the_memory_of_floods_is_freed_when_clients_are_silent(tls):
 
 
 def test_memory_that_was_in_use_when_the_heap_was_trimmed_is_freed_later():
-    """A server compared only its resident memory with that after the last trim, so it kept the memory of 300 connections."""
+    """Regression test: the server trimmed only if its resident memory had grown since the last trim."""
     with floods.serving(tls=True) as server:
         assert floods.fetch_tokenizer(server) == "OK"
         before = server.resident_bytes()

@@ -42,7 +42,7 @@ NOT_PLANNED = {
     "qwen3_moe": "QK-norm",
     "olmo2": "QK-norm",
     "gemma3_text": "QK-norm",
-    "gemma2": "caps its scores and logits",
+    "gemma2": "caps its scores or logits",
     "gpt_neox": "needs RoPE on all dims of a head; this model rotates 2 of 8",
     "phi3": "rotates by LongRoPE",
 }
@@ -56,8 +56,8 @@ def test_the_table_has_every_family():
 
 
 def plan_of_file(config):
-    """A plan whose layers differ: keys of 8 and values of 3 bits, then numbers and rotated values of 4 bits with
-    exact tokens."""
+    """A plan whose even layers have keys of 8 and values of 3 bits. The odd ones have BF16 keys, rotated values of
+    4 bits and exact tokens."""
     def codes(bits):
         return {"bits": {"schedule": [bits]}, "per_token": {}, "param_dtype": "F16"}
 
@@ -121,7 +121,8 @@ def complete(client, model, prompt, max_tokens=MAX_TOKENS):
 
 
 def answers(folder, flags, prompts, max_tokens=MAX_TOKENS):
-    """The answers one after another, the answers at once, and the counts of what happened."""
+    """Returns the answers to requests sent one after another, those to requests sent at once, the tokens found in the
+    prefix cache, and the number of preemptions."""
     with KvasirProcess("serve", "--threads", 2, "--plan-check", "off", *flags, model=folder) as server:
         ask = functools.partial(complete, model=server.ready["model"], max_tokens=max_tokens)
         with grpcclient.InferenceServerClient(server.grpc) as client, \
@@ -182,7 +183,7 @@ def test_a_client_gets_the_same_tokens_whatever_the_batch_the_chunks_the_prefixe
     assert preempted
     if plan != "dense-bf16":
         return
-    # The recorded logits are those of transformers, of the whole sequence.
+    # The recorded logits are those of transformers for the whole sequence.
     logits = np.fromfile(folder / "expected.f32", np.float32).reshape(expected["logits_shape"])
     for (ids, _), own in zip(alone, prompts):
         if own == prompt[:len(own)]:

@@ -126,7 +126,7 @@ HARD = [0.1, 0.4, 0.2, 0.05]
     (0.5, 50, 0.01, "holds"), (0.5, 50, 0.06, "undecided"),
     (2.0, 50, 0.01, "**does not hold**"), (2.0, 50, 0.06, "undecided"),
     (0.5, 51, 0.01, "**not at these bytes**: 0.510 of its bytes")])
-def test_a_claim_holds_only_if_both_its_divergence_and_its_bytes_do(factor, size, p, said):
+def test_a_claim_holds_only_if_its_divergence_and_its_bytes_are_within_their_limits(factor, size, p, said):
     left = measured(size, [factor * kl for kl in HARD])
     assert judged(left, measured(100, HARD), p=p).verdict == said
 
@@ -256,7 +256,7 @@ def test_chart_colours_contrast_with_light_and_dark_backgrounds(ground):
 
 
 def words(svg):
-    """(text, left, right, y) of words that are not turned; 0.62 em is a wide letter."""
+    """Returns (text, left, right, y) of each text that is not rotated. Letters count as 0.62 em wide."""
     found = []
     for node in xml.etree.ElementTree.fromstring(svg).iter():
         if not node.tag.endswith("}text") or "transform" in node.attrib:
@@ -349,8 +349,8 @@ else:
 
 @pytest.fixture
 def bench(tmp_path):
-    """A machine on which nothing takes time: frontier.py's command, and the calls of the
-    tool since they were last asked for."""
+    """An object that runs frontier.py with a stand-in for the tool, and that returns the tool's calls
+    since they were last asked for. The stand-in answers at once."""
     tool = tmp_path / "tool"
     tool.write_text(STAND_IN.format(python=sys.executable))
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)

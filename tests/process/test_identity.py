@@ -184,7 +184,7 @@ def test_an_unknown_caller_is_unauthenticated(served, metadata, reason, text):
         # Every other method refuses in the same way, even without a message.
         with served.refusal("UNAUTHENTICATED", reason, text, caller):
             channel.unary_unary("/vllm.Control/Abort")(b"", timeout=20, metadata=metadata)
-        # So are bytes that are not a valid message. Each of them used to write a log line.
+        # Bytes that are not a valid message are refused too, and do not write more log lines.
         with served.refusal("UNAUTHENTICATED", reason, text, caller):
             channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(
                 b"\xff" * 100, timeout=20, metadata=metadata)
@@ -192,7 +192,7 @@ def test_an_unknown_caller_is_unauthenticated(served, metadata, reason, text):
         assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20) == b"\x08\x01"
 
 
-# gRPC (1.51) treats it as an error of the connection.
+# gRPC (1.51) treats metadata over the limit as an error of the connection.
 def test_metadata_over_the_limit_closes_only_its_own_connection(served):
     red = (("authorization", f"Bearer {token_of('red')}"),)
 
@@ -269,7 +269,7 @@ def test_concurrent_requests_of_a_tenant_and_their_bytes_are_limited(served):
         next(running)
         with served.refusal("RESOURCE_EXHAUSTED", "concurrency", "concurrent_requests is 1", ("one", "one-laptop")):
             infer(channel, served.model)
-        # Calls that are no requests still work, and so do other tenants.
+        # Calls other than requests still work, and so do requests of other tenants.
         channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=20)
         with served.channel(token_of("red")) as other:
             infer(other, served.model)
@@ -469,8 +469,8 @@ def test_the_token_command_prints_a_token_and_the_entry_that_accepts_it(tmp_path
     assert json.loads(shown.strip().splitlines()[-1])["sha256"] == \
         hashlib.sha256(shown.splitlines()[0].encode()).hexdigest()
     done = run("token", "--label", "a b", check=False)
-    assert done.returncode == 2 and "want 1 to 64 letters" in done.stderr
-    # A date has a year of four digits.
+    assert done.returncode == 2 and "want letters, digits and -_.:@/, but byte 1" in done.stderr
+    # The limit is 100 years, so that years in dates have four digits.
     for too_long in ("inf", "876001h"):
         done = run("token", "--valid-for", too_long, check=False)
         assert done.returncode == 2 and "give at most 876000h" in done.stderr, done.stderr

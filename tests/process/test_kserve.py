@@ -524,7 +524,7 @@ def test_an_empty_final_response_is_sent_only_to_clients_that_enable_it(server):
             responses = stream.answers()
         assert all(final(r) is False for r in responses[:-1])
         assert all(len(r.get_response().outputs) > 0 for r in responses[:-1])
-        # Outputs are missing only if the client enabled it.
+        # Only a client that enabled the empty response gets a response without outputs.
         assert wanted or len(responses[-1].get_response().outputs) > 0
         for result in responses:
             answer = result.get_response()

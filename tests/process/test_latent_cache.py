@@ -24,7 +24,7 @@ NUMBERS, CODES = 0.0005, 0.005
 
 
 def joint(keep, group_heads, codec, window=0):
-    """A plan with one latent of key and value for each group of so many heads (or for all heads)."""
+    """A plan with one latent of key and value for each group of `group_heads` heads (or for all heads)."""
     def plan(base):
         config = json.loads((base / "config.json").read_text())
         heads = config.get("num_key_value_heads", config["num_attention_heads"])
@@ -354,13 +354,13 @@ def test_a_plan_of_low_rank_keys_is_refused_for_a_model_with_qk_norm(qk_norm, ar
     assert "normalizes its keys (QK-norm) after the projection: only a full space is possible" in done.stderr
 
 
-def test_prompts_reuse_reconstructed_latents_only_if_several_heads_share_them(artifacts):
+def test_prompts_lift_latents_only_if_several_heads_share_them(artifacts):
     lifting = {name for name in METHODS if invariance(artifacts[name][0]) == LIFTS}
     assert {"palu-joint", "palu-groups", "joint", "joint-exact"} <= lifting
     assert not lifting & {"palu-each", "rap", "rap-4", "channel"}
 
 
-def test_a_server_reports_whether_prompts_reuse_reconstructed_latents(artifacts):
+def test_a_server_reports_whether_prompts_lift_latents(artifacts):
     folder = artifacts["palu-joint"][0]
     text = EVALUATION.read_text()[:1500]
     flops = []

@@ -46,7 +46,7 @@ def test_perf_analyzer_completes_a_streamed_run_and_the_server_counts_its_reques
     done = subprocess.run(
         [perf_analyzer, "-m", server.ready["model"], "--service-kind", "triton", "-i", "grpc", "-u", server.grpc,
          "--streaming", "--async", "--input-data", load(tmp_path, True),
-         # A window has so many requests, and the first three windows count as stable.
+         # A window has REQUESTS requests, and the first three windows count as stable.
          "--measurement-mode", "count_windows", "--measurement-request-count", str(REQUESTS), "-s", "999",
          "--concurrency-range", f"{CONCURRENCIES[0]}:{CONCURRENCIES[-1]}:{CONCURRENCIES[-1] - CONCURRENCIES[0]}",
          "-f", table, "--verbose-csv"],

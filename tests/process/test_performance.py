@@ -146,7 +146,7 @@ def test_a_target_is_undecided_with_fewer_than_seven_pairs_or_a_wide_spread():
 
 def test_the_uncompressed_cache_has_a_target_only_against_the_f16_cache():
     assert versus.target_of("dense-bf16", "f16", 1.0) == 1.0
-    # kvasir is compared with the faster of both.
+    # kvasir is compared with the faster of llama.cpp's runs with and without flash attention.
     assert versus.target_of("dense-bf16", "f16-no-flash", 1.0) == 1.0
     assert versus.target_of("dense-bf16", "q4_0", 0.3) is None
     assert versus.target_of("rap-50-4bit", "q4_0", 1.2) == pytest.approx(1.02)

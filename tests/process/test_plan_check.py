@@ -65,8 +65,9 @@ def test_a_plan_that_changes_a_model_too_much_is_refused_unless_a_flag_says_othe
 
 
 def test_codes_leave_out_the_bias_of_keys(tmp_path):
-    """Rotated codes used to diverge by more than 1 on this model, and to raise the perplexity of Qwen2.5 ten times. RoPE hardly
-    turns the slowest pair of each head, so the softmax cancels the biases, and the model computes the same as without them."""
+    """With the bias in its codes, a rotated plan diverges by more than 1 on this model, and has ten times the perplexity on
+    Qwen2.5. RoPE hardly turns the slowest pair of each head, so the softmax cancels the biases, and the model computes the
+    same as without them."""
     folder = altered_model(tmp_path / "tiny", model_type="qwen2", architectures=["Qwen2ForCausalLM"])
     tensors = read_tensors(folder / "model.safetensors")
     key = np.zeros((KV_HEADS, DIM), np.float32)
@@ -106,14 +107,14 @@ def test_auto_chooses_the_smallest_plan_that_hardly_changes_the_model(uneven, wi
         assert triton.generate(server.grpc, server.ready["model"], "It was", max_tokens=4, temperature=0.0)
 
 
-def test_auto_keeps_the_plan_of_a_converted_model():
+def test_auto_keeps_the_plan_of_a_compressed_model():
     with KvasirProcess("serve", "--kv-plan", "auto", model=TINY.with_name("tiny-palu")) as server:
         assert "--kv-plan auto plan=palu" in server.log()
         assert 'I plan check skipped plan=palu why="the plan has weights of its own"' in server.log()
 
 
 def test_auto_judges_the_plan_of_a_folder_like_a_named_one(tmp_path):
-    """A plan without weights of its own used to be served by `auto` whatever its divergence."""
+    """Regression test: `auto` served a plan without weights of its own whatever its divergence."""
     folder = altered_model(tmp_path / "tiny")
     tensors = read_tensors(folder / "model.safetensors")
     scaled(tensors, "q", -7, [DIM // 2 - 1, DIM - 1])

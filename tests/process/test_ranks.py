@@ -73,8 +73,8 @@ def long_model(tmp_path_factory):
 
 
 class Endless:
-    """Requests that run until something ends them; the model needs a long context. A router gives some of them to each
-    of two replicas, even if its last load report of one still counts all requests of `answers`."""
+    """Requests that run until something ends them; the model needs a long context. There are enough for a router to
+    give some to each of two replicas, even if its last load report of one still counts all requests of `answers`."""
 
     def __init__(self, address, model, count=3 * len(PROMPTS)):
         self.stream = triton.Stream(address)
@@ -166,7 +166,7 @@ def test_a_signal_to_any_rank_drains_the_whole_group(index):
 
 
 def test_a_signal_to_the_whole_group_drains_it_under_load(long_model):
-    """Ranks used to abort requests that their leader was still finishing."""
+    """Regression test: ranks aborted requests that their leader was still finishing."""
     with serve(2, "--drain-timeout", "1s", *SMALL_CACHE, model=long_model) as server:
         load = Endless(server.grpc, server.ready["model"])
         for pid in rank_pids(server):
@@ -308,7 +308,7 @@ def test_a_rank_that_does_not_match_its_group_is_refused_with_the_field_that_dif
 
 
 def test_a_process_whose_child_rank_dies_before_joining_the_group_ends(tmp_path):
-    """Its parent used to wait until no other rank joined, and then used a destroyed object."""
+    """Regression test: the parent process went on waiting for other ranks, and then used a destroyed object."""
     with Group(tmp_path, tp=4) as group:
         wait_until(lambda: "waiting for ranks" in group.log(), "a listener")
         rank = group.rank("--local-ranks", 2, tp=4)
@@ -321,7 +321,7 @@ def test_a_process_whose_child_rank_dies_before_joining_the_group_ends(tmp_path)
 
 
 def test_if_the_rank_port_is_taken_the_log_has_only_this_error(tmp_path):
-    """The leader used to log the end of a group that had never started, and only then the port."""
+    """Regression test: the leader logged the end of a group that had never started, and only then the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with Group(tmp_path, port=taken.getsockname()[1]) as group:
             assert group.leader.wait(timeout=60) == 1
@@ -391,7 +391,7 @@ def test_the_lost_connection_of_one_rank_ends_all_ranks(tmp_path, long_model):
             assert rank.wait(timeout=END_SECONDS) != 0
 
 
-@pytest.mark.skipif(FAKE_NCCL is None, reason="this build has no NCCL of tests")
+@pytest.mark.skipif(FAKE_NCCL is None, reason="this build has no fake NCCL library")
 def test_ranks_on_the_emulated_gpu_with_nccl_give_the_answers_of_a_single_process(tmp_path):
     """The kernels run on the emulated device and NCCL over shared memory. Everything else is what runs on GPUs."""
     model = altered_model(tmp_path / "tiny", num_hidden_layers=2)
@@ -408,7 +408,7 @@ def test_ranks_on_the_emulated_gpu_with_nccl_give_the_answers_of_a_single_proces
                 wait_until(lambda: server.metric("kvasir_steps_replayed_total") >= 2, "steps that are replayed")
             began = time.monotonic()
             assert server.stop() == 0, server.log()
-            # Ranks and the leader's communicator used to wait for each other for five seconds.
+            # Ranks and the leader's communicator must not wait for each other's timeouts of five seconds.
             assert time.monotonic() - began < 5
             assert not any(map(alive, [rank["pid"] for rank in ranks]))
         assert shared_memory() == before

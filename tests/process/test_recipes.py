@@ -1,6 +1,6 @@
 """The recipes of CONTRIBUTING.md, each of which is carried out in a copy of the tree. A new op, policy, facade,
-method or preset of codes touches one room and one table, builds and passes its test. The long builds run only in
-scripts/soak."""
+method or preset of codes touches one folder (its room) and one table, builds and passes its test. The long builds run
+only in scripts/soak."""
 
 import os
 import pathlib

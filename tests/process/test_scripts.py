@@ -83,11 +83,11 @@ def test_tests_without_a_gpu_are_counted_separately_and_other_skips_have_a_reaso
     assert done.stdout.splitlines() == [
         "dev: 1 passed, 0 failed, 4 skipped",
         "  kernels_nvcc: SKIPPED: nvcc 11.8; no kernel was compiled",
-        "tests skipped for want of a GPU: 2",
+        "tests skipped because they need a GPU: 2",
         "1 passed, 0 failed, 4 skipped"]
 
 
-# The stub prints its arguments; setup and build have nothing to do.
+# The stub of kvasir prints its arguments; setup and build have nothing to do.
 STUBS = {
     "scripts/setup": "#!/bin/sh\n",
     "scripts/build": "#!/bin/sh\n",
@@ -173,7 +173,7 @@ def test_the_serve_script_fetches_a_known_model_before_it_starts_the_server(serv
     for flags in ["--model", "known"], ["--threads", "2", "--model=known"]:
         assert serve(*flags) == ["fetch known", "serve", *AUTO, *flags]
     assert serve(KVASIR_MODEL="known") == ["fetch known", "serve", *AUTO]
-    # Flags for the cache replace that plan.
+    # Flags for the cache replace the plan `auto`.
     for flags in ["--kv-plan", "FILE"], ["--kv-plan=FILE"], ["--kv-dtype", "bf16"], ["--config=F"]:
         assert serve("--model=known", *flags) == ["fetch known", "serve", "--model=known", *flags]
     assert serve(KVASIR_MODEL="known", KVASIR_KV_PLAN="FILE") == ["fetch known", "serve"]

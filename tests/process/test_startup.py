@@ -197,7 +197,7 @@ def test_unknown_flags_and_values_are_usage_errors():
     assert run("serve", "--no-such-flag", check=False).returncode == 2
     assert run("serve", "--model", TINY, "--page-tokens", "63", check=False).returncode == 2
     assert run("serve", check=False).returncode == 2
-    # A worker's address is --listen. It accepts no flag only to ignore it.
+    # A worker takes its address from --listen, so it refuses --grpc-port instead of ignoring it.
     assert run("worker", "--model", TINY, "--grpc-port", "1", check=False).returncode == 2
 
 
@@ -335,7 +335,7 @@ def test_sigterm_finishes_running_requests_and_exits_0():
 
 
 def test_a_stalled_engine_ends_the_process_with_an_error_that_shows_its_step():
-    # No step is that fast, so the warm-up stalls.
+    # No step is that fast, so the watchdog reports the warm-up as stalled.
     done = run("serve", "--model", TINY, "--watchdog", "1us", "--grpc-port", "0",
                *OPERATOR_PORTS, check=False, timeout=60)
     assert done.returncode == 1
@@ -474,7 +474,7 @@ def test_sigterm_ends_process_1_of_a_container_before_it_serves(tmp_path):
         process.wait()
 
 
-# Each kill used to leave a folder of sockets for good.
+# Otherwise each kill would leave a folder of sockets for good.
 def test_the_private_folder_of_a_killed_server_is_removed_by_the_next_server():
     killed = KvasirProcess("serve")
     with killed:
@@ -496,7 +496,7 @@ def test_the_private_folder_of_a_killed_server_is_removed_by_the_next_server():
 
 @pytest.mark.parametrize("place", ["tokenizer_config.json", "special_tokens_map.json"])
 def test_the_tokenizers_end_token_ends_an_output_and_is_logged(tmp_path, place):
-    """A model whose config.json named no end token never stopped, although its tokenizer named one."""
+    """Regression test: a model whose config.json named no end token never stopped, although its tokenizer named one."""
     folder = tmp_path / "model"
     shutil.copytree(TINY, folder)
     (folder / "generation_config.json").unlink()

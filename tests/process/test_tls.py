@@ -106,7 +106,7 @@ def tls_flags(authority, name):
 
 
 def test_router_and_worker_accept_only_certificates_with_the_names_they_list(authority, tmp_path_factory, monkeypatch):
-    # Handshakes are counted from the log lines of gRPC, which this used to switch off.
+    # Handshakes are counted from the log lines of gRPC. This variable must not switch them off.
     monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
     stranger = Authority(tmp_path_factory.mktemp("stranger"))
     stranger.sign("client", "DNS:client.kvasir")
@@ -152,7 +152,7 @@ def test_router_and_worker_accept_only_certificates_with_the_names_they_list(aut
 
 
 def test_a_router_names_the_worker_that_is_not_allowed_and_the_names_that_it_has(authority):
-    """The router used to report only "Deadline Exceeded"."""
+    """Regression test: the router reported only "Deadline Exceeded"."""
     has = "spiffe://kvasir/worker"
     with KvasirProcess("worker", *worker_flags(authority), ports=False) as worker:
         misspelt = run("router", "--workers", worker.grpc, "--grpc-port", "0", *OPERATOR_PORTS, "--model", TINY,

@@ -203,9 +203,9 @@ TEST_F(RouterWorkerTest, TheDeadlineEndsTheRequestAtTheRouterAndTheWorker) {
   EXPECT_TRUE(Eventually([&] { return Live() == 0; }));
 }
 
-// Regression test: gRPC ends its callback threads with the last channel. If a
-// callback thread drops the last channel, gRPC frees the threads' queue twice,
-// unless KeepGrpcCallbackThreads was called.
+// Regression test: gRPC ends its callback threads when the last channel is
+// destroyed. If a callback thread destroys it, gRPC frees the threads' queue
+// twice, unless KeepGrpcCallbackThreads was called.
 TEST(GrpcWorkerClientTest,
      TheLastGrpcChannelMayBeDestroyedOnAGrpcCallbackThread) {
   for (int round = 0; round < 20; ++round) {

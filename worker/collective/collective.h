@@ -69,10 +69,10 @@ class Collective {
                                  kernels::DevicePtr<void> data, int64_t bytes,
                                  kernels::Workspace& workspace) = 0;
 
-  // Announces that this rank makes no further call. Calls that wait, and calls
-  // that a stream is executing, then fail on all ranks. Other ranks receive
-  // only the reason of the first Abort. With NCCL nothing is sent: the calls of
-  // another rank end when that rank calls Abort, or when they time out.
+  // Announces that this rank makes no further call. Except with NCCL, waiting
+  // calls, and calls that a stream is executing, then fail on all ranks, and
+  // other ranks receive only the reason of the first Abort. NCCL sends nothing:
+  // another rank's calls end when it calls Abort, or when they time out.
   virtual void Abort(const absl::Status& reason) = 0;
 
   // The error that killed the group, or OK. Check it after synchronizing the

@@ -1,5 +1,5 @@
-// Checks the sizes of collective calls. Every implementation of Collective
-// makes these checks before it sends anything.
+// Checks the sizes of collective calls. Implementations of Collective
+// make these checks before they send anything.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace kvasir::worker {
 
-// Returns the size in bytes of a float32 matrix [rows, columns]. No type of
-// activations is larger than float32. INVALID_ARGUMENT if a size is negative or
-// the product overflows.
+// Returns the size in bytes of a float32 matrix [rows, columns]. Matrices of
+// the other types of activations are not larger. INVALID_ARGUMENT if a size is
+// negative or the product overflows.
 absl::StatusOr<int64_t> CollectiveBytes(const char* call, int64_t rows,
                                         int64_t columns);
 

@@ -32,8 +32,8 @@ class SharedGroup {
   int64_t size() const { return size_; }
 
   // Waits until every rank has arrived. Then every rank may read the memory
-  // that the others offer, and nobody may write it, until all ranks have called
-  // Leave.
+  // that the others offer, and no rank may write it, until all ranks have
+  // called Leave.
   absl::Status Arrive(int64_t rank, const Offer& offer) {
     base::MutexLock lock(&mutex_);
     if (!failure_.ok()) return failure_;

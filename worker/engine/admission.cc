@@ -35,7 +35,7 @@ Refusal Admission::CheckPlace(const Request& request,
   if (place.is_live) {
     return {absl::AlreadyExistsError(
                 absl::StrCat("request ", request.request_id, ", attempt ",
-                             request.attempt, " is live")),
+                             request.attempt, " is already queued or running")),
             kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
   }
   if (place.num_queued >= max_queue_ && !place.starts_at_once) {

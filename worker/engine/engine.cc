@@ -84,7 +84,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
       ABSL_LOCKS_EXCLUDED(mutex_);
   Serving serving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether a new request that needs `seats` seats can join the next step. It
-  // can if so many seats are free and no other sequence waits.
+  // can if that many seats are free and no other sequence waits.
   bool StartsAtOnce(uint32_t seats) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The methods from Run to EndAll run on the engine's thread.
@@ -143,7 +143,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
 
   mutable base::Mutex mutex_;
   base::CondVar wake_;  // wakes the engine's thread for commands and Stop
-  // Wakes Start, WaitIdle and the watchdog when state_ or live_ has changed.
+  // Wakes Start, WaitIdle and the watchdog: state_ changed or live_ is empty.
   base::CondVar changed_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kNew;
   absl::Status warm_up_status_ ABSL_GUARDED_BY(mutex_);
@@ -158,12 +158,12 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   uint32_t inbox_submits_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t scheduler_queued_ ABSL_GUARDED_BY(mutex_) = 0;
   LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);
-  // True if a new listener waits for its first load.
+  // Makes the next Publish pass the load to listeners even if it is unchanged.
   bool load_wanted_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::weak_ptr<LoadListener>> listeners_ ABSL_GUARDED_BY(mutex_);
   EngineTotals totals_ ABSL_GUARDED_BY(mutex_);
-  // The plan that is being executed, for the watchdog's report. Nobody changes
-  // the plan meanwhile.
+  // The plan that is being executed, for the watchdog's report. It does not
+  // change while this pointer is set.
   const StepPlan* executing_ ABSL_GUARDED_BY(mutex_) = nullptr;
   // Read by the watchdog: whether there is work, and when the engine last made
   // progress.
@@ -204,7 +204,8 @@ absl::Status ThreadedEngine::Start() {
   {
     MutexLock lock(&mutex_);
     if (state_ != State::kNew) {
-      return absl::FailedPreconditionError("the engine was already started");
+      return absl::FailedPreconditionError(
+          "the engine was already started or stopped");
     }
     state_ = State::kWarmingUp;
     progress_at_ = options_.clock->Now();
@@ -618,7 +619,7 @@ void ThreadedEngine::ForgetEnded() {
 void ThreadedEngine::Fail(const absl::Status& status) {
   {
     MutexLock lock(&mutex_);
-    // From now on Submit refuses, so the inbox stays empty.
+    // In this state Submit refuses, so no new request enters the inbox.
     state_ = State::kFailed;
     busy_ = false;
     commands_.swap(inbox_);
@@ -659,7 +660,7 @@ void ThreadedEngine::Watch() {
       if (!working || silent <= options_.watchdog) continue;
       report.stalled = silent;
       report.plan =
-          executing_ == nullptr ? "no step was planned" : DumpPlan(*executing_);
+          executing_ == nullptr ? "no step is running" : DumpPlan(*executing_);
       break;
     }
   }

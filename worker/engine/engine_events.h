@@ -30,9 +30,9 @@ class EngineSink {
   // last sample; this is then the sink's last call.
   virtual void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
                           bool last) = 0;
-  // The request failed: its deadline or queue timeout passed, the worker
-  // drains, or the executor failed. This is the last call; samples that have
-  // not finished get no OnFinished.
+  // The request failed, for example because its deadline passed or the executor
+  // failed. This is the last call; samples that have not finished get no
+  // OnFinished.
   virtual void OnFailed(const Refusal& why) = 0;
 };
 

@@ -393,7 +393,8 @@ TEST_P(EngineTest, ADrainAlsoFinishesSequencesInTheHostPool) {
   options_.scheduler.max_queue = 8;
   KVASIR_ASSERT_OK(Start());
   std::vector<std::pair<Request, std::shared_ptr<WaitableSink>>> all;
-  // At its end, each request holds 16 of 64 pages.
+  // At its end each request holds 16 pages. The 64 pages suffice for 4 of
+  // the 8.
   for (int i = 0; i < 8; ++i) {
     Request request = MakeRequest(absl::StrCat("r", i), 60);
     request.sampling.set_ignore_eos(true);
@@ -707,8 +708,7 @@ TEST_P(EngineTest,
   EXPECT_EQ(observer.ends[0].reason, kvasir::v1::FINISH_LENGTH);
 }
 
-TEST_P(EngineTest,
-       TheLoadReportedAfterEachStepShowsTheObserverThatTheEngineDrains) {
+TEST_P(EngineTest, TheStatisticsOfEachStepShowTheObserverThatTheEngineDrains) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -1029,11 +1029,10 @@ TEST(EngineCreateTest, TheErrorForAPoolTooSmallForOneSequenceStatesTheSizes) {
                              HasSubstr("which has 15"))));
 }
 
-INSTANTIATE_TEST_SUITE_P(StepsRun, EngineTest, ::testing::Bool(),
-                         [](const auto& param_info) {
-                           return std::string(param_info.param ? "Behind"
-                                                               : "Within");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    StepsRun, EngineTest, ::testing::Bool(), [](const auto& param_info) {
+      return std::string(param_info.param ? "AfterEnqueue" : "WithinEnqueue");
+    });
 
 }  // namespace
 }  // namespace kvasir::worker

@@ -43,7 +43,7 @@ absl::Status CheckKept(const EvictionBudget& budget, int64_t prompt_tokens,
   const int64_t kept = cache::KeptSlots(counts, prompt_tokens);
   const int64_t plans = cache::KeptSlots(group.pages.eviction, prompt_tokens);
   int64_t least = plans;
-  std::string why = "what the served plan keeps";
+  std::string why = "the served plan keeps that many";
   if (min_budget.has_value() && min_budget->ratio != 1) {
     const int64_t operators =
         cache::KeptSlots(CountsOf(*min_budget, group), prompt_tokens);
@@ -103,7 +103,9 @@ absl::Status CheckEvictionBudget(const EvictionBudget& budget,
         ", want exactly one of them set, and a ratio above 0 and at most 1"));
   }
   if (!limits.evicts()) {
-    return Wrong(budget, ", but the served plan evicts nothing: want none");
+    return Wrong(
+        budget,
+        ", but the served plan evicts nothing: give no eviction_budget");
   }
   for (size_t g = 0; g < limits.groups.size(); ++g) {
     const EvictionLimits::Group& group = limits.groups[g];
@@ -115,19 +117,18 @@ absl::Status CheckEvictionBudget(const EvictionBudget& budget,
         cache::OfPrompt(CountsOf(budget, group), length.prompt_tokens);
     const int64_t most = cache::MostSlots(pages.eviction, length.total_tokens);
     if (limits.max_slots > 0 && most > limits.max_slots) {
-      return Wrong(budget, ", with which prompt and output of ",
-                   length.total_tokens, " tokens hold ", most,
-                   " slots, want at most the ", limits.max_slots,
-                   " positions of the model");
+      return Wrong(budget, ": prompt and output of ", length.total_tokens,
+                   " tokens then hold ", most, " slots, want at most the ",
+                   limits.max_slots, " positions of the model");
     }
     // The second argument is the size of prefill chunks. It does not matter
     // here, because page groups with eviction have no sliding window.
     const int64_t need = pages.Held(length.total_tokens, length.total_tokens);
     if (need <= group.num_pages) continue;
-    return Wrong(budget, ", with which prompt and output of ",
-                 length.total_tokens, " tokens take ", need,
-                 " pages of page group ", g, ", want at most its ",
-                 group.num_pages, ": keep fewer, or ask for fewer tokens");
+    return Wrong(budget, ": prompt and output of ", length.total_tokens,
+                 " tokens then take ", need, " pages of page group ", g,
+                 ", want at most its ", group.num_pages,
+                 ": keep fewer slots, or ask for fewer tokens");
   }
   return absl::OkStatus();
 }

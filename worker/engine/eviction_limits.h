@@ -36,8 +36,8 @@ struct EvictionLimits {
   bool evicts() const;
 };
 
-// Returns the limits that follow from the plan. The caller must set
-// `min_budget` and each group's `num_pages`.
+// Returns the limits that follow from the plan. The caller sets `min_budget`,
+// `max_slots`, and each group's `num_pages` and `pages.page_tokens`.
 EvictionLimits EvictionLimitsOf(const plan::ResolvedPlan& plan);
 
 // Returns INVALID_ARGUMENT if `min_budget` is set although the plan evicts
@@ -49,9 +49,9 @@ struct SequenceLength {
   int64_t total_tokens = 0;   // prompt and the longest output
 };
 
-// Returns INVALID_ARGUMENT with the budget and the limit if the budget keeps
-// too few slots for the plan. Also if it keeps more slots than the model has
-// positions or than the pool can hold for one sequence.
+// Returns INVALID_ARGUMENT, with the budget and the limit, if the budget keeps
+// fewer slots than `limits` require, or more slots than the model has positions
+// or than the pool can hold for one sequence.
 absl::Status CheckEvictionBudget(const proto::EvictionBudget& budget,
                                  const SequenceLength& length,
                                  const EvictionLimits& limits);

@@ -65,7 +65,7 @@ TEST(EvictionLimitsTest, ARequestMayHaveALargerEvictionBudgetThanThePlan) {
                   EvictionCounts{.budget_tokens = 300, .every_tokens = 32}));
   EXPECT_THAT(EvictionsOf(Budget("1"), limits),
               ElementsAre(EvictionCounts{}, EvictionCounts{}, EvictionCounts{}))
-      << "nothing is evicted, of the output either";
+      << "no token of prompt or output is evicted";
 }
 
 TEST(EvictionLimitsTest,
@@ -81,7 +81,7 @@ TEST(EvictionLimitsTest,
   EvictionLimits limits = Limits();
   ExpectRefused(limits, Budget("0.1"), 1000,
                 "eviction_budget is 0.1 and keeps 100 slots at 1000 prompt "
-                "tokens, want at least 200: what the served plan keeps");
+                "tokens, want at least 200: the served plan keeps that many");
   limits.min_budget = Budget("0.1");
   KVASIR_EXPECT_OK(
       CheckEvictionBudget(Budget("0.1"), {1000, 1000 + 100}, limits));
@@ -102,7 +102,7 @@ TEST(EvictionLimitsTest, ThePlansBudgetIsAllowedEvenBelowTheOperatorsMinimum) {
   limits.min_budget = Budget("1");
   KVASIR_EXPECT_OK(
       CheckEvictionBudget(Budget("0.2"), {1000, 1000 + 100}, limits));
-  ExpectRefused(limits, Budget("0.1"), 1000, "what the served plan keeps");
+  ExpectRefused(limits, Budget("0.1"), 1000, "the served plan keeps that many");
 }
 
 TEST(EvictionLimitsTest, ABudgetMustHaveRoomForSinksAndRecentTokens) {
@@ -143,9 +143,9 @@ TEST(EvictionLimitsTest, ABudgetThatLetsASequenceOutgrowThePoolIsRefused) {
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("1"), {400, 480}, limits));
   EXPECT_THAT(CheckEvictionBudget(Budget("1"), {400, 481}, limits),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("eviction_budget is 1, with which prompt and "
-                                 "output of 481 tokens take 31 pages of page "
-                                 "group 2, want at most its 30")));
+                       HasSubstr("eviction_budget is 1: prompt and output of "
+                                 "481 tokens then take 31 pages of page group "
+                                 "2, want at most its 30")));
   // A budget of 448 slots needs the pool's 480 slots, because 32 more slots are
   // added before the next eviction.
   limits.min_budget = Budget("2");
@@ -178,7 +178,8 @@ TEST(EvictionLimitsTest, AnInvalidBudgetIsRefused) {
   }
 }
 
-TEST(EvictionLimitsTest, APageGroupsLeastBudgetIsTheLargestOfItsLayers) {
+TEST(EvictionLimitsTest,
+     APageGroupsLeastBudgetIsThatOfTheLayerWithTheMostSinksAndRecentTokens) {
   plan::AttentionShape shape;
   shape.num_heads = shape.num_kv_heads = 2;
   shape.head_dim = shape.rotary_dim = 32;

@@ -143,8 +143,8 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
                    .Name("kvasir_requests_refused_total")
                    .Help("Requests not admitted, by reason")
                    .Register(*registry_)) {
-  // All series are created at the start with 0, so that Prometheus can compute
-  // rates from the first event on.
+  // Every series that can occur is created at the start with 0, so that
+  // Prometheus can compute rates from the first event on.
   for (const kvasir::v1::FinishReason reason :
        {kvasir::v1::FINISH_STOP, kvasir::v1::FINISH_LENGTH,
         kvasir::v1::FINISH_ABORT}) {
@@ -157,7 +157,9 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
     refused_.Add({{"reason", RefusalName(reason)}});
   }
   for (const absl::StatusCode code :
-       {absl::StatusCode::kDeadlineExceeded, absl::StatusCode::kInternal}) {
+       {absl::StatusCode::kDeadlineExceeded, absl::StatusCode::kInternal,
+        absl::StatusCode::kInvalidArgument,
+        absl::StatusCode::kResourceExhausted, absl::StatusCode::kUnavailable}) {
     failure_.Add({{"code", absl::StatusCodeToString(code)}});
   }
   AddSampled();
@@ -252,7 +254,7 @@ void WorkerMetrics::AddSampled() {
   Sample(&CacheSample::static_codes, "kvasir_kv_static_codes_total",
          "Codes written with the channel's own range");
   Sample(&CacheSample::clamped_codes, "kvasir_kv_clamped_codes_total",
-         "Codes of these that were clamped to the range");
+         "Codes of kvasir_kv_static_codes_total that the range clamped");
   Sample(&CacheSample::captured_steps, "kvasir_steps_captured_total",
          "Steps that were captured as graphs");
   Sample(&CacheSample::replayed_steps, "kvasir_steps_replayed_total",

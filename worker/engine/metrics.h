@@ -26,9 +26,9 @@ namespace kvasir::worker {
 // Counters of cache and executor at one point in time. Counters marked "since
 // start" only grow.
 struct CacheSample {
-  int64_t free_pages = 0;
-  int64_t used_pages = 0;
-  int64_t cached_pages = 0;  // free pages that contain cached prefixes
+  int64_t free_pages = 0;    // neither used nor cached
+  int64_t used_pages = 0;    // held by at least one sequence
+  int64_t cached_pages = 0;  // not used, but contain cached prefixes
   int64_t leaked_pages = 0;  // pages in use while there is no request
   int64_t logical_tokens = 0;
   int64_t physical_tokens = 0;
@@ -46,8 +46,7 @@ struct CacheSample {
   int64_t evictions = 0;                 // since start, summed over page groups
   int64_t slots_evicted = 0;             // since start
   int64_t eviction_pages_reclaimed = 0;  // since start
-  // The next four members are totals since the start, copied
-  // from ExecutorTotals.
+  // The next four members are copied from ExecutorTotals (since start).
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
   int64_t scored_without_room = 0;

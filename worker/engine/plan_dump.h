@@ -7,8 +7,8 @@
 
 namespace kvasir::worker {
 
-// Returns one line per sequence with ids, counts, positions and pages. Token
-// ids are left out, because they reveal what users wrote.
+// Returns one line for the step, and one for each of its evictions and
+// sequences. Token ids are left out, because they reveal what users wrote.
 std::string DumpPlan(const kvasir::v1::StepPlan& plan);
 
 }  // namespace kvasir::worker

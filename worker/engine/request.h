@@ -62,15 +62,15 @@ struct RequestLimits {
 // Returns INVALID_ARGUMENT with the field, its value and the limit; or
 // UNIMPLEMENTED if the request has a token mask but the limits allow none.
 // Takes time proportional to the prompt's length. Does not check whether the
-// prompt fits the model, which Admission does first.
+// prompt leaves room for output, which Admission does first.
 absl::Status ValidateRequest(const Request& request,
                              const RequestLimits& limits);
 
 // Says why a request was not accepted, or why it ended early.
 struct Refusal {
   absl::Status status;
-  // REFUSAL_UNSPECIFIED if a retry cannot help: the request is invalid
-  // (INVALID_ARGUMENT), or its deadline has passed (DEADLINE_EXCEEDED).
+  // REFUSAL_UNSPECIFIED if a retry cannot help, for example because the request
+  // is invalid or its deadline has passed.
   kvasir::v1::Refusal::Reason reason = kvasir::v1::Refusal::REFUSAL_UNSPECIFIED;
 
   bool ok() const { return status.ok(); }

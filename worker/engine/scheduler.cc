@@ -282,9 +282,9 @@ bool Scheduler::HasRoomFor(const Sequence& sequence) {
   prefix_grew_ = false;
   blocked_order_ = sequence.request->order;
   blocked_pages_ = Load().free_pages;
-  // If the sequence can decode as soon as its image is imported, it needs
-  // hardly more pages than the image. With a sliding window PagesSuffice would
-  // require more, so only Import checks the free pages.
+  // If the sequence can decode as soon as its image (the copy in the host pool)
+  // is imported, it needs hardly more pages than the image. With a sliding
+  // window PagesSuffice would require more, so only Import checks free pages.
   if (sequence.image.has_value() && sequence.to_run() == 1) return true;
   // This check assumes that running sequences hold all pages of the cached
   // prefix, so that sharing these pages takes no free page. The assumption may
@@ -381,8 +381,8 @@ bool Scheduler::PlanSequence(Sequence* sequence, size_t victims_from) {
     want = std::min(want, prompt - sequence->computed);
   }
   // A step must not pass the position `cut`. There the cache copies the
-  // sequence's side pages; later prompts can reuse the prefix only with this
-  // copy (a tail).
+  // sequence's side pages, which hold uncompressed rows of its latest tokens.
+  // Later prompts can reuse the prefix only with this copy (a tail).
   const auto cut =
       static_cast<uint32_t>(deps_.cache->tail_cut(sequence->cache_id()));
   if (sequence->computed < cut) want = std::min(want, cut - sequence->computed);

@@ -9,8 +9,8 @@
 //   }
 //
 // If the executor runs a step asynchronously, ScheduleAhead plans the next step
-// meanwhile. Every sequence of the running step will get a token, and the plan
-// does not depend on which token.
+// meanwhile. It assumes that every sequence of the running step gets a token;
+// the plan does not depend on which token.
 #pragma once
 
 #include <array>
@@ -84,12 +84,12 @@ class Scheduler {
   // if nothing can run. Every earlier step must have been applied (CHECK). The
   // plan is valid until Apply or FailAll, one of which must follow.
   const kvasir::v1::StepPlan* Schedule();
-  // Plans the step after the running one, in which every sequence decodes one
-  // more token. The running step must be the only one that is not yet applied
-  // (CHECK). Returns nullptr if the running step's result is needed first. That
-  // is so if a request can be admitted, a prompt continues, an eviction is due,
-  // pages run out, or a token mask depends on the output. If the running step
-  // ends a sequence, the new step's token of this sequence is dropped.
+  // Plans the step after the running one: one token of every sequence, except
+  // those that reach their maximum length in the running step. That step must
+  // be the only one not yet applied (CHECK). Returns nullptr if its result is
+  // needed first: if a request can be admitted, a prompt continues, an eviction
+  // is due, pages run out, there are side pages, or a token mask depends on the
+  // output. The new step's token of a sequence that has ended is dropped.
   const kvasir::v1::StepPlan* ScheduleAhead();
 
   // Applies the result of the oldest planned step and delivers its tokens.
@@ -106,7 +106,6 @@ class Scheduler {
   // failed, because then there is no result to apply.
   void FailAll(const Refusal& why);
 
-  // Whether any sequence runs or waits.
   bool has_work() const { return !running_.empty() || !waiting_.empty(); }
   uint32_t num_running() const {
     return static_cast<uint32_t>(running_.size());
@@ -120,8 +119,8 @@ class Scheduler {
   // Returns first the running sequences, then the waiting ones, both in the
   // order of service (RunsBefore).
   std::vector<SequenceSnapshot> Snapshot() const;
-  // Statistics of the step that was last applied or, if Schedule was called
-  // after that, last planned. The caller must fill in the durations.
+  // Statistics of the step that the last call of Schedule, ScheduleAhead or
+  // Apply handled. The caller must fill in the durations.
   const StepStats& last_step() const { return stats_; }
 
  private:
@@ -147,8 +146,8 @@ class Scheduler {
   // Whether the first waiting sequence, `sequence`, cannot join the next step.
   // Ignores seats and pages that the running step will free.
   bool MustWait(const Sequence& sequence) const;
-  // Whether the last check found too few free pages for the sequence, and
-  // nothing has changed since then.
+  // Whether the last check found too few free pages for the sequence, and since
+  // then no page has become free and no prefill has run.
   bool LackedPages(const Sequence& sequence) const;
   // Moves the first waiting sequence, with its forks, into the batch if it can
   // run now. Returns how many sequences joined. May preempt running sequences
@@ -238,7 +237,7 @@ class Scheduler {
   uint64_t next_order_ = 1;
   uint64_t next_sequence_id_ = 1;
   uint64_t step_id_ = 0;
-  // No deadline or queue timeout of a live request ends before this time.
+  // No deadline or queue timeout of a live request passes before this time.
   absl::Time earliest_expiry_ = absl::InfiniteFuture();
   // The RequestState::order of the request that last lacked pages to start, and
   // the number of free pages at that time.

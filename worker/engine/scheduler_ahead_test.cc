@@ -70,10 +70,10 @@ TEST(SchedulerAheadTest,
   )"));
 }
 
-// The pages are freed late because the step that was planned ahead still writes
-// to them.
+// The pages count as free at once, but the step that was planned ahead still
+// writes to them. So `b` starts only after this step.
 TEST(SchedulerAheadTest,
-     PagesOfAnEndedSequenceAreFreedOnceTheStepPlannedAheadHasEnded) {
+     PagesOfAnEndedSequenceAreNotReusedBeforeTheStepPlannedAheadHasEnded) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16
@@ -321,7 +321,7 @@ TEST(SchedulerAheadTest, StepsPlannedAheadApplyTheSamplingParametersExactly) {
 // group, and `b` ends and frees enough pages for `c`. So `c` must start,
 // although the sum of free pages has fallen.
 TEST(SchedulerAheadTest,
-     AWaitingRequestStartsWhenItsPageGroupHasFreePagesEvenIfAnotherHasFewer) {
+     AWaitingRequestStartsWhenItsGroupGainsPagesThoughTheSumOfFreePagesFell) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=60

@@ -108,7 +108,7 @@ constexpr Case kEvictions[] = {
     options batch=64
     submit a prompt=18 max=6 budget=12 ignore_eos
     step
-    expect plan a:16                  # no eviction before there are 12
+    expect plan a:16                  # 12 slots stay: evicts first at 16
     step
     expect plan a:2
     expect evicted 4
@@ -132,7 +132,7 @@ constexpr Case kEvictions[] = {
     expect output a
 )"},
     {"PagesAreCountedWithTheRequestsOwnBudget", R"(
-    pool pages=9 keep=6 every=4       # 3 hold the slots that the plan keeps
+    pool pages=9 keep=6 every=4       # a sequence of this plan holds 3 pages
     options seqs=3 batch=64 len=64
     submit a prompt=20 max=8 budget=1 ignore_eos
     submit b prompt=20 max=8 ignore_eos
@@ -140,7 +140,7 @@ constexpr Case kEvictions[] = {
     expect running a b
     submit c prompt=28 max=8 budget=1 ignore_eos
     step
-    expect waiting c                  # 8 pages
+    expect waiting c                  # it would need 8 pages
     run
     expect preempted a 0
     expect preempted b 0
@@ -183,7 +183,7 @@ constexpr Case kEvictions[] = {
     run
     expect output a
 )"},
-    {"AbortedBetweenAnEvictionAndItsStep", R"(
+    {"ARequestMayBeAbortedWhileItsStepWithAnEvictionRuns", R"(
     pool pages=12 keep=6 every=4
     options batch=64
     submit a prompt=18 max=6
@@ -203,12 +203,12 @@ INSTANTIATE_TEST_SUITE_P(Evictions, SchedulerScenarioTest,
 // cached prefix can be reused only up to a position where the cache has a copy
 // (tail) of these rows.
 constexpr Case kTails[] = {
-    {"TheNextTurnOfAChatReusesTheLastBoundary", R"(
+    {"TheNextTurnOfAChatReusesAllTokensUpToTheLastTail", R"(
     pool pages=40 side=2
     options batch=64
     submit a prompt=10 max=8 ignore_eos
     step
-    expect plan a:8                   # a step ends at the boundary
+    expect plan a:8                   # the step ends at the tail
     step
     expect plan a:2
     run
@@ -218,10 +218,10 @@ constexpr Case kTails[] = {
     expect cached again 8
     submit turn prompt=10 max=8 emitted=7 text=a ignore_eos
     run
-    expect cached turn 10             # of its prompt; 16 tokens were found
+    expect cached turn 10             # 16 tokens were found: 10 of its prompt
     expect output again turn
 )"},
-    {"APromptIsCutOnlyOnceForItsTail", R"(
+    {"OnlyOnePrefillStepOfAPromptEndsEarlyForATail", R"(
     pool pages=60 side=1
     options batch=64
     submit a prompt=30 max=2
@@ -234,7 +234,7 @@ constexpr Case kTails[] = {
     step
     expect plan b:28
     run
-    submit c prompt=20 max=2 text=a   # differs at 16: reuses all whole pages of a
+    submit c prompt=20 max=2 text=a   # 16 tokens are cached, but without a tail
     step
     expect plan c:16
     step
@@ -242,7 +242,7 @@ constexpr Case kTails[] = {
     run
     submit d prompt=25 max=2 text=a
     step
-    expect plan d:4                   # after c's 20 tokens and a's next pages
+    expect plan d:4                   # from c's tail at 20; ends at a new tail
     run
     expect cached d 20
     expect output a b c d
@@ -257,7 +257,7 @@ constexpr Case kTails[] = {
     step 2
     expect finished b=length
     step
-    expect plan a:3                   # of 19; 16 were found
+    expect plan a:3                   # 19 tokens, of which 16 were cached
     run
     expect preempted a 1
     expect output a b
@@ -311,7 +311,7 @@ constexpr Case kTails[] = {
     run
     expect cached c 0
 )"},
-    {"AnAbortAtABoundaryLeavesItsTailToOthers", R"(
+    {"TheTailOfAnAbortedPromptIsReused", R"(
     pool pages=30 side=2
     options batch=8
     submit a prompt=20 max=4
@@ -568,7 +568,7 @@ constexpr Case kPreemption[] = {
     expect preempted b 1
     expect output a b
 )"},
-    {"ManySequencesFinishOnAPoolForOne", R"(
+    {"ManySequencesFinishInAPoolWithRoomForOne", R"(
     pool pages=8
     options len=32 batch=16 seqs=8 queue=16
     submit a prompt=9 max=23 temp=1 seed=1
@@ -625,7 +625,7 @@ constexpr Case kHostPool[] = {
     expect preempted a 1
     expect output a b
 )"},
-    {"SequencesBeyondAFullHostPoolAreComputedAgain", R"(
+    {"ASequenceThatFindsTheHostPoolFullIsComputedAgain", R"(
     pool pages=12 host=4
     options len=32 batch=64
     submit a prompt=12 max=20
@@ -645,7 +645,7 @@ constexpr Case kHostPool[] = {
 )"},
     {"AFastPrefillIsPreferredToASlowCopy", R"(
     pool pages=8 host=8
-    options len=32 copy_rate=60000    # 1024 bytes in 17 ms, 16 tokens in 16
+    options len=32 copy_rate=60000    # copy: 17 ms; prefill: 16 ms
     submit a prompt=12 max=20
     submit b prompt=12 max=20
     step 7
@@ -658,7 +658,7 @@ constexpr Case kHostPool[] = {
 )"},
     {"AFastCopyIsPreferredToAPrefill", R"(
     pool pages=8 host=8
-    options len=32 copy_rate=80000    # the same in 13 ms
+    options len=32 copy_rate=80000    # copy: 13 ms; prefill: 16 ms
     submit a prompt=12 max=20
     submit b prompt=12 max=20
     step 7
@@ -667,7 +667,7 @@ constexpr Case kHostPool[] = {
     run
     expect output a b
 )"},
-    {"ManySequencesOnAPoolForOneReturnFromTheHostPool", R"(
+    {"SequencesOfAPoolWithRoomForOneReturnFromTheHostPool", R"(
     pool pages=8 host=16
     options len=32 batch=16 seqs=8 queue=16
     submit a prompt=9 max=23 temp=1 seed=1
@@ -700,7 +700,7 @@ constexpr Case kHostPool[] = {
     step 2
     expect free 3
     run
-    expect moved 5 2                  # the prompt's three were still cached
+    expect moved 5 2                  # the prompt's 3 pages were still cached
     expect output a
 )"},
     {"WithASlidingWindowOnlyPagesInTheWindowAreCopied", R"(
@@ -1020,7 +1020,7 @@ constexpr Case kSamples[] = {
     expect free 13
     step
     expect plan a:1 a#1:1 a#2:1
-    expect free 11       # two of the three copied the last page
+    expect free 11       # two of the three samples copied the last page
     run
     expect output a
     expect finished a=length

@@ -169,13 +169,14 @@ class StormTest : public ::testing::TestWithParam<Storm> {
         std::nullopt);
   }
 
-  // Runs one step like the engine. If the next step was planned ahead, enqueues
-  // it before applying this step's result.
+  // Runs one step as the engine does: if the next step was planned ahead, it is
+  // enqueued before this step's result is applied.
   void Step() {
     if (running_ == nullptr) {
       running_ = scheduler_->Schedule();
       if (running_ == nullptr) {
-        ASSERT_FALSE(scheduler_->has_work()) << "work, but no plan";
+        ASSERT_FALSE(scheduler_->has_work())
+            << "there is work, but no step was planned";
         return;
       }
       KVASIR_ASSERT_OK(executor_->Enqueue(*running_));

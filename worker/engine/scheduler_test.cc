@@ -380,7 +380,7 @@ TEST(SchedulerApplyTest, OnlyTheRequestForWhichNoTokenIsAllowedFails) {
   KVASIR_EXPECT_OK(bare.cache.CheckInvariants());
 }
 
-TEST(SchedulerOptionsTest, TheErrorForContradictoryOptionsStatesTheirValues) {
+TEST(SchedulerOptionsTest, TheErrorForAnInvalidOptionStatesItsValue) {
   Bare bare;
   const auto create = [&](auto change) {
     SchedulerOptions options = bare.options;
@@ -455,7 +455,7 @@ TEST(SchedulerHostPoolTest,
   scenario.Run("run");
 }
 
-TEST(SchedulerHostPoolTest, ACopyRateOfZeroIsRefused) {
+TEST(SchedulerHostPoolTest, ACopyRateThatIsNotPositiveIsRefused) {
   cache::KvCacheConfig config;
   config.page_tokens = 4;
   config.groups = {{.num_pages = 16}};

@@ -1,8 +1,7 @@
-// Compares hashes of the engine's output with recorded hashes: of every token,
-// log probability and row of logits, for each plan, model family and
-// checkpoint. Chunks, batches, page size, preemption, threads and instruction
-// set must not change a hash. A change of the code that changes a hash needs a
-// new record.
+// Hashes the engine's tokens, log probabilities and logits for each plan, model
+// family and checkpoint, and compares the hashes with a record. Chunks,
+// batches, page size, preemption, threads and instruction set must not change a
+// hash. A change of the code that changes a hash needs a new record.
 //
 // The record is tests/golden/bits/record.json. KVASIR_WRITE_BITS_RECORD=path
 // writes a new record. KVASIR_ALL_CONDITIONS=1 runs every case under all
@@ -110,7 +109,7 @@ struct BitsCase {
   bool trained = false;
 };
 
-// A tiny model with random weights. Its plan stores unquantized values
+// A tiny model with random weights. Its plan stores unquantized numbers
 // as `dtype`.
 BitsCase RandomCase(const std::string& name, const FamilyCase& each,
                     const std::string& dtype = "BF16") {
@@ -180,8 +179,8 @@ std::vector<BitsCase> Cases() {
   AddDenseCases(&cases);
   for (const PlanCase& each : PlanCases()) {
     cases.push_back(RandomCase(each.name, {TinyShape(), each}));
-    // A case with quantized codes stores no values of type `dtype`, so it needs
-    // no test with other types.
+    // A case with quantized codes stores no numbers of type `dtype`, so it
+    // needs no test with other types.
     if (each.codes) continue;
     cases.push_back(RandomCase(each.name + "F16", {TinyShape(), each}, "F16"));
     cases.push_back(RandomCase(each.name + "F32", {TinyShape(), each}, "F32"));
@@ -460,7 +459,7 @@ TEST_P(BitsRecordTest, TokensLogprobsAndLogitsHaveTheRecordedBits) {
   // The scalar reference kernels are slow, so only every seventh case runs with
   // them.
   if (wide || (!each.trained && GetParam() % 7 == 0)) {
-    // Half of these runs use pages that are divided into granules.
+    // Half of these runs use the page layout of GPUs (granules).
     for (const int64_t granule_bytes : {0, 16}) {
       if (!wide && (GetParam() % 14 == 0) != (granule_bytes == 0)) continue;
       RunUnder(each, {.deterministic = !lifts,

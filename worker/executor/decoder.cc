@@ -18,8 +18,8 @@ namespace {
 using kernels::Stream;
 using kernels::Workspace;
 
-// Lists with one element per rank need no heap memory in groups of up to this
-// size. Larger groups are rare.
+// Lists with one element per rank need no heap memory in groups of at most this
+// many ranks. Larger groups are rare.
 constexpr size_t kInlineRanks = 32;
 
 struct DenseRows {
@@ -268,7 +268,7 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
   for (int64_t layer = 0; layer < spec().num_layers(); ++layer) {
     const LayerWeights& weights =
         parts_.weights->layers[static_cast<size_t>(layer)];
-    // Input also adds the previous layer's output to the residual stream.
+    // The method Input also adds the previous layer's output to out->x.
     kernels::DevicePtr<const float> input = normed;
     KVASIR_RETURN_IF_ERROR(
         Input(stream,

@@ -35,9 +35,9 @@ inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
 // Enqueue, so at most one step is in flight. The plan need not outlive Enqueue.
 //
 // Threads: one at a time.
-// Errors: after an error of Enqueue or Await the executor cannot be used. The
-//   engine then fails its requests, and the process is no longer ready.
-//   FAILED_PRECONDITION for calls in the wrong order.
+// Errors: FAILED_PRECONDITION for a call in the wrong order, without effect.
+//   After any other error of Enqueue or Await the executor cannot be used: the
+//   engine fails its requests, and the process is no longer ready.
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -64,7 +64,6 @@ class Executor {
   // Waits for the step in flight and returns its result.
   virtual absl::StatusOr<kvasir::v1::StepResult> Await() = 0;
 
-  // Calls Enqueue, then Await.
   absl::StatusOr<kvasir::v1::StepResult> Execute(
       const kvasir::v1::StepPlan& plan) {
     KVASIR_RETURN_IF_ERROR(Enqueue(plan));

@@ -56,7 +56,8 @@ class Replica {
                                    rank_->executor().numerics_id());
   }
 
-  // Runs prompt number `text`, then samples `num_tokens` tokens greedily.
+  // Runs a prompt, then samples `num_tokens` tokens greedily. Different values
+  // of `text` give different prompts.
   std::vector<Outcome> Start(int64_t id, int32_t text, int64_t num_tokens) {
     tokens_.clear();
     for (int32_t i = 0; i < kPrompt; ++i) {
@@ -186,7 +187,7 @@ TEST_P(ExecutorImagesTest, ASequenceContinuesOnAnotherWorkerWithTheSameBits) {
 
   Replica second(GetParam(), 700, 600);
   // Sequence 5 takes pages, so that the imported sequence gets other pages than
-  // before.
+  // on the first replica.
   second.Start(5, 43, 2);
   KVASIR_ASSERT_OK(second.Import(6, image, first.tokens()));
   EXPECT_NE(second.Pages(6), pages);
@@ -223,7 +224,7 @@ FamilyCase Dense(const std::string& dtype) {
            plan_cases::Full("NO_ROPE", codec)}};
 }
 
-TEST(ImageBytesTest, ARefusedSequenceImageOfAnotherPlanTakesNoPages) {
+TEST(ImageBytesTest, ASequenceImageOfAnotherPlanIsRefusedAndTakesNoPages) {
   Replica floats(Dense("F32"), 512, 512);
   Replica halves(Dense("F16"), 512, 512);
   floats.Start(1, 41, 1);

@@ -66,7 +66,7 @@ struct StepRecord {
   int page_copies = 0;
   int uploads = 0;
   int read_backs = 0;
-  int others = 0;  // copies other than uploads and read-backs
+  int others = 0;  // uploads outside of Enqueue, and read-backs within it
   int64_t device_allocations = 0;
   std::array<int64_t, kNumStepParts> heap = {};
   std::vector<kernels::OpLaunch> launches;
@@ -222,9 +222,9 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     KVASIR_ASSERT_OK(runner_->Run(steps).status());
   }
 
-  // Adds page copies in every page group. In each group, all but the last copy
-  // page 0. The last one copies a page that another copy writes, so it needs a
-  // second batch. No sequence uses these pages.
+  // Adds page copies in every page group. In each group, the last copy reads a
+  // page that another copy writes, so it needs a second batch. All others read
+  // page 0. No sequence uses these pages.
   void AddPageCopies(int more) {
     for (uint32_t group = 0; group < rank_->pages().size(); ++group) {
       for (int32_t i = 0; i < 3 + more; ++i) {

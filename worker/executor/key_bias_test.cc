@@ -68,8 +68,8 @@ const std::vector<int32_t>& Text() {
 // The bias of layer `layer`'s keys, [Hkv, D].
 using BiasOf = std::function<std::vector<float>(int layer)>;
 
-// Returns the weights of `source` with biases for queries, keys and values. The
-// biases of queries and values are 0. Queries are 0 in the RoPE pairs `pairs`.
+// Adds biases to the weights of `source`: `bias` for keys, and 0 for queries
+// and values. Also makes queries 0 in the RoPE pairs `pairs`.
 class BiasedSource final : public WeightSource {
  public:
   BiasedSource(WeightSource* source, const model::DecoderSpec& spec,
@@ -263,9 +263,9 @@ void ExpectAtMost(double factor, const std::vector<int>& pairs,
   }
 }
 
-TEST(KeyBiasPlanTest, ALargeBiasInTheSlowestPairsDoesNotIncreaseTheDivergence) {
+TEST(KeyBiasPlanTest, ALargeBiasInTheSlowestPairsHardlyIncreasesTheDivergence) {
   ExpectAtMost(1.2, {15}, {50, 200, 800});
-  // Four of these pairs are exact, and two are tile pairs.
+  // Four of these are exact pairs, and two are tile pairs (key_bias_split.h).
   ExpectAtMost(1.2, {10, 11, 12, 13, 14, 15}, {50, 200});
 }
 

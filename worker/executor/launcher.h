@@ -32,10 +32,10 @@ struct LogitsRow {
 };
 
 // Enqueues a step's page copies and evictions, then the layers (Decoder), then
-// head and sampler (StepOutput). Allocates nothing and reads nothing back.
-// Steps of one StepBucket launch the same ops at the same addresses, until the
-// StepBlob grows and moves. Waits for the device only for a logits tap, and to
-// capture a step in a group of several ranks.
+// head and sampler (StepOutput). A step allocates no device memory. Steps of
+// one StepBucket launch the same ops at the same addresses, until the StepBlob
+// grows and moves. Reads back, and waits for the device, only for a logits tap
+// and to capture a step in a group of several ranks.
 //
 // Owns: the workspace, and the captured graphs.
 // Threads: one at a time.

@@ -212,7 +212,8 @@ absl::Status ModelExecutor::Enqueue(const kvasir::v1::StepPlan& plan) {
 
 absl::StatusOr<kvasir::v1::StepResult> ModelExecutor::Await() {
   if (!failure_.ok() || !in_flight_) {
-    return absl::FailedPreconditionError("executor: no step is in flight");
+    return absl::FailedPreconditionError(
+        "executor: no step is in flight, or a step has failed");
   }
   in_flight_ = false;
   absl::StatusOr<kvasir::v1::StepResult> result =

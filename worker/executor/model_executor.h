@@ -46,8 +46,8 @@ struct ModelExecutorOptions {
   // See PagedAttentionParams::prompts_as_rows. A Rank sets it from
   // RankOptions::deterministic.
   bool prompts_as_rows = false;
-  // The limit for the buffer of logits in bytes. The buffer is larger if one
-  // sample needs more (StepOutput).
+  // The limit for the buffer of logits in bytes. The buffer is larger if the
+  // minimum that StepOutput needs is above this limit.
   int64_t logits_bytes = int64_t{64} << 20;
   // Captures GPU steps as graphs and replays them: steps that only decode, copy
   // no pages and evict nothing. A step is captured when its sizes occur for the

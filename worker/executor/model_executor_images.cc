@@ -1,6 +1,6 @@
 // Methods of ModelExecutor that access pages between steps: reading and writing
-// images (host-pool pages as bytes), measuring the speed of copies to and from
-// the host pool, and reading the positions of slots.
+// images (host-pool pages as bytes), measuring the speed of copies to the host
+// pool, and reading the positions of slots.
 #include <algorithm>
 #include <string>
 #include <vector>

@@ -1110,7 +1110,7 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
                               {.sequence_id = 3, .token_ids = part(0, 2)}}),
                   StatusIs(absl::StatusCode::kResourceExhausted,
                            HasSubstr("2 tokens does not fit: page group 1 has "
-                                     "no free page")));
+                                     "too few free pages")));
       EXPECT_THAT(
           runner.Run({sound, {.sequence_id = 2, .token_ids = part(0, 20)}}),
           StatusIs(absl::StatusCode::kResourceExhausted,

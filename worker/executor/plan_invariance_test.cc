@@ -121,8 +121,8 @@ Request GreedyRequest(std::vector<int32_t> prompt, uint32_t max_tokens) {
   return request;
 }
 
-// The prompt of the second turn is the first prompt, its answer, and some more
-// tokens. The prefix cache has the pages of first prompt and answer.
+// The second turn's prompt is the first prompt, the answer to it, and some more
+// tokens. The prefix cache has the pages of the first prompt and its answer.
 TEST_P(PlanInvarianceTest,
        TheNextTurnOfAChatReusesAllFullPagesOfThePreviousTurn) {
   constexpr uint32_t kAnswer = 30;
@@ -207,8 +207,8 @@ TEST_P(PlanInvarianceTest, CanceledRequestsChangeNoBitOfTheOutputOfOthers) {
   }
 }
 
-// Full-rank and low-rank caches of every data type. All other cases
-// use bfloat16.
+// Full-rank and low-rank caches of every data type. In all other cases,
+// unquantized numbers are bfloat16.
 std::vector<PlanCase> TypedCases() {
   using namespace plan_cases;  // NOLINT: helpers that make plans
   const std::string half = R"({"dtype":"F16"})";

@@ -33,7 +33,7 @@ class SlotEvictions {
   // Adds the plan's next eviction, to run after the first `copy_batches`
   // batches of page copies. SequenceTable::Evict must have accepted the
   // eviction, and its sequence must have at most `most_slots` slots (CHECK).
-  // INVALID_ARGUMENT if a layer's rule does not allow its slot counts.
+  // INVALID_ARGUMENT if a layer's rule does not allow the eviction's counts.
   absl::Status Add(const kvasir::v1::SlotEviction& eviction,
                    int64_t copy_batches);
 
@@ -41,10 +41,10 @@ class SlotEvictions {
   // The largest batch that a step may have, for each page group that evicts.
   std::vector<EvictionBatch> LargestBatches() const;
 
-  // Add arrays to the blob; call Pack first. Pack adds the arrays that ops
-  // receive by address, whose size depends only on batches(). PackTables adds
-  // the block tables to which these arrays point; their size differs from step
-  // to step.
+  // Pack adds to the blob the arrays that ops receive by address. Their size
+  // depends only on batches(). PackTables must be called after Pack. It adds
+  // the block tables to which these arrays point, and whose size differs from
+  // step to step.
   void Pack(StepBlob* blob);
   void PackTables(StepBlob* blob);
   // Enqueues `batch`, for all layers of its page group. `index` is its index in
@@ -91,9 +91,9 @@ class SlotEvictions {
     std::vector<StepBlob::Place<kernels::Eviction>> places;  // for each rule
   };
 
-  // Returns the index of the batch for this eviction. This is the page
-  // group's latest batch, or a new one if the latest is full or has a page of
-  // the eviction.
+  // Returns the index of the batch for this eviction. This is the page group's
+  // latest batch, or a new one if the latest is full, has a page of the
+  // eviction, or runs before some of the `copy_batches` batches of copies.
   size_t BatchFor(const kvasir::v1::SlotEviction& eviction,
                   int64_t copy_batches, int64_t kept_numbers);
   kernels::Eviction EvictionOf(const Entry& entry, const Rule& rule) const;
@@ -103,7 +103,7 @@ class SlotEvictions {
 
   const int64_t most_slots_;
   std::vector<Group> groups_;  // by page group
-  // the most slots in a batch's lists of kept slots, over all sequences and
+  // the most slots that a batch may keep, summed over its sequences and their
   // eviction units
   int64_t kept_capacity_ = 0;
 

@@ -363,8 +363,8 @@ absl::Status Stager::RegisterTokenMask(std::string name,
   if (name.empty() || allowed.size() != words) {
     return absl::InvalidArgumentError(absl::StrCat(
         "token mask: a mask needs a name and ", words,
-        " 32-bit words, but this one has ", name.empty() ? "no name and " : "",
-        allowed.size(), " words"));
+        " words of 32 bits, but this one has ",
+        name.empty() ? "no name and " : "", allowed.size(), " words"));
   }
   KVASIR_ASSIGN_OR_RETURN(
       kernels::DeviceBuffer buffer,

@@ -61,10 +61,10 @@ class Stager {
   // Returns a step of the largest sizes, without addresses, for measuring the
   // workspace. It launches every op that any step may launch.
   StagedStep LargestStepToCount() const;
-  // Reserves memory for the blob of a large step. It has the largest bucket,
-  // one page copy per sequence and page group, block tables of the greatest
-  // length, and the token history of one sequence. A later step that needs more
-  // makes the blob grow. Returns the reserved bytes.
+  // Reserves memory for the blob of a large step. Such a step has the largest
+  // bucket, one page copy per sequence and page group, block tables of the
+  // greatest length, and the token history of one sequence. A later step that
+  // needs more makes the blob grow. Returns the reserved bytes.
   absl::StatusOr<size_t> ReserveBlob();
 
   // Applies the plan to the tables and uploads the step. staged() is valid

@@ -43,8 +43,8 @@ struct TargetBatch {
 class StepOutput {
  public:
   // The buffer for logits has at most `logits_bytes`, but always room for one
-  // sample, and for one block of the vocabulary (kVocabBlock) of `max_rows`
-  // targets. If the samples of a step need more, they are computed in chunks of
+  // sample, and for one block of the vocabulary (kVocabBlock) for each of
+  // `max_rows` targets. If samples need more, they are computed in chunks of
   // rows, each of which reads the head's weights again. Targets are computed in
   // chunks of the vocabulary, which together read the head's weights once.
   StepOutput(const Decoder* decoder, int64_t max_rows, int64_t logits_bytes);

@@ -16,7 +16,6 @@
 
 namespace kvasir::cli {
 
-// Adds --device and --device-module.
 void AddDeviceFlags(CLI::App* app, DeviceFlags* options);
 
 // INVALID_ARGUMENT for a name that is not auto, cpu, cuda[:N] or

@@ -38,7 +38,7 @@ std::vector<int32_t> ChooseEndTokens(const model::DecoderSpec& spec,
   if (chosen.empty()) {
     base::LogWarning(
         "the model has no end token: outputs end only at their maximum length "
-        "or at a stop string; want eos_token_id in generation_config.json or "
+        "or at a stop string; set eos_token_id in generation_config.json or "
         "config.json, or eos_token in tokenizer_config.json",
         {{"model", of_model}, {"tokenizer", of_tokenizer}});
   } else {

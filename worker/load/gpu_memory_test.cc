@@ -98,8 +98,8 @@ TEST_F(GpuMemoryTest,
                                 .sample = worker::GreedySample()}}));
   model = nullptr;
 
-  // A pool of a given size must also fit below gpu_memory_utilization, as a
-  // pool for two sequences does.
+  // A pool whose size was given must also fit below gpu_memory_utilization. A
+  // pool for two sequences fits.
   request_.kv_cache_bytes = 2 * one;
   KVASIR_ASSERT_OK_AND_ASSIGN(model, LoadedModel::Load(request_));
   EXPECT_EQ(model->kv_pool_bytes(), 2 * one);

@@ -154,9 +154,9 @@ absl::StatusOr<worker::PoolBytes> LoadedModel::ChoosePoolBytes(
     int64_t weight_bytes) const {
   const int64_t available = room.available_bytes;
   const int64_t left = std::max(int64_t{0}, available - weight_bytes);
-  // On a GPU the pool may take all memory that the weights leave: a first step
-  // later measures what else needs memory. On a host, half is left for other
-  // uses.
+  // On a GPU the pool may take all memory that the weights leave, because a
+  // first step measures later what else needs memory. On a host, half of that
+  // memory is left for other uses.
   const int64_t share = room.host_available_bytes.has_value() ? left : left / 2;
   const int64_t one =
       layout.BytesAtLength(max_model_len_, request.max_batched_tokens);

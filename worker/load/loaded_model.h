@@ -46,8 +46,8 @@ struct LoadRequest {
   // (RankOptions::key_mean_tokens). If null, Load reads the model's tokenizer.
   const model::Tokenizer* tokenizer = nullptr;
   bool prefix_reuse = true;
-  // RankOptions::plan_check. Leave its `instead` empty: Load sets it if
-  // choose_plan is true. In a group, all ranks must set it equally.
+  // RankOptions::plan_check, which must be equal on all ranks of a group. Leave
+  // its member `instead` empty: Load sets that member if choose_plan is true.
   std::optional<worker::PlanCheckRequest> plan_check;
   // If true, measures the named plans that any checkpoint can use. Serves the
   // plan with the fewest bytes per token among those whose divergence is at
@@ -90,8 +90,8 @@ class LoadedModel {
   int num_threads() const { return num_threads_; }
   cache::KvCache& cache() { return *cache_; }
 
-  // Bytes of cache per token. To get kv_compression_ratio, the bytes per token
-  // of a dense bf16 cache are divided by this.
+  // Bytes of cache per token. kv_compression_ratio is the bytes per token of a
+  // dense bf16 cache, divided by kv_bytes_per_token.
   double kv_bytes_per_token() const {
     return rank_->executor().kv_bytes_per_token();
   }

@@ -48,7 +48,7 @@ void AddModelFlags(CLI::App* app, ModelOptions* options);
 
 // Returns arguments with which another command loads the same model. They are
 // the flags of AddModelFlags that were given to `command`, and --random-weights
-// and --shape if they are the defaults in `options`.
+// and --shape if `options` sets them by default.
 std::vector<std::string> ModelArguments(const CLI::App& command,
                                         const ModelOptions& options);
 

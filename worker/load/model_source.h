@@ -97,7 +97,8 @@ struct WeightSizes {
 WeightSizes WeightBytes(const ModelSource& source);
 
 // Reads the whole file. NOT_FOUND if it cannot be opened, INVALID_ARGUMENT if
-// it has more than `limit_bytes` bytes. Errors name the file.
+// it is no regular file or has more than `limit_bytes` bytes, DATA_LOSS if it
+// cannot be read to its end. Errors name the file.
 absl::StatusOr<std::string> ReadTextFile(const std::string& path,
                                          int64_t limit_bytes);
 

@@ -9,8 +9,8 @@
 namespace kvasir::cli {
 namespace {
 
-// A text of about 512 tokens. It was written for Kvasir, so that no model was
-// trained on it.
+// A text of about 512 tokens. It was written for Kvasir, so it is unlikely that
+// a model was trained on it.
 constexpr char kText[] =
     R"(The old harbour of Lindesund lies at the mouth of a short, cold river. For
 three centuries its people lived from salt, herring and timber, and every

@@ -109,9 +109,10 @@ absl::Status DirectRunner::CheckSteps(
       // free pages.
       free[group] -= MissingPages(table, group, stay + num_tokens);
       if (free[group] < 0) {
-        return absl::ResourceExhaustedError(absl::StrCat(
-            "a sequence of ", sequence.length + num_tokens,
-            " tokens does not fit: page group ", group, " has no free page"));
+        return absl::ResourceExhaustedError(
+            absl::StrCat("a sequence of ", sequence.length + num_tokens,
+                         " tokens does not fit: page group ", group,
+                         " has too few free pages"));
       }
     }
   }

@@ -39,8 +39,8 @@ struct DirectStep {
 //   cannot be used.
 class DirectRunner {
  public:
-  // Executor and layout must outlive the runner. `last_step_id` is the id of
-  // the executor's last step; 0 for a new executor.
+  // `executor` and `layout` must outlive the runner. `last_step_id` is the id
+  // of the executor's last step; 0 for a new executor.
   DirectRunner(Executor* executor, const cache::PageLayout* layout,
                const cache::PageCounts& pages, uint64_t last_step_id = 0);
   ~DirectRunner();

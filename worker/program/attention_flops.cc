@@ -64,8 +64,8 @@ class KeyCounter {
     if (pre_rope_) Rotate(latent, rotated_dims);
     flops_.attention += 2 * latent.query_heads * dims;
   }
-  // Counts the work on channels that represent rotation pairs. Each KV head
-  // rotates them as they are, without a lift.
+  // Counts the work on channels that represent rotation pairs. If they are
+  // stored unrotated, each KV head rotates them, without a lift.
   void Channels(const Latent& latent, int64_t terms) {
     Absorb(latent, terms);
     if (pre_rope_) Rotate(latent, latent.channels);
@@ -125,8 +125,8 @@ SideFlops FlopsPerSlot(const plan::ResolvedPlan& plan, int64_t layer,
       latent.kv_heads = CountContained(from.heads, plan.kv_heads);
       latent.query_heads = latent.kv_heads * queries;
       if (side == plan::Side::kValue) {
-        // Any lift of values is applied after the sum, so it costs nothing per
-        // cached token.
+        // Any lift of values is applied after the sum over tokens, so it costs
+        // nothing per cached token.
         sum.attention += 2 * latent.query_heads * latent.channels;
         continue;
       }

@@ -11,7 +11,7 @@
 namespace kvasir::worker {
 
 // UNIMPLEMENTED if `program`, which was made from `attention`, exceeds a limit.
-// The error names layer, side, part, the value and its limit.
+// The error names the layer and the limit, and usually side, part and value.
 absl::Status CheckAttentionLimits(const AttentionProgram& program,
                                   int64_t layer,
                                   const plan::ResolvedAttention& attention);

@@ -99,8 +99,8 @@ bool IsLowRank(const ResolvedPart& part) {
 }
 
 // The cache leaves a bias or mean out only if it stores full-rank keys, one for
-// each KV head, as codes with a scale for each token. Static ranges were
-// measured on whole keys.
+// each KV head, as codes with a scale for each token. Static ranges do not
+// qualify, because they were measured on keys that include bias and mean.
 KeyBias KeyBiasOf(const plan::ResolvedAttention& attention,
                   const plan::AttentionShape& shape) {
   if (shape.qk_norm || attention.key.parts.size() != 1) {

@@ -50,8 +50,8 @@ struct Projection {
   std::vector<RowTake> takes;
 };
 
-// For each query head of the rank, its columns in a row: `width` columns from
-// `column` on. [Hq]
+// The columns in a row of each query head h of the rank, [Hq]: `width[h]`
+// columns from `column[h]` on.
 struct HeadSpans {
   std::vector<int64_t> column;
   std::vector<int64_t> width;
@@ -112,11 +112,11 @@ struct PromptLift {
 // One part of a side (keys or values): the columns of the fused projection that
 // it uses, and how latents are made from them.
 struct PartProgram {
-  std::string prefix;       // begins tensor names, after "model.layers.{l}."
+  std::string prefix;       // of tensor names, after "model.layers.{l}."
   std::string lift_prefix;  // see plan::ResolvedPart::lift_prefix
   // The latents that some head of this rank uses, in the plan's order.
   std::vector<LatentProgram> latents;
-  std::vector<int32_t> group_of_head;  // index in `latents` [Hkv]
+  std::vector<int32_t> group_of_head;  // of a KV head: index in `latents`
   int64_t latent_column = 0;           // first latent's column in a token's row
   int64_t latent_columns = 0;          // sum of the latents' R'
   // The columns of the fused projection for this part: the latents themselves,
@@ -150,18 +150,18 @@ struct RebuildProgram {
 
 // Where the bias of the key projection is added, or the mean of the keys if it
 // was measured (LayerWeights::key_mean). A large bias or mean would use up most
-// of a code's levels. So the cache omits it from keys whose codes have a scale
-// for each token.
+// of a code's levels. So the cache omits them from keys whose codes have a
+// scale for each token.
 enum class KeyBias {
-  kCached,   // the cache has whole keys
-  kScored,   // attention adds it to the scores (kernels/latents/key_bias.h)
+  kCached,   // the keys in the cache include the bias
+  kScored,   // attention adds the bias to scores (kernels/latents/key_bias.h)
   kRebuilt,  // latents are keys before RoPE; reading them adds the bias
 };
 
 enum class QueryLift {
   kNone,     // attention reads the projected queries
   kMatrix,   // q' = lift^T q, with a matrix [d, R'] per KV head
-  kComplex,  // q'_ft = conj(lift_ft) q_f, for pair f and term t
+  kComplex,  // q'_ft = conj(lift_ft) q_f, for pair f and its t-th channel
 };
 
 struct KeyProgram : PartProgram {

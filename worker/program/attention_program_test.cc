@@ -382,7 +382,8 @@ TEST(AttentionProgramTest, KeysMayHaveOnePartWithAFoldedLiftAndOneWithout) {
   EXPECT_EQ(program.key[1].lift, QueryLift::kNone);
 }
 
-TEST(AttentionProgramTest, LowRankKeysWithoutRopeAreAbsorbedIntoTheQueries) {
+TEST(AttentionProgramTest,
+     TheRunTimeLiftOfLowRankKeysWithoutRopeIsAppliedToTheQueries) {
   const AttentionProgram program =
       Make(LowRank("at_runtime", "NO_ROPE"), LowRank("at_runtime", "NO_ROPE"),
            WithoutRope());
@@ -396,7 +397,7 @@ TEST(AttentionProgramTest, LowRankKeysWithoutRopeAreAbsorbedIntoTheQueries) {
 }
 
 TEST(AttentionProgramTest,
-     LowRankKeysWithoutRopeAreRebuiltUnlessTheyHaveAnOnlineHadamardTransform) {
+     ReconstructedKeysWithoutRopeAreRebuiltUnlessTheyHaveAnOnlineHadamard) {
   const AttentionProgram rebuilt =
       Make(LowRank("reconstruct", "NO_ROPE"), kFull, WithoutRope());
   ASSERT_TRUE(rebuilt.key[0].rebuild.has_value());

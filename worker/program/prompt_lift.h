@@ -1,7 +1,7 @@
 // Decides which latents are lifted, that is, expanded to the width of one head,
 // when attention of a prompt reads them. The latent that a group of heads
-// shares is wider than a head. An absorbed read uses the latent itself, so its
-// cost grows with that width at every slot and query row. If many rows of a
+// shares is wider than a head. An absorbed read computes with the latent
+// itself, so it costs more for every slot and query row. If many rows of a
 // sequence see a slot, it is cheaper to lift its latent once for all these
 // rows. Lifted and absorbed reads round differently, and compression to codes
 // makes that difference larger. So the choice depends only on whether a token

@@ -50,8 +50,8 @@ struct ServeOptions {
 // - low_rank keys stored POST_ROPE, for which no tensors are defined;
 // - rope_low_rank keys stored PRE_ROPE whose groups differ in width;
 // - sizes beyond the kernels' limits (attention_limits.h).
-// For such a plan, returns UNIMPLEMENTED. The error names the first layer, side
-// and part that is not served, and the feature, or the value and its limit.
+// For such a plan, returns UNIMPLEMENTED. The error names the first layer that
+// is not served, the side and part if there is one, and the feature or limit.
 absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
     std::shared_ptr<const plan::ResolvedPlan> plan,
     const ServeOptions& options);

@@ -1,6 +1,6 @@
 // Tests steps that run as CUDA graphs. Steps with the same graph key must make
-// the same launches, and a capture may fail. Uses a fake CUDA runtime, which
-// runs kernels on an emulator instead of a GPU.
+// the same launches, and a failed capture must not change results. Uses a fake
+// CUDA runtime, which runs kernels on an emulator instead of a GPU.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -182,8 +182,8 @@ TEST_P(CudaGraphsOfPlanTest, StepsWithTheSameGraphKeyMakeIdenticalLaunches) {
   EXPECT_GT(steps[1].kernels.size(), 10u);
   EXPECT_GT(steps[1].gemms.size(), 3u);
   // The number of pairs of steps with the same key. Six steps have two
-  // sequences, three have three sequences, two have four sequences, and two ask
-  // for more outputs.
+  // sequences, three have three sequences, two have four sequences, and two
+  // have other sampling settings.
   EXPECT_EQ(alike, 6 * 5 / 2 + 3 + 1 + 1);
 }
 

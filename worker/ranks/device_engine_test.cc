@@ -225,7 +225,7 @@ TEST_P(DeviceEngineTest, LogitsOfATextOnTheDeviceAreCloseToThoseOnTheCpu) {
   if (!OnGpu() && !artifact.plan.empty() &&
       artifact.plan != plan::kDensePreset &&
       artifact.plan != plan::kRotatedPreset) {
-    GTEST_SKIP() << "the emulated device takes two of the presets";
+    GTEST_SKIP() << "on the emulated device only two presets are tested";
   }
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::vector<int32_t> text,

@@ -134,7 +134,8 @@ kernels::DeviceOps OpsWithoutKeyBias(std::vector<kernels::DeviceOp>* ops) {
   return {ops->data(), ops->size()};
 }
 
-// Before the weights are read, it is unknown whether their key bias is zero.
+// The plan is refused even if all key biases are zero and need no kernel,
+// because that is known only after the weights are read.
 TEST(EmulatedRankTest,
      AMissingKernelForKeyBiasesIsReportedBeforeWeightsAreRead) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
@@ -153,7 +154,8 @@ TEST(EmulatedRankTest,
   EXPECT_FALSE(packed);
 }
 
-TEST(EmulatedRankTest, WithoutAKernelForKeyBiasesMeansStayInTheCodes) {
+TEST(EmulatedRankTest,
+     TheCacheLeavesOutKeyMeansOnlyIfTheDeviceHasAKernelForKeyBiases) {
   std::vector<kernels::DeviceOp> ops;
   for (const bool has_kernel : {true, false}) {
     RankOptions options = SmallOptions();
@@ -365,8 +367,8 @@ TEST(EmulatedRankTest, AStepMakesOneUploadAndOneReadBack) {
             ::testing::Each(AllOf(::testing::Ge(0), ::testing::Lt(517)))));
 }
 
-// The result of a sequence that runs a prompt in two chunks, then one token at
-// a time.
+// A sequence whose prompt runs in two chunks, and then its output one token at
+// a time, with the resulting logits.
 struct Forced {
   std::vector<int32_t> prompt;
   // The tokens to use as output. If empty, the rank uses the tokens that it
@@ -477,7 +479,8 @@ TEST_P(EmulatedLogitsTest, LogitsEqualThoseOfTheCpuWithinRounding) {
     }
   }
   RecordProperty("worst_relative_norm", absl::StrCat(worst));
-  EXPECT_LE(worst, GetParam().tolerance) << close << " close, " << other;
+  EXPECT_LE(worst, GetParam().tolerance)
+      << close << " rows have close logits, of which " << other << " differ";
 }
 
 // Uses float32, because in bfloat16 rounding could change the choice of
@@ -530,7 +533,7 @@ INSTANTIATE_TEST_SUITE_P(
         LogitsCase{"DenseF32", plan::kDensePreset, DType::kF32, 8, 1e-3},
         LogitsCase{"EightBitsF16", "dense-8bit", DType::kF16, 20, 5e-3},
         // The plan keeps only recent tokens uncompressed. The prompt is longer
-        // than that, so its first tokens are compressed.
+        // than that, so some of its tokens are compressed.
         LogitsCase{"RotatedBf16", plan::kRotatedPreset, DType::kBf16, 38,
                    2e-2}),
     [](const auto& test) { return test.param.name; });

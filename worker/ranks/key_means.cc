@@ -14,7 +14,7 @@
 namespace kvasir::worker {
 namespace {
 
-// Change it if means are measured in another way.
+// A part of KeyMeansId. Change it if means are measured in another way.
 constexpr char kMethod[] = "1\n";
 
 // The first tokens of a text are left out, because many models give them

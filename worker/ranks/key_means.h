@@ -24,9 +24,9 @@ inline constexpr int64_t kKeyMeanTokens = 128;
 // exchanged only between such workers.
 std::string KeyMeansId(absl::Span<const int32_t> token_ids);
 
-// Whether means can be measured with these tokens: they are more than the first
-// few, which are skipped, and at most kKeyMeanTokens, and all are in the
-// vocabulary.
+// Whether means can be measured with these tokens. There must be more
+// than 4, because the first 4 are skipped, and at most kKeyMeanTokens. All must
+// be in the vocabulary.
 bool CanMeasureWith(const model::DecoderSpec& spec,
                     absl::Span<const int32_t> token_ids);
 
@@ -36,10 +36,9 @@ bool CanMeasureWith(const model::DecoderSpec& spec,
 // weights were loaded for a plan with tensors of its own (HaveEqualWeights).
 // All ranks of a group must call it with the same tokens; each measures its own
 // heads.
-// Memory: the executor of one sequence.
-// Errors: those of ServeDensePlan; those of RunText and of the collective,
-// after
-//   which the weights are lost.
+// Memory: allocates an executor for one sequence while it runs.
+// Errors: those of ServeDensePlan, of RunText and of the collective. After the
+//   latter two the weights are lost.
 absl::StatusOr<bool> MeasureKeyMeans(const TextRank& rank,
                                      absl::Span<const int32_t> token_ids,
                                      ModelWeights* weights);

@@ -46,8 +46,8 @@ kvasir::v1::KvPlan PlanOf(const std::string& preset,
       preset, model::AttentionShapeOf(*model::SpecOfShape(shape)));
 }
 
-// Measures means with these tokens, and compares the plan with a dense cache on
-// others.
+// Returns options to measure means with these tokens, and to compare the plan
+// with a dense cache on a different text.
 RankOptions Options(std::vector<int32_t> key_mean_tokens) {
   RankOptions options = TinyOptions();
   options.key_mean_tokens = std::move(key_mean_tokens);
@@ -77,8 +77,8 @@ Means MeansOf(std::unique_ptr<Rank> rank) {
   return means;
 }
 
-// Returns a source in which each number of the first column of these tensors is
-// `number(name, row)`.
+// Returns a source that replaces the first column of each tensor by
+// `number(name, row)`. NaN leaves a number as it is.
 ChangedSource WithFirstColumn(
     WeightSource* source,
     std::function<float(const std::string& name, int64_t row)> number) {
@@ -100,8 +100,8 @@ ChangedSource WithFirstColumn(
       });
 }
 
-// The first number of every token's embedding is 3, and moves the numbers of
-// its keys far from 0.
+// Returns the plan's divergence from a dense cache. The first number of every
+// token's embedding is 3, and moves the numbers of its keys far from 0.
 double DivergenceWithLargeMeans(const kvasir::v1::KvPlan& plan,
                                 std::vector<int32_t> key_mean_tokens,
                                 const model::ModelShape& shape = TinyShape()) {
@@ -120,7 +120,7 @@ double DivergenceWithLargeMeans(const kvasir::v1::KvPlan& plan,
   return rank.ok() ? (*rank)->plan_checks().back().kl : 0;
 }
 
-TEST(KeyMeansTest, CodesOfKeysWithoutTheirLargeMeanDivergeFarLess) {
+TEST(KeyMeansTest, QuantizedKeysDivergeFarLessIfTheirLargeMeanIsLeftOut) {
   const std::map<std::string, model::ModelShape> shapes = {
       {"Llama", TinyShape()},
       {"biases", TinyBiasedShape()},
@@ -139,7 +139,7 @@ TEST(KeyMeansTest, CodesOfKeysWithoutTheirLargeMeanDivergeFarLess) {
   }
 }
 
-TEST(KeyMeansTest, NoPlanDivergesMoreWithoutTheMeans) {
+TEST(KeyMeansTest, LeavingOutTheMeansIncreasesTheDivergenceOfNoPlan) {
   const model::DecoderSpec spec = *model::SpecOfShape(TinyShape());
   int different = 0;
   for (const PlanCase& plan_case : PlanCases()) {
@@ -152,7 +152,8 @@ TEST(KeyMeansTest, NoPlanDivergesMoreWithoutTheMeans) {
   EXPECT_GT(different, 1);
 }
 
-TEST(KeyMeansTest, KeysThatRotateWhenTheyAreReadLeaveTheWholeMeanOut) {
+TEST(KeyMeansTest,
+     LeavingOutTheMeansHalvesTheDivergenceOfKeysThatAreStoredBeforeRope) {
   kvasir::v1::KvPlan plan = PlanOf("dense-8bit", TinyShape());
   for (auto& layer : *plan.mutable_layers()) {
     layer.mutable_key()->mutable_parts(0)->set_stored(kvasir::v1::PRE_ROPE);
@@ -181,14 +182,14 @@ TEST(KeyMeansTest, TheMeanOfTheFirstLayerIncludesTheBias) {
   const Means large = means(100);
   ASSERT_EQ(small.size(), 2u);
   ASSERT_THAT(small[0], NotNull());
-  ASSERT_EQ(small[0]->size(), 4u * 8u);  // KV heads, numbers of a head
+  ASSERT_EQ(small[0]->size(), 4u * 8u);  // 4 KV heads of 8 numbers
   for (size_t i = 0; i < small[0]->size(); ++i) {
-    // bf16 has a precision of 2^-8.
+    // The means are rounded to bf16, so one above 128 may be off by 0.5.
     EXPECT_NEAR((*large[0])[i] - (*small[0])[i], 100, 1) << i;
   }
 }
 
-TEST(KeyMeansTest, OnlyThePlansThatLeaveMeansOutHaveAnotherCacheId) {
+TEST(KeyMeansTest, MeasuringMeansChangesTheCacheIdOnlyOfPlansThatLeaveThemOut) {
   const auto id = [](const std::string& preset, std::vector<int32_t> tokens,
                      const model::ModelShape& shape = TinyShape()) {
     return RankOf(preset, Options(std::move(tokens)), shape)->cache_id();
@@ -199,19 +200,19 @@ TEST(KeyMeansTest, OnlyThePlansThatLeaveMeansOutHaveAnotherCacheId) {
                 .size(),
             4u);
   EXPECT_EQ(id("dense-bf16", Text(40)), id("dense-bf16", {}));
-  // Keys of this model are normalized after the projection.
+  // This model normalizes keys after the projection, so it leaves out no mean.
   EXPECT_EQ(id("rotated-4bit", Text(40), TinyQwen3Shape()),
             id("rotated-4bit", {}, TinyQwen3Shape()));
 }
 
-TEST(KeyMeansTest, ATextOfOnlyFirstTokensGivesNoMeans) {
+TEST(KeyMeansTest, NoMeansAreMeasuredIfTheTextHasOnlyTokensToSkip) {
   EXPECT_EQ(RankOf("rotated-4bit", Options(Text(4)))->cache_id(),
             RankOf("rotated-4bit", Options({}))->cache_id());
   EXPECT_THAT(MeansOf(RankOf("rotated-4bit", Options(Text(4)))),
               Each(IsNull()));
 }
 
-TEST(KeyMeansTest, TokensBeyondTheVocabularyGiveNoMeans) {
+TEST(KeyMeansTest, NoMeansAreMeasuredIfATokenIsNotInTheVocabulary) {
   const auto last = static_cast<int32_t>(TinyShape().vocab_size) - 1;
   EXPECT_THAT(MeansOf(RankOf("rotated-4bit", Options(Text(10, last - 9)))),
               Each(NotNull()));
@@ -219,7 +220,7 @@ TEST(KeyMeansTest, TokensBeyondTheVocabularyGiveNoMeans) {
               Each(IsNull()));
 }
 
-TEST(KeyMeansTest, ADensePlanMeasuresNoMeans) {
+TEST(KeyMeansTest, NoMeansAreMeasuredForADensePlan) {
   EXPECT_THAT(MeansOf(RankOf("dense-bf16", Options(Text(40)))), Each(IsNull()));
 }
 

@@ -130,7 +130,9 @@ absl::StatusOr<PlanCheck> PlanComparison::Compare(
   most_time_ = 2 * request_.time_limit;
   KVASIR_RETURN_IF_ERROR(RunSteps(own, compare, weights));
   if (too_slow_) {
-    check.skipped = "it would take more than twice its time limit";
+    check.skipped =
+        absl::StrCat("it would take more than ",
+                     absl::FormatDuration(most_time_), ", twice its limit");
     return check;
   }
   check.kl = failed_ ? std::numeric_limits<double>::quiet_NaN()
@@ -155,7 +157,8 @@ absl::Status PlanComparison::RunDense(ModelWeights* weights) {
   if (too_slow_) {
     skipped_ = absl::StrCat(
         "it would take ",
-        absl::FormatDuration(absl::Ceil(2 * predicted_, absl::Seconds(1))));
+        absl::FormatDuration(absl::Ceil(2 * predicted_, absl::Seconds(1))),
+        ", the limit is ", absl::FormatDuration(request_.time_limit));
   } else if (failed_) {
     skipped_ = "numbers with a dense cache are not finite";
   }
@@ -193,8 +196,8 @@ absl::Status PlanComparison::RunSteps(DirectRunner& runner) {
           absl::StrCat("plan check: the step with tokens ", done, " to ",
                        done + count - 1, " failed: ", step.message()));
     }
-    // The step ran, but its results are not finite. All ranks of a group detect
-    // this in the same step, so either all fail or none.
+    // If a step that ran has an error, its results are not finite. All ranks of
+    // a group detect this in the same step, so either all fail or none.
     failed_ = !step.ok();
     if (failed_) return absl::OkStatus();
     // The first step is slower than others, so the second one is measured.

@@ -23,7 +23,7 @@
 namespace kvasir::worker {
 
 struct PlanCheck {
-  std::string plan;  // its KvPlan.method
+  std::string plan;  // the plan's name (KvPlan.method)
   // The divergence KL(dense || plan) of the predicted next token, in nats,
   // averaged over the second half of the text. The first half is only context,
   // because plans keep a text's first tokens exact, which hides their error in
@@ -42,8 +42,8 @@ struct PlanCheck {
 };
 
 struct PlanCheckRequest {
-  // The text to predict. It is cut to so many tokens that the logits of its
-  // second half fit into kMaxPlanCheckBytes. Equal on all ranks of a group.
+  // The text to predict. It is cut so that the logits of its second half
+  // fit into kMaxPlanCheckBytes. Equal on all ranks of a group.
   std::vector<int32_t> token_ids;
   // A check that is predicted to take longer is skipped.
   absl::Duration time_limit = absl::Seconds(30);
@@ -64,8 +64,8 @@ inline constexpr int64_t kMaxPlanCheckBytes = int64_t{256} << 20;
 // kvasir-compress makes such plans, and has measured them.
 inline constexpr char kPlanHasOwnWeights[] = "the plan has weights of its own";
 
-// Whether the plan stores full-rank keys and values without quantization.
-// Evictions do not matter.
+// Whether the plan stores full-rank keys and values without quantization. Its
+// evictions are ignored.
 bool IsDensePlan(const kvasir::v1::KvPlan& plan,
                  const plan::AttentionShape& shape);
 
@@ -85,9 +85,10 @@ class PlanComparison {
   // and use the programs of `plan` afterwards. A plan that needs other tensors
   // than a dense cache is not compared, because its weights differ from those
   // of the dense model. Evictions are left out, because requests choose their
-  // budgets. `cache_id` is the plan's; it is not used in a group.
+  // budgets. `cache_id` is that of the plan (CacheIdOf), for PlanCheck::key.
   //
-  // Memory: the executor of one sequence, and the logits of the dense cache.
+  // Memory: allocates an executor for one sequence while it runs, and keeps the
+  //   logits of the dense cache.
   // Errors: those of ModelExecutor::Create, of steps and of the collective; the
   // weights are lost then. If a cache gives predictions that are not finite,
   // that is a result, not an error.
@@ -109,7 +110,7 @@ class PlanComparison {
   const TextRank rank_;
   const PlanCheckRequest& request_;
   const plan::AttentionShape shape_;
-  int64_t tokens_ = 0;  // the tokens of the text that are used
+  int64_t tokens_ = 0;  // how many tokens of the text are used
   std::shared_ptr<const ServedPlan> dense_;
   // The logits with a dense cache, by position. Empty for positions that are
   // not compared.
@@ -118,9 +119,9 @@ class PlanComparison {
   // this limit.
   absl::Duration most_time_;
   // The outcome of the last run of the text.
-  absl::Duration predicted_;  // how long it was predicted to take
-  bool too_slow_ = false;     // it was stopped because it would take too long
-  bool failed_ = false;       // it computed NaN or infinite numbers
+  absl::Duration predicted_;  // how long the run was predicted to take
+  bool too_slow_ = false;     // the run was stopped, as it would take too long
+  bool failed_ = false;       // the run computed NaN or infinite numbers
   // Why plans cannot be compared; empty if they can.
   std::string skipped_;
 };

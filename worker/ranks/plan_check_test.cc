@@ -126,7 +126,7 @@ TEST(PlanCheckTest, AComparisonThatWouldTakeTooLongIsSkipped) {
       RankOf("rotated-4bit", Checked(kTokens, absl::ZeroDuration()));
   EXPECT_THAT(rank->plan_checks().back().skipped, HasSubstr("it would take "));
   EXPECT_THAT(rank->plan_checks().back().key, IsEmpty());
-  // The dense program is no longer in use.
+  // The rank uses the plan's own program again, not that of the dense cache.
   EXPECT_EQ(Answer(rank.get()),
             Answer(RankOf("rotated-4bit", TinyOptions()).get()));
 }

@@ -348,7 +348,8 @@ absl::Status Rank::Agree(std::string weight_tiles, const RankOptions& options) {
     if (fits) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
         "the group agreed on ", pool, "s of ", absl::StrJoin(pages, ", "),
-        " pages (by page group), but this rank has room for ",
+        " pages (by page group), but each number must be 0 to what this rank "
+        "has room for: ",
         absl::StrJoin(offered, ", ")));
   };
   KVASIR_RETURN_IF_ERROR(check("page pool", pages_, agreed.pages));

@@ -85,10 +85,10 @@ struct RankOptions {
   int64_t memory_limit_bytes = 0;
   ModelExecutorOptions executor;
   // True: results have the same bits whatever prefixes are cached. On a CPU,
-  // prompts then never lift latents (prompt_lift.h), even if that would be
-  // cheaper. This works only if Create resolves the plan; otherwise
-  // ServeOptions::lift_prompts decides. On a GPU, which never lifts latents,
-  // this flag selects PagedAttentionParams::prompts_as_rows.
+  // the Create that takes a KvPlan then never lifts the latents of prompts
+  // (prompt_lift.h), even if that would be cheaper; for a ServedPlan,
+  // ServeOptions::lift_prompts decides. On a GPU, which never lifts
+  // latents, this flag selects PagedAttentionParams::prompts_as_rows.
   bool deterministic = false;
   // If not empty, the rank measures the means of keys with the first
   // kKeyMeanTokens of these tokens, and the cache leaves them out of quantized
@@ -98,9 +98,9 @@ struct RankOptions {
   // allocated, and another plan may be served in its place. All ranks of a
   // group must have the same request.
   std::optional<PlanCheckRequest> plan_check;
-  // Called once, before the pools get their pages. It must block until all
-  // ranks have made their offers, and return the result. Null in a group of one
-  // rank.
+  // Called once, after the weights are loaded, to agree on the pages. It must
+  // block until all ranks have made their offers, and return the result. Null
+  // in a group of one rank.
   std::function<absl::StatusOr<RankAgreement>(const RankOffer&)> agree;
   // Called with the progress of loading the weights. May be null.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
@@ -139,7 +139,7 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
 //
 // Owns: everything that it builds.
 // Threads: Create is called by one thread; after that see ModelExecutor.
-// Errors: Create returns two errors before it reads weights:
+// Errors: Create returns, among others, before it reads weights:
 //   FAILED_PRECONDITION with the sizes if the pool is too small for one
 //   sequence of max_model_len tokens, and UNIMPLEMENTED with the op's name
 //   if the device lacks a kernel. After it has read the weights, it returns
@@ -182,7 +182,7 @@ class Rank {
   int64_t read_bytes() const { return read_bytes_; }
   const std::shared_ptr<const ServedPlan>& served_plan() const { return plan_; }
   // The results of RankOptions::plan_check. The last one is that of the served
-  // plan. Empty if no plan was compared.
+  // plan. Empty if plan_check is not set.
   const std::vector<PlanCheck>& plan_checks() const { return plan_checks_; }
 
  private:
@@ -200,7 +200,8 @@ class Rank {
   absl::Status MakeExecutor(ModelWeights weights, const RankOptions& options,
                             Collective* collective);
   // Returns UNIMPLEMENTED with the op's name if the device lacks an op that
-  // steps launch, if the cache leaves means out or if not. Reads no weights.
+  // steps launch. `with_means`: whether the cache leaves out the means of keys,
+  // which needs more ops. Reads no weights.
   absl::Status CheckOps(WeightSource* source, const RankOptions& options,
                         bool with_means, Collective* collective);
   // Sets the plan to serve and its layout.

@@ -1,4 +1,4 @@
-// Tests of a rank on the device that KVASIR_TEST_DEVICE names.
+// Tests a rank on the device that KVASIR_TEST_DEVICE names.
 #include <cstdlib>
 #include <memory>
 

@@ -381,7 +381,7 @@ TEST(GroupMemoryTest, RanksAgreeOnTheSmallestPoolsThatAnyRankOffers) {
   }
   EXPECT_EQ(offers[0].weight_bytes,
             ranks[0]->allocator().use(kernels::MemoryTag::kWeights).bytes);
-  // The pool has exactly the agreed pages.
+  // The pools have the same size, because both ranks have the agreed pages.
   EXPECT_EQ(ranks[0]->allocator().use(kernels::MemoryTag::kKvCache).bytes,
             ranks[1]->allocator().use(kernels::MemoryTag::kKvCache).bytes);
 }

@@ -196,7 +196,7 @@ class TensorParallelTest : public ::testing::Test {
   // The group is made once per test, because Gloo takes long to connect.
   const Group& GroupOf(Over over, int64_t size) {
 #if defined(KVASIR_TSAN)
-    over = Over::kThreads;  // ThreadSanitizer does not know Gloo's timed waits
+    over = Over::kThreads;  // ThreadSanitizer does not see Gloo's timed waits
 #endif
     Group& group = groups_[{over, size}];
     if (group.empty()) {
@@ -431,8 +431,7 @@ TEST_F(TensorParallelTest,
   ExpectSameAsOne(TinyOptShape(), {2, 4});
 }
 
-// Each rank normalizes the keys of its own heads. If the plan has a basis, each
-// rank normalizes the keys of all heads.
+// Each rank normalizes the queries and keys of its own heads.
 TEST_F(TensorParallelTest,
        SeveralRanksComputeTheOutputOfASingleRankForModelsWithQkNorm) {
   ExpectSameAsOne(TinyQwen3Shape(), {2, 4, 8});

@@ -32,7 +32,7 @@ struct TextRank {
 // The most tokens of a step in a text run.
 inline constexpr int64_t kTextStepTokens = 128;
 
-// See ModelExecutorOptions.
+// See logits_tap and key_tap of ModelExecutorOptions.
 struct TextTaps {
   std::function<void(const LogitsRow&)> logits;
   KeyTap keys;

@@ -82,7 +82,7 @@ TEST(LoadPublisherTest, ADrainIsReportedBeforeTheIntervalHasPassed) {
   const auto watcher = std::make_shared<CountingWatcher>();
   publisher.Watch(watcher, absl::Hours(1));
   ASSERT_TRUE(Eventually([&] { return watcher->reports == 1; }));
-  // this report must wait until the interval has passed
+  // The report of this load must wait until the interval has passed.
   publisher.OnLoad(Load(1));
   absl::SleepFor(absl::Milliseconds(50));
   publisher.OnLoad(Load(2, /*draining=*/true));

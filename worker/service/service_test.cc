@@ -384,9 +384,9 @@ TEST_F(WorkerServiceTest,
   EXPECT_EQ(Health(""), "not serving") << "a drain is final";
 }
 
-// Only a worker's operator may drain it, by a signal or by the admin port. (The
-// service once had a method Drain. A stray call of it left a worker that
-// refused every request but did not exit.)
+// Only a worker's operator may drain it, by a signal or by the admin port. With
+// a method Drain, a stray call would leave a worker that refuses every request
+// but does not exit.
 TEST_F(WorkerServiceTest, TheWorkerServiceHasNoMethodThatDrainsTheWorker) {
   const auto* const service =
       v1::WorkerInfo::descriptor()->file()->FindServiceByName("Worker");

@@ -59,11 +59,13 @@ Refusal FakeEngine::Submit(Request request, std::shared_ptr<EngineSink> sink) {
   base::MutexLock lock(&mutex_);
   if (!refusal_.ok()) return refusal_;
   if (draining_) {
-    return {absl::UnavailableError("draining"), kvasir::v1::Refusal::DRAINING};
+    return {absl::UnavailableError("the worker is draining"),
+            kvasir::v1::Refusal::DRAINING};
   }
   const Key key(request.request_id, request.attempt);
   if (live_.count(key) != 0) {
-    return {absl::AlreadyExistsError(request.request_id),
+    return {absl::AlreadyExistsError("request " + request.request_id +
+                                     " runs already"),
             kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
   }
   ++submitted_;

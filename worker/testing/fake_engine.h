@@ -1,5 +1,6 @@
 // A scripted engine for tests, without model and cache. Every step gives each
-// running request a token, whose id is 1000 + its position in the output.
+// running request a token (or TokensPerStep tokens), whose id is 1000 + its
+// position in the output.
 #pragma once
 
 #include <cstdint>

@@ -318,13 +318,14 @@ absl::Status FakeExecutor::CheckEviction(
       slots > eviction.logical_tokens()) {
     return Broken(id, "keeps ", eviction.kept_slots(), " of ", slots,
                   " slots after ", eviction.logical_tokens(),
-                  " tokens; it must keep at least 1 slot, but not all");
+                  " tokens; it must keep at least 1 slot, but not all, and "
+                  "have no more slots than tokens");
   }
   const uint64_t pages =
       (slots + options_.page_tokens - 1) / options_.page_tokens;
   if (static_cast<uint64_t>(eviction.pages_size()) != pages) {
     return Broken(id, "evicts from ", eviction.pages_size(),
-                  " pages, but must be ", pages);
+                  " pages, but its slots need ", pages);
   }
   for (const int32_t page : eviction.pages()) {
     if (page < 0 || page >= options_.groups[g].num_pages) {
@@ -360,8 +361,10 @@ absl::Status FakeExecutor::Evict(const kvasir::v1::SlotEviction& eviction) {
         pages_[g][static_cast<size_t>(page)].slots[s % options_.page_tokens];
     if (!slot.written ||
         (!slots.empty() && slot.position <= slots.back()->position)) {
-      return Broken(id, "evicts slot ", s, " in page ", page,
-                    ", which does not hold a later token than the slot before");
+      return Broken(
+          id, "evicts slot ", s, " in page ", page,
+          ", which is not written or does not hold a later token than "
+          "the slot before");
     }
     slots.push_back(&slot);
     hashes.push_back(slot.prefix_hash);
@@ -499,8 +502,10 @@ absl::Status FakeExecutor::ApplyDelta(uint64_t id,
   if (first_live < table->first_live ||
       first_live >
           old_size + static_cast<uint32_t>(delta.appended_pages_size())) {
-    return Broken(id, "the first live index ", first_live,
-                  " is outside of the table");
+    return Broken(
+        id, "the first live index ", first_live, " is not in ",
+        table->first_live, " to ",
+        old_size + static_cast<uint32_t>(delta.appended_pages_size()));
   }
   for (uint32_t i = table->first_live; i < std::min(first_live, old_size);
        ++i) {
@@ -595,7 +600,9 @@ absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
   std::vector<int32_t> tokens(step.token_ids().begin(), step.token_ids().end());
   if (step.input_is_last_sampled()) {
     if (!tokens.empty() || state->sampled_step + 1 != last_step_) {
-      return Broken(id, "no token was sampled in the last step");
+      return Broken(id,
+                    "uses the last sampled token, but has token ids or sampled "
+                    "none in the step before");
     }
     tokens.push_back(state->last_sampled);
   }
@@ -730,8 +737,8 @@ absl::StatusOr<const FakeExecutor::Slot*> FakeExecutor::Read(
 absl::Status FakeExecutor::CheckVisible(uint64_t sequence_id,
                                         const State& state) const {
   for (size_t g = 0; g < state.tables.size(); ++g) {
-    // Not needed here: a wrong slot of this group changes the sampled token
-    // (HeldHash).
+    // No check is needed here: a wrong slot of this group changes the sampled
+    // token (HeldHash).
     if (Evicts(g)) continue;
     const uint64_t window = options_.groups[g].sliding_window;
     const uint64_t first =
@@ -770,9 +777,11 @@ absl::Status FakeExecutor::Sample(const SequenceStep& step,
   }
   const auto history = static_cast<uint64_t>(sample.prompt_history_size() +
                                              sample.output_history_size());
-  if (history != (penalties && sample.history_reset() ? state->length : 0)) {
+  const uint64_t want = penalties && sample.history_reset() ? state->length : 0;
+  if (history != want) {
     return Broken(id, "sends ", history,
-                  " tokens of penalty history at length ", state->length);
+                  " tokens of penalty history at length ", state->length,
+                  ", but must send ", want);
   }
   if (penalties && !state->has_history)
     return Broken(id, "has penalties, but never sent its history");

@@ -41,8 +41,8 @@ struct FakeExecutorOptions {
   // Called by Await while the step runs, for example to move a clock, to block,
   // or to fail the step.
   std::function<absl::Status(const kvasir::v1::StepPlan&)> during_step;
-  // Called with a step's result before Await returns it, for example to change
-  // it.
+  // Called with a step's result before Await returns the result, for example to
+  // change it.
   std::function<void(const kvasir::v1::StepPlan&, kvasir::v1::StepResult*)>
       after_step;
 };

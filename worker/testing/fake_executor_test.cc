@@ -96,7 +96,7 @@ TEST_F(FakeEvictionTest,
 TEST_F(FakeEvictionTest, AnEvictionWithMorePagesThanItsSlotsNeedIsRefused) {
   SlotEviction eviction = Sound();
   eviction.add_pages(3);
-  ExpectRefused(eviction, "evicts from 4 pages, but must be 3");
+  ExpectRefused(eviction, "evicts from 4 pages, but its slots need 3");
 }
 
 TEST_F(FakeEvictionTest, SlotsOfASequenceThatHasEndedMayBeEvicted) {

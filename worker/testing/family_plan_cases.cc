@@ -143,8 +143,8 @@ std::vector<PlanCase> QkNormPlanCases() {
   };
 }
 
-// Codes that leave out the bias of keys: with and without exact rows, before
-// rotation, with RoPE on half of each head, and without RoPE.
+// Codes that leave out the bias of keys: with and without exact rows, for keys
+// stored before RoPE, with RoPE on half of each head, and without RoPE.
 std::vector<FamilyCase> BiasCases() {
   using namespace plan_cases;  // NOLINT: for the helpers that make plans
   const std::string levels =

@@ -163,7 +163,7 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
   // This makes 1 replay.
   KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 1, WithTwentyLogprobs()));
   runner.Release(2);
-  // As many sequences as in an earlier step, but different ones.
+  // This step has as many sequences as an earlier one, but others.
   KVASIR_RETURN_IF_ERROR(decode({3, 1}, 1, WithTwentyLogprobs()));  // 1 replay
   // A step with page copies is not captured. The copy goes to the pool's last
   // page, which no sequence uses.

@@ -1,6 +1,6 @@
 // Test support: steps of a small model that exercise captured graphs. Batches
 // grow and shrink, contexts grow into new pages, and some steps have prompts or
-// page copies. Later samples ask for more results.
+// page copies. Later samples have other settings.
 #pragma once
 
 #include <cstddef>

@@ -172,8 +172,7 @@ std::vector<Request> MixedRequests() {
     Request& request = requests.emplace_back();
     request.request_id = absl::StrCat("r", i);
     request.use_prefix_cache = false;
-    // There are four texts, so that prompts of the same text have a common
-    // beginning.
+    // There are four texts, so several prompts have a common beginning.
     const uint32_t text = i % 4;
     const uint32_t length = 1 + (i * 29) % 75;
     std::vector<int32_t> ids(length);

@@ -61,8 +61,9 @@ class Worker {
   std::vector<Sample> Run(const std::vector<Request>& requests);
 
   // Runs the requests and aborts those with odd numbers. Requests 1, 5, ... are
-  // aborted in their prompt, during a step. Requests 3, 7, ... are aborted in
-  // their output, between steps. Returns the samples of the other requests.
+  // aborted during a step of their prompt. Requests 3, 7, ... are aborted
+  // between two steps of their output. Returns the samples of the other
+  // requests.
   std::vector<Sample> RunAndAbortOdd(const std::vector<Request>& requests);
 
   cache::KvCacheStats stats() const { return cache_->Stats(); }

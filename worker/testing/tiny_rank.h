@@ -15,8 +15,8 @@
 
 namespace kvasir::worker {
 
-// A Llama with 2 layers, 8 query heads and 4 KV heads. It can be split over 2
-// or 4 ranks.
+// A Llama with 2 layers, 8 query heads and 4 KV heads. It can be split over 2,
+// 4 or 8 ranks.
 model::ModelShape TinyShape();
 
 // Tiny models of two other families, with LayerNorm, biases and a KV head for
@@ -46,9 +46,9 @@ std::shared_ptr<const ServedPlan> Served(const kvasir::v1::KvPlan& plan,
                                          plan::TpShard shard = {});
 
 // Whether the environment has KVASIR_TEST_DEVICE=strict. Then UseTestDevice
-// makes the rank run on a device whose memory the host cannot touch. Any other
-// value ends the test, which would otherwise silently run on the CPU's usual
-// device.
+// makes the rank run on a device whose memory the host cannot touch. If the
+// variable has another value, the test ends, because it would otherwise run on
+// the CPU's usual device without a notice.
 bool IsTestDeviceStrict();
 void UseTestDevice(RankOptions* options);
 

@@ -92,8 +92,8 @@ struct WeightJob {
 //
 // Threads: one at a time. Run also uses the threads of its pool.
 // Errors: those of the source and the allocator. INVALID_ARGUMENT for a tensor
-//   of an unexpected size, and for a number that is not finite or does not fit
-//   the type it is rounded to. All these errors name the tensor.
+//   of an unexpected size and for a number that is not finite. OUT_OF_RANGE for
+//   a number too large for the type it is rounded to. Both name the tensor.
 class WeightJobs {
  public:
   // An object that only counts memory: nothing is allocated, all device
@@ -120,7 +120,7 @@ class WeightJobs {
   absl::Status Matrix(std::vector<TensorRows> parts, int64_t k,
                       kernels::PackedMatrix* out);
   // Adds a job for each of several matrices of one size and type. They follow
-  // each other in memory: matrix i begins i * out->bytes() bytes after `out`.
+  // each other in memory: matrix i begins i * bytes() bytes after out->data.
   absl::Status Matrices(std::vector<std::vector<TensorRows>> matrices,
                         int64_t k, kernels::PackedMatrix* out);
   // Adds a job for an array of `size` floats. Elements that no row fills are

@@ -84,8 +84,8 @@ struct ExpertWeights {
 // the model does not have them. WeightJobs::Matrix says which type matrices
 // have. M is the hidden size.
 struct LayerWeights {
-  // The norms of the inputs and outputs of attention and MLP. [M] The weights
-  // of RMSNorms include DecoderSpec::norm_weight_offset.
+  // The norms of the inputs and outputs of attention and MLP, [M] each. The
+  // weights of RMSNorms include DecoderSpec::norm_weight_offset.
   kernels::DevicePtr<const float> input_norm;
   kernels::DevicePtr<const float> input_norm_bias;
   kernels::DevicePtr<const float> attention_output_norm;

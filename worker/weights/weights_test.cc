@@ -222,8 +222,8 @@ TEST(WeightsTest,
   }
 }
 
-// Tensor cores multiply activations and weights of the same 16-bit type. A
-// checkpoint of another type once ran on a slow kernel without tensor cores.
+// Tensor cores multiply activations and weights of the same 16-bit type.
+// Regression test: a checkpoint of another type ran on a slow kernel.
 TEST(WeightsTest, WeightMatricesOnAGpuHaveTheDataTypeOfItsActivations) {
   const std::string layer = "model.layers.0.self_attn.";
   MixedSource source({{layer + "k_proj.weight", DType::kF32},
@@ -266,7 +266,7 @@ TEST(WeightsTest, WeightMatricesOnAGpuHaveTheDataTypeOfItsActivations) {
         counted,
         loaded.device->allocator().use(kernels::MemoryTag::kWeights).bytes);
     // For bfloat16, only layer 0's o_proj and its fused q, k and v are rounded.
-    // For float16, everything except o_proj is.
+    // For float16, everything except layer 0's o_proj is.
     EXPECT_EQ(loaded.weights.rounded_bytes,
               dtype == DType::kBf16
                   ? weights.qkv.bytes() + weights.o.bytes()

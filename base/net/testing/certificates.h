@@ -24,7 +24,7 @@ struct TestCertificateOptions {
 };
 
 // MakeAuthority and MakeAuthorityWith return the certificate of an authority,
-// signed with its own key. The `names` in the options are not used.
+// signed with its own key.
 TestCertificate MakeAuthority(const std::string& common_name);
 TestCertificate MakeAuthorityWith(const TestCertificateOptions& options);
 TestCertificate MakeCertificate(const TestCertificate& authority,

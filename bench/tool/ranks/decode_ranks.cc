@@ -28,7 +28,7 @@ absl::Status CheckFlags(const DecodeFlags& flags) {
   if (flags.compares() || flags.paced) {
     return absl::InvalidArgumentError(
         "--tp, which compares several ranks with one rank of the same model, "
-        "cannot be used with --plan, --baseline or --paced");
+        "cannot be used with --plan, --baseline, --bias-cost or --paced");
   }
   // Checks the number of ranks before anything is loaded.
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,

@@ -69,7 +69,7 @@ class MassWorker {
     const float* kept =
         grid_.mass_memory() + grid_.mass().weights + sequence_.weights_at;
     const int64_t* heads = grid_.mass().heads.data();
-    // Kept weights need no tile, so its memory holds one factor per head.
+    // Kept weights need no tile. Its memory holds one factor per query head.
     float* const factors = tile_;
     ForBlocks(SlotsOf(0, 1), [&](int64_t /*block*/, VisibleRange slots) {
       const float* from =
@@ -135,8 +135,8 @@ class MassWorker {
   }
 
   // Adds the weights of `count` rows, in order, to the mass of slots of one
-  // block. row(i, factor) returns the kept weights of row i for the block, and
-  // sets *factor to the number that makes them softmax weights.
+  // block. row(i, factor) returns the weights of row i for the block, and sets
+  // *factor to the number that turns them into softmax weights, or to kUnseen.
   template <typename Row>
   void AddRows(const MassUnit& unit, VisibleRange slots, int64_t count,
                const Row& row) const {

@@ -42,9 +42,9 @@ HWY_INLINE WordVec RightBy(V words, int bits) {
 
 // ----- Sums of products of bytes.
 
-// DigitSums computes, for every 32-bit lane, high * 128 + low. Here `high` and
-// `low` are sums of products of an unsigned and a signed byte, four of them per
-// call of Add.
+// DigitSums computes high * 128 + low for every 32-bit lane. Here `high` and
+// `low` are sums of products of an unsigned and a signed byte. Each call of Add
+// adds four products to either sum.
 #if HWY_TARGET <= HWY_AVX3_DL && HWY_ARCH_X86
 // Written in assembly, because Highway 1.0.3 does not have this instruction.
 HWY_INLINE IntVec AddQuads(IntVec sum, ByteVec a, ByteVec b) {
@@ -114,8 +114,8 @@ class DigitSums {
 // ----- Codes in bytes.
 
 // How codes are stored: the kLow lowest bits of each code in one plane, and the
-// kHigh bits above them (or none) in another plane. kByLevel: each code stands
-// for a level.
+// kHigh bits above them (or none) in another plane. kByLevel: a code is an
+// index into a table of levels. Otherwise the code itself is multiplied.
 template <int kLow, int kHigh, bool kByLevel>
 struct CodeKind {
   static constexpr int kLowBits = kLow;
@@ -188,7 +188,6 @@ HWY_INLINE ByteVec LevelTable(const int8_t* levels, int offset) {
   return hn::LoadDup128(kBytes, table);
 }
 
-// Returns the number of cache lines that hold `bytes` bytes.
 inline constexpr int64_t LinesOf(int64_t bytes) {
   return (bytes + AheadLines::kLineBytes - 1) / AheadLines::kLineBytes;
 }
@@ -199,8 +198,8 @@ inline constexpr int64_t LinesOf(int64_t bytes) {
 inline constexpr int kDotRows = KVASIR_TILE_ROWS < 4 ? 1 : 4;
 inline constexpr int kDotSums = KVASIR_TILE_ROWS < 4 ? 1 : 8;
 
-// Divides rows into register tiles of 4, 2 and 1 rows, and calls run(height,
-// first row) for each tile.
+// Divides rows into register tiles of 4, 2 or 1 rows (at most kDotRows), and
+// calls run(height, first row) for each tile.
 template <typename Run>
 HWY_INLINE void ForTiles(int64_t rows, const Run& run) {
   int64_t row = 0;

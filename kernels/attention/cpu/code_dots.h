@@ -13,8 +13,8 @@ namespace kvasir::kernels {
 
 // Computes scores of 64 slots for one piece of codes: for every row and slot,
 //   c = fma(unit, sum of integer * number, c)
-// over the piece's channels. `number` is the channel's code, or the integer of
-// its level.
+// over the piece's channels. `unit` and `integer` represent the query, and
+// `number` is the channel's code or the integer of its level.
 struct KeyDotsArgs {
   // planes[i]: the 32-bit words of plane i of the slots' codes, transposed so
   // that the words of neighbouring slots are adjacent, [words, 64]. RunKeyDots
@@ -24,24 +24,24 @@ struct KeyDotsArgs {
   const int8_t* levels;    // [16] integers; null: codes have no levels
   const uint32_t* digits;  // as CutQuery writes them, rows digits_stride apart
   int64_t digits_stride;
-  float* c;  // [rows, 64]
-  bool accumulate;
+  float* c;           // [rows, 64]
+  bool accumulate;    // false: the old `c` counts as 0
   AheadLines* ahead;  // memory to prefetch during the computation
 };
 void RunKeyDots(int64_t rows, const KeyDotsArgs& args);
 
-// Writes the digits of a row's query for one piece, DigitWords words: the
-// unit, the sum of the integers, and then two words for every four codes that
-// are multiplied together (the codes at the same place in the four bytes of a
-// word). One word has their high digits, the other their low digits. q has
-// the piece's channels. The unit is multiplied by `step`, the step of the
-// part's levels.
+// Writes DigitWords words for one piece of a row's query: the unit, the sum of
+// the integers, and then two words for every four channels. The first has their
+// high digits, the second their low digits. The codes of the four channels are
+// at the same place in the four bytes of a word of codes. q has only the
+// piece's channels. The unit is multiplied by `step`, the step of the part's
+// levels.
 void CutQuery(const CodePiece& piece, const float* q, float step,
               uint32_t* digits);
 
 // Adds the values of a block for one piece of codes: for every row and channel,
 //   c = fma(unit, sum of integer * number, c)
-// over the block's slots.
+// over the block's slots. `unit` and `integer` represent the row's weights.
 struct ValueDotsArgs {
   // [64]: each slot's bytes. Only slots [begin, end) are read; the integers of
   // all others must be 0.
@@ -58,7 +58,7 @@ struct ValueDotsArgs {
   int64_t c_stride;
   AheadLines* ahead;  // memory to prefetch during the computation
 };
-// The floats that hold the bytes of 64 slots and 128 channels.
+// The number of floats that hold one byte for each of 128 channels of 64 slots.
 inline constexpr int64_t kValueDotsFloats = 64 * 128 / 4;
 void RunValueDots(int64_t rows, const ValueDotsArgs& args);
 

@@ -1,4 +1,4 @@
-// Adds the contribution of a key bias to scores. For inclusion by *_cpu.cc.
+// Adds a key bias (latents/key_bias.h) to scores. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_KEY_BIAS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_KEY_BIAS_INL_H_
 #undef KVASIR_KERNELS_KEY_BIAS_INL_H_
@@ -20,8 +20,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Neighbouring slots of a block, counted from its start, whose positions are in
-// the same tile.
+// Slots [begin, end) of a block, counted from its start, whose positions are in
+// the same tile of kKeyBiasTile positions.
 struct TileRun {
   int64_t begin;
   int64_t end;
@@ -42,8 +42,8 @@ class KeyBiasScores {
 
   bool any() const { return params_.key_bias != nullptr; }
 
-  // Copies each row's numbers for the key bias from q, times their unit, to the
-  // panel's state. Must be called before the first block.
+  // Copies each row's numbers for the key bias from q to the panel's state, and
+  // multiplies them by AttentionKeyBias::unit. Call it before the first block.
   void LoadQueries() const {
     for (int64_t r = 0; any() && r < unit_.count(); ++r) {
       const float* const from = params_.q +
@@ -153,8 +153,8 @@ class KeyBiasScores {
     }
   }
 
-  // Computes the cosines and sines of a tile's angles: of the centre for tile
-  // pairs, of the first position for exact pairs.
+  // Computes the cosine and sine of each pair's angle: at the tile's centre for
+  // tile pairs, at the tile's first position for exact pairs.
   void FindAngles(const uint64_t* steps, int64_t tile) {
     const int64_t tile_pairs = params_.key_bias->tile_pairs;
     const int64_t pairs = tile_pairs + params_.key_bias->exact_pairs;
@@ -179,6 +179,8 @@ class KeyBiasScores {
   }
 
   // Computes the cosines [64] and sines [64] of a pair at the slots of a run.
+  // `first` has those at the start of the tile. `in_tile` [2, 64] has those of
+  // the angles from there to each position of the tile.
   void Turn(const TileRun& run, const UnitVector& first, const float* in_tile,
             float* to) const {
     if (!in_order_) {

@@ -1,7 +1,7 @@
 // Loads the latents of a block of 64 slots into a tile that fits into the CPU's
 // cache. Keys are transposed, so that neighbouring slots are adjacent; values
-// keep their order. Codes are converted to float32, but their ranges are not
-// applied. For inclusion by *_cpu.cc.
+// keep their order. Codes are converted to float32 or stay packed; their ranges
+// are not applied. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_LATENT_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_LATENT_TILE_INL_H_
 #undef KVASIR_KERNELS_LATENT_TILE_INL_H_
@@ -47,8 +47,8 @@ struct BlockSlots {
 // ----- Keys: a vector has one channel of several slots.
 
 // The most 32-bit words per slot that hold a chunk's codes. 128 channels of 8
-// bits take 32 words. Each of the four planes may take one more word, because
-// it may begin inside a word, and is padded to a whole vector of words.
+// bits take 32 words. Each of the four planes of codes (LatentPartIn) may begin
+// inside a word and so take one more, and is padded to a whole vector of words.
 inline constexpr int64_t kMaxWords = 32 + 4 * (1 + kLanes);
 
 #if HWY_TARGET <= HWY_AVX3
@@ -67,9 +67,9 @@ HWY_INLINE void LoadFewWords(const char* const* rows, int64_t offset,
   }
   TransposeBlocksOf4(lanes);
   TransposeBlocksOf4(lanes + 4);
-  // Each of the four blocks of lanes[4 i + j] now has one word of four slots:
-  // words j and 4 + j of slots 4 i to 4 i + 3, then words j and 4 + j of slots
-  // 4 i + 8 to 4 i + 11.
+  // Each 128-bit block of lanes[4 i + j], where j < 4, now has one word of each
+  // of four slots. Blocks 0 and 1 have words j and 4 + j of slots 4 i to
+  // 4 i + 3. Blocks 2 and 3 have the same words of the slots 8 further on.
   for (int j = 0; j < 4; ++j) {
     const WordVec first = lanes[j];
     const WordVec second = lanes[4 + j];
@@ -118,8 +118,8 @@ HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
       room = std::min<int64_t>(room, readable[lane] - rows[lane]);
     }
     for (int lane = 0; room < loaded && lane < kVecLanes; ++lane) {
-      // No copy is longer than a row, but GCC 12 does not recognise this under
-      // -fsanitize.
+      // `bytes` never exceeds a row of `staged`. The minimum only avoids a
+      // wrong warning of GCC 12 under -fsanitize.
       std::memcpy(staged[lane], rows[lane],
                   std::min(sizeof(staged[lane]), static_cast<size_t>(bytes)));
       rows[lane] = reinterpret_cast<const char*>(staged[lane]);
@@ -221,8 +221,8 @@ HWY_INLINE void LoadRoomyWords(const char* const* slots, int64_t begin,
   }
 }
 
-// Loads the words of slots [s, s + kVecLanes), plane by plane. plane_words gets
-// the start of each plane's words.
+// Loads the bytes of a chunk, from slots [s, s + kVecLanes), as 32-bit words,
+// plane by plane. plane_words gets the start of each plane's words.
 HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
                            int64_t s, uint32_t* words, int64_t stride,
                            uint32_t* plane_words[4], AheadLines* ahead) {
@@ -346,8 +346,8 @@ class LaneCodes {
 #endif
 
 // Find returns a pointer to `count` bytes of a slot, from byte `first` on,
-// which are followed by 16 more readable bytes. If there are fewer readable
-// bytes before `readable`, it points to a copy.
+// which are followed by 16 more readable bytes. If the slot's readable memory
+// ends earlier (at `readable`), the pointer is to a copy.
 class ReadableBytes {
  public:
   const uint8_t* Find(const char* slot, const char* readable, int64_t first,
@@ -548,8 +548,8 @@ class BlockLoader {
   // codes, it prefetches half as many, and the products of these words prefetch
   // the other half.
   AheadLines* ahead() { return &ahead_; }
-  // Must be called before a group of the block is read. Permits prefetches of
-  // about as many more bytes as the group has. Repeated calls have no effect.
+  // Must be called before a group of the block is read. Then about as many more
+  // bytes may be prefetched as will be read. A repeated call has no effect.
   void StartGroup(const LatentPartArgs& part, const LatentGroup& group) {
     if (grid_.exact(part) != nullptr) return;
     if (started_group_ == &group && started_block_ == block_) return;
@@ -662,9 +662,9 @@ class BlockLoader {
     LoadChunkRanges(part, group, chunk);
   }
 
-  // Slots whose codes are equally spaced in memory. RunAt returns the
-  // slots from `slot` to the end of its tile in the page, or to `end` if
-  // that is earlier.
+  // Slots whose codes are equally spaced in memory. RunAt returns the slots
+  // from `slot` to the end of its page tile (LatentPartIn::tile_slots), or to
+  // `end` if that is earlier.
   struct Run {
     const char* codes;
     int64_t count;

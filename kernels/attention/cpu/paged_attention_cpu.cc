@@ -1,9 +1,10 @@
 // paged_attention on CPUs. A unit of work is some query heads of some tokens of
 // a sequence. For each block of slots, the latents that these heads share are
-// read into the CPU cache once, with keys transposed. All products use the
-// register tile of matmul. If keys are rebuilt or values lifted, a unit of a
-// long prompt has one KV head and as many tokens as possible. Such a unit is
-// divided into panels, and each block is rebuilt once for all of them.
+// read into the CPU cache once, with keys transposed. Codes are multiplied by
+// code_dots.h, and bfloat16 numbers by pair_tile-inl.h if there are few rows.
+// Other products use the register tile of matmul. If keys are rebuilt or values
+// lifted, a unit of a long prompt has one KV head and as many tokens as
+// possible. Its rows are divided into panels, which share each rebuilt block.
 #include <algorithm>
 #include <atomic>
 
@@ -91,10 +92,10 @@ void AddKeptMass(const AttentionGrid& grid, const AttentionSequence& sequence,
   }
 }
 
-// Computes each unit on one thread. Used if there are enough units for all
-// threads. The thread that finishes the last unit of a sequence also adds the
-// attention mass of the sequence's kept weights, because they are still in
-// its cache.
+// Computes each unit on one thread. Used if TakesSplits returned false. If a
+// sequence's weights are kept, the thread that finishes the sequence's last
+// unit also adds the attention mass, because the weights are still in its
+// cache.
 void RunByUnits(const AttentionGrid& grid, float* scratch, CpuStream& stream) {
   const bool adds_mass = grid.mass().any();
   const AttentionGrid::Sequences sequences = grid.sequences();

@@ -1,5 +1,5 @@
-// Matrix products of a few rows with cached bfloat16 numbers, which are
-// converted in registers, two channels to a 32-bit word. Each element of a
+// Matrix products of a few rows with cached bfloat16 numbers. A 32-bit word has
+// two channels, which are converted to float32 in registers. Each element of a
 // product is computed by the same chain of fused multiply-adds (FMA) as in
 // linear/tile-inl.h. For inclusion by *_cpu.cc; the implementation is in
 // pair_tile_cpu.cc.
@@ -26,9 +26,9 @@ namespace HWY_NAMESPACE {
 inline constexpr int kPairTileVecs = 2;
 inline constexpr int64_t kPairTileColumns = kPairTileVecs * kVecLanes;
 
-// The number of vectors of sums in a register tile. Eight are just enough to
-// hide the latency of a multiply-add. AVX-512 and NEON have enough registers
-// for 16. Then each converted number and each element of `a` is used for
+// The most vectors of sums in a register tile. Eight are just enough to hide
+// the latency of a multiply-add. AVX-512 and NEON have enough registers for 16,
+// which is better: each number that is loaded or converted is then used for
 // more products.
 inline constexpr int kPairTileSums = kVecLanes == 8 ? 8 : 16;
 inline constexpr int kPairTileRows =
@@ -40,17 +40,17 @@ inline constexpr int kPairTileRows =
 // in the KV cache, without a copy in a tile.
 inline constexpr int64_t kPairsMostRows = 8;
 // Up to this number of rows, bfloat16 keys are loaded as pairs in 32-bit words,
-// and each register tile converts the pairs to float32 again. With AVX-512 and
-// register tiles of eight rows or more, this is faster than loading float32
-// keys for up to 32 rows (measured).
+// and each register tile converts the pairs to float32 itself. With AVX-512 and
+// register tiles of eight rows or more, this is faster for up to 32 rows than
+// to convert the keys once for all tiles (measured).
 inline constexpr int64_t kKeyPairsMostRows =
     kVecLanes == 16 && kPairTileRows >= 8 ? 32 : kPairsMostRows;
 
 // True if the instruction set supports the products of this file.
 inline constexpr bool kTakesPairs = kVecLanes > 1;
 
-// Computes c += a b, where `a` has rows of queries and b has the bfloat16 keys
-// of 64 slots, with two channels in each 32-bit word.
+// Computes c = a b, or c += a b if `accumulate`. `a` has rows of queries, and b
+// the bfloat16 keys of 64 slots, with two channels in each 32-bit word.
 struct KeyPairsArgs {
   int64_t depth;  // number of channels
   const uint32_t* words;

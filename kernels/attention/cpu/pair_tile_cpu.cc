@@ -24,7 +24,6 @@ inline constexpr int kVecsOf =
     2 * kPairTileVecs* kRows <= kPairTileSums ? 2 * kPairTileVecs
                                               : kPairTileVecs;
 
-// Returns the number of cache lines that hold `bytes` bytes.
 constexpr int LinesOf(int64_t bytes) {
   return static_cast<int>((bytes + AheadLines::kLineBytes - 1) /
                           AheadLines::kLineBytes);

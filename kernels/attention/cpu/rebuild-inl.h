@@ -22,9 +22,9 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Computes c = a b. `columns` is a multiple of kTileColumns. The register tiles
-// of the first rows also prefetch the memory at args.ahead: each tile
-// prefetches a part of it.
+// Computes c = a b, or c += a b if args.accumulate. `columns` is a multiple of
+// kTileColumns. The register tiles of the topmost rows also prefetch the memory
+// at args.ahead, each tile a part of it.
 template <typename T>
 void Multiply(TileArgs args, int64_t rows, int64_t columns) {
   const TileArgs start = args;
@@ -44,8 +44,9 @@ void Multiply(TileArgs args, int64_t rows, int64_t columns) {
 }
 
 // Adds the contribution of a run of codes to a row [64] of scores or of rebuilt
-// keys: `to` becomes fma(sum, minimum, fma(raw, scale, to)). If `is_new`, the
-// old content of `to` counts as 0.
+// keys: `to` becomes fma(sum, minimum, fma(raw, scale, to)). `raw` is the sum
+// of factor * code over the run's channels, and `sum` the sum of the factors.
+// If `is_new`, the old content of `to` counts as 0.
 HWY_INLINE void ApplyRange(const float* raw, const float* scale,
                            const float* minimum, float sum, bool is_new,
                            float* to) {
@@ -171,8 +172,8 @@ class KeyRebuilder {
   }
 
   void StartBlock() { angles_part_ = -1; }
-  // After set_holds(true), all keys of the block must already be rebuilt, and
-  // Rebuild only returns them.
+  // set_holds(true) declares that all keys of the block are already rebuilt.
+  // Rebuild then only returns them.
   void set_holds(bool holds) { holds_ = holds; }
 
   // Returns the keys of the block's slots for the span's KV head, [d, 64]. They

@@ -1,6 +1,6 @@
-// Computes attention for a unit of work on one thread, block by block. A unit's
-// rows are divided into panels, which are computed one after another within
-// each block. For inclusion by *_cpu.cc.
+// Computes attention for a unit of work on one thread, one block of 64 slots at
+// a time. A unit's rows (one query head of one token each) are divided into
+// panels, which take turns within each block. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_UNIT_WORKER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_UNIT_WORKER_INL_H_
 #undef KVASIR_KERNELS_UNIT_WORKER_INL_H_
@@ -34,7 +34,7 @@ namespace {
 // added to the mass of slots afterwards (MassTile).
 struct WeightSink {
   float* weights;       // [rows, 512]
-  float* factors;       // [rows, blocks of a split]
+  float* factors;       // [rows, blocks of a split], as in MassTile
   int64_t first_query;  // the query to which row 0 belongs
   int64_t num_heads;    // number of rows of each query
 };
@@ -75,8 +75,8 @@ class BlockTiles {
     }
   }
 
-  // Computes the sums of `up` that are kept for all blocks. Must be called
-  // before the first block.
+  // Computes the sums of rows of `up` (KeyRebuildIn) that are kept for all
+  // blocks. Must be called before the first block.
   void Start() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       if (params_.keys[p].rebuild == nullptr) continue;
@@ -168,9 +168,9 @@ class PanelWorker {
         key_bias_(grid, unit_, state + grid.state().key_bias),
         values_(grid, unit_, scratch, state, &loader_, &tiles->lifter()) {}
 
-  // Copies the queries (or their digits) of every part that holds them to the
-  // panel's state, and computes their sums (SumQueries). Must be called before
-  // the first block.
+  // For every key part with KeyPart::holds, writes the queries (or their
+  // digits) to the panel's state. Also computes the sums of queries
+  // (SumQueries). Must be called before the first block.
   void LoadQueries() const {
     key_bias_.LoadQueries();
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
@@ -210,8 +210,8 @@ class PanelWorker {
     if (kept_ != nullptr) KeepWeights(block);
     AddValues(block, needed);
   }
-  // Computes only the block's weights and writes them to `sink`. The maxima and
-  // sums of the whole softmax must be known.
+  // Computes only the block's weights and writes them to `sink`. Finish must
+  // already have stored the maxima and sums of each row's whole softmax.
   void AddWeights(int64_t block, VisibleRange needed, const WeightSink& sink) {
     Weigh(block, needed);
     const float* weights = scratch_ + grid_.scratch().scores;
@@ -318,7 +318,6 @@ class PanelWorker {
            r * part.num_sums;
   }
 
-  // Returns the digits of a row's query.
   uint32_t* DigitsOf(int64_t p, int64_t r) const {
     return reinterpret_cast<uint32_t*>(QueriesOf(p) +
                                        r * grid_.key(p).held_width);
@@ -367,10 +366,10 @@ class PanelWorker {
     }
   }
 
-  // Computes the contribution of the codes' minima to a row's scores. If
-  // minima are static, it is the product of the query and the minima. Otherwise
-  // this computes the sum of the query over each run, which is later multiplied
-  // by the run's minimum.
+  // Computes the sums of a row's query that give the contribution of the codes'
+  // minima to scores. If minima are static, the only sum is the dot product of
+  // the query and the minima. Otherwise each run has the sum of the query's
+  // channels, which is later multiplied by the run's minimum.
   void SumQueries(int64_t p, const LatentGroup& group, int64_t r) const {
     const LatentPartArgs& part = params_.keys[p].latents;
     const float* q = unit_.QueryRow(p, r);
@@ -521,9 +520,9 @@ class PanelWorker {
 
   // ----- One block.
 
-  // Computes the scores of slots, summed over the key parts from index `first`
-  // on. `first` is 0 for the stored parts, or num_stored_keys() for the parts
-  // of exact rows.
+  // Computes the scores of slots, summed over the stored key parts if `first`
+  // is 0, or over the key parts of exact rows if `first` is num_stored_keys(),
+  // the index of the first such part.
   void ScoreSlots(int64_t block, VisibleRange slots, int64_t first, float* to) {
     loader_.StartBlock(block, slots);
     rebuilder_.StartBlock();
@@ -538,9 +537,9 @@ class PanelWorker {
     }
   }
 
-  // Computes scores from stored keys and from exact rows. If a block
-  // needs both, each row uses the score from the exact row for each of
-  // its exact slots.
+  // Computes scores from stored keys and from exact rows. If a block needs
+  // both, all rows are scored in both ways. Then the scores of each row's exact
+  // slots replace the scores from stored keys.
   void Score(int64_t block, VisibleRange needed) {
     const ExactSlots& slots = params_.key_exact;
     const VisibleRange stored = unit_.ReadIn(ReadAs::kStored, slots, needed);
@@ -583,8 +582,8 @@ class PanelWorker {
   }
 
   // Keeps the block's weights, from which the attention mass is computed later.
-  // Only called for a sequence with one token, so each row of the panel is a
-  // query head of this token.
+  // Only called for a sequence with one new token, so each row of the panel is
+  // a query head of this token.
   void KeepWeights(int64_t block) const {
     const int64_t num_heads = params_.num_heads;
     float* to = kept_ + grid_.mass().weights + unit_.sequence().weights_at +

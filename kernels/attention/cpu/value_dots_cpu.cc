@@ -52,7 +52,7 @@ void ValueDots(int64_t rows, const ValueDotsArgs& args) {
 // block of a vector.
 struct SlotBytes {
   const char* low[kSlots];
-  // The bytes of the high plane for column i are at high + 16 * i.
+  // The bytes of the high plane for column i of slot s: at high[s] + 16 * i.
   const char* high[kSlots];
 };
 
@@ -78,8 +78,9 @@ inline void CopyBits(const char* from, int64_t bit, int64_t count,
   }
 }
 
-// Finds the bytes of a piece of codes. Copies them if they do not begin at
-// whole bytes, or if reading whole vectors would read beyond the slots' room.
+// Finds the bytes of a piece of codes. Copies those of the low plane if they do
+// not begin at a whole byte, or if whole columns would reach beyond args.room.
+// Always copies those of the high plane, to the places that SlotBytes defines.
 template <class Kind>
 class SlotReader {
  public:
@@ -116,7 +117,7 @@ class SlotReader {
 
  private:
   static constexpr int64_t kCopyBytes = 128;
-  // The bytes of the high plane that belong to 16 bytes of the low plane.
+  // How many bytes of the high plane belong to 16 bytes of the low plane.
   static constexpr int64_t kHighBytes = Kind::kHighBits * 16 / Kind::kLowBits;
 
   void CopyHigh(const ValueDotsArgs& args, const char* slot, int64_t s) {
@@ -143,9 +144,9 @@ class SlotReader {
   alignas(64) char high_copy_[Kind::kHighBits > 0 ? kSlots* kCopyBytes / 2 : 1];
 };
 
-// How the blocks of a vector are used: kWide blocks for neighbouring columns of
-// a slot, and kQuads groups of kWide blocks for neighbouring quads of slots. A
-// quad is four neighbouring slots.
+// How a vector's 128-bit blocks are used. A quad is four neighbouring slots.
+// Each quad in the vector has kWide blocks, one for each of kWide neighbouring
+// columns. A vector has kQuads quads, so kSteps vectors cover all 64 slots.
 template <int kWideBlocks>
 struct Shape {
   static constexpr int kWide = kWideBlocks;
@@ -153,8 +154,8 @@ struct Shape {
   static constexpr int64_t kSteps = kSlots / 4 / kQuads;
 };
 
-// Loads the columns from byte `offset` on of slots s, s + 4 and so on, one for
-// each quad of the shape.
+// Loads kWide columns, from byte `offset` on, of one slot of each of kQuads
+// quads: slots[0], slots[4] and so on.
 template <class Shape>
 HWY_INLINE ByteVec LoadColumns(const char* const* slots, int64_t offset) {
   const auto at = [&](int quad) {
@@ -207,8 +208,8 @@ HWY_INLINE void InterleaveSlots(const ByteVec (&slots)[4],
 
 // Prepares the bits of the high plane for words[v] of InterleaveSlots. In each
 // lane, the byte with the high bits of the lane's codes is selected, and these
-// bits are moved to their place above the low bits. `high` has bytes 0 to 3 and
-// 4 to 7 of each block.
+// bits are moved to their place above the low bits. high[0] has bytes 0 to 3 of
+// each column's part of the high plane, and high[1] has bytes 4 to 7.
 template <class Kind, int kVec>
 HWY_INLINE WordVec HighBits(const WordVec (&high)[2]) {
   // A byte of the high plane belongs to this many bytes of the low plane.
@@ -244,8 +245,8 @@ HWY_INLINE WordVec HighBits(const WordVec (&high)[2]) {
 }
 
 // Writes the codes as signed bytes to `numbers`, which has vectors [groups of
-// Shape::kWide columns][4 words][places in a byte][kSteps]. Codes of 8 bits are
-// written minus 128.
+// Shape::kWide columns][4 words][places in a byte][kSteps]. 128 is subtracted
+// from codes of 8 bits, so that they are signed; AddTotals corrects the sums.
 template <class Kind, class Shape>
 void UnpackValues(const SlotBytes& found, int64_t columns, ByteVec table,
                   uint8_t* numbers, AheadLines* ahead) {
@@ -291,8 +292,9 @@ void UnpackValues(const SlotBytes& found, int64_t columns, ByteVec table,
   }
 }
 
-// Multiplies kNumbers neighbouring vectors of each of the kSteps steps by the
-// digits of kRows rows. Writes the sums to `totals`, rows totals_stride apart.
+// Multiplies kNumbers neighbouring entries of `numbers`, which have kSteps
+// vectors each, by the digits of kRows rows. Writes the sums over all slots to
+// `totals`, one vector for each entry, rows totals_stride apart.
 template <class Shape, int kRows, int kNumbers>
 HWY_INLINE void MultiplyNumbers(const uint8_t* numbers,
                                 const WeightDigits* digits, int32_t* totals,
@@ -359,7 +361,7 @@ HWY_INLINE void AddFour(float unit, const float* sums, float* c) {
 }
 
 // Adds the sums of one row to its channels. Channel (16 * column + byte) *
-// kPerByte + place has its sum in the vector of its word and place.
+// kPerByte + place has its sum in the vector for word byte / 4 and for `place`.
 template <class Kind, class Shape>
 void AddTotals(const int32_t* totals, int64_t columns, int64_t width,
                const WeightDigits& digits, float* c) {

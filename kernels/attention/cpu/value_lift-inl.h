@@ -34,8 +34,8 @@ class ValueLifter {
         raw_(scratch + grid.scratch().lift_raw),
         sums_(scratch + grid.scratch().column_sums) {}
 
-  // After set_holds(true), all values of the block must already be lifted, and
-  // Lift only returns them.
+  // set_holds(true) declares that all values of the block are already lifted.
+  // Lift then only returns them.
   void set_holds(bool holds) { holds_ = holds; }
 
   // Returns the values of the block's slots for the span's KV head, [64,
@@ -147,7 +147,7 @@ class ValueLifter {
   }
 
   // Adds the contribution of a run of codes to the values: the tile becomes
-  // fma(sum, minimum, fma(raw, scale, tile)). If `is_new`, its old content
+  // fma(sums_, minimum, fma(raw_, scale, tile)). If `is_new`, its old content
   // counts as 0.
   void ApplyRanges(const Task& task, const float* scales, const float* minima,
                    bool is_new) const {

@@ -29,8 +29,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Up to this number of rows, values are read directly from the KV cache instead
-// of from a copy in a tile.
+// Up to this number of rows, unquantized values are read directly from the KV
+// cache instead of from a copy in a tile.
 inline constexpr int64_t kStreamRows = 12;
 
 // Like Multiply, for any number of columns. The unused columns of the last
@@ -188,8 +188,8 @@ class ValueSums {
     int64_t stride;
   };
 
-  // Adds values that were copied into a tile once for all rows, which is faster
-  // for many rows.
+  // Adds weights times values that were copied into a tile once for all rows,
+  // which is faster for many rows.
   void AddTile(const float* weights, RowRange rows, VisibleRange visible,
                ValueTile tile, int64_t columns, float* to) const {
     TileArgs args = ValueArgs(weights, rows, visible, to, grid_.out_width());
@@ -247,10 +247,10 @@ class ValueSums {
     }
   }
 
-  // Returns the address of the next `bytes` bytes of the prefetch queue. The
-  // caller then prefetches them while it computes, `step` bytes at a time. If
-  // the caller cannot do so, this function prefetches as many lines itself and
-  // returns null.
+  // Returns the address of the next `bytes` bytes of the prefetch queue, which
+  // the caller then prefetches in steps of `step` bytes while it computes. If
+  // `step` is longer than a cache line, or the queue cannot give that many
+  // bytes (AheadLines::Take), prefetches as many lines itself and returns null.
   const char* AskAhead(int64_t bytes, int64_t step) const {
     AheadLines& ahead = *loader_.ahead();
     const char* at =
@@ -272,7 +272,7 @@ class ValueSums {
     if (value.sums_weights) SumWeights(p, span);
     auto* const digits = reinterpret_cast<WeightDigits*>(
         scratch_ + grid_.scratch().weight_digits);
-    // The digits include the scales of this run.
+    // The run for which `digits` was computed; -1: none yet.
     int64_t run = -1;
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
@@ -427,7 +427,6 @@ class ValueSums {
     }
   }
 
-  // Returns the sum of a[s] * b[s] over a block's slots.
   static float Dot(const float* a, const float* b) {
     Wide lanes = MakeWide([](int) { return hn::Zero(kFloats); });
     for (int64_t s = 0; s < kBlock; s += kLanes) {

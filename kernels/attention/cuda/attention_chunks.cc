@@ -16,8 +16,8 @@ constexpr int64_t kPieceBytes = 16;
 bool Whole(int64_t bytes, int64_t of) { return bytes % of == 0; }
 
 // Returns an empty string if tensor cores support the group's codes. Otherwise
-// returns the reason why they do not. All runs must have the same number of
-// bits.
+// returns the reason why they do not: for example, that the runs of the group
+// have different numbers of bits.
 std::string WhyNoCodes(const LatentPartArgs& part, const LatentGroup& group) {
   const int bits = group.runs[0].bits;
   if (bits != 4 && (bits != 8 || part.num_levels > 0)) {
@@ -104,8 +104,8 @@ bool RowsAreAligned(const ExactSlots& slots, const LatentPartArgs& ring) {
                       misplaced);
 }
 
-// Makes the chunks of one unit's keys or values. The caller adds the groups of
-// the parts one after another.
+// Makes the chunks of the keys or values of one HeadUnit. The caller adds the
+// groups of the parts one after another.
 class ChunkMaker {
  public:
   ChunkMaker(DType dtype, bool keys, const ExactSlots& exact, HostChunks* made)
@@ -130,7 +130,8 @@ class ChunkMaker {
     codes_offset_ = group.codes.offset_bytes;
     if (piece_stride_ == 0 ||
         reinterpret_cast<uintptr_t>(part.arena) % kPieceBytes != 0) {
-      return "latents are not in aligned pieces of 16 bytes";
+      return "latents are not in aligned pieces of 16 bytes, or a page or tile "
+             "has 2^31 bytes or more";
     }
     if (exact_.any()) {
       std::string why = PlaceExact(*rows, g);
@@ -151,7 +152,8 @@ class ChunkMaker {
     const TileRegion& of_ring = rows.ring.groups[g].codes;
     const TileRegion& of_fresh = fresh.groups[g].codes;
     if (rows.ring.dtype != dtype_) {
-      return "exact rows differ in type from activations";
+      return absl::StrCat("exact rows are ", DTypeName(rows.ring.dtype),
+                          ", but activations are ", DTypeName(dtype_));
     }
     if (!RowsAreAligned(exact_, rows.ring) ||
         !Whole(of_ring.offset_bytes, kPieceBytes) ||
@@ -170,9 +172,14 @@ class ChunkMaker {
   }
 
   std::string AddNumbers(const LatentPartArgs& part, const LatentGroup& group) {
-    if (part.dtype != dtype_) return "numbers differ in type from activations";
-    if (!Whole(group.width, 8))
-      return "the number of channels is not a multiple of 8";
+    if (part.dtype != dtype_) {
+      return absl::StrCat("numbers are ", DTypeName(part.dtype),
+                          ", but activations are ", DTypeName(dtype_));
+    }
+    if (!Whole(group.width, 8)) {
+      return absl::StrCat("a latent has ", group.width,
+                          " channels, which is not a multiple of 8");
+    }
     chunk_.kind = ChunkKind::kNumbers;
     AddPieces(0, group.width / 8, 8,
               keys_ ? kMostKeyPieces : kMostNumberPieces);
@@ -193,7 +200,7 @@ class ChunkMaker {
     if (!Whole(params.offset_bytes, 4) || !Whole(params.stride_bytes, 4) ||
         !Whole(params.granule_bytes, 4) ||
         (levels && params.granule_bytes == 0)) {
-      return "ranges of slots are not whole words";
+      return "ranges of slots are not in whole 32-bit words";
     }
     chunk_.kind = levels      ? ChunkKind::kLevels4
                   : bits == 8 ? ChunkKind::kCodes8
@@ -336,8 +343,10 @@ HostChunks MakeChunks(const PagedAttentionArgs& params,
   }
   const int32_t tile_slots = made.chunks.front().tile_slots;
   for (const LatentChunkOnDevice& chunk : made.chunks) {
-    if (chunk.tile_slots != tile_slots)
-      return None("tiles have different sizes");
+    if (chunk.tile_slots == tile_slots) continue;
+    return None(absl::StrCat("tiles of ", tile_slots, " and of ",
+                             chunk.tile_slots,
+                             " slots, but all must have the same size"));
   }
   const int64_t tiles = params.page_tokens / tile_slots;
   if (std::max<int64_t>(tiles, tile_slots) > kMmaMostPlaces) {

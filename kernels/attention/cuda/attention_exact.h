@@ -2,13 +2,13 @@
 // as codes and which as exact rows, where an exact row is stored, and which
 // weights belong to exact rows. C++17, device code.
 //
-// Some rows may read a block as codes and others as exact rows, and one row may
-// read some slots of it as codes and others as exact rows. Then both scores of
-// each slot are computed, and each row keeps the score of the form that it
-// reads. Values are summed in two passes over a split: first decoded values,
-// then exact rows. In each pass, a row's weight is 0 for the slots that the row
-// reads in the other form, and adding 0 changes nothing. So a row's sum does
-// not depend on what other rows of its item read.
+// Some rows of an item may read a block as codes and others as exact rows. One
+// row may even read some of the block's slots as codes and the others as exact
+// rows. Then both scores of each slot are computed, and each row keeps the
+// score of the form that it reads. Values are summed in two passes over a
+// split: first decoded values, then exact rows. In each pass, a row's weight is
+// 0 for the slots that the row reads in the other form, and adding 0 changes
+// nothing. So a row's sum does not depend on what other rows of its item read.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"

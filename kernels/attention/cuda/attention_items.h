@@ -185,8 +185,8 @@ KVASIR_DEVICE int64_t RowStart(const AttentionKernelArgs& args,
 }
 
 // Special maxima and scores. kNoSlot: the maximum of a row that sees no slot.
-// kLeastMax: the lowest maximum that a row that sees slots can have. kHidden:
-// the score of a slot that the row does not see.
+// kLeastMax: the lowest possible maximum of a row that sees slots. kHidden: the
+// score of a slot that the row does not see.
 inline constexpr float kNoSlot = -3.0e38f;
 inline constexpr float kLeastMax = -2.9e38f;
 inline constexpr float kHidden = -3.3e38f;
@@ -219,10 +219,10 @@ KVASIR_DEVICE float MergeSum(const MergeFactors& factors, float total,
 
 // Ends a split's softmax for one row. Only one lane may call it. If the item
 // writes partial results, stores the split's maximum and sum of weights in
-// them. Otherwise, if `merged` is true, merges the split with the results of
-// earlier splits. Then stores four numbers in `factors`, in shared memory,
-// `stride` apart: the two MergeFactors, the merged sum of weights and the
-// merged maximum.
+// them. Otherwise stores four numbers in `factors`, in shared memory, `stride`
+// apart: the two MergeFactors, the merged sum of weights and the merged
+// maximum. They include the results of earlier splits if `merged` is true:
+// `factors` must then still have the four numbers of the previous split.
 KVASIR_DEVICE void EndSoftmax(const AttentionKernelArgs& args, const Item& item,
                               int32_t row, const RowTotal& split, bool merged,
                               float* factors, int32_t stride) {

@@ -5,8 +5,7 @@
 
 namespace kvasir::kernels {
 
-// The names of the kernels for decoding and for prompts, and the reason why
-// faster kernels cannot be used. All strings are empty on a CPU.
+// The kernels for decoding and for prompts. All strings are empty on a CPU.
 struct AttentionKernels {
   std::string decode;
   std::string prompts;

@@ -137,8 +137,8 @@ class SplitKeyBias {
 // must call this.
 //
 // Each lane computes the angles of one pair and passes them to the other lanes
-// by shuffles. Per tile, a lane takes about 70 + 25 S / 4 instructions and, per
-// score, 2 E multiply-adds and E / 2 loads.
+// by shuffles. With S tile pairs and E exact pairs, a lane takes per tile about
+// 70 + 25 S / 4 instructions, and per score 2 E multiply-adds and E / 2 loads.
 template <typename T, int32_t rows, typename NumbersOf, typename Score>
 KVASIR_DEVICE void AddKeyBiasToTile(const DeviceKeyBias& bias, int64_t kv_head,
                                     int64_t position,

@@ -241,8 +241,8 @@ int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
   });
   if (slabs > PromptSlabs(64)) {
     *why = absl::StrCat("prompts: values take ", slabs,
-                        " times 64 channels, but at most ", PromptSlabs(64),
-                        " are supported");
+                        " slabs of 64 channels, but at most ", PromptSlabs(64),
+                        " slabs are supported");
     return 0;
   }
   // If keys have at most one run of codes, its scale can be applied to the
@@ -270,7 +270,8 @@ int32_t PromptRowsOfAll(const PagedAttentionArgs& params,
     return 0;
   }
   if (!(params.scale > 0.0f)) {
-    *why = "prompts: the scale is not above 0";
+    *why = absl::StrCat("prompts: the scale of scores must be above 0, but is ",
+                        params.scale);
     return 0;
   }
   int32_t most = params.key_bias == nullptr ? 128 : 64;
@@ -350,7 +351,7 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
 
 std::string TooLittleShared(absl::string_view what, int64_t bytes,
                             const AttentionDevice& device) {
-  return absl::StrCat(what, " need ", bytes,
+  return absl::StrCat(what, " needs ", bytes,
                       " bytes of shared memory, but a CTA has only ",
                       device.cta_shared_bytes);
 }
@@ -385,8 +386,8 @@ void ChooseKernels(AttentionDevice* device, AttentionKernels* kernels) {
   // chunks.
   if (device->tile_rows == kDeviceTileRows) device->kind = MmaKind::kAny;
   if (device->chunks != nullptr && MmaSharedBytes(*device) > room) {
-    kernels->why =
-        TooLittleShared("tensor cores", MmaSharedBytes(*device), *device);
+    kernels->why = TooLittleShared("the kernel for tensor cores",
+                                   MmaSharedBytes(*device), *device);
     device->chunks = nullptr;
     device->tile_rows = kDeviceTileRows;
   }
@@ -406,8 +407,8 @@ void ChooseKernels(AttentionDevice* device, AttentionKernels* kernels) {
     return;
   }
   device->prompt_rows = 0;
-  kernels->why =
-      TooLittleShared("prompts", PromptSharedBytes(*device, 64), *device);
+  kernels->why = TooLittleShared("the kernel for prompts",
+                                 PromptSharedBytes(*device, 64), *device);
 }
 
 }  // namespace

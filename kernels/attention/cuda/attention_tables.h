@@ -15,8 +15,8 @@ namespace kvasir::kernels {
 // and all its lists must be in host memory.
 absl::Status CheckDeviceServes(const PagedAttentionArgs& params);
 
-// Returns the description of a layer that its kernels read on device `on`. The
-// lists to which it points are added to `tables`, and `*kernels` is set to the
+// Returns the description of a layer for its kernels on device `on`. The lists
+// to which it points are added to `tables`, and `*kernels` is set to the
 // names of the kernels that will run. If a CTA has too little shared memory for
 // the kernel for tensor cores, the plain kernel is chosen. If it also has too
 // little for the plain kernel, the error is UNIMPLEMENTED.

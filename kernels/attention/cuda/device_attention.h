@@ -207,11 +207,11 @@ struct AttentionDevice {
   KVASIR_HOST_DEVICE int64_t partial_floats() const { return out_width + 2; }
 };
 
-// These functions return the bytes of shared memory of a CTA. MmaSharedBytes:
-// for the decoding kernel on tensor cores. PromptSharedBytes: for the kernel
-// for prompts, with items of `rows` rows. PlainSharedBytes: for the plain
-// kernel. The classes MmaAttention, PrefillLoads and PlainAttention define what
-// is where in this memory.
+// Shared memory of a CTA. MmaSharedBytes returns the bytes for the decoding
+// kernel on tensor cores, PromptSharedBytes for the kernel for prompts with
+// items of `rows` rows, and PlainSharedBytes for the plain kernel. The classes
+// MmaAttention, PrefillLoads and PlainAttention define what is where in this
+// memory.
 inline constexpr int64_t kMmaWarps = 4;
 // Bytes of one row's scores over a split, with padding.
 inline constexpr int64_t kMmaScoreBytes = 2064;

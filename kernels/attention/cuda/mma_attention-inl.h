@@ -18,22 +18,22 @@
 // Codes are converted to 16-bit numbers in registers. For keys this is exact:
 // the scale and minimum are applied to the sums of a run. Values become
 // fma(code, scale, minimum) in float16, whatever the type of activations. The
-// scale is limited so that the greatest code gives at most 65504, which changes
-// only runs with greater values. Weights are rounded to 16 bits for the
-// products (float16 if values are codes), but are summed in float32. For 4-bit
-// keys, queries are staged in the order in which codes are extracted from a
-// word (0, 4, 1, 5, ...).
+// scale is limited so that the greatest code gives at most 65504; this changes
+// only runs whose values would be greater. Weights are rounded to 16 bits for
+// the products (float16 if values are codes), but are summed in float32. For
+// 4-bit keys, queries are staged in the order in which codes are extracted from
+// a word (0, 4, 1, 5, ...).
 //
 // The kernel has an instance for items of 8 rows for each kind of chunks, and
 // one for mixed kinds. If some unit has more than 8 heads, an instance for 16
-// rows of any kind is used. Layers with exact rows use other instances
-// (attention_exact.h, mma_exact-inl.h).
+// rows and any kind of chunks is used. Layers with exact rows use other
+// instances (attention_exact.h, mma_exact-inl.h).
 //
-// Layout: ideally, each piece of the 64 slots of a tile is contiguous (granules
-// of 16 bytes). Then a warp copies runs of 256 bytes (keys) or 1 KiB (values).
-// Otherwise the whole latents of slots follow one another, and the runs are
-// shorter. In a stage the pieces are always arranged so that ldmatrix has no
-// bank conflicts.
+// Layout: ideally, a tile has 64 slots and granules of 16 bytes, so the first
+// pieces of all slots are contiguous, then the second, and so on. Then a warp
+// copies runs of 256 bytes (keys) or 1 KiB (values). Otherwise the whole
+// latents of slots follow one another, and the runs are shorter. In a stage the
+// pieces are always arranged so that ldmatrix has no bank conflicts.
 //
 // Memory traffic: an item reads its latents once for up to 16 rows, and the
 // ranges of values once per warp. The block table, queries and results are
@@ -117,7 +117,7 @@ class MmaAttention : MmaRing<kind, exact> {
       first = false;
       merged_ = item.partial < 0;
     }
-    if (first) simt::SyncCta();  // otherwise FindPlaces had this barrier
+    if (first) simt::SyncCta();  // callers need a barrier; ComputeSplit has one
     if (item.partial < 0) Finish();
   }
 
@@ -598,8 +598,8 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // Like SumNumbers, but for blocks in which the mask hides some slots from
-  // some rows.
+  // Like SumNumbers, but for blocks with slots that some rows do not see, or
+  // read as exact rows.
   KVASIR_DEVICE void SumApart(int32_t block, const char* from) {
     KVASIR_NO_UNROLL
     for (int32_t k = 0; k < kBlock / 16; ++k) {

@@ -1,8 +1,8 @@
 // Multiplies with exact rows, for mma_attention-inl.h. A context has few exact
 // rows, and only at its two ends. So they are loaded directly into operand
-// registers, without a stage, while the copies into the rings of stages
-// continue. A lane reads adjacent numbers of a row, and four neighbouring lanes
-// (keys) or eight (values) read a contiguous piece. C++17, device code.
+// registers. Copies of latents into the stages (mma_ring-inl.h) continue
+// meanwhile. A lane reads adjacent numbers of a row; four lanes (keys) or eight
+// lanes (values) together read a contiguous piece. C++17, device code.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"

@@ -120,8 +120,8 @@ class MmaRing {
     }
   }
 
-  // Finds three ranges of blocks of the split: blocks with visible slots,
-  // blocks with only visible slots, and blocks that are read as exact rows.
+  // Finds which blocks of the split have visible slots, which have only visible
+  // slots, and which are read as codes or as exact rows.
   KVASIR_DEVICE void FindBlocks() {
     first_block_ = static_cast<int32_t>(slots_.begin - split_) / kBlock;
     end_block_ = static_cast<int32_t>(slots_.end - 1 - split_) / kBlock + 1;
@@ -200,8 +200,8 @@ class MmaRing {
     int32_t page_bytes;
     int32_t tile_bytes;
     int32_t piece_stride;
-    // The number of the chunk's pieces that follow and include the first piece
-    // that the lane (for keys) or the warp (for values) loads.
+    // The number of the chunk's pieces from the first one that the lane (for
+    // keys) or the warp (for values) loads.
     int32_t pieces;
     bool in_blocks;
     bool has_params;
@@ -441,7 +441,7 @@ class MmaRing {
   }
 
   // Returns the channel of the chunk to which the lane's sums in sum_[t]
-  // belong. A lane has sums of two rows of a product's result; `other` selects
+  // belong. A product gives a lane the sums of two channels; `other` selects
   // the first (0) or the second (1).
   KVASIR_DEVICE int32_t ChannelOf(ChunkKind what, int32_t t,
                                   int32_t other) const {
@@ -490,7 +490,7 @@ class MmaRing {
   SlotRange slots_;  // slots of the split that at least one row sees
   int64_t split_;    // first slot of the split
   int32_t first_block_, end_block_;
-  // The range of blocks in which at least one row sees every slot.
+  // The range of blocks of which every slot is seen by at least one row.
   int32_t first_whole_, end_whole_;
   SideBlocks keys_, values_;         // only if `exact`
   int32_t load_chunk_, load_block_;  // the chunk and block that are loaded next

@@ -146,8 +146,8 @@ DivideKernel(AttentionKernelArgs args) {
   const int32_t item_splits = many < 1                 ? 1
                               : many < kMostItemSplits ? many
                                                        : kMostItemSplits;
-  // How many partial results contexts with fewer than least_splits splits have
-  // requested so far. These contexts are split only while memory is left.
+  // The number of partial results requested so far by contexts with fewer than
+  // least_splits splits. These contexts are split only while memory is left.
   int32_t asked = 0;
   SequenceItems total;
   for (int32_t first = 0; first < args.num_sequences; first += warp) {

@@ -91,8 +91,8 @@ class PlainAttention {
   }
 
   // Fills pages_ with the page of each slot of the block, or -1 if no row sees
-  // the slot. Before the call, a barrier must follow the last read of the
-  // previous block's pages.
+  // the slot. There must be a barrier between the last read of the previous
+  // block's pages and this call.
   KVASIR_DEVICE void FindPages(int64_t block) {
     if (static_cast<int32_t>(simt::Thread()) >= kBlock) return;
     const int64_t slot = block + lane_;

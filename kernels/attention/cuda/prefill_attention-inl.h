@@ -22,8 +22,8 @@
 // differ from those of the decoding kernel, which uses splits of 512 slots. The
 // decoding kernel computes prompts in two cases: if they must have the same
 // bits as single rows (PagedAttentionParamsIn::prompts_as_rows), or if this
-// kernel does not support the layer. It does not support values with more than
-// 128 channels (256 with 64 rows), or values of which only some are codes.
+// kernel does not support the layer. For example, it does not support values
+// with more than 256 channels, or values of which only some are codes.
 //
 // Layout: latents as in mma_attention-inl.h; queries must be aligned to 16
 // bytes. Shared memory: 25 KiB for all stages, a tile of 16 KiB if there are

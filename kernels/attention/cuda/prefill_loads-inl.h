@@ -150,8 +150,8 @@ class PrefillLoads {
   // Computes masked_ and idle_ for the current visit (prefill_order.h).
   KVASIR_DEVICE void Look() {
     const int32_t begin = visit_.block() * kBlock;
-    // Subtracts kBlock instead of adding it, because the end of the last block
-    // may exceed the range of an int32_t.
+    // Subtracts `begin` instead of adding kBlock to it, because the end of the
+    // last block may exceed the range of an int32_t.
     masked_ = begin < seen_by_all_.begin || seen_by_all_.end - begin < kBlock;
     if (device_.has_exact && !masked_) {
       const Slots slots = {begin, begin + kBlock};

@@ -15,9 +15,9 @@ inline constexpr int32_t kPromptBlock =
 
 // Stages piece `piece` (8 channels) of a row's query for a chunk, in the order
 // in which keys are multiplied. If keys are codes, this is the order in which
-// codes are extracted. Then number 16 k + 8 half + 2 c + e of the query belongs
-// to a code in 32-bit word c of a piece of codes (half and e are 0 or 1, c is 0
-// to 3).
+// codes are extracted from a piece, which has four 32-bit words: of every 16
+// numbers of the staged query, numbers 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 belong
+// to codes of word c (0 to 3).
 KVASIR_DEVICE void StoreQueries(ChunkKind kind, const simt::Vec16& queries,
                                 int32_t piece, uint16_t* row) {
   if (kind == ChunkKind::kNumbers) {

@@ -46,9 +46,9 @@ void Cover(const CodePiece& piece, ChunkBytes* bytes) {
              piece.width * place.high_bits, bytes);
 }
 
-// Decides whether all planes of a chunk are read as one range of bytes, or each
-// plane by itself. Ranges are read in pieces of kPieceBytes. The planes are
-// read together if this takes no more pieces.
+// Decides whether all planes of a chunk are read as one range of bytes
+// (ChunkBytes::together) or each plane by itself. One range is chosen if it has
+// at most kMostBytes and no more pieces of kPieceBytes than separate ranges.
 void ReadTogether(ChunkBytes* bytes) {
   constexpr int64_t kPieceBytes = 32;
   constexpr int64_t kMostBytes = kChunkChannels;
@@ -597,8 +597,8 @@ std::vector<std::vector<int64_t>> AttentionGrid::FindClusters() {
 // Adds slices that have the heads of several neighbouring clusters (a set).
 // With few rows, reading latents takes longer than computing. Memory is read
 // faster in long runs: runs of 64 KiB take 0.8 of the time of runs of 16 KiB
-// (measured). In a page, the latents of neighbouring groups are adjacent. If
-// pages are smaller than a block, these latents are not adjacent for a whole
+// (measured). In a page, the latents of neighbouring groups are adjacent. If a
+// page does not have whole blocks, these latents are not adjacent for each
 // block. Then there are no sets.
 void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   if (params_.page_tokens % kAttentionBlockSlots != 0) return;

@@ -42,7 +42,6 @@ class AttentionGrid {
     Sequences sequences;
     float* mass = nullptr;  // mass().floats floats, for attention mass
   };
-  // Sets the arguments of the next launch.
   void Bind(const Rows& rows);
   Sequences sequences() const {
     return {params_.sequences, params_.num_sequences, work_};
@@ -56,7 +55,7 @@ class AttentionGrid {
 
   struct KeyPart {
     bool codes = false;
-    bool fixed_ranges = false;
+    bool fixed_ranges = false;  // true if ranges are static
     // The length of a row's query: the width of the widest group, or the head
     // dimension if keys are rebuilt.
     int64_t width = 0;
@@ -90,7 +89,7 @@ class AttentionGrid {
   };
   struct ValuePart {
     bool codes = false;
-    bool fixed_ranges = false;
+    bool fixed_ranges = false;  // true if ranges are static
     // True for a part that has static ranges and also exact rows. Its ranges
     // are applied at the end of each split, and its first number in out_minima
     // is the sum of weights.
@@ -107,8 +106,7 @@ class AttentionGrid {
   };
   // The memory that holds the exact rows of a part.
   struct ExactPart {
-    // The rows in side pages. exact() finds this entry by the address
-    // of `ring`.
+    // The rows in side pages. exact() finds this entry by their address.
     const LatentPartArgs* ring = nullptr;
     const LatentPartArgs* fresh = nullptr;
     const ExactSlots* slots = nullptr;

@@ -22,9 +22,9 @@ struct RowRange {
 // A slot's key and value may be read in different forms.
 enum class ReadAs { kAny, kSinks, kStored, kWindow };
 
-// Rows are numbered head by head. If all heads of the unit share one span in
-// every part, rows are numbered query by query instead, so that rows that see
-// the same slots are neighbours.
+// If all heads of the unit share one span in every part, rows are numbered
+// query by query, so that rows that see the same slots are neighbours.
+// Otherwise they are numbered head by head.
 class UnitRows {
  public:
   UnitRows(const AttentionGrid& grid, const AttentionUnit& unit)

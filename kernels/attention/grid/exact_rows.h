@@ -67,10 +67,10 @@ class BlockExactRows {
     }
   }
 
-  // How many bytes of a group's data are prefetched in each row, for all
-  // rows of the block at once. The data of neighbouring rows is not adjacent
-  // in memory.
   static constexpr int64_t kLineBytes = 64;
+  // How many bytes of a group's data are prefetched in each row. This is done
+  // for all rows of a block before they are read, because they may be far apart
+  // in memory.
   static constexpr int64_t kAheadBytes = 4 * kLineBytes;
 
   const ExactSlots* found_ = nullptr;

@@ -10,7 +10,7 @@
 
 namespace kvasir::kernels {
 
-// A thread decodes a latent chunk by chunk. A chunk has at most this many
+// A thread decodes each latent in chunks. A chunk has at most this many
 // channels and pieces (CodePiece).
 inline constexpr int64_t kChunkChannels = 128;
 inline constexpr int64_t kChunkPieces = 16;
@@ -31,9 +31,9 @@ inline constexpr int64_t kAttentionMaxRows = 128;
 // The largest number of rows in all panels of a unit together.
 inline constexpr int64_t kMostUnitRows = 2048;
 // Each part has its own tile of rebuilt keys or lifted values only if scratch
-// then still has room for panels of this many rows. Smaller panels would use
-// only a small part of each register tile. Otherwise the parts share one tile,
-// and its content must be computed again for each panel.
+// then still has room for panels of this many rows. Otherwise the parts share
+// one tile, and its content must be computed again for each panel. The limit
+// exists because smaller panels use only a small part of each register tile.
 inline constexpr int64_t kLeastPanelRows = 8;
 // Rows are divided into more units if otherwise threads would be idle for more
 // than 1 / kIdleShare of the time.
@@ -41,10 +41,10 @@ inline constexpr int64_t kIdleShare = 8;
 // Scratch holds the rotation angles of a block for all heads only if that
 // leaves room for panels of at least this many rows.
 inline constexpr int64_t kRowsWithAngles = 4;
-// KV heads whose keys are rotated by the same angles may be put into one unit
-// for this reason, but at most this many. Then the angles of a slot, which cost
-// as much as rebuilding half a key, are computed only once for these heads. On
-// the other hand, threads have fewer units.
+// KV heads whose keys are rotated by the same angles are put into one unit, at
+// most this many. Then the angles of a slot, which cost as much as rebuilding
+// half a key, are computed only once for these heads. With more heads in a
+// unit, there would be too few units for the threads.
 inline constexpr int64_t kHeadsPerAngles = 4;
 // KV heads with adjacent latents are put into one unit only if the unit is at
 // most 1 / kUnitsPerThread of a thread's share of the work, so that threads
@@ -133,15 +133,13 @@ struct AttentionScratch {
   // [d, 64] or [64, padded d]: products of `up` and a run of codes before the
   // run's scale is applied. With static ranges: rows of `up` times the scales.
   int64_t lift_raw;
-  int64_t cosines;      // [pairs, 64]
-  int64_t sines;        // [pairs, 64]
-  int64_t lift_sums;    // sums of rows of `up`, one for each run
-  int64_t column_sums;  // [padded d]: sums of columns of `up` over a run
-  int64_t scores;       // [rows, 64]
-  // [rows]: digits of the weights of a block
-  int64_t weight_digits;
-  // [rows, 64]: the scores of one key part
-  int64_t scores_part;
+  int64_t cosines;        // [pairs, 64]
+  int64_t sines;          // [pairs, 64]
+  int64_t lift_sums;      // sums of rows of `up`, one for each run
+  int64_t column_sums;    // [padded d]: sums of columns of `up` over a run
+  int64_t scores;         // [rows, 64]
+  int64_t weight_digits;  // [rows]: digits of the weights of a block
+  int64_t scores_part;    // [rows, 64]: the scores of one key part
   // [rows, 64]: scores of exact rows in a block that also has codes
   int64_t scores_exact;
   // [rows, 64]: products of queries and a run of codes before the run's scale
@@ -166,6 +164,7 @@ struct PanelState {
   int64_t floats;      // total number of floats
 };
 
+// A unit of work: a slice's query heads of num_queries tokens of a sequence.
 struct AttentionUnit {
   const AttentionSequence* sequence;
   const HeadSlice* slice;

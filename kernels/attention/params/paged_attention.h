@@ -38,8 +38,8 @@ struct AttentionSequence {
   // The sequence's side pages, which it has in addition to the pages of its
   // tokens. They hold the exact rows of its sinks and windows (ExactSlots).
   DevicePtr<const int32_t> side_pages;
-  // Number of evicted slots. A slot after the sinks that now has number s
-  // had number s + evicted when it was written. This original number
+  // Number of evicted slots. In a window of exact rows, the slot that now has
+  // number s had number s + evicted when it was written. This original number
   // determines where its exact row is. Evicted and remaining slots together
   // are at most kAttentionMostSlots.
   int64_t evicted = 0;
@@ -146,10 +146,10 @@ struct AttentionKeyBias {
 // Settings for layers that evict slots by attention mass: the softmax weight
 // that all queries together gave to a slot.
 struct AttentionMass {
-  // Where the position of a slot is read, by which attention rotates keys
-  // that are stored without rotation and adds a key bias. True: in the slot
-  // metadata of the head's unit of eviction. False: in AttentionSequence,
-  // as `positions`.
+  // Where attention finds the positions of slots, which it needs to add a key
+  // bias and to rotate keys that are stored without rotation. True: in the slot
+  // metadata of the head's unit of eviction. False: in
+  // AttentionSequence::positions.
   bool stored_positions = false;
   // The most rows of a launch that may add mass. 0: no row adds mass.
   int64_t most_rows = 0;
@@ -184,17 +184,17 @@ struct AttentionMass {
 //   codes with static ranges: one dot over all runs with q'_c = q_c * scale_c
 //     in place of q_c, plus the FMA chain of q_c * minimum_c. The code of a
 //     channel of 0 bits is 0.
-//   rebuilt: each of the d key numbers is computed in float32 from a row of
-//     `up` in place of q (or is the latent's number itself), plus bias. A row
-//     of `up` is multiplied by codes or levels in one FMA chain per run, to
-//     which ranges are applied as above. The key is rotated exactly as by the
-//     op `rope`, where c and s are the cosine and sine:
+//   rebuilt: each of the d key numbers is the latent's product with a row of
+//     `up` (or the latent's number itself), plus bias. The product follows the
+//     rules above with the row in place of q, but codes or levels of a run are
+//     multiplied in float32, in one FMA chain. The key is rotated exactly as by
+//     the op `rope`, where c and s are the cosine and sine:
 //       (a, b) -> (fma(a, c, -(b s)), fma(b, c, a s)).
 //     The score is then one FMA chain of the key and q.
-// Parts are added in order, then the key bias, for slots of every kind. Let n
-// be the slot's position, in the tile that begins at n0 and has the centre a.
-// Let (c_x, s_x) be the cosine and sine of x times a pair's step, and u and v
-// the query's numbers:
+// Parts are added in order, then the key bias (latents/key_bias.h), also for
+// exact slots. Let n be the slot's position, in the tile that begins at n0 and
+// has the centre a. Let (c_x, s_x) be the cosine and sine of x times a pair's
+// step, and u and v the query's numbers:
 //   tile pairs: one number t is added. It is the sum of u c_a over all pairs
 //     plus the sum of v s_a over all pairs. Both are added in one pass, by FMA
 //     chains in 16 lanes, number i in lane i % 16, then TreeSum.
@@ -208,9 +208,9 @@ struct AttentionMass {
 // The values of a block:
 //   unquantized numbers: each channel has an FMA chain of weight * v over the
 //     block's visible slots, which continues the chain of the blocks before;
-//   codes: weight (static ranges) or weight * scale of the slots that are read
-//     as codes is written as unit * n_s, where n_s is an integer. For each
-//     channel, the sum of n_s * code is exact, and the channel becomes
+//   codes: for each slot that is read as codes, weight * scale (with static
+//     ranges: weight) is written as unit * n_s, where n_s is an integer. For
+//     each channel, the sum of n_s * code is exact, and the channel becomes
 //     fma(unit, sum, channel). With levels, the level's integer replaces the
 //     code, and the unit is multiplied by the levels' step.
 // Ranges in slots also have, per run, the sum of weight * minimum. A block's
@@ -236,8 +236,8 @@ struct AttentionMass {
 // slots, not on chunks, batch, page size or threads. Slots that no row of a
 // unit sees are never read.
 //
-// If mass.most_rows > 0, attention mass is added to S, the mass that the
-// metadata of the head's unit has for a slot. Only rows from the sequence's
+// If mass.most_rows > 0, attention mass is added to S, the mass of a slot in
+// the metadata of the head's unit of eviction. Only rows from the sequence's
 // first_counted_row on add mass. They are added in ascending order, and the
 // query heads of a row in ascending order. For each slot that a row sees:
 //   S = fma(weight, Exp(block_max - max) * (1 / sum), S)

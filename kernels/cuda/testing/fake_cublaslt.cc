@@ -9,7 +9,7 @@
 namespace kvasir::kernels::cuda {
 namespace {
 
-constexpr uint64_t kMark = 0x6b7661736972;  // word 1 of each valid algorithm
+constexpr uint64_t kMark = 0x6b7661736972;  // Choose sets word 1 to this
 
 float NumberAt(const void* numbers, DType dtype, int64_t i) {
   return VisitDType(dtype, [&](auto type) {

@@ -30,7 +30,8 @@ absl::Status SetOne(absl::string_view setting, EmulatedDeviceOptions* options) {
              !absl::SimpleAtoi(setting, &options->emulator.seed)) {
     return absl::InvalidArgumentError(
         absl::StrCat("the setting \"", setting,
-                     "\" is invalid; want f32, f16, bf16 or seed=N"));
+                     "\" is invalid; want f32, f16, bf16 or seed=N, with N "
+                     "from 0 to 2^64 - 1"));
   }
   return absl::OkStatus();
 }

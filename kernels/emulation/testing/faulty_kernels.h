@@ -1,5 +1,5 @@
-// Kernels for tests of the emulator, each with one deliberate fault that the
-// emulator must find. Only compiled for the host.
+// Kernels for tests of the emulator. All but the last few have one deliberate
+// fault, which the emulator must find. Only compiled for the host.
 #pragma once
 
 #include <cstdint>

@@ -19,8 +19,8 @@ struct TestGpu {
 void RunTestsOn(const TestGpu& gpu);
 bool OnGpu();
 // True if tests run on a GPU and may use the sizes of real models. The
-// environment variable KVASIR_GPU_SMALL forbids these sizes, for checking tools
-// that make the GPU slow.
+// environment variable KVASIR_GPU_SMALL forbids these sizes, because tools such
+// as compute-sanitizer make the GPU slow.
 bool TakesWholeSizes();
 bool HasBulkCopies();
 

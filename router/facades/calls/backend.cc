@@ -81,7 +81,7 @@ absl::StatusOr<proto::TokenBytes> EncodePrompt(const TextCodec& codec,
     return proto::RefusedError(
         kvasir::v1::Refusal::NEVER_FITS,
         absl::StrCat("the prompt has more than ", most,
-                     " tokens; prompt and output together may have ",
+                     " tokens; prompt and output together may have at most ",
                      max_model_len));
   }
   KVASIR_RETURN_IF_ERROR(ids.status());
@@ -99,8 +99,8 @@ std::string TokenizerTurn(const FacadeBackend& backend, const Caller& caller,
 
 absl::Status TokenizerIsFull(const FacadeLimits& limits) {
   return absl::ResourceExhaustedError(
-      absl::StrCat("the tokenizer's queue holds ", limits.max_tokenizer_queue,
-                   " requests and has no free place for this client: try again "
+      absl::StrCat("the tokenizer's queue has ", limits.max_tokenizer_queue,
+                   " places, but none is free for this client: try again "
                    "later"));
 }
 

@@ -110,7 +110,7 @@ absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,
 
 // Returns the error (UNIMPLEMENTED) for a field that needs a tokenizer if
 // the model has none. `instead` tells the client how to send the request
-// without it.
+// without this field.
 absl::Status NeedsTokenizer(const std::string& field,
                             const std::string& instead);
 

@@ -1,5 +1,5 @@
 // The interface between the code of a wire protocol and the rest of the server.
-// To add a protocol, implement it and add a line to facades/facades.cc.
+// To add a protocol, implement this and add a line to facades/facades.cc.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

@@ -42,8 +42,8 @@ inline float OrNeutral(float value, float neutral) {
   return value == 0.0f ? neutral : value;
 }
 
-// Converts a client's top_k. The largest uint32 means "all tokens", which is
-// 0 here.
+// Converts a client's top_k. vLLM's clients send the largest uint32 for "all
+// tokens", which is 0 here. Other values above int32 count as "all tokens" too.
 inline int32_t TopKOf(uint32_t wire) {
   return wire > kMaxTokenId ? 0 : static_cast<int32_t>(wire);
 }

@@ -28,8 +28,8 @@ struct GenerateCall {
   std::shared_ptr<TaskRunner> runner;
 };
 
-// A call, and a function that reads the call's message. gRPC keeps the message
-// until OnDone.
+// A function that reads the call's message, which gRPC keeps until
+// OnDone.
 template <typename Answer>
 using ReadMessage = absl::AnyInvocable<typename SingleCall<Answer>::Asked()>;
 

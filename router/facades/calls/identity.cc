@@ -8,7 +8,7 @@ std::string CacheSaltOf(const std::string& tenant,
   const std::string own = tenant.empty() ? "" : absl::StrCat("tenant/", tenant);
   if (client_salt.empty()) return own;
   // The salt's length stands before the salt. Otherwise a client could choose a
-  // salt that gives another tenant's result.
+  // salt with which the result is another tenant's cache salt.
   return absl::StrCat("salt/", client_salt.size(), ":", client_salt, own);
 }
 

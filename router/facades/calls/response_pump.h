@@ -22,7 +22,7 @@ class CallWriter {
   // Writes a response. When it is written, the transport calls the pump's
   // OnWritten. Write is not called again before that.
   virtual void Write(Response response) = 0;
-  // Makes a write fail that has been started and not finished.
+  // Makes the write that is in progress fail.
   virtual void Reset() = 0;
   // Ends the call. Called exactly once, when no write is outstanding.
   virtual void End(const absl::Status& status) = 0;

@@ -224,7 +224,7 @@ class SingleCall final
   void HandleTokens(uint64_t, const kvasir::v1::GenerateEvent::Tokens& tokens) {
     if (pump_.ending()) return;
     answer_->OnTokens(tokens);
-    // Stop strings have ended all samples, so the answer needs no more tokens.
+    // If stop strings have ended all samples, the answer needs no more tokens.
     if (answer_->finished()) {
       CancelEngine(CancelReason::kStopString);
       LeavePlace();

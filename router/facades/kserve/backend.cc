@@ -30,8 +30,8 @@ void KserveStatistics::Record(const std::string& model,
       static_cast<uint64_t>(absl::ToUnixMillis(outcome.end)));
   Add(outcome.total, totals->mutable_success());
   Add(outcome.queue, totals->mutable_queue());
-  // Count every request in all three durations, because clients require their
-  // counts to be equal. compute_output gets the rest of the total time.
+  // Count the request in all three compute durations, because clients require
+  // their counts to be equal. compute_output gets the rest of the total time.
   Add(outcome.input, totals->mutable_compute_input());
   Add(outcome.compute, totals->mutable_compute_infer());
   Add(std::max(absl::ZeroDuration(),

@@ -91,7 +91,7 @@ absl::Status CheckResponseSize(const KserveRequest& request,
   return absl::InvalidArgumentError(absl::StrCat(
       "the log probabilities of ", request.sampling.n(), " samples of ",
       max_tokens, " tokens may take ", per_token,
-      " bytes per token, which exceeds the ", max_response_bytes,
+      " bytes per token, together more than the ", max_response_bytes,
       " bytes of one response: ask for fewer or stream the answer"));
 }
 

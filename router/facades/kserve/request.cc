@@ -201,9 +201,9 @@ absl::Status ParseParameters(const inference::ModelInferRequest& request,
   return absl::OkStatus();
 }
 
-// Refuses parameters other than those that all schemas have. (A vLLM request
-// without the tensor sampling_parameters may have more: its sampling
-// parameters. It does not come here.)
+// Refuses parameters other than those that all schemas have. Not called for a
+// vLLM request without the tensor sampling_parameters, because its other
+// parameters are the sampling parameters.
 absl::Status RefuseOtherParameters(
     const inference::ModelInferRequest& request) {
   for (const auto& [name, value] : request.parameters()) {

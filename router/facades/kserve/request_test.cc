@@ -640,7 +640,7 @@ TEST(KserveRequestTest, ListingAllOutputsDoesNotTurnOnTheOptionalOnes) {
   EXPECT_FALSE(request.sampling.has_logprobs());
 }
 
-// The parser must accept any bytes, or return one of its two error codes.
+// For any bytes, the parser must succeed or return one of its two error codes.
 TEST(KserveRequestTest, RandomlyDamagedRequestsAreParsedOrRefused) {
   std::mt19937 random(11);
   const auto below = [&random](size_t limit) {

@@ -156,9 +156,9 @@ void KserveAnswer::EndSample(const std::string& reason, Sample* sample) {
   if (!sample->finish_reason.empty()) return;
   if (sample->maybe_last_id) {
     const int32_t id = *std::exchange(sample->maybe_last_id, std::nullopt);
-    // If the reason is "stop", this token ended the sample. Otherwise the
-    // sample has its maximum length. This token could not end it, because the
-    // output was shorter than min_tokens.
+    // If the reason is "stop", this token ended the sample. Otherwise it is
+    // output like any other token: the output was shorter than min_tokens, or
+    // the request was stopped.
     const bool ended = reason == "stop";
     // As in vLLM, a token that ended the sample counts as output in vLLM's
     // schema. As in TensorRT-LLM, it does not count in TensorRT-LLM's schemas.

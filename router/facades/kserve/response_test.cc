@@ -136,7 +136,7 @@ TEST_F(KserveResponseTest,
   EXPECT_TRUE(with_data.complete());
 }
 
-TEST_F(KserveResponseTest, CountsThatStillWaitAreSentInTheLastResponse) {
+TEST_F(KserveResponseTest, TheLastResponseHasTheCountsThatWereNotSentYet) {
   KserveAnswer answer =
       Answer(Vllm(true)
                  .Text("sampling_parameters", R"({"logprobs": 0})")

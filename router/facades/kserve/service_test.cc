@@ -273,7 +273,7 @@ TEST_F(KserveServiceTest, AResetOfTheStreamCancelsItsRequests) {
 }
 
 TEST_F(KserveServiceTest,
-       IfTheClientAsksForGrpcErrorsARequestsErrorIsTheStatusOfTheStream) {
+       ARequestsErrorBecomesTheStatusOfTheStreamIfTheClientAsksForIt) {
   grpc::ClientContext context;
   context.AddMetadata("triton_grpc_error", "true");
   auto stream = stub_->ModelStreamInfer(&context);
@@ -316,8 +316,8 @@ TEST_F(KserveServiceTest, AServerShutdownCancelsRunningRequests) {
   request->Done(absl::CancelledError(""));
 }
 
-// Many clients run at the same time and cancel their streams in
-// different states.
+// Clients cancel their streams one after the other, each in another state,
+// while the engine answers.
 TEST_F(KserveServiceTest, StreamsCancelledInAnyStateLeaveNoRequests) {
   std::atomic<bool> stop{false};
   std::thread engine([this, &stop] {

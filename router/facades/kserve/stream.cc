@@ -179,7 +179,7 @@ absl::StatusOr<std::shared_ptr<RequestPlace>> KserveStream::Enter(
 absl::Status KserveStream::CheckId(const KserveRequest& request) const {
   if (requests_.size() >= backend_->limits.max_requests_per_stream) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "this stream runs ", requests_.size(), " requests, the limit is ",
+        "this stream runs ", requests_.size(), " requests, and the limit is ",
         backend_->limits.max_requests_per_stream));
   }
   if (numbers_by_id_.contains(request.id)) {
@@ -302,7 +302,7 @@ void KserveStream::HandleTokens(
   const auto it = requests_.find(number);
   if (it == requests_.end()) return;
   it->second.answer->OnTokens(tokens);
-  // Stop strings have ended all samples, so the answer needs no more tokens.
+  // If stop strings have ended all samples, the answer needs no more tokens.
   if (it->second.answer->finished()) {
     it->second.handle->Cancel(CancelReason::kStopString);
     LeavePlace(it->second);

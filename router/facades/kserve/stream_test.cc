@@ -731,7 +731,8 @@ TEST_F(KserveStreamTest, TheStatisticsCountRequestsThatHaveEnded) {
   EXPECT_EQ(statistics.inference_stats().fail().count(), 1u);
 }
 
-TEST(KserveStatisticsTest, TheTimesOfTheThreeComputePhasesAddUpToTheTotal) {
+TEST(KserveStatisticsTest,
+     ComputeOutputIsTheRestOfTheTotalTimeAndNeverNegative) {
   KserveStatistics statistics;
   KserveStatistics::Outcome outcome;
   outcome.ok = true;
@@ -836,7 +837,7 @@ TEST_F(KserveQuotaTest, ARefusedRequestNoLongerCountsInTheQuota) {
 }
 
 TEST_F(KserveQuotaTest,
-       RequestsOfAResetStreamCountInTheQuotaUntilTheEngineEnds) {
+       RequestsOfAResetStreamCountInTheQuotaUntilTheEngineEndsThem) {
   StartRed();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -871,7 +872,8 @@ TEST_F(KserveQuotaTest,
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
-TEST_F(KserveQuotaTest, ASlowReadersRequestCountsInTheQuotaUntilTheEngineEnds) {
+TEST_F(KserveQuotaTest,
+       ASlowReadersRequestCountsInTheQuotaUntilTheEngineEndsIt) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   StartRed();
   Send(Vllm("a"));

@@ -105,8 +105,8 @@ absl::Status CheckSize(const Input& input, const std::string* raw,
     return absl::OkStatus();
   }
   const size_t count = static_cast<size_t>(num_elements);
-  // Every string begins with a 4-byte length, so the bytes can hold only so
-  // many strings.
+  // Every string begins with a 4-byte length, so the number of bytes limits the
+  // number of strings.
   if (*element_bytes == 0 && raw->size() < count * kBytesLengthPrefix) {
     return TensorError(input, absl::StrCat("shape ", ShapeText(input),
                                            " BYTES: want at least ",

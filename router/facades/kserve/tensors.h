@@ -44,8 +44,8 @@ class KserveTensors {
 
   // Returns all values in order; an empty list if the tensor is absent.
   absl::StatusOr<std::vector<std::string>> Strings(const std::string& name);
-  // Returns the first `count` elements (or all, if there are fewer) as token
-  // ids, which must be 0 or more. Copies them only once.
+  // Returns the first `count` elements as token ids, which must be 0 or more.
+  // Copies them only once. `count` must be at most NumElements(name).
   absl::StatusOr<proto::TokenBytes> TokenIds(const std::string& name,
                                              int64_t count);
   // Returns 0 if the tensor is absent.

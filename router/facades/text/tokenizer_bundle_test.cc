@@ -89,7 +89,7 @@ TEST_F(TokenizerBundleTest, ATokenizerWithMoreFilesThanClientsAcceptIsRefused) {
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("at most 50")));
 }
 
-TEST_F(TokenizerBundleTest, OnlyACreatedArchiveIsKept) {
+TEST_F(TokenizerBundleTest, TheArchiveIsKeptOnceItsCreationHasSucceeded) {
   TokenizerBundle bundle(folder_.path());
   EXPECT_FALSE(bundle.Get().ok());
   folder_.Write("tokenizer.json", "{}");

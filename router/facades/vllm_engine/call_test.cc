@@ -446,7 +446,7 @@ TEST_F(VllmEngineQuotaTest,
 }
 
 TEST_F(VllmEngineQuotaTest,
-       ARequestWhoseClientLeavesCountsInTheQuotaUntilTheEngineEnds) {
+       ARequestWhoseClientLeavesCountsInTheQuotaUntilTheEngineEndsIt) {
   Send(Message(true));
   call_->OnCancelled();
   RunWrites();
@@ -457,7 +457,7 @@ TEST_F(VllmEngineQuotaTest,
 }
 
 TEST_F(VllmEngineQuotaTest,
-       ARequestWhoseClientLeavesBeforeTokenizingStillCountsInTheQuota) {
+       ARequestWhoseClientLeavesBeforeItIsTokenizedCountsInTheQuota) {
   tokenizer_->paused = true;
   for (const bool stopped : {false, true}) {
     writer_.end.reset();
@@ -489,7 +489,7 @@ TEST_F(VllmEngineQuotaTest,
 }
 
 TEST_F(VllmEngineQuotaTest,
-       ASlowReadersRequestCountsInTheQuotaUntilTheEngineEnds) {
+       ASlowReadersRequestCountsInTheQuotaUntilTheEngineEndsIt) {
   backend_->limits.max_waiting_bytes_per_stream = 20;
   Send(Message(true));
   Engine().Emit("a");

@@ -114,8 +114,8 @@ VllmEngineService::GetTokenizer(grpc::CallbackServerContext* context,
   }
   if (!backend_->serves_tokenizer()) {
     return new Ended(absl::PermissionDeniedError(
-        "this server gives its tokenizer's files only to clients on the same "
-        "machine, unless its operator shares them"));
+        "this server does not give its tokenizer's files to clients, unless "
+        "its operator shares them (--share-tokenizer on)"));
   }
   return new VllmTokenizerReactor(backend_);
 }

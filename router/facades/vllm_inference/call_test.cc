@@ -402,7 +402,7 @@ TEST(VllmInferenceModelsTest,
 }
 
 TEST_F(VllmInferenceCallTest,
-       ACancelledRequestStaysInItsQuotaUntilItsTextIsTokenized) {
+       ACancelledRequestCountsInTheQuotaUntilItsTokenizerTaskHasRun) {
   backend_->callers =
       CallersOf(TenantEntry("red", R"("quota": {"concurrent_requests": 1})"));
   identity_.credentials = TokenOf("red");

@@ -44,7 +44,7 @@ absl::StatusOr<uint64_t> TokensThatFit(const VllmInferenceRequest& request,
         absl::StrCat("response.prompt_token_ids: the ids of ", prompt_tokens,
                      " prompt tokens may take ", of_prompt,
                      " bytes, but one response holds only ",
-                     limits.max_response_bytes, " bytes"));
+                     limits.max_response_bytes, " bytes with its output"));
   }
   if (request.streaming) return std::numeric_limits<uint32_t>::max();
   return (limits.max_response_bytes - of_prompt) /

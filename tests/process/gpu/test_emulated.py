@@ -13,7 +13,7 @@ from test_storm import is_empty, storm
 
 MODULE = BINARY.parent / "kvasir-emulated.so"
 if platform.machine() != "x86_64":
-    pytest.skip("the emulated device is x86-64's", allow_module_level=True)
+    pytest.skip("the emulated device needs x86-64", allow_module_level=True)
 
 # A refusal names the op and the reason.
 REFUSAL = re.compile(r"UNIMPLEMENTED: [a-z_]+: \S.*")

@@ -16,7 +16,7 @@ import triton
 from kvasir_process import BINARY, ROOT, TINY, KvasirProcess, wait_until
 
 if platform.machine() != "x86_64":
-    pytest.skip("the emulated device is x86-64's", allow_module_level=True)
+    pytest.skip("the emulated device needs x86-64", allow_module_level=True)
 
 COMPRESS = BINARY.with_name("kvasir-compress")
 TEXT = (TINY / "evaluation.txt").read_text()
@@ -45,7 +45,7 @@ REFUSAL = re.compile(r"UNIMPLEMENTED: [a-z_]+: \S.*")
 
 
 def best_two(server, prompt, tokens):
-    """[(id, log probability) of the two best] of each token, greedily."""
+    """Decodes greedily. Returns [(id, log probability)] of the two best candidates for each token."""
     inputs = triton.text_inputs(prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True, logprobs=2)
     asked = triton.grpcclient.InferInput("return_logprobs", [1], "BOOL")
     asked.set_data_from_numpy(np.array([True]))

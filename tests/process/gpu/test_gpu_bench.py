@@ -1,4 +1,4 @@
-"""The benchmark for GPUs on the emulated device, the stage that tests a server, and the page with their results."""
+"""Tests the GPU benchmark on the emulated device, the stage that tests a server, and the page with both results."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def check(programs, driver, stage):  # noqa: F811
 
 
 @needs_bench
-@pytest.mark.skipif(FAKE_NCCL is None, reason="this build has no NCCL of tests")
+@pytest.mark.skipif(FAKE_NCCL is None, reason="this build has no fake NCCL library")
 def test_the_gpu_benchmark_measures_every_row_on_the_emulated_gpu(programs, driver, monkeypatch):  # noqa: F811
     monkeypatch.setenv("KVASIR_NCCL_LIBRARY", FAKE_NCCL)
     said, program = check(programs, driver, "bench")
@@ -81,7 +81,7 @@ def test_the_gpu_benchmark_measures_every_row_on_the_emulated_gpu(programs, driv
         assert row["tokens"] == 40 and row["operations"] == 4 * 16 * 32 * sum(range(1, 41))
         assert row["mma_operations_per_second"] > 0 and list(row["baselines_us"]) == ["dense"]
     assert [(row["gpus"], row["bytes"]) for row in figures["all_reduce"]] == [(2, 4096), (2, 100000)]
-    # The factor 2 (n - 1) / n is 1 for two GPUs.
+    # Bus bytes are the bytes times 2 (n - 1) / n, which is 1 for two GPUs.
     assert all(abs(row["bus_bytes_per_second"] * row["us"] - 1e6 * row["bytes"]) < 1 for row in figures["all_reduce"])
     assert figures["machine"]["timed_by"] == "host" and "the device is emulated" in figures["baselines"]
     # A plan without a kernel is listed with its reason and does not fail the stage.
@@ -331,7 +331,7 @@ def test_if_the_benchmark_program_dies_each_remaining_row_is_reported_as_failed(
     assert list(failed) == ["attention.llama-3-8b.b1.c4096", "attention.llama-3-8b.b16.c4096",
                             "prefill.llama-3-8b.c8192", "transformers.llama-3-8b", "decode.llama-3-8b.dense-bf16",
                             "bench.end"]
-    assert all("bench_gpu ended with 7" in text for name, text in failed.items() if name != "bench.end")
+    assert all("bench_gpu ended with exit code 7" in text for name, text in failed.items() if name != "bench.end")
     assert not run.whole_shapes
 
 

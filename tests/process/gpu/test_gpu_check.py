@@ -264,7 +264,7 @@ def test_a_stage_ends_when_its_time_is_up(bundle):
 
 
 def test_a_stage_whose_time_ends_during_the_build_is_reported_as_not_run(tmp_path, driver):
-    # The bundle of this checkout is packed at once, and its stage has no time.
+    # This checkout's bundle is packed at once, but no time is left for its stage.
     (tmp_path / "scripts").mkdir()
     for name in "gpu_check", "gpu_check.py":
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")

@@ -66,7 +66,7 @@ class HttpGateway:
 
     def ready(self):
         if self.process.poll() is not None:
-            raise RuntimeError(f"the gateway ended: {self.process.returncode}")
+            raise RuntimeError(f"the gateway ended with exit code {self.process.returncode}")
         try:
             self.last = self.chat("hi", max_tokens=1)
             return self.last[0] == 200

@@ -135,7 +135,7 @@ def numbers_of(shape, data):
 
 
 def in_file(family, config, folder):
-    """(name without "weight" or "bias" in the terms of the package, leaf, numbers), with experts stacked."""
+    """Yields (name in the package's terms without "weight" or "bias", leaf, numbers). Experts are stacked."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads")}
     experts = {}
     for name, (shape, data) in stored(folder).items():

@@ -32,8 +32,8 @@ struct KeyBiasSplit {
 // include its bias:
 // - Dimensions that RoPE does not rotate are left out. Their bias adds the same
 //   amount to the scores of all slots, which the softmax cancels.
-// - The four exact pairs of each head are left out. These are the pairs whose
-//   bias would make cached keys longest.
+// - The exact pairs of each head, at most four, are left out. These are the
+//   pairs whose bias would make cached keys longest.
 // - Other pairs that turn by at most 0.1 rad between the centre of a tile and
 //   its ends are tile pairs. Cached keys have only the difference between the
 //   bias as turned to the key's position and as turned to the tile's centre.
@@ -43,8 +43,9 @@ KeyBiasSplit SplitKeyBias(absl::Span<const float> bias, int64_t head_dim,
 
 // Divides all biases by one power of two and returns it
 // (KeyBiasParamsIn::unit). The bias of a pair is then a vector of length at
-// most 1. So the two values that the op key_bias computes for a pair of a query
-// are not longer than that pair.
+// most 1, so its products with a query's pair (u and v in
+// kernels/latents/key_bias.h) are at most as large as the length of that pair.
+// Larger products might not fit float16.
 float ScaleToUnits(std::vector<kernels::KeyBiasPair>* pairs);
 
 }  // namespace kvasir::worker

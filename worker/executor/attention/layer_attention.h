@@ -92,8 +92,8 @@ class LayerAttention {
     int64_t page_tokens = 0;
     bool prompts_as_rows = false;
     StepProfile* profile = nullptr;  // may be null
-    // May be null. If set, Run waits for the device and calls it. The layer
-    // must then have one full-rank key part.
+    // May be null. If set, Run waits for the device and calls the tap. The
+    // layer must then have one full-rank key part.
     const KeyTap* key_tap = nullptr;
     // The counter of codes that were clamped to their static range.
     kernels::DevicePtr<int64_t> clamped_codes;
@@ -198,7 +198,7 @@ class LayerAttention {
     std::vector<int64_t> lifted_column;  // [Hq]
   };
   // Activations of a step's tokens: one row per token. Rows begin `stride`
-  // floats apart.
+  // activations apart.
   struct Rows {
     kernels::DevicePtr<float> row;  // [T, row_columns] activations
     int64_t stride = 0;

@@ -43,7 +43,7 @@ TEST(StepGraphsTest, AllStepGraphsAreDroppedWhenTheBlobMayHaveMoved) {
 // Regression test: ranks dropped their graphs when the blob's address changed.
 // A rank whose new blob had the old address replayed a graph although the other
 // ranks did not.
-TEST(StepGraphsTest, ABlobCountsAPeakWhenItsSizeGrowsWhateverItsAddressIs) {
+TEST(StepGraphsTest, ABlobCountsItsPeaksBySizeWhateverItsAddressIs) {
   base::ThreadPool pool(1);
   kernels::CpuDevice device(&pool);
   StepBlob small(&device.allocator());

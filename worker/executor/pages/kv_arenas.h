@@ -74,7 +74,8 @@ class KvArenas {
     std::vector<Part> value;
     int64_t key_ring = -1;  // index in rings(); negative: no exact rows
     int64_t value_ring = -1;
-    // Has no eviction units if the layer evicts nothing.
+    // Has no eviction units (sets of KV heads that evict the same tokens) if
+    // the layer evicts nothing.
     kernels::SlotMetadata metadata;
     // For each KV head of this rank, its eviction unit.
     std::vector<int32_t> unit_of_head;

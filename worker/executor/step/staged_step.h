@@ -37,7 +37,7 @@ struct StagedStep {
   const SlotEvictions* evictions = nullptr;  // the step's evictions
   int64_t blob_peaks = 0;                    // see StepBlob::peaks
 
-  kernels::DevicePtr<const kernels::PagePair> copies;  // of bucket.copies
+  kernels::DevicePtr<const kernels::PagePair> copies;  // see CopyList::pairs
   kernels::DevicePtr<const int32_t> ids;               // [T]
   kernels::DevicePtr<const int32_t> token_sources;     // [T]
   kernels::DevicePtr<const int64_t> positions;         // [T]

@@ -46,7 +46,8 @@ absl::Status CheckNumbers(const SequenceStep& step) {
   const auto finite = [](float value) { return std::isfinite(value); };
   const Row rows[] = {
       {"temperature", sample.temperature(),
-       finite(sample.temperature()) && sample.temperature() >= 0, "0 or more"},
+       finite(sample.temperature()) && sample.temperature() >= 0,
+       "0 or more and finite"},
       {"top_k", static_cast<double>(sample.top_k()), sample.top_k() >= 0,
        "0 or more"},
       {"top_p", sample.top_p(), sample.top_p() > 0 && sample.top_p() <= 1,
@@ -197,7 +198,10 @@ absl::Status StepBatch::AddTokens(const SequenceStep& step,
                                 "without an id, and a sequence "
                                 "that has been sampled from; the step has ",
                                 step.num_tokens(), " tokens and ",
-                                step.token_ids_size(), " ids"));
+                                step.token_ids_size(), " ids",
+                                sequence.has_sampled
+                                    ? ""
+                                    : ", and the sequence has no sample yet"));
     }
   } else if (static_cast<uint32_t>(step.token_ids_size()) !=
              step.num_tokens()) {
@@ -326,8 +330,8 @@ absl::Status StepBatch::AddSample(const SequenceStep& step,
   KVASIR_RETURN_IF_ERROR(CheckNumbers(step));
   if (request.logit_bias_size() > kMaxBiases ||
       request.banned_ids_size() > kMaxBannedIds) {
-    return Wrong(id, absl::StrCat(request.logit_bias_size(), " biases and ",
-                                  request.banned_ids_size(),
+    return Wrong(id, absl::StrCat("has ", request.logit_bias_size(),
+                                  " biases and ", request.banned_ids_size(),
                                   " banned ids, the limits are ", kMaxBiases,
                                   " and ", kMaxBannedIds));
   }

@@ -88,9 +88,9 @@ struct ResultLayout {
   int64_t bytes = 0;
 };
 
-// Everything that the device needs for a step: written on the host and copied
-// to the device at once. The code that packs it runs twice, the first time only
-// to count bytes:
+// Everything that the device needs for a step: written on the host and uploaded
+// in one copy. The code that packs it runs twice, the first time only to count
+// bytes:
 //
 //   blob.StartCounting();
 //   Pack(&blob);

@@ -21,7 +21,7 @@ enum class StepPart : uint8_t {
   // Hadamard transforms
   kLifts,
   kAttention,
-  kEviction,  // evictions between steps; scoring counts as kAttention
+  kEviction,  // choosing and moving slots; scoring counts as kAttention
   kOutput,    // the output projection of attention
   kMlp,
   kNorms,

@@ -140,7 +140,8 @@ absl::StatusOr<SocketAddress> FindInterface(const std::string& interface) {
   return absl::NotFoundError(absl::StrCat(
       "'", interface,
       "' is neither an address of this machine nor the name of a network "
-      "interface with an address; this machine's interfaces: ",
+      "interface with an IPv4 address, or an IPv6 address that is not "
+      "link-local; this machine's interfaces: ",
       absl::StrJoin(names, ", ")));
 }
 
@@ -172,23 +173,24 @@ absl::StatusOr<GlooAddress> ParseGlooAddress(std::string_view text) {
       !absl::SimpleAtoi(fields[2], &shard.size) ||
       !absl::SimpleAtoi(fields[3], &address.chunk_bytes)) {
     return absl::InvalidArgumentError(
-        "must have four fields: a rank, the number of ranks and the size of a "
-        "chunk "
-        "in bytes as numbers, and a secret");
+        "must have, after the version, four fields: a rank, the number of "
+        "ranks and the size of a chunk in bytes as numbers below 2^63, and a "
+        "secret");
   }
   if (shard.size < 2 || shard.size > kMaxGlooRanks || shard.rank < 0 ||
       shard.rank >= shard.size || address.chunk_bytes < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "says rank ", shard.rank, " of ", shard.size, " and chunks of ",
         address.chunk_bytes, " bytes; want 2 to ", kMaxGlooRanks,
-        " ranks, a rank from 0 and below their number, and chunks of at least "
-        "1 byte"));
+        " ranks, a rank of at least 0 that is less than the number of ranks, "
+        "and chunks of at least 1 byte"));
   }
   address.secret = fields[4];
   if (address.secret.size() != kSecretDigits ||
       address.secret.find_first_not_of("0123456789abcdef") !=
           std::string::npos) {
-    return absl::InvalidArgumentError("the secret is not 32 hex digits");
+    return absl::InvalidArgumentError(
+        "the secret is not 32 lowercase hex digits");
   }
   if (fields.size() != kPorts + static_cast<size_t>(shard.size)) {
     return absl::InvalidArgumentError(

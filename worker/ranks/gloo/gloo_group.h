@@ -18,12 +18,12 @@ namespace kvasir::worker {
 //   ... exchange group->address() ...
 //   KVASIR_ASSIGN_OR_RETURN(auto collective, group->Connect(addresses));
 //
-// The collective sums in rank order, as deterministic runs need: each rank
-// sends its data to all others, a chunk at a time.
+// For a sum, each rank sends its data to all others, a chunk at a time, and
+// adds the data of all ranks in rank order, so that sums are deterministic.
 //
 // Owns, together with its collective: sockets, two threads, and memory for
 //   messages (GlooOptions::chunk_bytes). A child process would inherit the
-//   sockets, so a process must not start any while it has a group.
+//   sockets, so a process that has a group must not start child processes.
 // Errors: those of GlooMesh's methods of the same names.
 class GlooGroup {
  public:

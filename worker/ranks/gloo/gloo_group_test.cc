@@ -35,8 +35,8 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// The limit for calls that must not wait for a timeout: far below the timeouts,
-// and far above what a busy machine needs.
+// The limit for calls that must not wait for a timeout: far below the default
+// timeouts, and far above what a busy machine needs.
 constexpr absl::Duration kSoon = absl::Seconds(10);
 
 class GlooGroupTest : public ::testing::Test {
@@ -153,7 +153,7 @@ TEST_F(GlooGroupTest, CallsFailAtTheTimeoutIfARankMakesNoCall) {
       if (size == 2) {
         EXPECT_GE(absl::Now() - begin, timeout);
         EXPECT_EQ(ended.message(),
-                  "tensor-parallel rank 1 sent no message for 300ms");
+                  "tensor-parallel rank 1 did not respond for 300ms");
       }
       // The group stays dead: later calls return the same error at once.
       EXPECT_EQ(own.AllReduceSum(&data), ended);

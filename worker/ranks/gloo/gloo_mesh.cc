@@ -46,7 +46,8 @@ struct Header {
 };
 static_assert(sizeof(Header) == 32);
 
-constexpr size_t kControlBytes = 512;  // a Header and the text of a reason
+// The size of a control message: a Header and the reason to end the group.
+constexpr size_t kControlBytes = 512;
 constexpr size_t kAlignmentBytes = 64;
 
 // The size of the header that Gloo sends before each message. Gloo also sends
@@ -55,9 +56,9 @@ constexpr int64_t kPreambleBytes = 48;
 
 // Stands for no timeout, because Gloo does not wait at all if the timeout is 0.
 constexpr milliseconds kForever = std::chrono::hours(24 * 365 * 10);
-// A failed connection wakes the calling thread and the watcher at the same
-// time. The calling thread waits this long for the error that the watcher
-// finds.
+// A failed connection wakes the calling thread and the watcher thread (Watch)
+// at the same time. The calling thread waits this long for the error that the
+// watcher finds.
 constexpr std::chrono::seconds kVerdictTimeout(1);
 
 milliseconds ToMs(std::chrono::steady_clock::duration duration) {
@@ -278,7 +279,7 @@ absl::Status GlooMesh::ConnectPairs(Clock::time_point deadline) {
     };
     KVASIR_RETURN_IF_ERROR(failure());
     if (Clock::now() >= deadline) {
-      return lost(absl::StrCat("connecting to other ranks took ",
+      return lost(absl::StrCat("not all ranks were connected within ",
                                absl::FormatDuration(options_.connect_timeout)));
     }
     try {
@@ -466,7 +467,7 @@ absl::Status GlooMesh::WaitFor(int64_t peer, const Wait& wait) {
                                ? "a tensor-parallel rank"
                                : absl::StrCat("tensor-parallel rank ", peer);
   return Fail(absl::UnavailableError(
-      absl::StrCat(name, " sent no message for ",
+      absl::StrCat(name, " did not respond for ",
                    absl::FormatDuration(absl::FromChrono(timeout_)))));
 }
 

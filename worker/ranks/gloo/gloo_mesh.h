@@ -31,15 +31,15 @@ class UnboundBuffer;
 namespace kvasir::worker {
 
 struct GlooOptions {
-  plan::TpShard shard;  // in a group of at least 2 ranks
+  plan::TpShard shard;  // this rank, in a group of at least 2 ranks
   // A network interface of this machine, or one of its addresses, for all
   // traffic of the group. Use a network that only the ranks can reach: traffic
   // is not encrypted, and until Connect has ended, the ports accept
   // connections from any process. If such a process sends garbage, this process
   // ends, because Gloo throws an exception in its own thread.
   std::string interface;
-  // How long Connect waits until all ranks are connected. A connection that is
-  // begun just before that may take as long again.
+  // How long Connect waits until all ranks are connected. An attempt to connect
+  // that begins just before the end of this time may take as long again.
   absl::Duration connect_timeout = absl::Seconds(60);
   // How long a call waits for a message from another rank. Must be longer than
   // the longest time by which a rank may come late to a call.

@@ -201,8 +201,8 @@ TEST_F(GlooProcessTest, AllRanksEndAtOnceIfAConnectionIsCut) {
   }
 }
 
-// Gloo throws an exception in its own thread, which ends the process. This test
-// documents the behaviour: the rank never connects.
+// This test documents that Gloo then throws an exception in its own thread,
+// which ends the process before the rank connects.
 TEST_F(GlooProcessTest,
        InvalidBytesFromAProcessOutsideTheGroupEndARankThatWaitsForConnections) {
   const auto rank = StartRank({0, 2}, absl::Minutes(5), 100, -1);

@@ -97,8 +97,8 @@ void FollowerState::OnStart(const kvasir::v1::RankStart& start) {
   if (!fits(start.pages(), ready_.pages()) ||
       !fits(start.host_pages(), ready_.host_pages())) {
     return Violated(
-        absl::StrCat("a RankStart of pages that this rank does not "
-                     "have: ",
+        absl::StrCat("a RankStart whose page counts are negative, exceed "
+                     "this rank's, or are for other page groups: ",
                      PeerText(start.ShortDebugString())));
   }
   start_ = start;
@@ -137,8 +137,8 @@ void FollowerState::OnLost(const absl::Status& why) {
 void FollowerState::OnTime(absl::Time now) {
   const absl::Duration passed = now - last_time_;
   last_time_ = now;
-  // This process itself did not run for a while (it was stopped or swapped
-  // out). The leader's messages may wait in the socket, so the pause does not
+  // If this process itself did not run for a while (it was stopped or swapped
+  // out), the leader's messages may wait in the socket, so the pause does not
   // count as silence of the leader.
   if (passed > heartbeat_timeout_ / 2)
     last_message_ = std::min(now, last_message_ + passed);

@@ -17,8 +17,8 @@
 
 namespace kvasir::worker {
 
-// Construct it when the call to the leader has begun. The first message that it
-// sends is the RankHello.
+// Construct the object when the call to the leader has begun. Its first message
+// to the leader is the RankHello.
 //
 // Threads: one thread at a time may call methods.
 class FollowerState {

@@ -107,7 +107,7 @@ class Follower {
   FollowerState state_;
 };
 
-TEST(FollowerStateTest, AFollowerRunsStepsFromItsHelloUntilTheDrain) {
+TEST(FollowerStateTest, AFollowerRunsTheStepsOfItsLeaderUntilTheDrain) {
   Follower follower;
   EXPECT_THAT(follower.Sent(), ElementsAre(HasSubstr("hello { identity")));
   follower.Welcome();
@@ -225,8 +225,8 @@ INSTANTIATE_TEST_SUITE_P(
         {"StartWithMorePagesThanOffered", Phase::kReady,
          [](Follower* f) { f->Start(10, 4); },
          absl::StatusCode::kInvalidArgument,
-         "the leader sent a RankStart of pages that this rank does not have: "
-         "pages: 10 host_pages: 4"},
+         "the leader sent a RankStart whose page counts are negative, exceed "
+         "this rank's, or are for other page groups: pages: 10 host_pages: 4"},
         {"StepBeforeTheStart", Phase::kReady, [](Follower* f) { f->Step(1); },
          absl::StatusCode::kInvalidArgument,
          "the leader sent a StepPlan out of turn"},

@@ -25,7 +25,7 @@ RankFollower::~RankFollower() {
     stop_.Signal();
   }
   ticker_.join();
-  Abort(absl::CancelledError("its process has finished"));
+  Abort(absl::CancelledError("the process of this rank has finished"));
   MutexLock lock(&mutex_);
   while (working_) changed_.Wait(&mutex_);
 }
@@ -113,7 +113,7 @@ absl::Status RankFollower::FinishStep(const kvasir::v1::StepResult& result) {
 absl::Status RankFollower::FailStep(uint64_t step_id, const absl::Status& why) {
   {
     MutexLock lock(&mutex_);
-    // Real time instead of options_.clock, because a test's clock may not
+    // Uses real time, not options_.clock, because a test's clock may not
     // advance while this waits.
     const base::Clock& clock = base::Clock::Real();
     const absl::Time deadline = clock.Now() + kFirstReason;

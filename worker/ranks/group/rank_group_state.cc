@@ -68,7 +68,7 @@ void TakeLeast(const google::protobuf::RepeatedField<int64_t>& pages,
 }
 
 // Returns an error if a rank's page counts are not for the same page groups as
-// the leader's.
+// the leader's, or if one of them is below `least`.
 absl::Status ComparePages(const std::string& name, const char* what,
                           const google::protobuf::RepeatedField<int64_t>& pages,
                           const google::protobuf::RepeatedField<int64_t>& want,
@@ -168,7 +168,8 @@ void RankGroupState::OnMessage(LinkId link, FollowerMessage* message,
   if (num_bytes > size_t{kMaxFollowerMessageBytes}) {
     return OnBroken(
         link,
-        absl::StrCat(num_bytes, " bytes without the tiles, the limit is ",
+        absl::StrCat(num_bytes,
+                     " bytes (not counting weight tiles), the limit is ",
                      kMaxFollowerMessageBytes),
         now);
   }

@@ -598,8 +598,9 @@ TEST(RankGroupStateTest, OnlyTheWeightTilesOfALoadingRankMayBeLong) {
   EXPECT_THAT(
       group.state().status(),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               absl::StrCat("rank 2 (node, pid 12) sent ", kShort + 8,
-                            " bytes without the tiles, the limit is 65536")));
+               absl::StrCat(
+                   "rank 2 (node, pid 12) sent ", kShort + 8,
+                   " bytes (not counting weight tiles), the limit is 65536")));
 }
 
 TEST(RankGroupStateTest, TheLeaderListsTheRanksThatHaveJoined) {

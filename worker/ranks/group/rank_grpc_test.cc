@@ -447,7 +447,7 @@ class NonReadingCall final
   static std::shared_ptr<grpc::Channel> NewChannel(const std::string& target) {
     grpc::ChannelArguments arguments;
     // Turns off gRPC's bandwidth probe, which would enlarge the flow control
-    // window, so that more messages would fit.
+    // window. Then more messages would fit.
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
                                      arguments);

@@ -51,7 +51,7 @@ RankLeader::~RankLeader() {
     stop_.Signal();
   }
   ticker_.join();
-  Abort(absl::CancelledError("its process has finished"));
+  Abort(absl::CancelledError("the process of this rank has finished"));
   MutexLock lock(&mutex_);
   while (working_) changed_.Wait(&mutex_);
 }
@@ -133,8 +133,8 @@ absl::StatusOr<kvasir::v1::RankStart> RankLeader::WaitStarted(
     }
   }
   if (tiles.has_value()) {
-    // Called without the lock, so that heartbeats continue even if it takes
-    // long.
+    // Called without the lock, so that heartbeats continue even if `combine`
+    // takes long.
     const absl::StatusOr<CombinedIds> ids = options_.group.combine(*tiles);
     {
       MutexLock lock(&mutex_);
@@ -189,7 +189,7 @@ absl::Status RankLeader::FinishStep(const kvasir::v1::StepResult& own) {
 absl::Status RankLeader::FailStep(const absl::Status& why) {
   if (MayBeAConsequence(why)) {
     MutexLock lock(&mutex_);
-    // Real time instead of options_.clock, because a test's clock may not
+    // Uses real time, not options_.clock, because a test's clock may not
     // advance while this waits.
     const base::Clock& clock = base::Clock::Real();
     const absl::Time deadline = clock.Now() + kFirstReason;

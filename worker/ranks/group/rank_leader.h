@@ -82,8 +82,8 @@ class RankLeader {
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Sends a step to all followers. RESOURCE_EXHAUSTED if the plan is larger
-  // than kMaxLeaderMessageBytes; also the errors of RankGroupState::OnStep.
-  // These errors do not end the group.
+  // than RankLeaderOptions::max_message_bytes; also the errors of
+  // RankGroupState::OnStep. These errors do not end the group.
   absl::Status SendStep(const kvasir::v1::StepPlan& plan)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The leader's own rank has ended a step with the result `own`; the step must
@@ -139,8 +139,8 @@ class RankLeader {
   LinkId last_link_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
   bool working_ ABSL_GUARDED_BY(mutex_) = false;
-  // True once the group's end was handled, including a call of on_end if one
-  // was needed.
+  // True once the group's end was handled: on_end was queued, if it must be
+  // called.
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread ticker_;

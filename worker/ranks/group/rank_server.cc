@@ -23,7 +23,7 @@ namespace {
 
 using base::MutexLock;
 
-// How many more connections than followers are accepted. They are for callers
+// How many connections are accepted beyond kMaxTpSize. They are for callers
 // that are refused and for followers that reconnect.
 constexpr size_t kSpareConnections = 16;
 

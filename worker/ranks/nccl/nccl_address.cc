@@ -24,7 +24,7 @@ absl::StatusOr<nccl::UniqueId> ParseId(const std::string& digits) {
   if (digits.size() != kIdDigits ||
       digits.find_first_not_of("0123456789abcdef") != std::string::npos) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the id is not ", kIdDigits, " hex digits"));
+        absl::StrCat("the id is not ", kIdDigits, " lowercase hex digits"));
   }
   nccl::UniqueId id;
   const std::string bytes = absl::HexStringToBytes(digits);
@@ -61,14 +61,16 @@ absl::StatusOr<NcclAddress> ParseNcclAddress(std::string_view text) {
       !absl::SimpleAtoi(fields[2], &shard.size) ||
       !absl::SimpleAtoi(fields[3], &address.version)) {
     return absl::InvalidArgumentError(
-        "want a rank, the number of ranks and NCCL's version as numbers, and "
-        "an id");
+        "want a rank, the number of ranks and NCCL's version as numbers, then "
+        "an id or \"-\", and nothing more");
   }
   if (shard.size < 1 || shard.size > kMaxNcclRanks || shard.rank < 0 ||
       shard.rank >= shard.size) {
     return absl::InvalidArgumentError(absl::StrCat(
         "says rank ", shard.rank, " of ", shard.size, "; want 1 to ",
-        kMaxNcclRanks, " ranks, and a rank from 0 and below their number"));
+        kMaxNcclRanks,
+        " ranks, and a rank of at least 0 that is less than the number of "
+        "ranks"));
   }
   if ((fields[4] == "-") != (shard.rank != 0)) {
     return absl::InvalidArgumentError(
@@ -99,7 +101,7 @@ absl::StatusOr<nccl::UniqueId> ReadNcclAddresses(
     const plan::TpShard& shard = address->shard;
     if (shard != plan::TpShard{rank, own.shard.size}) {
       return refuse("belongs to rank ", shard.rank, " of ", shard.size,
-                    ", this group has ", own.shard.size, " ranks");
+                    ", not to rank ", rank, " of ", own.shard.size);
     }
     if (address->version != own.version) {
       return refuse("says that it has NCCL ", NcclVersionName(address->version),

@@ -76,9 +76,10 @@ TEST(NcclAddressTest, InvalidAddressesAreRefusedWithoutShowingTheId) {
           "rank 0 must have an id, and every other rank");
   refused(absl::StrCat("kvasir-nccl-1 1 2 22809 ", id),
           "rank 0 must have an id, and every other rank");
-  refused(good.substr(0, good.size() - 1), "the id is not 256 hex digits");
+  refused(good.substr(0, good.size() - 1),
+          "the id is not 256 lowercase hex digits");
   refused(absl::StrCat("kvasir-nccl-1 0 2 22809 ", id.substr(1), "G"),
-          "the id is not 256 hex digits");
+          "the id is not 256 lowercase hex digits");
   refused(std::string(2000, 'a'), "is 2000 bytes long");
 }
 
@@ -93,11 +94,11 @@ TEST(NcclAddressTest,
   std::vector<std::string> wrong = Addresses(3);
   std::swap(wrong[1], wrong[2]);
   refused(wrong,
-          "address of rank 1: belongs to rank 2 of 3, this group has 3 ranks");
+          "address of rank 1: belongs to rank 2 of 3, not to rank 1 of 3");
   wrong = Addresses(3);
   wrong[2] = FormatNcclAddress(Address(2, 4));
   refused(wrong,
-          "address of rank 2: belongs to rank 2 of 4, this group has 3 ranks");
+          "address of rank 2: belongs to rank 2 of 4, not to rank 2 of 3");
   wrong[2] = FormatNcclAddress(Address(2, 3, 22803));
   refused(wrong,
           "address of rank 2: says that it has NCCL 2.28.3, this rank has "

@@ -99,7 +99,7 @@ class NcclCommunicator {
   // when the stream has passed the call.
   absl::Status Mark(const char* name, kernels::LaunchStream& stream);
   absl::Status StandsStill(const char* call) const;
-  // Like Fail, but calls options_.on_failure first.
+  // Like Fail, but the first failure also calls options_.on_failure if in_use_.
   void FailAndReport(const absl::Status& reason);
 
   // The function that thread `watcher_` runs.

@@ -40,8 +40,8 @@ class NcclDeviceTest : public ::testing::TestWithParam<bool> {
       GTEST_SKIP() << "needs NCCL: " << group.status();
     }
     KVASIR_ASSERT_OK(group);
-    // NCCL uses the GPU that this thread has selected, which MakeTestDevice
-    // does.
+    // NCCL uses the GPU that this thread has selected. MakeTestDevice selects
+    // it.
     device_ = MakeTestDevice({});
     const std::vector<std::string> addresses = {(*group)->address()};
     auto connected = std::move(**group).Connect(addresses);

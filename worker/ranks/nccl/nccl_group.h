@@ -50,22 +50,22 @@ struct NcclOptions {
 // ranks exchange their addresses by other means, then all of them connect.
 //
 // A call of the collective enqueues work on a GPU's stream and returns. The
-// work is done when the stream has passed it. If it fails, the next call,
+// work is done when the stream has passed it. If the work fails, the next call,
 // status() and on_failure report the error. If a rank is gone, the others
 // notice that through NCCL (if they reach the rank over a network) or by a
 // timeout. A caller that knows it sooner, for example by heartbeats, should
 // call Abort, which returns at once. The destructor calls ncclCommAbort after a
 // failure, which may wait for other ranks on the same machine (NVIDIA's
-// documentation). So a process that must end does not destroy a collective
-// whose group is dead.
+// documentation). So a process that must end should exit without destroying a
+// collective whose group is dead.
 //
 // Reproducibility: after an all-reduce of NCCL all ranks have identical bits.
 // But the order of addition may change with NCCL's release, the number of
 // ranks, the size or the machine. Also, 16-bit sums are rounded after each
 // addition. Deterministic groups therefore do not use NCCL's sum.
 //
-// Owns: the communicator, a thread, and stream marks of its device. The
-//   collective must outlive the rank's device.
+// Owns: the communicator, a thread, and stream marks, which may outlive the
+//   rank's device (kernels::StreamMark).
 // Threads: see Collective. Begin sets environment variables, so call it before
 //   there are threads that read them.
 // Errors: INVALID_ARGUMENT or NOT_FOUND if an option is wrong. NOT_FOUND with

@@ -306,9 +306,8 @@ TEST(NcclGraphsTest, NoRankCapturesAStepAgainAfterItsCaptureFailedOnOneRank) {
   }
 }
 
-// The fault is in a call of the second replay. Before it come ten calls of the
-// first two steps, one call to agree about the capture, and the calls of the
-// first replay.
+// Call 18 hangs. The first two steps make ten calls, one call agrees about the
+// capture, and the first replay makes five. So call 18 is in the second replay.
 TEST(NcclGraphsTest, AReplayedStepFailsIfItMakesNoProgressUntilTheTimeout) {
   const FakeNcclFaults faults("1:18:hang");
   const GraphRun run = RunGraphs(true, {.call_timeout = absl::Seconds(2)});

@@ -101,7 +101,8 @@ std::vector<Fault> ReadFaults() {
     unsigned long long call = 0;
     char what[16] = "";
     if (std::sscanf(text, "%d:%llu:%15[a-z]", &fault.rank, &call, what) != 3) {
-      std::fprintf(stderr, "KVASIR_FAKE_NCCL: %s\n", text);
+      std::fprintf(stderr, "KVASIR_FAKE_NCCL: want RANK:CALL:FAULT, have: %s\n",
+                   text);
       std::abort();
     }
     fault.call = call;
@@ -337,7 +338,7 @@ class State {
   uint64_t calls_ = 0;
   int polls_ = 0;
   std::function<void()> late_;  // work to continue after a call (fault `late`)
-  // calls that the stream has reached (only the stream's thread uses this)
+  // How many calls the stream has reached. Only the stream's thread uses this.
   uint64_t came_ = 0;
   uint64_t steps_ = 0;  // chunks exchanged (only the stream's thread uses this)
   std::atomic<int> jobs_{0};  // enqueued jobs, and jobs in captured graphs
@@ -437,14 +438,18 @@ Result ncclCommInitRankConfig(CommHandle* comm, int size, UniqueId id, int rank,
                               Config* config) {
   if (config->size != sizeof(Config) || config->magic != 0xcafebeef ||
       config->version < 21800 || config->blocking != 0) {
-    return Refuse(Result::kInvalidArgument, "config");
+    return Refuse(
+        Result::kInvalidArgument,
+        "the size, magic, version or blocking of the config is wrong");
   }
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) {
-    return Refuse(Result::kInvalidArgument, "rank");
+    return Refuse(Result::kInvalidArgument,
+                  "the rank or the number of ranks is out of range");
   }
   int owner = 0, owned = -1;
   if (std::sscanf(id.bytes, "/proc/%d/fd/%d", &owner, &owned) != 2) {
-    return Refuse(Result::kInvalidArgument, "id");
+    return Refuse(Result::kInvalidArgument,
+                  "the id is not one of ncclGetUniqueId");
   }
   if (rank != 0 || owner != getpid()) owned = -1;
   const int file = open(id.bytes, O_RDWR | O_CLOEXEC);
