@@ -378,8 +378,11 @@ class LayerResolver {
     return absl::InvalidArgumentError(absl::StrCat(
         "layer ", layer_, " ", SideName(part.side), " part ", part.index,
         ": the ", width, " channels of rank ", shard_.rank, " of ", shard_.size,
-        " do not divide into ", runs, " runs of whole ranges of ", range,
-        " channels, as the plan requires: use fewer tensor-parallel ranks"));
+        " do not divide into ", runs,
+        part.explicit_runs ? " runs that are listed for all KV heads"
+                           : absl::StrCat(" runs of whole ranges of ", range,
+                                          " channels, as the plan requires"),
+        ": use fewer tensor-parallel ranks"));
   }
 
   const AttentionShape& shape_;

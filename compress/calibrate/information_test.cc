@@ -308,8 +308,7 @@ TEST_F(InformationTest, MoreLabelsPerPositionLowerTheErrorOfTheEstimate) {
   EXPECT_GT(sixteen, 0.0);
 }
 
-TEST_F(InformationTest,
-       FisherScoresDoNotChangeIfFisherInformationIsMeasuredToo) {
+TEST_F(InformationTest, MeasuringScoresAndInformationInOneRunChangesNeither) {
   const CalibrationSample sample = Sample(4, 12);
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun fisher, Run(sample, {}));
   KVASIR_ASSERT_OK_AND_ASSIGN(

@@ -17,8 +17,8 @@ namespace kvasir::compress {
 // TurboQuant's codes (Zandieh et al. 2025, algorithm 1), as vLLM stores them.
 // Random signs and a Hadamard matrix rotate the row, so that its numbers are
 // nearly normally distributed for any input. Each number is rounded to a
-// Lloyd-Max level. One float16 stores the row's length (2-norm), so that the
-// decoded row has the same length.
+// Lloyd-Max level. One float16 stores the scale with which the decoded row has
+// the length (2-norm) of the row.
 absl::StatusOr<at::Tensor> CodeRotated(const at::Tensor& rows, int64_t bits);
 
 // ggml's codes: each block of 32 numbers has one float16 scale. The scale of

@@ -21,8 +21,8 @@ struct CommutingOptions {
   // How the heads of a group are weighted. The plan records the weighting, so
   // that ApplyLayerPlan uses the same one.
   CommutingWeights weights;
-  // By default all layers keep the same share. With kEnergy, a layer's share
-  // grows with the weighted energy of its keys.
+  // By default all layers keep the same share of their numbers. With kEnergy, a
+  // layer's share grows with the weighted energy of its keys.
   BudgetOptions budget = {.score = BudgetScore::kUniform};
   // kSvd uses only the weights; with any other value the factors are whitened
   // by the calibration inputs.

@@ -315,7 +315,7 @@ TEST_F(CudaDeviceTest, TheErrorSaysWhyACopyIsRefused) {
   KVASIR_EXPECT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
 }
 
-TEST_F(CudaDeviceTest, EveryStreamSeesEarlierWritesOfTheHost) {
+TEST_F(CudaDeviceTest, WritesOfSeveralThreadsHaveArrivedWhenTheyEnd) {
   Make();
   constexpr int kWriters = 4, kWrites = 200, kBytes = 100;
   const DeviceBuffer memory = Memory(kWriters * kWrites * kBytes);

@@ -52,12 +52,13 @@ class Stream {
   // later copy allocates memory.
   virtual absl::Status ReserveCopies(size_t) { return absl::OkStatus(); }
 
-  // The bytes of packed weights that the matmuls of this stream have read from
-  // memory so far, including the padding of the last panel. The number is
-  // computed, not measured. The SIMD matmul counts a weight once for each part
-  // into which it divides the rows. There is only one part unless there are
-  // fewer panels than threads. The reference matmul counts a weight once per
-  // row. Biases and activations are not counted. May be called from any thread.
+  // The bytes of packed weights that the matmuls of a CPU stream have read from
+  // memory so far (0 for a GPU), including the padding of the last panel. The
+  // number is computed, not measured. The SIMD matmul counts a weight once for
+  // each part into which it divides the rows. There is only one part unless
+  // there are fewer panels than threads. The reference matmul counts a weight
+  // once per row. Biases and activations are not counted. May be called from
+  // any thread.
   int64_t weight_bytes_read() const {
     return weight_bytes_read_.load(std::memory_order_relaxed);
   }

@@ -43,8 +43,8 @@ struct EvictionStep {
   int64_t kept_slots = 0;
 };
 // Checks the counts and weights in a step's evictions, but does not read the
-// tables. Returns INVALID_ARGUMENT if one is out of range; the text names the
-// eviction, the value and the limit.
+// block tables to which they point. Returns INVALID_ARGUMENT if one is out of
+// range; the text names the eviction, the value and the limit.
 absl::StatusOr<EvictionStep> CheckEvictions(
     int64_t num_units, absl::Span<const Eviction> evictions);
 

@@ -156,7 +156,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{1, 4, DType::kBf16, {{64, 160}, {64, 24}}},
                       Case{7, 3, DType::kF16, {{33, 8}, {33, 96}, {33, 41}}},
                       Case{53, 2, DType::kBf16, {{64, 300}, {64, 64}}},
-                      // The inputs are wider than kLiftBlockK (512).
+                      // Inputs wider than kLiftBlockK (512) are multiplied in
+                      // several passes.
                       Case{5, 2, DType::kF32, {{600, 40}, {1100, 40}}},
                       Case{0, 1, DType::kF32, {{16, 24}}}));
 

@@ -1,7 +1,7 @@
 // log_softmax on a GPU: one CTA per row, with the same bits as on a CPU. A
-// group of four threads computes a block of 1024 logits, in the 16 lanes and
-// the order of log_softmax.h. With a vocabulary of 128K ids, each group has
-// one block.
+// group of threads (4 if rows are aligned, otherwise 16) computes a block of
+// 1024 logits, in the 16 lanes and the order of log_softmax.h. With aligned
+// rows of 128K logits, each group has one block.
 //
 // Layout: float32 logits, rows row_stride apart. If rows consist of whole,
 // aligned packs of 16 bytes, a warp reads eight runs of 64 bytes at a time.

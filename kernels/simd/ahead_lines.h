@@ -21,18 +21,24 @@ inline const bool kAsksForFirstLevel = [] {
 inline constexpr bool kAsksForFirstLevel = false;
 #endif
 
-// Prefetches the line at `address` at least into the level-2 cache. Always
-// inlined, because g++ removes calls to functions that only prefetch. Functions
-// that only call this one must be inlined too.
+// Prefetches the lines from `begin` to `end` at least into the level-2 cache.
+// Always inlined, because g++ removes calls to functions that only prefetch.
+// Functions that only call this one must be inlined too.
 #if defined(__GNUC__)
-__attribute__((always_inline)) inline void AskForLine(const char* address) {
+__attribute__((always_inline)) inline void AskForLines(const char* begin,
+                                                       const char* end) {
+  constexpr int kLineBytes = 64;
   if (kAsksForFirstLevel) {
-    __builtin_prefetch(address, 0, 3);
+    for (; begin < end; begin += kLineBytes) __builtin_prefetch(begin, 0, 3);
   } else {
-    __builtin_prefetch(address, 0, 2);
+    for (; begin < end; begin += kLineBytes) __builtin_prefetch(begin, 0, 2);
   }
 }
+__attribute__((always_inline)) inline void AskForLine(const char* address) {
+  AskForLines(address, address + 1);
+}
 #else
+inline void AskForLines(const char*, const char*) {}
 inline void AskForLine(const char*) {}
 #endif
 
@@ -73,29 +79,39 @@ class AheadLines {
     read_ = block_end_;
     block_end_ = lines_;
     if (read_ == 0) allowed_ = std::min(lines_, kLead);
-    while (asked_ < read_ && FindPiece()) Pass(read_ - asked_);
-    allowed_ = std::max(allowed_, asked_);
+    while (asked() < read_ && FindPiece()) Pass(read_ - asked());
+    allowed_ = std::max(allowed_, asked());
+    SetStop();
   }
   // The reader must call this before it reads the next `bytes` bytes. First
   // prefetches all lines that are allowed but not yet prefetched. Then allows
   // prefetches of about `bytes` more bytes. So if many pieces are added late,
   // they are not prefetched all at once.
   void Read(int64_t bytes) {
-    AskFor(allowed_ - asked_);
+    AskFor(allowed_ - asked());
     const int64_t lines = LinesOf(bytes);
     read_ = std::min(read_ + lines, block_end_);
     allowed_ = std::max(allowed_, std::min({allowed_ + lines + (lines + 7) / 8,
                                             read_ + kLead, lines_}));
+    SetStop();
   }
 
   // Prefetches the next `lines` lines, or as many of them as are allowed.
-  void Ask(int64_t lines = 1) { AskFor(std::min(lines, allowed_ - asked_)); }
+  // Kernels call this in their inner loops. Mostly the lines are in one piece,
+  // which takes a few instructions.
+  void Ask(int64_t lines = 1) {
+    const char* const begin = next_;
+    const char* const end = begin + lines * kLineBytes;
+    if (end > stop_) return AskFor(std::min(lines, allowed_ - asked()));
+    next_ = end;
+    AskForLines(begin, end);
+  }
   // Returns the address of the next `bytes` bytes of the queue, which the
   // caller must prefetch itself. Returns null if they are not contiguous, or if
   // prefetching them is not allowed yet.
   const char* Take(int64_t bytes) {
     const int64_t lines = LinesOf(bytes);
-    if (lines > allowed_ - asked_ || !FindPiece() ||
+    if (lines > allowed_ - asked() || !FindPiece() ||
         lines > LinesOf(end_ - next_)) {
       return nullptr;
     }
@@ -114,6 +130,9 @@ class AheadLines {
   static int64_t LinesOf(int64_t bytes) {
     return (bytes + kLineBytes - 1) / kLineBytes;
   }
+  // Returns the position of the next line.
+  int64_t asked() const { return piece_end_ - LinesOf(end_ - next_); }
+
   // Sets next_ and end_ to the rest of the piece that holds the next line.
   // Returns false if no line is left.
   bool FindPiece() {
@@ -121,30 +140,37 @@ class AheadLines {
     if (taken_ == added_) return false;
     next_ = pieces_[taken_ % kMostPieces].begin;
     end_ = pieces_[taken_++ % kMostPieces].end;
+    piece_end_ += LinesOf(end_ - next_);
+    SetStop();
     return true;
   }
-  // Skips at most `lines` lines of the current piece. Returns how many were
-  // skipped.
-  int64_t Pass(int64_t lines) {
-    lines = std::min(lines, LinesOf(end_ - next_));
-    next_ += lines * kLineBytes;
-    asked_ += lines;
-    return lines;
+  // Must be called after each change of the piece or of allowed_.
+  void SetStop() {
+    const int64_t lines = std::min(LinesOf(end_ - next_), allowed_ - asked());
+    stop_ = next_ + std::max<int64_t>(lines, 0) * kLineBytes;
+  }
+  // Skips at most `lines` lines of the current piece.
+  void Pass(int64_t lines) {
+    next_ += std::min(lines, LinesOf(end_ - next_)) * kLineBytes;
   }
   void AskFor(int64_t lines) {
     while (lines > 0 && FindPiece()) {
-      const char* next = next_;
-      const int64_t count = Pass(lines);
-      for (int64_t i = 0; i < count; ++i, next += kLineBytes) AskForLine(next);
-      lines -= count;
+      const char* const begin = next_;
+      Pass(lines);
+      AskForLines(begin, next_);
+      lines -= (next_ - begin) / kLineBytes;
     }
   }
 
+  // The next line, or the end of the piece if all its lines are prefetched.
+  // It may be up to a line after end_, because pieces end inside lines.
   const char* next_ = nullptr;
   const char* end_ = nullptr;
+  // The end of the lines of this piece that may be prefetched.
+  const char* stop_ = nullptr;
   // Positions in the queue, counted in lines from the first line that was
   // added.
-  int64_t asked_ = 0;
+  int64_t piece_end_ = 0;
   int64_t allowed_ = 0;
   int64_t read_ = 0;
   int64_t block_end_ = 0;

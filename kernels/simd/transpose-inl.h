@@ -73,6 +73,29 @@ HWY_INLINE void Transpose(WordVec* rows) {
 #endif
 }
 
+// Sets rows[i] = first + i * stride for `count` rows. Written with vectors,
+// because compilers need several instructions for each address.
+inline void FillRows(const char* first, int64_t stride, int64_t count,
+                     const char** rows) {
+  int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  static_assert(sizeof(first) == sizeof(uint64_t), "pointers have 64 bits");
+  const hn::Repartition<uint64_t, Words> d64;
+  constexpr int64_t kAtOnce = kVecLanes / 2;
+  if (count >= 2 * kAtOnce) {
+    for (; i < kAtOnce; ++i) rows[i] = first + i * stride;
+    const auto step = hn::Set(d64, static_cast<uint64_t>(stride * kAtOnce));
+    auto* const bits = reinterpret_cast<uint64_t*>(rows);
+    auto addresses = hn::LoadU(d64, bits);
+    for (; i + kAtOnce <= count; i += kAtOnce) {
+      addresses = hn::Add(addresses, step);
+      hn::StoreU(addresses, d64, bits + i);
+    }
+  }
+#endif
+  for (; i < count; ++i) rows[i] = first + i * stride;
+}
+
 // Sets out[i * out_stride + s] to number `first + i` of row s, for all i and s
 // below kVecLanes.
 template <typename T>

@@ -36,8 +36,9 @@ struct EvictionLimits {
   bool evicts() const;
 };
 
-// Returns the limits that follow from the plan. The caller sets `min_budget`,
-// `max_slots`, and each group's `num_pages` and `pages.page_tokens`.
+// Returns the limits that follow from the plan: each group's eviction counts
+// and `least_slots`. The caller must set everything else, such as `min_budget`,
+// `max_slots`, and each group's `num_pages` and `pages`.
 EvictionLimits EvictionLimitsOf(const plan::ResolvedPlan& plan);
 
 // Returns INVALID_ARGUMENT if `min_budget` is set although the plan evicts

@@ -180,8 +180,8 @@ absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          WeightSource* source,
                                          const MatrixFormat& format);
 
-// Counts the bytes, in whole tiles, that LoadWeights would read from the source
-// on this rank.
+// Counts the bytes that LoadWeights would read from the source on this rank, in
+// whole tiles of the checkpoint (model/checkpoint/fingerprint.h).
 absl::StatusOr<int64_t> CountReadBytes(const model::DecoderSpec& spec,
                                        std::shared_ptr<const ServedPlan> plan,
                                        WeightSource* source);

@@ -688,11 +688,6 @@ class BlockLoader {
     return bytes;
   }
 
-  static void FillAddresses(const char* first, int64_t stride, int64_t count,
-                            const char** to) {
-    for (int64_t i = 0; i < count; ++i) to[i] = first + i * stride;
-  }
-
   void Find(const LatentPartArgs& part, const LatentGroup& group) {
     if (found_part_ == &part && found_group_ == &group) return;
     found_part_ = &part;
@@ -718,14 +713,13 @@ class BlockLoader {
       const char* readable =
           static_cast<const char*>(part.arena) + (page + 1) * part.page_bytes;
       const int64_t first = s - block_;
-      FillAddresses(codes, group.codes.stride_bytes, count,
-                    found_.codes + first);
-      std::fill_n(found_.readable + first, count, readable);
+      FillRows(codes, group.codes.stride_bytes, count, found_.codes + first);
+      FillRows(readable, 0, count, found_.readable + first);
       found_.room = std::min<int64_t>(
           found_.room, readable - found_.codes[first + count - 1]);
       if (group.num_runs > 0 && part.static_scale == nullptr) {
-        FillAddresses(ranges, group.params.stride_bytes, count,
-                      found_.ranges + first);
+        FillRows(ranges, group.params.stride_bytes, count,
+                 found_.ranges + first);
       }
       s += count;
     }

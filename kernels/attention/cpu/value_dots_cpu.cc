@@ -51,7 +51,8 @@ void ValueDots(int64_t rows, const ValueDotsArgs& args) {
 // plane of a slot is read in columns of 16 bytes. A column fills one 128-bit
 // block of a vector.
 struct SlotBytes {
-  const char* low[kSlots];
+  const char* const* low;  // [64]
+  int64_t low_begin;       // the byte of low[s] at which the piece begins
   // The bytes of the high plane for column i of slot s: at high[s] + 16 * i.
   const char* high[kSlots];
 };
@@ -97,18 +98,30 @@ class SlotReader {
     const int64_t low_end = (place.low_bit + args.width * kLow + 7) / 8;
     const bool in_place = place.low_bit % 8 == 0 &&
                           place.low_bit / 8 + 16 * columns_ <= args.room;
-    std::fill_n(found_.low, kSlots, kZeros);
-    std::fill_n(found_.high, kSlots, kZeros);
-    for (int64_t s = args.begin; s < args.end; ++s) {
-      const char* const slot = args.slots[s];
-      if (in_place) {
-        found_.low[s] = slot + place.low_bit / 8;
-      } else {
-        char* const copy = low_copy_ + s * kCopyBytes;
-        CopyBits(slot, place.low_bit, bytes, slot + low_end, copy);
-        found_.low[s] = copy;
+    const bool all = args.begin == 0 && args.end == kSlots;
+    found_.low = low_;
+    found_.low_begin = 0;
+    if (in_place && all) {
+      found_.low = args.slots;
+      found_.low_begin = place.low_bit / 8;
+    } else {
+      std::fill_n(low_, kSlots, kZeros);
+      for (int64_t s = args.begin; s < args.end; ++s) {
+        const char* const slot = args.slots[s];
+        if (in_place) {
+          low_[s] = slot + place.low_bit / 8;
+        } else {
+          char* const copy = low_copy_ + s * kCopyBytes;
+          CopyBits(slot, place.low_bit, bytes, slot + low_end, copy);
+          low_[s] = copy;
+        }
       }
-      if constexpr (kHigh > 0) CopyHigh(args, slot, s);
+    }
+    if constexpr (kHigh > 0) {
+      if (!all) std::fill_n(found_.high, kSlots, kZeros);
+      for (int64_t s = args.begin; s < args.end; ++s) {
+        CopyHigh(args, args.slots[s], s);
+      }
     }
   }
 
@@ -139,6 +152,7 @@ class SlotReader {
 
   SlotBytes found_;
   int64_t columns_;
+  const char* low_[kSlots];
   alignas(64) char low_copy_[kSlots * kCopyBytes];
   // If codes have two planes, the low plane of a piece has at most 64 bytes.
   alignas(64) char high_copy_[Kind::kHighBits > 0 ? kSlots* kCopyBytes / 2 : 1];
@@ -260,7 +274,8 @@ void UnpackValues(const SlotBytes& found, int64_t columns, ByteVec table,
       const int64_t s = 4 * Shape::kQuads * j;
       ByteVec slots[4];
       for (int i = 0; i < 4; ++i) {
-        slots[i] = LoadColumns<Shape>(found.low + s + i, 16 * column);
+        slots[i] = LoadColumns<Shape>(found.low + s + i,
+                                      found.low_begin + 16 * column);
       }
       WordVec words[4];
       InterleaveSlots(slots, words);
@@ -348,16 +363,48 @@ HWY_INLINE void MultiplyNumbers(const uint8_t* numbers,
   });
 }
 
-// Adds four sums: c[i] = fma(unit, sums[i], c[i]).
-HWY_INLINE void AddFour(float unit, const float* sums, float* c) {
-#if HWY_TARGET == HWY_EMU128
-  for (int i = 0; i < 4; ++i) c[i] = std::fma(unit, sums[i], c[i]);
-#else
-  const hn::Full128<float> four;
-  hn::StoreU(
-      hn::MulAdd(hn::Set(four, unit), hn::Load(four, sums), hn::LoadU(four, c)),
-      four, c);
-#endif
+// Converts a vector of sums to float32 and adds it to its channels:
+// c[i] = fma(unit, sums[i], c[i]), for the first `count` lanes.
+HWY_INLINE void AddSums(float unit, WordVec sums, int64_t count, float* c) {
+  const Vec floats = hn::ConvertTo(kFloats, hn::BitCast(kInts, sums));
+  if (count >= kVecLanes) {
+    hn::StoreU(Fma(Broadcast(unit), floats, LoadFloats(c)), kFloats, c);
+    return;
+  }
+  HWY_ALIGN float lanes[kVecLanes];
+  hn::Store(floats, kFloats, lanes);
+  for (int64_t i = 0; i < count; ++i) c[i] = std::fma(unit, lanes[i], c[i]);
+}
+
+// Block b of sums[k] has four channels of column b, and the next four are in
+// sums[k + 1]. Writes vectors of neighbouring channels of a column to `merged`,
+// one for each column of the shape.
+template <class Shape>
+HWY_INLINE void MergeBlocks(const WordVec* sums,
+                            WordVec (&merged)[Shape::kWide]) {
+  if constexpr (kBlocks == 1) {
+    merged[0] = sums[0];
+  } else {
+    const auto even = [&](int k) {
+      return hn::OddEvenBlocks(hn::SwapAdjacentBlocks(sums[k + 1]), sums[k]);
+    };
+    const auto odd = [&](int k) {
+      return hn::OddEvenBlocks(sums[k + 1], hn::SwapAdjacentBlocks(sums[k]));
+    };
+    if constexpr (kBlocks == 2) {
+      merged[0] = even(0);
+      if constexpr (Shape::kWide > 1) merged[1] = odd(0);
+    } else {
+      merged[0] = hn::ConcatLowerLower(kWords, even(2), even(0));
+      if constexpr (Shape::kWide > 1) {
+        merged[1] = hn::ConcatLowerLower(kWords, odd(2), odd(0));
+      }
+      if constexpr (Shape::kWide > 2) {
+        merged[2] = hn::ConcatUpperUpper(kWords, even(2), even(0));
+        merged[3] = hn::ConcatUpperUpper(kWords, odd(2), odd(0));
+      }
+    }
+  }
 }
 
 // Adds the sums of one row to its channels. Channel (16 * column + byte) *
@@ -367,46 +414,47 @@ void AddTotals(const int32_t* totals, int64_t columns, int64_t width,
                const WeightDigits& digits, float* c) {
   constexpr int kPlaces = Kind::kPerByte;
   constexpr int kTogether = kPlaces < 4 ? kPlaces : 4;
+  // Every iteration orders the sums of kTaken words, so that sums[k] has
+  // channels 4 k to 4 k + 3 of these words.
+  constexpr int kTaken = kPlaces < 4 ? 4 / kPlaces : 1;
   const IntVec offset =
       hn::Set(kInts, Kind::kLowBits == 8 ? 128 * digits.sum : 0);
   for (int64_t column = 0; column < columns; column += Shape::kWide) {
-    for (int v = 0; v < 4; ++v) {
-      for (int place = 0; place < kPlaces; place += kTogether) {
-        const int32_t* from =
-            totals +
-            ((column / Shape::kWide * 4 + v) * kPlaces + place) * kVecLanes;
-        WordVec sums[4];
-        for (int i = 0; i < kTogether; ++i) {
-          sums[i] = hn::BitCast(
-              kWords, hn::Add(hn::LoadU(kInts, from + i * kVecLanes), offset));
-        }
-        if constexpr (kTogether == 2) {
-          const WordVec lower = hn::InterleaveLower(kWords, sums[0], sums[1]);
-          sums[1] = hn::InterleaveUpper(kWords, sums[0], sums[1]);
-          sums[0] = lower;
-        } else if constexpr (kTogether == 4) {
-          TransposeBlocksOf4(sums);
-        }
-        for (int i = 0; i < kTogether; ++i) {
-          HWY_ALIGN float floats[kVecLanes];
-          hn::Store(hn::ConvertTo(kFloats, hn::BitCast(kInts, sums[i])),
-                    kFloats, floats);
-          for (int block = 0; block < Shape::kWide; ++block) {
-            // Each of the kTogether vectors has the next 4 / kTogether bytes.
-            const int64_t byte =
-                16 * (column + block) + 4 * v + i * 4 / kTogether;
-            const int64_t channel = byte * kPlaces + place;
-            const float* const four = floats + 4 * block;
-            if (channel + 4 <= width) {
-              AddFour(digits.unit, four, c + channel);
-              continue;
-            }
-            for (int64_t k = channel; k < width; ++k) {
-              c[k] = std::fma(digits.unit, four[k - channel], c[k]);
-            }
+    for (int word = 0; word < 4; word += kTaken) {
+      WordVec sums[kTaken * kPlaces];
+      ForEach<kTaken>([&](auto w) KVASIR_INLINE_LAMBDA {
+        ForEach<kPlaces / kTogether>([&](auto part) KVASIR_INLINE_LAMBDA {
+          const int32_t* from =
+              totals + ((column / Shape::kWide * 4 + word + w) * kPlaces +
+                        part * kTogether) *
+                           kVecLanes;
+          WordVec own[4];
+          for (int i = 0; i < kTogether; ++i) {
+            IntVec sum = hn::LoadU(kInts, from + i * kVecLanes);
+            if constexpr (Kind::kLowBits == 8) sum = hn::Add(sum, offset);
+            own[i] = hn::BitCast(kWords, sum);
           }
+          if constexpr (kTogether == 2) {
+            const WordVec lower = hn::InterleaveLower(kWords, own[0], own[1]);
+            own[1] = hn::InterleaveUpper(kWords, own[0], own[1]);
+            own[0] = lower;
+          } else if constexpr (kTogether == 4) {
+            TransposeBlocksOf4(own);
+          }
+          for (int i = 0; i < kTogether; ++i) {
+            sums[w * kPlaces + i * (kPlaces / kTogether) + part] = own[i];
+          }
+        });
+      });
+      ForEach<kTaken * kPlaces / kBlocks>([&](auto set) KVASIR_INLINE_LAMBDA {
+        WordVec merged[Shape::kWide];
+        MergeBlocks<Shape>(sums + set * kBlocks, merged);
+        for (int block = 0; block < Shape::kWide; ++block) {
+          const int64_t channel =
+              (16 * (column + block) + 4 * word) * kPlaces + set * kVecLanes;
+          AddSums(digits.unit, merged[block], width - channel, c + channel);
         }
-      }
+      });
     }
   }
 }

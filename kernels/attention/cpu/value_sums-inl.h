@@ -9,9 +9,9 @@
 #endif
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 
 #include "hwy/highway.h"
@@ -285,7 +285,7 @@ class ValueSums {
         if (run < 0 || (in_slots && pieces[i].run != run)) {
           run = pieces[i].run;
           CutWeights(rows, in_slots ? loader_.scales(i) : nullptr,
-                     value.level_step, digits);
+                     value.level_step, pieces[i].place.bits() == 8, digits);
         }
         ValueDotsArgs args = {};
         args.slots = slots.codes;
@@ -307,55 +307,56 @@ class ValueSums {
 
   // Writes the digits of the rows' weights for the block's slots, times `scale`
   // [64] if it is not null. The units are multiplied by `step`. Slots that a
-  // row does not read get 0.
-  void CutWeights(RowRange rows, const float* scale, float step,
+  // row does not read get 0. Sets the sums of the integers only if `sums`.
+  void CutWeights(RowRange rows, const float* scale, float step, bool sums,
                   WeightDigits* digits) const {
-    std::fill_n(digits, rows.size(), WeightDigits());
+    int64_t next = rows.begin;
+    const auto clear = [&](int64_t end) {
+      for (; next < end; ++next) digits[next - rows.begin] = WeightDigits();
+    };
     unit_.ForValueSlots(read_, rows, loader_.block(),
                         [&](RowRange own, VisibleRange visible) {
-                          for (int64_t r = own.begin; r < own.end; ++r) {
-                            CutRow(Weights() + r * kBlock, visible, scale, step,
-                                   digits + (r - rows.begin));
+                          clear(own.begin);
+                          HWY_ALIGN float masked[kBlock];
+                          for (; next < own.end; ++next) {
+                            CutRow(WeightsOf(next, visible, masked), scale,
+                                   step, sums, digits + (next - rows.begin));
                           }
                         });
+    clear(rows.end);
   }
-  static void CutRow(const float* weights, VisibleRange visible,
-                     const float* scale, float step, WeightDigits* digits) {
-    HWY_ALIGN float scaled[kBlock] = {};
-    std::copy(weights + visible.begin, weights + visible.end,
-              scaled + visible.begin);
-    Vec largest = hn::Zero(kFloats);
-    bool finite = true;
+  static void CutRow(const float* weights, const float* scale, float step,
+                     bool sums, WeightDigits* digits) {
+    const hn::RebindToSigned<Floats> d32;
+    HWY_ALIGN float scaled[kBlock];
+    // The bits of magnitudes, as integers, have the same order as the
+    // magnitudes. Infinity and then NaN are above all numbers.
+    auto largest = hn::Zero(d32);
     for (int64_t s = 0; s < kBlock; s += kVecLanes) {
-      Vec x = hn::Load(kFloats, scaled + s);
-      if (scale != nullptr) {
-        x = hn::Mul(x, LoadFloats(scale + s));
-        hn::Store(x, kFloats, scaled + s);
-      }
-      const Vec size = hn::Abs(x);
-      finite = finite &&
-               hn::AllTrue(kFloats, hn::Le(size, Broadcast(kGreatestFloat)));
-      largest = hn::Max(largest, size);
+      Vec x = LoadFloats(weights + s);
+      if (scale != nullptr) x = hn::Mul(x, LoadFloats(scale + s));
+      hn::Store(x, kFloats, scaled + s);
+      largest = hn::Max(largest, hn::BitCast(d32, hn::Abs(x)));
     }
-    const DigitScale cut =
-        DigitScale::Of(finite ? hn::GetLane(hn::MaxOfLanes(kFloats, largest))
-                              : std::numeric_limits<float>::infinity(),
-                       kMostWeightDigits);
+    const DigitScale cut = DigitScale::Of(
+        std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(d32, largest))),
+        kMostWeightDigits);
+    if (cut.inverse == 0.0f) *digits = WeightDigits();
     digits->unit = cut.unit * step;
     if (cut.inverse == 0.0f) return;
-    const hn::RebindToSigned<Floats> d32;
     const hn::Rebind<uint8_t, Floats> d8;
+    const auto store = [&](hn::Vec<decltype(d32)> integers, uint8_t* to) {
+      hn::StoreU(hn::TruncateTo(d8, hn::BitCast(kWords, integers)), d8, to);
+    };
     auto sum = hn::Zero(d32);
     for (int64_t s = 0; s < kBlock; s += kVecLanes) {
       const auto integer = hn::NearestInt(
           hn::Mul(hn::Load(kFloats, scaled + s), Broadcast(cut.inverse)));
       sum = hn::Add(sum, integer);
-      hn::StoreU(hn::DemoteTo(d8, hn::ShiftRight<kDigitBits>(integer)), d8,
-                 digits->high + s);
-      hn::StoreU(hn::DemoteTo(d8, hn::And(integer, hn::Set(d32, 127))), d8,
-                 digits->low + s);
+      store(hn::ShiftRight<kDigitBits>(integer), digits->high + s);
+      store(hn::And(integer, hn::Set(d32, 127)), digits->low + s);
     }
-    digits->sum = hn::GetLane(hn::SumOfLanes(d32, sum));
+    digits->sum = sums ? hn::GetLane(hn::SumOfLanes(d32, sum)) : 0;
   }
 
   // For each run that begins in the chunk, adds the sum of weight * minimum
@@ -398,7 +399,8 @@ class ValueSums {
   }
 
   // Returns a row's weights. If values have exact slots, the weights of slots
-  // outside `visible` are replaced by zeros, in a copy at `masked`.
+  // outside `visible` are replaced by zeros, in a copy at `masked`. Otherwise
+  // the softmax has made them 0.
   const float* WeightsOf(int64_t r, VisibleRange visible, float* masked) const {
     const float* weights = Weights() + r * kBlock;
     const bool whole = visible.begin == 0 && visible.end == kBlock;

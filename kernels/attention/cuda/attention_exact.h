@@ -165,12 +165,13 @@ KVASIR_DEVICE uint32_t WeightsOf(bool as_exact, uint32_t pair) {
   return as_exact ? pair & negative & 0x7fff7fffu : pair & ~negative;
 }
 
-// Adds the products of the values `a` of 16 slots, from `slot` of the split on,
-// and the weights `b` of 8 rows, from `row` on. Computes each token separately,
-// with zeros in place of the values of slots that it does not see. If `mixed`,
-// values that the token reads in the other form (codes or exact rows) also
-// become zeros. Weights of 0 are not enough, because 0 times an infinite or NaN
-// value is not 0.
+// Adds to `sums` the products of 16 values `a` (of slots `slot`, `slot` + 1 and
+// so on of the split) and the weights `b` of rows `row` to `row` + 7. These
+// rows may belong to several query tokens that see different slots. So each
+// token gets products of its own, in which the values of slots that it does not
+// see are zeros. If `mixed`, so are values that the token reads in the other
+// form (as codes instead of exact rows, or the reverse). Weights of 0 are not
+// enough, because 0 times an infinite or NaN value is not 0.
 template <typename T, bool mixed>
 KVASIR_DEVICE void AddApart(const AttentionDevice& device, const Item& item,
                             bool as_exact, int32_t row, int64_t split,

@@ -26,8 +26,9 @@ absl::Status SetOne(absl::string_view setting, EmulatedDeviceOptions* options) {
     options->activations = DType::kF16;
   } else if (setting == "bf16") {
     options->activations = DType::kBf16;
-  } else if (!absl::ConsumePrefix(&setting, "seed=") ||
-             !absl::SimpleAtoi(setting, &options->emulator.seed)) {
+  } else if (absl::string_view seed = setting;
+             !absl::ConsumePrefix(&seed, "seed=") ||
+             !absl::SimpleAtoi(seed, &options->emulator.seed)) {
     return absl::InvalidArgumentError(
         absl::StrCat("the setting \"", setting,
                      "\" is invalid; want f32, f16, bf16 or seed=N, with N "

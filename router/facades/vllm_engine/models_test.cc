@@ -80,7 +80,8 @@ TEST(VllmEngineModelsTest, WithoutAServedTokenizerNoTokenizerPathIsReported) {
             "/nonexistent/a");
 }
 
-TEST(VllmEngineModelsTest, TheTotalLoadOfAllReplicasIsReportedForOneVllmRank) {
+TEST(VllmEngineModelsTest,
+     TheLoadOfAModelIsReportedInVllmsFieldsAndLimitedToInt32) {
   ModelStatus model = Served("a", "w");
   model.load = {.running = 3,
                 .waiting = 2,

@@ -1,6 +1,6 @@
-// Runs whole models on ranks that communicate through NCCL, and compares them
-// with the same ranks on CPUs. The ranks are threads, each with an emulated
-// GPU.
+// Runs whole models on ranks that communicate through the NCCL back end and a
+// fake NCCL library (testing/fake_nccl.cc), and compares them with the same
+// ranks on CPUs. The ranks are threads, each with an emulated GPU.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
