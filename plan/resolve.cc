@@ -21,8 +21,7 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// Eviction units are merged until their metadata takes less than this share of
-// a slot.
+// Units are merged until their metadata takes less than this share of a slot.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;
@@ -230,8 +229,8 @@ class LayerResolver {
   }
 
   // Returns the dimensions of a head that a use covers: those of its pairs, if
-  // it lists any. Without pairs, the only use of a rotated part covers all
-  // dimensions, and any other use covers those that RoPE does not rotate.
+  // it lists any; else all of a rotated part, or those that RoPE does not
+  // rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {
@@ -375,14 +374,14 @@ class LayerResolver {
                            : width % runs == 0 && width / runs % range == 0) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError(absl::StrCat(
-        "layer ", layer_, " ", SideName(part.side), " part ", part.index,
-        ": the ", width, " channels of rank ", shard_.rank, " of ", shard_.size,
-        " do not divide into ", runs,
-        part.explicit_runs ? " runs that are listed for all KV heads"
-                           : absl::StrCat(" runs of whole ranges of ", range,
-                                          " channels, as the plan requires"),
-        ": use fewer tensor-parallel ranks"));
+    const std::string equal =
+        absl::StrCat(runs, " runs of whole ranges of ", range, " channels");
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", layer_, " ", SideName(part.side), " part ",
+                     part.index, ": the ", width, " channels of rank ",
+                     shard_.rank, " of ", shard_.size, " do not divide into ",
+                     part.explicit_runs ? "the runs of all KV heads" : equal,
+                     ": use fewer tensor-parallel ranks"));
   }
 
   const AttentionShape& shape_;
