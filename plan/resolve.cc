@@ -228,8 +228,8 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // Returns the dimensions of a head that a use covers: those of its pairs, if
-  // it lists any; else all of a rotated part, or those that RoPE does not
+  // Returns the head's dimensions of a use: its pairs', if it lists any; all,
+  // if it is the only use of a rotated part; else those that RoPE does not
   // rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
@@ -360,8 +360,8 @@ class LayerResolver {
     return absl::OkStatus();
   }
 
-  // Checks that runs and ranges fit this rank's latents. ValidatePlan checks
-  // the whole model's, which are wider if each rank has its own basis.
+  // Checks the runs and ranges of this rank's latents; ValidatePlan, the
+  // model's.
   absl::Status CheckWidthsOfRank(const ResolvedPart& part) const {
     if (part.space != Space::kFull || part.bits.empty() ||
         part.transform != Transform::kBasisSequence) {
