@@ -228,9 +228,8 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // Returns the head's dimensions of a use: its pairs', if it lists any; all,
-  // if it is the only use of a rotated part; else those that RoPE does not
-  // rotate.
+  // Returns the dimensions of a use: its pairs' if it lists any; all if it is
+  // the only use of a rotated part; else those that RoPE does not rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {
@@ -360,8 +359,7 @@ class LayerResolver {
     return absl::OkStatus();
   }
 
-  // Checks the runs and ranges of this rank's latents; ValidatePlan, the
-  // model's.
+  // Like ValidatePlan, for the runs and ranges of this rank's latents.
   absl::Status CheckWidthsOfRank(const ResolvedPart& part) const {
     if (part.space != Space::kFull || part.bits.empty() ||
         part.transform != Transform::kBasisSequence) {
