@@ -149,8 +149,8 @@ std::vector<Case> Cases() {
        .value = kFullValue,
        .keys = {"complex after {0,3} R=8 R'=8 d=6 [] 16+0 bytes",
                 "complex after {1,2} R=4 R'=4 d=2 [] 8+0 bytes"}},
-      // The channels are sorted by their bits, so the channels of one pair are
-      // not next to each other.
+      // The complex channels are in order of falling bits (5, 3, 3), so the two
+      // of RoPE pair 3 are not neighbours. Runs list real parts first.
       {.name = "CommutingFallingBits",
        .key = R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
                  "pairs":[3,0,3],"rank_per_pair":[1,1,1]}]},

@@ -47,7 +47,7 @@ COUNTED = {
     "prefill": ([*SMALL_MODEL, "--steps", "1", "--fill", "prefill"], "--context", (32, 128)),
     **{f"attention {method}": (["attention", "--quick", "--shape", "tinyllama-1.1b", "--context", "2048", "--cached-tokens", "4096",
                                 "--threads", "1", "--method", method], "--pairs", (1, 5)) for method in METHODS},
-    "scheduler": (["scheduler", "--pairs", "1"], "--steps", (20, 100)),
+    "scheduler": (["scheduler", "--pairs", "1"], "--steps", (100, 500)),
     "router": (["proxy", "--pairs", "1", "--latency-requests", "10"], "--requests", (200, 600)),
 }
 VALGRIND = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]

@@ -7,7 +7,7 @@
 namespace kvasir::bench {
 namespace {
 
-TEST(GpuOptionsTest, ABenchmarkOfOnlyAttentionNeedsNoMatmulLibrary) {
+TEST(GpuOptionsTest, OnlyADeviceWithItsOwnProductsIsDeterministic) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto attention,
                               GpuOptions("cuda:3", Products::kOwn));
   EXPECT_TRUE(attention.deterministic);

@@ -54,8 +54,8 @@ TEST(SequencePagesTest, SidePagesAreCountedEvenForASequenceWithoutTokens) {
   EXPECT_EQ(pages.Held(17, 4), 8);
 }
 
-// Regression test: for this sequence, the cache once counted 65,536 pages and
-// the layout 13.
+// Regression test: for 2^20 tokens in chunks of 64, the cache once counted
+// 65,536 pages and the layout 13, but 9 is right.
 TEST(SequencePagesTest, LayoutAndCacheCountTheSameNumberOfPagesWithEviction) {
   PageGroupLayout evicting;
   evicting.eviction = {.budget_tokens = 128, .every_tokens = 16};

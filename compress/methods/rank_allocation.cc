@@ -134,7 +134,7 @@ absl::StatusOr<std::vector<int64_t>> RoundRanks(
 absl::StatusOr<std::vector<int64_t>> AllocateRanks(const RankPool& pool) {
   KVASIR_RETURN_IF_ERROR(CheckPool(pool));
   double least_score = 0;  // the least score above 0
-  int64_t most = 0;        // the sum of all max_rank
+  int64_t most = 0;        // the sum of copies * max_rank
   int64_t greatest = 0;
   for (const RankUnit& unit : pool.units) {
     if (unit.score > 0 && (least_score == 0 || unit.score < least_score)) {

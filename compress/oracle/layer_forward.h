@@ -44,8 +44,8 @@ class LayerObserver {
   virtual void OnKey(int64_t /*layer*/, const at::Tensor& /*key*/) {}
   virtual void OnRotatedKey(int64_t /*layer*/, const at::Tensor& /*key*/) {}
   virtual void OnValue(int64_t /*layer*/, const at::Tensor& /*value*/) {}
-  // All latents of a part side by side, [B, T, sum of R'], as they are coded:
-  // after basis and rotation, before HADAMARD_ONLINE.
+  // All latents of a part side by side, [B, T, sum of R'], after the basis and,
+  // if they are stored POST_ROPE, after RoPE. HADAMARD_ONLINE comes later.
   virtual void OnLatent(int64_t /*layer*/, plan::Side /*side*/, int /*part*/,
                         const at::Tensor& /*latent*/) {}
   // Returns whether OnCodes is to be called. By default it is not, because

@@ -186,7 +186,7 @@ TEST(ChannelCodesTest, ChannelsWithoutBitsAreDecodedAsTheirMean) {
 }
 
 TEST(ChannelCodesTest,
-     TheErrorForNormalNumbersIsNearThatOfMaxsTableForEachBitWidth) {
+     TheErrorOnGaussianDataIsNearTheTableOfMax1960ForEachBitWidth) {
   const at::Tensor rows = Random({20000, 2}, 23).to(at::kFloat) * 3 + 1;
   // The expected errors are from Max 1960, table 2.
   const std::vector<double> want = {1.0,     0.3634,  0.1188,

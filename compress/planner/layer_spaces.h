@@ -78,9 +78,9 @@ at::Tensor LatentRows(const LatentTransform& transform,
 // channel are in the same group.
 std::vector<std::vector<int64_t>> WidthGroups(const LatentTransform& transform);
 
-// Returns the groups of channels with their measured losses. The caller sets
-// latents, grain_bytes and loss_per_channel. Channels that rotate never get 0
-// bits, because no constant could replace them.
+// Returns the groups of channels with their measured losses. The caller must
+// set the result's latents, grain_bytes and loss_per_channel. For channels that
+// rotate, 0 bits are kImpossible, because no constant could replace them.
 PartChannels MeasureChannels(const std::vector<LatentTransform>& transforms,
                              const model::DecoderSpec& spec,
                              const SampleRows& sample);

@@ -592,7 +592,7 @@ TEST_F(CudaDeviceTest, TheErrorOfARefusedLaunchNamesItsKernel) {
               HasSubstr("kernel wide"));
 }
 
-TEST_F(CudaDeviceTest, TheFirstErrorOfAnOpIsReported) {
+TEST_F(CudaDeviceTest, AnOpStopsAtItsFirstFailedLaunchAndReportsIt) {
   Make();
   runtime_.FailNext("Launch", static_cast<Result>(9));
   static const int kernel = 0;

@@ -7,9 +7,9 @@
 // that they write.
 //
 // A thread that reads such an address by an atomic acquires the clock at its
-// next fence or acquire. This counts only if the scope of each of the two
-// operations includes the thread of the other. As in PTX, a fence orders only
-// the atomics of its own thread.
+// next fence or acquire. The scope of the writer's fence or release must
+// include the reader's thread, and that of the reader's fence or acquire the
+// writer's. As in PTX, a fence orders only the atomics of its own thread.
 #include "kernels/emulation/runtime.h"
 
 namespace kvasir::kernels::emulation {

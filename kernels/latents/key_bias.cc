@@ -17,9 +17,9 @@ constexpr OpKernels<KeyBiasParams> kKernels = {"key_bias", &KeyBiasReference,
 absl::Status CheckColumns(const char* what, absl::Span<const int64_t> columns,
                           int64_t heads, int64_t width, int64_t row_stride) {
   if (static_cast<int64_t>(columns.size()) != heads) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kKernels.op, ": there are ", heads, " heads, but ", what,
-                     " has ", columns.size(), " columns"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        kKernels.op, ": ", what, " must have an entry for each of ", heads,
+        " heads, but has ", columns.size()));
   }
   for (const int64_t column : columns) {
     if (column < 0) return Refuse(kKernels.op, what, 0, column);

@@ -251,7 +251,7 @@ TEST(KeyBiasTest, TheErrorNamesTheInvalidField) {
   refuses([](Layer* l) { l->pairs[1].second = -4; },
           "index in a pair: must be at least 0, but is -4");
   refuses([](Layer* l) { l->key_column.pop_back(); },
-          "there are 2 heads, but key_column has 1 columns");
+          "key_column must have an entry for each of 2 heads, but has 1");
   refuses([](Layer* l) { l->query_column[0] = -2; },
           "query_column: must be at least 0, but is -2");
   refuses([](Layer* l) { l->params.row_stride = 100; },

@@ -237,8 +237,8 @@ absl::Status CheckSlotMetadata(const char* op, const SlotMetadata& metadata,
       " eviction units overlap, are misaligned or are not inside a page of ",
       metadata.page_bytes, " bytes: scores begin at byte ",
       metadata.scores_offset, ", positions at byte ", metadata.positions_offset,
-      " and errors at bytes ", metadata.error_offset[0], " and ",
-      metadata.error_offset[1]));
+      ", errors of keys at byte ", metadata.error_offset[0],
+      " and of values at byte ", metadata.error_offset[1], " (-1: none)"));
 }
 
 }  // namespace kvasir::kernels

@@ -178,8 +178,9 @@ struct SplitMemory {
   uint32_t count[kCuts][kLogitWarps];
 };
 
-// Returns cuts for the first pass, at distances of 1.5, 3, 5, 7.5, 10.5 and 88
-// temperatures from the largest logit. Below the last one, weights are 0.
+// Returns cuts for the first pass, at distances of 1.5, 3, 5, 7.5 and 10.5
+// temperatures from the largest logit. The last cut is at 88 temperatures,
+// below which weights are 0, or at the end of the row if ids are not weighed.
 KVASIR_DEVICE TopCuts CutsOfRow(const TopOrder& order) {
   TopCuts cuts;
   TopKey before = order.begin();

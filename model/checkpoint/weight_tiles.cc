@@ -54,8 +54,8 @@ absl::StatusOr<WeightTiles> Parse(size_t rank, const std::string& text) {
   if (parsed.id().empty() == parsed.tensors().empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", rank,
-                     ": its WeightTiles message must have either an id of the "
-                     "weights or tensors, but has ",
+                     ": its WeightTiles message must have either tensors or "
+                     "the id of the weights, but has ",
                      parsed.id().empty() ? "neither" : "both"));
   }
   return parsed;

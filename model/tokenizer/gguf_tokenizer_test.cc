@@ -284,7 +284,7 @@ TEST(GgufTokenizerTest, AControlTokenIsNeverAPartOfAText) {
 }
 
 TEST(GgufTokenizerTest,
-     OtherReadersOfTheWrittenFilesGiveControlTokensTheSameIds) {
+     TheVocabularyListsControlTokensThatOtherReadersWouldGiveAnotherId) {
   // Other programs that read the written tokenizer.json give each added token
   // that the vocabulary lacks the next free id.
   const auto vocabulary = [](const std::vector<int32_t>& types) {

@@ -407,7 +407,8 @@ TEST(TlsFlagsTest, TheInsecureFlagDoesNotOpenTheAdminPortToOtherMachines) {
 
 // Regression test: with TLS but without client certificates, a worker once
 // accepted every program that could connect as a router.
-TEST(TlsFlagsTest, AWorkerRequiresClientCertificatesUnlessTlsAnyClientIsSet) {
+TEST(TlsFlagsTest,
+     AWorkerThatOtherMachinesReachRequiresClientCertificatesOrTlsAnyClient) {
   base::TlsWatch watch;
   ListenFlags listen;
   listen.tls.certificate = listen.tls.key = "/nowhere.pem";

@@ -279,7 +279,7 @@ TEST_P(EngineTest, SubmitRefusesARequestIfTheQueueIsFull) {
   gate_.Close();
   const auto first = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("first"), first).status);
-  gate_.AwaitHeld();  // `first` runs now, so it is no longer in the queue
+  gate_.AwaitHeld();  // `first` has the seat, and its step waits at the gate
   std::vector<std::shared_ptr<WaitableSink>> sinks;
   for (int i = 0; i < 3; ++i) {
     sinks.push_back(std::make_shared<WaitableSink>());

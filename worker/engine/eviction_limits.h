@@ -1,6 +1,6 @@
 // Checks the eviction budgets of requests. A budget is the number of cache
-// slots that each sequence of a request keeps, instead of the number in the
-// served plan. Pure functions.
+// slots that each sequence of a request keeps, or a share of its prompt. It
+// replaces that of the served plan. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +58,8 @@ absl::Status CheckEvictionBudget(const proto::EvictionBudget& budget,
                                  const EvictionLimits& limits);
 
 // Converts a budget that CheckEvictionBudget has accepted into counts for each
-// page group. With a ratio of 1 nothing is evicted, neither from the prompt nor
-// from the output.
+// page group. If the budget is the whole prompt, nothing is evicted, neither
+// from the prompt nor from the output.
 std::vector<plan::EvictionCounts> EvictionsOf(
     const proto::EvictionBudget& budget, const EvictionLimits& limits);
 

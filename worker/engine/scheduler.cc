@@ -205,9 +205,9 @@ bool Scheduler::MustWait(const Sequence& sequence) const {
   if (running_.empty() || running_.back()->priority() > sequence.priority()) {
     return false;
   }
-  // LackedPages compares only the sum of free pages over all page groups. This
-  // sum may fall although the group that had too few pages has gained some. So
-  // PagesSuffice checks each group.
+  // LackedPages is true if the sum of free pages over all page groups has not
+  // grown since they did not suffice. But the group that had too few may have
+  // gained some while others lost more. So PagesSuffice checks each group.
   return seats_ + sequence.seats() > options_.max_num_seqs ||
          (!PagesSuffice(sequence, 0) && LackedPages(sequence));
 }

@@ -157,8 +157,9 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
            {.sequence_id = 1, .sample = WithTwentyLogprobs()},
            {.sequence_id = 2, .sample = WithTwentyLogprobs()},
            {.sequence_id = 3, .sample = WithTwentyLogprobs()}}));
-  KVASIR_RETURN_IF_ERROR(
-      decode({1, 2, 3, 4}, 2, WithTwentyLogprobs()));  // 1 capture, 1 replay
+  // This makes 1 capture, because the buffer for uploads has moved, and 1
+  // replay.
+  KVASIR_RETURN_IF_ERROR(decode({1, 2, 3, 4}, 2, WithTwentyLogprobs()));
   runner.Release(4);
   // This makes 1 replay.
   KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 1, WithTwentyLogprobs()));

@@ -3,12 +3,12 @@
 // this ring ahead of time: first the keys of a split and then the values.
 // C++17, device code.
 //
-// A stage holds a chunk of keys for 16 slots of a block, or a chunk of values
-// for all 64 slots. It has pieces of 16 bytes as [piece][slot] and, for codes,
-// one word per slot with its range. For values, it has only the one or two
-// pieces that the warp multiplies. In a long context, nearly every block is a
-// whole tile whose slots are all seen. Such a block is copied with only one
-// address per lane.
+// A chunk is a run of channels of a latent, in pieces of 16 bytes
+// (LatentChunkOnDevice). A stage has one chunk as [piece][slot]: for keys, all
+// pieces of 16 slots of a block; for values, the one or two pieces that the
+// warp multiplies, of all 64 slots. For codes, one word per slot with its range
+// follows. If a block is a whole tile of a page and all its slots are seen, as
+// nearly always in a long context, a lane copies it with only one address.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"

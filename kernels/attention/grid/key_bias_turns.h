@@ -1,5 +1,5 @@
-// Tables of the angles by which exact pairs of a key bias turn within a
-// tile. C++17.
+// Cosines and sines of the angles by which the exact pairs of a key bias
+// (kernels/latents/key_bias.h) turn within a tile. C++17.
 #pragma once
 
 #include <cstdint>

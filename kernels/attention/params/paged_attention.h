@@ -364,7 +364,8 @@ struct AttentionStep {
   bool has_prompts = false;
   // the number of rows that q and out must have
   int64_t rows = 0;
-  // number of the mass.most_weights floats that the step uses
+  // the number of floats for kept weights that the step uses, at most
+  // AttentionMass::most_weights
   int64_t weights = 0;
 };
 

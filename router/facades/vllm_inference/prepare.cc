@@ -43,8 +43,9 @@ absl::StatusOr<uint64_t> TokensThatFit(const VllmInferenceRequest& request,
     return absl::InvalidArgumentError(
         absl::StrCat("response.prompt_token_ids: the ids of ", prompt_tokens,
                      " prompt tokens may take ", of_prompt,
-                     " bytes, but one response holds only ",
-                     limits.max_response_bytes, " bytes with its output"));
+                     " bytes, which leaves no room for output in a response of "
+                     "at most ",
+                     limits.max_response_bytes, " bytes"));
   }
   if (request.streaming) return std::numeric_limits<uint32_t>::max();
   return (limits.max_response_bytes - of_prompt) /

@@ -165,7 +165,8 @@ class GlooMesh {
   absl::Status failure();
   void WakeAll();
 
-  // Constant after Connect.
+  // Constant after Connect, except for the bytes in memory_, which has the
+  // buffers of all messages.
   const GlooOptions options_;
   const std::function<std::string(const GlooCall&)> describe_;
   std::string address_;
