@@ -515,11 +515,11 @@ std::vector<BadConfig> BadConfigs() {
        LongPhi3(Floats({1, 2, 4, 8, 16, 32}))
            .Tensor("rope_freqs.weight", {8}, 0, ones),
        kUnserved,
-       {"rope_freqs.weight", "two kinds"}},
+       {"rope_freqs.weight", "together with LongRoPE"}},
       {"RopeFactorsOfGemma3",
        Small("gemma3").Tensor("rope_freqs.weight", {8}, 0, ones),
        kUnserved,
-       {"rope_freqs.weight", "two kinds"}},
+       {"rope_freqs.weight", "together with LongRoPE"}},
       {"WindowsOfTooManyLayers",
        GgufBuilder()
            .String("general.architecture", "gemma2")

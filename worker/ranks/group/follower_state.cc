@@ -97,8 +97,8 @@ void FollowerState::OnStart(const kvasir::v1::RankStart& start) {
   if (!fits(start.pages(), ready_.pages()) ||
       !fits(start.host_pages(), ready_.host_pages())) {
     return Violated(
-        absl::StrCat("a RankStart whose page counts are negative, exceed "
-                     "this rank's, or are for other page groups: ",
+        absl::StrCat("a RankStart whose page counts are negative, too large "
+                     "for this rank, or for other page groups: ",
                      PeerText(start.ShortDebugString())));
   }
   start_ = start;

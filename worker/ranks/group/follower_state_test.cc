@@ -225,8 +225,9 @@ INSTANTIATE_TEST_SUITE_P(
         {"StartWithMorePagesThanOffered", Phase::kReady,
          [](Follower* f) { f->Start(10, 4); },
          absl::StatusCode::kInvalidArgument,
-         "the leader sent a RankStart whose page counts are negative, exceed "
-         "this rank's, or are for other page groups: pages: 10 host_pages: 4"},
+         "the leader sent a RankStart whose page counts are negative, too "
+         "large "
+         "for this rank, or for other page groups: pages: 10 host_pages: 4"},
         {"StepBeforeTheStart", Phase::kReady, [](Follower* f) { f->Step(1); },
          absl::StatusCode::kInvalidArgument,
          "the leader sent a StepPlan out of turn"},
