@@ -142,13 +142,13 @@ TEST(CodeDotsTest, KeyDotProductsAreExactExceptForTheRoundingOfQueries) {
     const int64_t stride = DigitWords(slots.piece);
     constexpr float kStep = 0.375f;
     std::vector<uint32_t> digits(static_cast<size_t>(rows * stride));
-    for (int64_t r = 0; r < rows; ++r) {
-      CutQuery(slots.piece, queries[static_cast<size_t>(r)].data(), kStep,
-               digits.data() + r * stride);
-    }
     AheadLines ahead;
     std::vector<float> first;
     ForEachSimdTarget([&] {
+      for (int64_t r = 0; r < rows; ++r) {
+        CutQuery(slots.piece, queries[static_cast<size_t>(r)].data(), kStep,
+                 digits.data() + r * stride);
+      }
       std::vector<float> c(static_cast<size_t>((rows + 1) * kSlots), kPoison);
       KeyDotsArgs args = {planes,        &slots.piece, slots.number_levels,
                           digits.data(), stride,       c.data(),
@@ -157,6 +157,14 @@ TEST(CodeDotsTest, KeyDotProductsAreExactExceptForTheRoundingOfQueries) {
       EXPECT_EQ(c.back(), kPoison);
       if (first.empty()) first = c;
       EXPECT_TRUE(SameBits(first, c));
+      // Fewer rows take other register tiles.
+      for (int64_t few = 1; few < 4; ++few) {
+        std::fill(c.begin(), c.end(), kPoison);
+        RunKeyDots(few, args);
+        EXPECT_TRUE(
+            std::equal(c.begin(), c.begin() + few * kSlots, first.begin()));
+        EXPECT_EQ(c[static_cast<size_t>(few * kSlots)], kPoison);
+      }
     });
     for (int64_t r = 0; r < rows; ++r) {
       const auto unit =
@@ -234,6 +242,14 @@ TEST(CodeDotsTest, ValueSumsAreExactExceptForTheRoundingOfWeights) {
         RunValueDots(rows, args);
         if (first.empty()) first = c;
         EXPECT_TRUE(SameBits(first, c));
+        // Fewer rows take other register tiles.
+        for (int64_t few = 1; few < 4; ++few) {
+          std::fill(c.begin(), c.end(), 0.5f);
+          RunValueDots(few, args);
+          EXPECT_TRUE(
+              std::equal(c.begin(), c.begin() + few * stride, first.begin()));
+          EXPECT_EQ(c[static_cast<size_t>(few * stride)], 0.5f);
+        }
       });
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < stride; ++c) {

@@ -76,6 +76,8 @@ std::vector<std::pair<const char*, PartSpec>> Codecs(int64_t rank) {
           {"8 bits", Codes({rank}, {8})},
           {"a schedule", Codes({rank}, {8, 4, 3, 2, 1}, rank / 4)},
           {"static 4 bits", Fixed(Codes({rank}, {4}))},
+          {"static runs of rising bits",
+           Fixed(Codes({rank}, {4, 8}, std::max<int64_t>(rank / 2, 1)))},
           {"static runs, some unstored",
            Unstored(Codes({rank}, {6, 5, 3, 2}, std::max<int64_t>(rank / 8, 1)),
                     rank / 4)},

@@ -19,6 +19,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
+
+// True if DigitSums multiplies digits that are bytes (code_digits.h). Otherwise
+// it multiplies the whole integers, which have 16 bits.
+inline constexpr bool kDigitsAreBytes =
+    HWY_TARGET == HWY_SCALAR || (HWY_TARGET <= HWY_AVX3_DL && HWY_ARCH_X86);
+inline constexpr int kNumberParts = kDigitsAreBytes ? 1 : 2;
+
 #if HWY_TARGET != HWY_SCALAR
 
 using Bytes = hn::Repartition<uint8_t, Words>;
@@ -40,24 +47,51 @@ HWY_INLINE WordVec RightBy(V words, int bits) {
   return bits == 0 ? words : hn::ShiftRightSame(words, bits);
 }
 
-// ----- Sums of products of bytes.
+// ----- Sums of products.
 
-// DigitSums computes high * 128 + low for every 32-bit lane. Here `high` and
-// `low` are sums of products of an unsigned and a signed byte. Each call of Add
-// adds four products to either sum.
+// Four numbers in each 32-bit lane: as bytes if kDigitsAreBytes. Otherwise as
+// two vectors of 16-bit numbers, where parts[0] has the even ones of the four.
+struct Numbers {
+  ByteVec parts[kNumberParts];
+};
+inline constexpr int64_t kNumbersBytes = kNumberParts * 4 * kVecLanes;
+HWY_INLINE Numbers LoadNumbers(const uint8_t* from) {
+  Numbers numbers;
+  for (int i = 0; i < kNumberParts; ++i) {
+    numbers.parts[i] = hn::LoadU(kBytes, from + i * 4 * kVecLanes);
+  }
+  return numbers;
+}
+HWY_INLINE void StoreNumbers(const Numbers& numbers, uint8_t* to) {
+  for (int i = 0; i < kNumberParts; ++i) {
+    hn::StoreU(numbers.parts[i], kBytes, to + i * 4 * kVecLanes);
+  }
+}
+
 #if HWY_TARGET <= HWY_AVX3_DL && HWY_ARCH_X86
+HWY_INLINE Numbers UnsignedNumbers(ByteVec bytes) { return {{bytes}}; }
+HWY_INLINE Numbers SignedNumbers(ByteVec bytes) { return {{bytes}}; }
+
 // Written in assembly, because Highway 1.0.3 does not have this instruction.
 HWY_INLINE IntVec AddQuads(IntVec sum, ByteVec a, ByteVec b) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "vm"(b.raw));
   return sum;
 }
+// Computes, for every 32-bit lane, the sum of the products of numbers and
+// integers. `high` and `low` are the digits of the integers, as bytes.
 class DigitSums {
  public:
   HWY_INLINE DigitSums() {}
-  HWY_INLINE void Add(ByteVec high_a, ByteVec high_b, ByteVec low_a,
-                      ByteVec low_b) {
-    high_ = AddQuads(high_, high_a, high_b);
-    low_ = AddQuads(low_, low_a, low_b);
+  // Numbers are unsigned, digits signed.
+  HWY_INLINE void AddUnsigned(const Numbers& numbers, ByteVec high,
+                              ByteVec low) {
+    high_ = AddQuads(high_, numbers.parts[0], high);
+    low_ = AddQuads(low_, numbers.parts[0], low);
+  }
+  // Numbers are signed, digits unsigned.
+  HWY_INLINE void AddSigned(const Numbers& numbers, ByteVec high, ByteVec low) {
+    high_ = AddQuads(high_, high, numbers.parts[0]);
+    low_ = AddQuads(low_, low, numbers.parts[0]);
   }
   HWY_INLINE IntVec Total() const {
     return hn::Add(hn::ShiftLeft<kDigitBits>(high_), low_);
@@ -68,41 +102,51 @@ class DigitSums {
   IntVec low_ = hn::Zero(kInts);
 };
 #else
-#if HWY_TARGET <= HWY_AVX3
-HWY_INLINE IntVec AddPairs(ByteVec a, ByteVec b, int16_t factor) {
-  return IntVec{_mm512_madd_epi16(_mm512_maddubs_epi16(a.raw, b.raw),
-                                  _mm512_set1_epi16(factor))};
+using ShortInts = hn::RebindToSigned<Halves>;
+inline constexpr ShortInts kShortInts;
+
+HWY_INLINE Numbers UnsignedNumbers(ByteVec bytes) {
+  const auto halves = hn::BitCast(kHalves, bytes);
+  return {{hn::And(bytes, AsBytes(hn::Set(kWords, 0x00ff00ffu))),
+           hn::BitCast(kBytes, hn::ShiftRight<8>(halves))}};
 }
+HWY_INLINE Numbers SignedNumbers(ByteVec bytes) {
+  const auto odd = hn::BitCast(kShortInts, bytes);
+  const auto even = hn::ShiftLeft<8>(odd);
+  return {{hn::BitCast(kBytes, hn::ShiftRight<8>(even)),
+           hn::BitCast(kBytes, hn::ShiftRight<8>(odd))}};
+}
+
+// Returns, for each 32-bit lane, the sum of its two products of 16-bit numbers.
+HWY_INLINE IntVec MulPairs(ByteVec a, ByteVec b) {
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+  return IntVec{_mm512_madd_epi16(a.raw, b.raw)};
 #elif HWY_TARGET == HWY_AVX2
-HWY_INLINE IntVec AddPairs(ByteVec a, ByteVec b, int16_t factor) {
-  return IntVec{_mm256_madd_epi16(_mm256_maddubs_epi16(a.raw, b.raw),
-                                  _mm256_set1_epi16(factor))};
-}
+  return IntVec{_mm256_madd_epi16(a.raw, b.raw)};
 #else
-// Returns, for each 32-bit lane, the sum of its four products of bytes, times
-// `factor`. The sum of two products fits into 16 bits (code_digits.h).
-HWY_INLINE IntVec AddPairs(ByteVec a, ByteVec b, int16_t factor) {
-  const hn::RebindToSigned<Halves> d16;
-  const auto a16 = hn::BitCast(d16, a);
-  const auto b16 = hn::BitCast(d16, b);
-  const auto even = hn::Mul(hn::And(a16, hn::Set(d16, int16_t{0xff})),
-                            hn::ShiftRight<8>(hn::ShiftLeft<8>(b16)));
-  const auto odd =
-      hn::Mul(hn::BitCast(d16, hn::ShiftRight<8>(hn::BitCast(kHalves, a))),
-              hn::ShiftRight<8>(b16));
-  const IntVec both = hn::BitCast(kInts, hn::Add(even, odd));
-  return hn::Mul(hn::Add(hn::ShiftRight<16>(both),
-                         hn::ShiftRight<16>(hn::ShiftLeft<16>(both))),
-                 hn::Set(kInts, int32_t{factor}));
-}
+  const IntVec a32 = hn::BitCast(kInts, a);
+  const IntVec b32 = hn::BitCast(kInts, b);
+  const auto low = [](IntVec x) {
+    return hn::ShiftRight<16>(hn::ShiftLeft<16>(x));
+  };
+  return hn::Add(hn::Mul(low(a32), low(b32)),
+                 hn::Mul(hn::ShiftRight<16>(a32), hn::ShiftRight<16>(b32)));
 #endif
+}
+// Computes, for every 32-bit lane, the sum of the products of numbers and
+// integers. `even` and `odd` have the integers of the even and of the odd ones
+// of the four numbers. With digits of bytes, these instruction sets would need
+// six instructions in place of four.
 class DigitSums {
  public:
   HWY_INLINE DigitSums() {}
-  HWY_INLINE void Add(ByteVec high_a, ByteVec high_b, ByteVec low_a,
-                      ByteVec low_b) {
-    const IntVec high = AddPairs(high_a, high_b, 1 << kDigitBits);
-    total_ = hn::Add(total_, hn::Add(high, AddPairs(low_a, low_b, 1)));
+  HWY_INLINE void AddUnsigned(const Numbers& numbers, ByteVec even,
+                              ByteVec odd) {
+    AddSigned(numbers, even, odd);
+  }
+  HWY_INLINE void AddSigned(const Numbers& numbers, ByteVec even, ByteVec odd) {
+    total_ = hn::Add(total_, hn::Add(MulPairs(numbers.parts[0], even),
+                                     MulPairs(numbers.parts[1], odd)));
   }
   HWY_INLINE IntVec Total() const { return total_; }
 

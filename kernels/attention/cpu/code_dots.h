@@ -1,6 +1,7 @@
 // Multiplies the digits of queries and of attention weights (code_digits.h) by
-// the codes of cached slots. Both are bytes in vector registers, so one
-// instruction multiplies and adds up to 64 of them. C++17.
+// the codes of cached slots. With VNNI, both are bytes in vector registers, so
+// one instruction multiplies and adds up to 64 of them. Other instruction sets
+// multiply 16-bit integers. C++17.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +32,13 @@ struct KeyDotsArgs {
 void RunKeyDots(int64_t rows, const KeyDotsArgs& args);
 
 // Writes DigitWords words for one piece of a row's query: the unit, the sum of
-// the integers, and then two words for every four channels. The first has their
-// high digits, the second their low digits. The codes of the four channels are
-// at the same place in the four bytes of a word of codes. q has only the
-// piece's channels. The unit is multiplied by `step`, the step of the part's
-// levels.
+// the integers, and then two words for every four channels. The codes of the
+// four channels are at the same place in the four bytes of a word of codes. If
+// the instruction set multiplies bytes, the first word has their high digits
+// and the second their low digits. Otherwise the first word has the 16-bit
+// integers of the first and third channel, the second word those of the others.
+// q has only the piece's channels. The unit is multiplied by `step`, the step
+// of the part's levels.
 void CutQuery(const CodePiece& piece, const float* q, float step,
               uint32_t* digits);
 
@@ -58,8 +61,9 @@ struct ValueDotsArgs {
   int64_t c_stride;
   AheadLines* ahead;  // memory to prefetch during the computation
 };
-// The number of floats that hold one byte for each of 128 channels of 64 slots.
-inline constexpr int64_t kValueDotsFloats = 64 * 128 / 4;
+// The number of floats that hold a 16-bit number for each of 128 channels of 64
+// slots.
+inline constexpr int64_t kValueDotsFloats = 64 * 128 / 2;
 void RunValueDots(int64_t rows, const ValueDotsArgs& args);
 
 }  // namespace kvasir::kernels

@@ -7,7 +7,6 @@
 #endif
 
 #include <algorithm>
-#include <cstring>
 
 #include "hwy/highway.h"
 #include "kernels/attention/cpu/rebuild-inl.h"
@@ -84,8 +83,10 @@ class KeyBiasScores {
 
  private:
   static_assert(kKeyBiasTile == kAttentionBlockSlots);
-  static constexpr int64_t kMostPairs =
-      kAttentionMaxHeadDim / 2 + kMostExactPairs;
+  // The places of tile pairs and then of exact pairs, each padded to whole
+  // vectors.
+  static constexpr int64_t kMostPlaces =
+      kAttentionMaxHeadDim / 2 + kMostExactPairs + 2 * kLanes;
 
   // Finds the runs of `slots` (TileRun). If each slot's position is its slot
   // number, the block is one tile and therefore one run. Otherwise also
@@ -127,23 +128,30 @@ class KeyBiasScores {
   void AddTile(int64_t kv_head, const TileRun& run, RowRange rows,
                float* scores) {
     const AttentionKeyBias& bias = *params_.key_bias;
-    FindAngles(bias.steps + kv_head * (bias.tile_pairs + bias.exact_pairs),
-               run.tile);
+    SplitSteps(kv_head);
+    FindAngles(run.tile);
     const float* const in_tile = grid_.key_bias_turns(kv_head);
+    const int64_t first_exact = PadPairs(bias.tile_pairs);
     for (int64_t e = 0; e < bias.exact_pairs; ++e) {
-      const int64_t p = bias.tile_pairs + e;
-      Turn(run, {cosines_[p], sines_[p]}, in_tile + e * 2 * kKeyBiasTile,
-           turns_ + e * 2 * kBlock);
+      Turn(run, {cosines_[first_exact + e], sines_[first_exact + e]},
+           in_tile + e * 2 * kKeyBiasTile, turns_ + e * 2 * kBlock);
     }
     if (bias.tile_pairs == 0) return;
     // The cosines and then the sines by which the query's numbers for the tile
-    // pairs are multiplied.
-    HWY_ALIGN float factors[kAttentionMaxHeadDim + kLanes];
-    const auto bytes = static_cast<size_t>(bias.tile_pairs) * sizeof(float);
-    std::memcpy(factors, cosines_, bytes);
-    std::memcpy(factors + bias.tile_pairs, sines_, bytes);
+    // pairs are multiplied, and then zeros. Each copy may write up to a vector
+    // too much, which the next one overwrites.
+    HWY_ALIGN float factors[kAttentionMaxHeadDim + 2 * kLanes];
     const int64_t columns = KeyBiasTileColumns(bias.tile_pairs);
-    std::fill(factors + 2 * bias.tile_pairs, factors + columns, 0.0f);
+    for (int64_t p = 0; p < bias.tile_pairs; p += kVecLanes) {
+      hn::StoreU(LoadFloats(cosines_ + p), kFloats, factors + p);
+    }
+    for (int64_t p = 0; p < bias.tile_pairs; p += kVecLanes) {
+      hn::StoreU(LoadFloats(sines_ + p), kFloats,
+                 factors + bias.tile_pairs + p);
+    }
+    for (int64_t i = 2 * bias.tile_pairs; i < columns; i += kVecLanes) {
+      hn::StoreU(hn::Zero(kFloats), kFloats, factors + i);
+    }
     int64_t r = rows.begin;
     for (; r + 4 <= rows.end; r += 4) {
       AddToRows<4>(factors, columns, run, r, scores);
@@ -153,28 +161,44 @@ class KeyBiasScores {
     }
   }
 
+  // Returns the number of places of `pairs` pairs in whole vectors.
+  static constexpr int64_t PadPairs(int64_t pairs) {
+    return (pairs + kVecLanes - 1) / kVecLanes * kVecLanes;
+  }
+
+  // Splits the steps of a head's pairs into halves, as TurnsAt needs them.
+  void SplitSteps(int64_t kv_head) {
+    if (split_head_ == kv_head) return;
+    split_head_ = kv_head;
+    const AttentionKeyBias& bias = *params_.key_bias;
+    const int64_t pairs = bias.tile_pairs + bias.exact_pairs;
+    const uint64_t* const steps = bias.steps + kv_head * pairs;
+    std::fill_n(steps_low_, kMostPlaces, 0u);
+    std::fill_n(steps_high_, kMostPlaces, 0u);
+    for (int64_t p = 0; p < pairs; ++p) {
+      const int64_t place =
+          p < bias.tile_pairs ? p
+                              : PadPairs(bias.tile_pairs) + p - bias.tile_pairs;
+      steps_low_[place] = static_cast<uint32_t>(steps[p]);
+      steps_high_[place] = static_cast<uint32_t>(steps[p] >> 32);
+    }
+  }
+
   // Computes the cosine and sine of each pair's angle: at the tile's centre for
   // tile pairs, at the tile's first position for exact pairs.
-  void FindAngles(const uint64_t* steps, int64_t tile) {
-    const int64_t tile_pairs = params_.key_bias->tile_pairs;
-    const int64_t pairs = tile_pairs + params_.key_bias->exact_pairs;
+  void FindAngles(int64_t tile) {
+    const int64_t first_exact = PadPairs(params_.key_bias->tile_pairs);
+    const int64_t end = first_exact + params_.key_bias->exact_pairs;
     const auto first = static_cast<uint64_t>(tile * kKeyBiasTile);
     const auto centre =
         static_cast<uint64_t>(KeyBiasCentre(tile * kKeyBiasTile));
-    HWY_ALIGN uint32_t quarters[kMostPairs + kLanes];
-    for (int64_t p = 0; p < pairs; ++p) {
-      const ReducedAngle angle =
-          ReduceTurns(steps[p] * (p < tile_pairs ? centre : first));
-      quarters[p] = angle.quarter;
-      sines_[p] = angle.remainder;
-    }
-    for (int64_t p = pairs; p % kVecLanes != 0; ++p) {
-      quarters[p] = 0;
-      sines_[p] = 0.0f;
-    }
-    for (int64_t p = 0; p < pairs; p += kVecLanes) {
-      CosSinVec(LoadFloats(sines_ + p), hn::LoadU(kWords, quarters + p), 1.0f,
-                cosines_ + p, sines_ + p);
+    for (int64_t p = 0; p < end; p += kVecLanes) {
+      const WordHalves turns = TurnsAt(p < first_exact ? centre : first,
+                                       {hn::Load(kWords, steps_low_ + p),
+                                        hn::Load(kWords, steps_high_ + p)});
+      const ReducedAngles angles = ReduceTurnsVec(turns);
+      CosSinVec(angles.remainder, angles.quarter, 1.0f, cosines_ + p,
+                sines_ + p);
     }
   }
 
@@ -238,8 +262,11 @@ class KeyBiasScores {
   int64_t num_runs_ = 0;
   TileRun runs_[kAttentionBlockSlots];
   int32_t in_tile_[kAttentionBlockSlots];  // position in the tile, by slot
-  HWY_ALIGN float cosines_[kMostPairs + kLanes];
-  HWY_ALIGN float sines_[kMostPairs + kLanes];
+  int64_t split_head_ = -1;  // the KV head whose steps are in steps_*_
+  HWY_ALIGN uint32_t steps_low_[kMostPlaces];
+  HWY_ALIGN uint32_t steps_high_[kMostPlaces];
+  HWY_ALIGN float cosines_[kMostPlaces];
+  HWY_ALIGN float sines_[kMostPlaces];
   // [exact pairs][2, 64]: the cosines and sines at the block's slots
   HWY_ALIGN float turns_[2 * kMostExactPairs * kAttentionBlockSlots];
 };

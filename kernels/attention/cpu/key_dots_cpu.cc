@@ -137,16 +137,15 @@ void KeyTile(const KeyDotsArgs& args, int64_t column, ByteVec table) {
       }
     }
     ForEach<Kind::kPerByte>([&](auto t) KVASIR_INLINE_LAMBDA {
-      ByteVec codes[kVecs];
+      Numbers codes[kVecs];
       ForEach<kVecs>([&](auto v) KVASIR_INLINE_LAMBDA {
-        codes[v] = TakeCodes<Kind, t>(low[v], high[v], table);
+        codes[v] = UnsignedNumbers(TakeCodes<Kind, t>(low[v], high[v], table));
       });
       ForEach<kRows>([&](auto r) KVASIR_INLINE_LAMBDA {
-        const ByteVec high_digits = AsBytes(hn::Set(kWords, digits[r][2 * t]));
-        const ByteVec low_digits =
-            AsBytes(hn::Set(kWords, digits[r][2 * t + 1]));
+        const ByteVec first = AsBytes(hn::Set(kWords, digits[r][2 * t]));
+        const ByteVec second = AsBytes(hn::Set(kWords, digits[r][2 * t + 1]));
         ForEach<kVecs>([&](auto v) KVASIR_INLINE_LAMBDA {
-          sums[r][v].Add(codes[v], high_digits, codes[v], low_digits);
+          sums[r][v].AddUnsigned(codes[v], first, second);
         });
       });
     });
@@ -209,13 +208,19 @@ void CutDigits(const CodePiece& piece, const float* q, float step,
   for (int64_t c = 0; c < piece.width; ++c) {
     const int32_t integer = scale.Round(q[c]);
     sum += integer;
-    const int32_t high = HighQueryDigit(integer);
-    const int32_t low = integer - (high << kDigitBits);
     const int64_t in_word = c % per_word;
     const int64_t word = c / per_word * per_byte + in_word % per_byte;
-    const auto shift = static_cast<unsigned>(in_word / per_byte * 8);
-    digits[2 + 2 * word] |= (static_cast<uint32_t>(high) & 0xffu) << shift;
-    digits[3 + 2 * word] |= (static_cast<uint32_t>(low) & 0xffu) << shift;
+    uint32_t* const two = digits + 2 + 2 * word;
+    const auto place = static_cast<unsigned>(in_word / per_byte);  // of four
+    if constexpr (kDigitsAreBytes) {
+      const int32_t high = HighQueryDigit(integer);
+      const int32_t low = integer - (high << kDigitBits);
+      two[0] |= (static_cast<uint32_t>(high) & 0xffu) << (8 * place);
+      two[1] |= (static_cast<uint32_t>(low) & 0xffu) << (8 * place);
+    } else {
+      two[place % 2] |= (static_cast<uint32_t>(integer) & 0xffffu)
+                        << (16 * (place / 2));
+    }
   }
   digits[1] = static_cast<uint32_t>(sum);
 }

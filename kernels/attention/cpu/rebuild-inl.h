@@ -73,6 +73,7 @@ struct WordHalves {
 };
 
 // Returns the angles step * positions, in units of 2^-64 turns (modulo 2^64).
+// May also be called with one position and several steps.
 HWY_INLINE WordHalves TurnsAt(uint64_t step, const WordHalves& positions) {
   const WordVec step_low = hn::Set(kWords, static_cast<uint32_t>(step));
   const WordVec step_high = hn::Set(kWords, static_cast<uint32_t>(step >> 32));

@@ -258,109 +258,191 @@ HWY_INLINE WordVec HighBits(const WordVec (&high)[2]) {
   return hn::ShiftLeft<Kind::kLowBits>(hn::And(bits, hn::Set(kWords, kMask)));
 }
 
-// Writes the codes as signed bytes to `numbers`, which has vectors [groups of
-// Shape::kWide columns][4 words][places in a byte][kSteps]. 128 is subtracted
-// from codes of 8 bits, so that they are signed; AddTotals corrects the sums.
+// Unpacks the codes of Shape::kWide columns, from `column` on, for the slots of
+// step j. Calls visit(word, place, codes) for the 4 words and the places in a
+// byte, with the codes as signed bytes. 128 is subtracted from codes of 8 bits,
+// so that they are signed; AddTotals corrects the sums.
+template <class Kind, class Shape, typename Visit>
+HWY_INLINE void ForCodes(const SlotBytes& found, int64_t column, int64_t j,
+                         ByteVec table, AheadLines* ahead, const Visit& visit) {
+  constexpr int64_t kStepBytes = 16 * Shape::kWide;
+  const int64_t s = 4 * Shape::kQuads * j;
+  ByteVec slots[4];
+  for (int i = 0; i < 4; ++i) {
+    slots[i] =
+        LoadColumns<Shape>(found.low + s + i, found.low_begin + 16 * column);
+  }
+  WordVec words[4];
+  InterleaveSlots(slots, words);
+  WordVec high[2];
+  if constexpr (Kind::kHighBits > 0) {
+    for (int i = 0; i < 4; ++i) {
+      slots[i] = LoadColumns<Shape>(found.high + s + i, 16 * column);
+    }
+    const ByteVec both01 = LowerBytes(slots[0], slots[1]);
+    const ByteVec both23 = LowerBytes(slots[2], slots[3]);
+    high[0] = LowerHalves(both01, both23);
+    high[1] = UpperHalves(both01, both23);
+  }
+  ahead->Ask(LinesOf(4 * Shape::kQuads * kStepBytes *
+                     (Kind::kLowBits + Kind::kHighBits) / Kind::kLowBits));
+  ForEach<4>([&](auto v) KVASIR_INLINE_LAMBDA {
+    WordVec above = words[v];
+    if constexpr (Kind::kHighBits > 0) above = HighBits<Kind, v>(high);
+    ForEach<Kind::kPerByte>([&](auto t) KVASIR_INLINE_LAMBDA {
+      ByteVec codes = TakeCodes<Kind, t>(words[v], above, table);
+      if constexpr (Kind::kLowBits == 8) {
+        codes = hn::Xor(codes, hn::Set(kBytes, uint8_t{0x80}));
+      }
+      visit(v, t, codes);
+    });
+  });
+}
+
+// Writes the codes to `numbers`, which has Numbers [groups of Shape::kWide
+// columns][4 words][places in a byte][kSteps].
 template <class Kind, class Shape>
 void UnpackValues(const SlotBytes& found, int64_t columns, ByteVec table,
                   uint8_t* numbers, AheadLines* ahead) {
   constexpr int kPlaces = Kind::kPerByte;
-  constexpr int64_t kVecBytes = 4 * kVecLanes;
-  constexpr int64_t kStepBytes = 16 * Shape::kWide;
   for (int64_t column = 0; column < columns; column += Shape::kWide) {
     uint8_t* to = numbers + column / Shape::kWide * 4 * kPlaces *
-                                Shape::kSteps * kVecBytes;
-    for (int64_t j = 0; j < Shape::kSteps; ++j, to += kVecBytes) {
-      const int64_t s = 4 * Shape::kQuads * j;
-      ByteVec slots[4];
-      for (int i = 0; i < 4; ++i) {
-        slots[i] = LoadColumns<Shape>(found.low + s + i,
-                                      found.low_begin + 16 * column);
-      }
-      WordVec words[4];
-      InterleaveSlots(slots, words);
-      WordVec high[2];
-      if constexpr (Kind::kHighBits > 0) {
-        for (int i = 0; i < 4; ++i) {
-          slots[i] = LoadColumns<Shape>(found.high + s + i, 16 * column);
-        }
-        const ByteVec both01 = LowerBytes(slots[0], slots[1]);
-        const ByteVec both23 = LowerBytes(slots[2], slots[3]);
-        high[0] = LowerHalves(both01, both23);
-        high[1] = UpperHalves(both01, both23);
-      }
-      ahead->Ask(LinesOf(4 * Shape::kQuads * kStepBytes *
-                         (Kind::kLowBits + Kind::kHighBits) / Kind::kLowBits));
-      ForEach<4>([&](auto v) KVASIR_INLINE_LAMBDA {
-        WordVec above = words[v];
-        if constexpr (Kind::kHighBits > 0) above = HighBits<Kind, v>(high);
-        ForEach<kPlaces>([&](auto t) KVASIR_INLINE_LAMBDA {
-          ByteVec codes = TakeCodes<Kind, t>(words[v], above, table);
-          if constexpr (Kind::kLowBits == 8) {
-            codes = hn::Xor(codes, hn::Set(kBytes, uint8_t{0x80}));
-          }
-          hn::StoreU(codes, kBytes,
-                     to + (v * kPlaces + t) * Shape::kSteps * kVecBytes);
-        });
-      });
+                                Shape::kSteps * kNumbersBytes;
+    for (int64_t j = 0; j < Shape::kSteps; ++j, to += kNumbersBytes) {
+      ForCodes<Kind, Shape>(
+          found, column, j, table, ahead,
+          [&](auto v, auto t, ByteVec codes) KVASIR_INLINE_LAMBDA {
+            StoreNumbers(
+                SignedNumbers(codes),
+                to + (v * kPlaces + t) * Shape::kSteps * kNumbersBytes);
+          });
     }
   }
 }
 
+// The digits of a row's weights in the form that DigitSums needs: 32-bit word i
+// of both belongs to slots 4 i to 4 i + 3.
+struct RowWords {
+  const uint8_t* first;
+  const uint8_t* second;
+};
+// Returns the words of a row. If digits are not bytes, writes 16-bit integers
+// to `memory` [128].
+HWY_INLINE RowWords WordsOf(const WeightDigits& digits, uint8_t* memory) {
+  if constexpr (kDigitsAreBytes) {
+    (void)memory;
+    return {digits.high, digits.low};
+  } else {
+    const RowWords words = {memory, memory + kSlots};
+    const auto low_bytes = hn::Set(kHalves, uint16_t{0xff});
+    for (int64_t s = 0; s < kSlots; s += 4 * kVecLanes) {
+      const auto high =
+          hn::BitCast(kHalves, hn::LoadU(kBytes, digits.high + s));
+      const auto low = hn::BitCast(kHalves, hn::LoadU(kBytes, digits.low + s));
+      const auto even =
+          hn::Or(hn::ShiftLeft<kDigitBits>(hn::And(high, low_bytes)),
+                 hn::And(low, low_bytes));
+      const auto odd =
+          hn::Or(hn::ShiftLeft<kDigitBits>(hn::ShiftRight<8>(high)),
+                 hn::ShiftRight<8>(low));
+      hn::StoreU(hn::BitCast(kBytes, even), kBytes, memory + s);
+      hn::StoreU(hn::BitCast(kBytes, odd), kBytes, memory + kSlots + s);
+    }
+    return words;
+  }
+}
+
+// Loads words of weights for the slots of step j: each lane gets the word of
+// its slots.
+template <class Shape>
+HWY_INLINE ByteVec LoadWeights(const uint8_t* words, int64_t j) {
+  if constexpr (Shape::kQuads == 1) {
+    uint32_t word;
+    std::memcpy(&word, words + 4 * j, sizeof(word));
+    return AsBytes(hn::Set(kWords, word));
+  } else {
+    HWY_ALIGN static constexpr auto kQuadOfLane = [] {
+      struct Table {
+        int32_t lanes[kVecLanes];
+      } table = {};
+      for (int i = 0; i < kVecLanes; ++i) table.lanes[i] = i / 4 / Shape::kWide;
+      return table;
+    }();
+    const auto quads = hn::SetTableIndices(kWords, kQuadOfLane.lanes);
+    if constexpr (Shape::kQuads == 2) {
+      uint64_t two;
+      std::memcpy(&two, words + 8 * j, sizeof(two));
+      const auto pairs = hn::Set(hn::Repartition<uint64_t, Words>(), two);
+      return AsBytes(hn::TableLookupLanes(hn::BitCast(kWords, pairs), quads));
+    } else {
+      const ByteVec four = hn::LoadDup128(kBytes, words + 16 * j);
+      return AsBytes(hn::TableLookupLanes(AsWords(four), quads));
+    }
+  }
+}
+// Writes the sums over all slots, one vector.
+template <class Shape>
+HWY_INLINE void StoreTotal(const DigitSums& sums, int32_t* to) {
+  IntVec total = sums.Total();
+  if constexpr (Shape::kQuads > 1) {
+    total = hn::Add(total, hn::ConcatLowerUpper(kInts, total, total));
+  }
+  if constexpr (Shape::kQuads > 2) {
+    total = hn::Add(total, hn::SwapAdjacentBlocks(total));
+  }
+  hn::StoreU(total, kInts, to);
+}
+
 // Multiplies kNumbers neighbouring entries of `numbers`, which have kSteps
-// vectors each, by the digits of kRows rows. Writes the sums over all slots to
+// Numbers each, by the weights of kRows rows. Writes the sums over all slots to
 // `totals`, one vector for each entry, rows totals_stride apart.
 template <class Shape, int kRows, int kNumbers>
-HWY_INLINE void MultiplyNumbers(const uint8_t* numbers,
-                                const WeightDigits* digits, int32_t* totals,
-                                int64_t totals_stride) {
-  constexpr int64_t kVecBytes = 4 * kVecLanes;
-  HWY_ALIGN static constexpr auto kQuadOfLane = [] {
-    struct Table {
-      int32_t lanes[kVecLanes];
-    } table = {};
-    for (int i = 0; i < kVecLanes; ++i) table.lanes[i] = i / 4 / Shape::kWide;
-    return table;
-  }();
-  const auto quads = hn::SetTableIndices(kWords, kQuadOfLane.lanes);
-  const auto load = [&](const uint8_t* from, int64_t j) KVASIR_INLINE_LAMBDA {
-    if constexpr (Shape::kQuads == 1) {
-      uint32_t word;
-      std::memcpy(&word, from + 4 * j, sizeof(word));
-      return AsBytes(hn::Set(kWords, word));
-    } else {
-      const ByteVec words =
-          hn::LoadDup128(kBytes, from + 4 * Shape::kQuads * j);
-      return AsBytes(hn::TableLookupLanes(AsWords(words), quads));
-    }
-  };
+HWY_INLINE void MultiplyNumbers(const uint8_t* numbers, const RowWords* weights,
+                                int32_t* totals, int64_t totals_stride) {
   DigitSums sums[kRows][kNumbers];
   for (int64_t j = 0; j < Shape::kSteps; ++j) {
-    ByteVec codes[kNumbers];
+    Numbers codes[kNumbers];
     ForEach<kNumbers>([&](auto n) KVASIR_INLINE_LAMBDA {
-      codes[n] =
-          hn::LoadU(kBytes, numbers + (n * Shape::kSteps + j) * kVecBytes);
+      codes[n] = LoadNumbers(numbers + (n * Shape::kSteps + j) * kNumbersBytes);
     });
     ForEach<kRows>([&](auto r) KVASIR_INLINE_LAMBDA {
-      const ByteVec high = load(digits[r].high, j);
-      const ByteVec low = load(digits[r].low, j);
+      const ByteVec first = LoadWeights<Shape>(weights[r].first, j);
+      const ByteVec second = LoadWeights<Shape>(weights[r].second, j);
       ForEach<kNumbers>([&](auto n) KVASIR_INLINE_LAMBDA {
-        sums[r][n].Add(high, codes[n], low, codes[n]);
+        sums[r][n].AddSigned(codes[n], first, second);
       });
     });
   }
   ForEach<kRows * kNumbers>([&](auto i) KVASIR_INLINE_LAMBDA {
-    IntVec total = sums[i / kNumbers][i % kNumbers].Total();
-    if constexpr (Shape::kQuads > 1) {
-      total = hn::Add(total, hn::ConcatLowerUpper(kInts, total, total));
-    }
-    if constexpr (Shape::kQuads > 2) {
-      total = hn::Add(total, hn::SwapAdjacentBlocks(total));
-    }
-    hn::StoreU(
-        total, kInts,
+    StoreTotal<Shape>(
+        sums[i / kNumbers][i % kNumbers],
         totals + i / kNumbers * totals_stride + i % kNumbers * kVecLanes);
   });
+}
+
+// Like UnpackValues and MultiplyAll for one row. The codes stay in registers.
+template <class Kind, class Shape>
+void MultiplyOneRow(const SlotBytes& found, int64_t columns, ByteVec table,
+                    const RowWords& weights, int32_t* totals,
+                    AheadLines* ahead) {
+  constexpr int kSums = 4 * Kind::kPerByte;
+  for (int64_t column = 0; column < columns; column += Shape::kWide) {
+    DigitSums sums[kSums];
+    for (int64_t j = 0; j < Shape::kSteps; ++j) {
+      const ByteVec first = LoadWeights<Shape>(weights.first, j);
+      const ByteVec second = LoadWeights<Shape>(weights.second, j);
+      ForCodes<Kind, Shape>(found, column, j, table, ahead,
+                            [&](auto v, auto t, ByteVec codes)
+                                KVASIR_INLINE_LAMBDA {
+                                  sums[v * Kind::kPerByte + t].AddSigned(
+                                      SignedNumbers(codes), first, second);
+                                });
+    }
+    ForEach<kSums>([&](auto i) KVASIR_INLINE_LAMBDA {
+      StoreTotal<Shape>(sums[i], totals + i * kVecLanes);
+    });
+    totals += kSums * kVecLanes;
+  }
 }
 
 // Converts a vector of sums to float32 and adds it to its channels:
@@ -462,17 +544,17 @@ void AddTotals(const int32_t* totals, int64_t columns, int64_t width,
 // Computes kRows rows, kNumbers vectors at a time, from vector `from` on.
 template <class Shape, int kRows, int kNumbers>
 void MultiplyAll(const uint8_t* numbers, int64_t from, int64_t vectors,
-                 const WeightDigits* digits, int32_t* totals,
+                 const RowWords* weights, int32_t* totals,
                  int64_t totals_stride) {
-  constexpr int64_t kBytesEach = Shape::kSteps * 4 * kVecLanes;
+  constexpr int64_t kBytesEach = Shape::kSteps * kNumbersBytes;
   for (; from + kNumbers <= vectors; from += kNumbers) {
-    MultiplyNumbers<Shape, kRows, kNumbers>(numbers + from * kBytesEach, digits,
-                                            totals + from * kVecLanes,
+    MultiplyNumbers<Shape, kRows, kNumbers>(numbers + from * kBytesEach,
+                                            weights, totals + from * kVecLanes,
                                             totals_stride);
   }
   if constexpr (kNumbers > 1) {
     if (from < vectors) {
-      MultiplyAll<Shape, kRows, kNumbers / 2>(numbers, from, vectors, digits,
+      MultiplyAll<Shape, kRows, kNumbers / 2>(numbers, from, vectors, weights,
                                               totals, totals_stride);
     }
   }
@@ -482,20 +564,35 @@ template <class Kind, class Shape>
 void ValueTiles(int64_t rows, const ValueDotsArgs& args) {
   const SlotReader<Kind> reader(args, Shape::kWide);
   const int64_t columns = reader.columns();
-  auto* const numbers = reinterpret_cast<uint8_t*>(args.numbers);
-  UnpackValues<Kind, Shape>(reader.found(), columns, LevelTable(args.levels, 0),
-                            numbers, args.ahead);
-  const int64_t vectors = columns / Shape::kWide * 4 * Kind::kPerByte;
+  const ByteVec table = LevelTable(args.levels, 0);
   constexpr int64_t kMostTotals = 8 * 16 * kBlocks;
   HWY_ALIGN int32_t totals[4][kMostTotals];
-  ForTiles(rows, [&](auto height, int64_t row) {
-    MultiplyAll<Shape, height, kDotSums / height>(
-        numbers, 0, vectors, args.digits + row, totals[0], kMostTotals);
-    for (int r = 0; r < height; ++r) {
-      AddTotals<Kind, Shape>(totals[r], columns, args.width,
-                             args.digits[row + r],
-                             args.c + (row + r) * args.c_stride);
+  HWY_ALIGN uint8_t memory[4][2 * kSlots];
+  const auto add = [&](int64_t row, const int32_t* sums) {
+    AddTotals<Kind, Shape>(sums, columns, args.width, args.digits[row],
+                           args.c + row * args.c_stride);
+  };
+  // With more places than two, the sums of a row would not fit into registers.
+  if constexpr (kDotRows > 1 && Kind::kPerByte <= 2) {
+    if (rows == 1) {
+      MultiplyOneRow<Kind, Shape>(reader.found(), columns, table,
+                                  WordsOf(args.digits[0], memory[0]), totals[0],
+                                  args.ahead);
+      return add(0, totals[0]);
     }
+  }
+  auto* const numbers = reinterpret_cast<uint8_t*>(args.numbers);
+  UnpackValues<Kind, Shape>(reader.found(), columns, table, numbers,
+                            args.ahead);
+  const int64_t vectors = columns / Shape::kWide * 4 * Kind::kPerByte;
+  ForTiles(rows, [&](auto height, int64_t row) {
+    RowWords weights[height];
+    for (int r = 0; r < height; ++r) {
+      weights[r] = WordsOf(args.digits[row + r], memory[r]);
+    }
+    MultiplyAll<Shape, height, kDotSums / height>(numbers, 0, vectors, weights,
+                                                  totals[0], kMostTotals);
+    for (int r = 0; r < height; ++r) add(row + r, totals[r]);
   });
 }
 

@@ -285,7 +285,8 @@ class ValueSums {
         if (run < 0 || (in_slots && pieces[i].run != run)) {
           run = pieces[i].run;
           CutWeights(rows, in_slots ? loader_.scales(i) : nullptr,
-                     value.level_step, pieces[i].place.bits() == 8, digits);
+                     value.level_step, !in_slots || pieces[i].place.bits() == 8,
+                     digits);
         }
         ValueDotsArgs args = {};
         args.slots = slots.codes;
@@ -295,6 +296,7 @@ class ValueSums {
         args.place = pieces[i].place;
         args.width = pieces[i].width;
         args.levels = value.levels;
+        static_assert(kValueDotsFloats <= kChunkChannels * kBlock);
         args.numbers = loader_.StartTile();
         args.digits = digits;
         args.c = OutRow(p, rows.begin) + pieces[i].begin;
@@ -344,6 +346,8 @@ class ValueSums {
     if (cut.inverse == 0.0f) *digits = WeightDigits();
     digits->unit = cut.unit * step;
     if (cut.inverse == 0.0f) return;
+    static_assert(HWY_TARGET != HWY_AVX3_DL,
+                  "Highway 1.0.3's TruncateTo is wrong for this target");
     const hn::Rebind<uint8_t, Floats> d8;
     const auto store = [&](hn::Vec<decltype(d32)> integers, uint8_t* to) {
       hn::StoreU(hn::TruncateTo(d8, hn::BitCast(kWords, integers)), d8, to);

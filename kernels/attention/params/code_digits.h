@@ -1,9 +1,10 @@
 // Digits: attention multiplies codes as integers. A query or an attention
 // weight is written as a float32 unit times an integer of 14 bits, and the
 // integer as a high and a low digit of 7 bits. Digits and codes are then bytes,
-// which SIMD instructions multiply and add in groups without overflow. Sums of
-// integers are exact in any order, so every instruction set, batch and shape of
-// register tile gives the same results. C++17.
+// which SIMD instructions multiply and add in groups without overflow. (Without
+// such instructions, CPUs multiply the whole integers.) Sums of integers are
+// exact in any order, so every instruction set, batch and shape of register
+// tile gives the same results. C++17.
 #pragma once
 
 #include <cmath>
