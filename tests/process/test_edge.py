@@ -426,21 +426,16 @@ def test_a_request_of_higher_priority_overtakes_waiting_requests():
             hasty = stub.ModelStreamInfer(iter([streamed(model, 1, timeout=50_000)]))
             (refused,) = list(hasty)
             assert "DEADLINE_EXCEEDED" in refused.error_message or "wait" in refused.error_message
-            order = []
-
-            def ask(priority):
-                list(stub.ModelStreamInfer(iter([streamed(model, 1, priority=priority)])))
-                order.append(priority)
-
-            threads = []
-            for waiting, priority in enumerate((3, 1), start=1):
-                threads.append(threading.Thread(target=ask, args=(priority,)))
-                threads[-1].start()
+            # The server runs one request at a time, so the first one that runs is the one of higher priority.
+            calls = {}
+            for waiting, (priority, tokens) in enumerate({3: 1, 1: 1 << 23}.items(), start=1):
+                calls[priority] = stub.ModelStreamInfer(iter([streamed(model, tokens, priority=priority)]))
                 wait_until(lambda: server.metric("kvasir_num_requests_waiting") == waiting, "a request that waits")
             runs.cancel()
-            for thread in threads:
-                thread.join()
-            assert order == [1, 3]
+            next(calls[1])
+            wait_until(lambda: server.metric("kvasir_num_requests_waiting") == 1, "the other request still waits")
+            calls[1].cancel()
+            assert not [each.error_message for each in calls[3] if each.error_message]
 
 
 def frame(kind, flags, stream, payload):
