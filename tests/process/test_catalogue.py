@@ -114,7 +114,7 @@ def test_the_error_for_a_query_of_an_unknown_metric_names_it():
     assert small.families_in("kvasir_wait_seconds_bucket / kvasir_wait_seconds_sum") == [
         "kvasir_wait_seconds"
     ]
-    with pytest.raises(KeyError, match="kvasir_pool_bytes_sum: no family"):
+    with pytest.raises(KeyError, match="kvasir_pool_bytes_sum: catalogue.toml has no family"):
         small.families_in("kvasir_pool_bytes_sum")
     with pytest.raises(KeyError, match="kvasir_gone"):
         small.families_in("rate(kvasir_gone[5m])")

@@ -153,7 +153,7 @@ def test_the_serve_script_compresses_a_known_model_as_recommended(serve, tmp_pat
             (["--model", "known", "--plan"], "--plan nothing: want recommended"),
             (["--model", "known", "--plan=best"], "--plan best: want recommended"),
             (["--model", "known", "--plan="], "--plan nothing: want recommended"),
-            (["--model", "known", "--plan=recommended", "--kv-dtype", "bf16"], "without --kv-plan")]:
+            (["--model", "known", "--plan=recommended", "--kv-dtype", "bf16"], "excludes --kv-plan")]:
         with pytest.raises(subprocess.CalledProcessError) as refused:
             serve(*flags)
         assert refused.value.returncode == 2 and why in refused.value.stderr

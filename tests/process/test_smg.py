@@ -19,7 +19,7 @@ import time
 import pytest
 from google.protobuf import descriptor_pb2
 
-from gateway import HttpGateway, ROOT, VENV, environment_of, free_port, idle, statuses_of_a_full_server, text_of
+from gateway import HttpGateway, ROOT, VENV, environment_of, idle, statuses_of_a_full_server, text_of, two_free_ports
 from kvasir_process import BINARY, OPERATOR_PORTS, TINY, KvasirProcess, wait_until
 
 pytestmark = pytest.mark.timeout(120)
@@ -288,7 +288,7 @@ def test_the_printed_openai_example_works_and_server_and_gateway_stop(tmp_path):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
     (tmp_path / "build/release").mkdir(parents=True)
     (tmp_path / "build/release/kvasir").symlink_to(BINARY.resolve())
-    port = free_port()
+    port = two_free_ports()
     process = subprocess.Popen(
         [tmp_path / "scripts/serve", "--openai", f"--openai-port={port}", "--model", TINY,
          "--grpc-port", "0", *OPERATOR_PORTS],

@@ -3,10 +3,12 @@
 Each gateway has an environment of its own (scripts/setup_venv).
 """
 
+import contextlib
 import http.client
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -35,6 +37,16 @@ def environment_of(name, program):
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]
+
+
+def two_free_ports():
+    """Returns the first of two neighbouring free ports, below the range from which the system gives ports to connections."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for each in (port, port + 1):
+                stack.enter_context(socket.create_server(("127.0.0.1", each)))
+            return port
 
 
 class HttpGateway:
