@@ -126,6 +126,12 @@ std::optional<kvasir::v1::WorkerInfo> Replica::info() const {
   return info_;
 }
 
+std::optional<std::string> Replica::model_name() const {
+  base::MutexLock lock(&mutex_);
+  if (!info_.has_value()) return std::nullopt;
+  return info_->model_name();
+}
+
 ReplicaView Replica::view() const {
   base::MutexLock lock(&mutex_);
   ReplicaView view;

@@ -85,6 +85,8 @@ class Replica {
   std::string detail() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::optional<kvasir::v1::WorkerInfo> info() const
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns info()->model_name(), without copying the rest.
+  std::optional<std::string> model_name() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns the data for the policy. `eligible` is true if the replica is
   // ready. The caller must set it to false if it has already sent the request
   // to this replica.

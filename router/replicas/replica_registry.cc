@@ -221,9 +221,9 @@ absl::Status ReplicaRegistry::Admit(Replica* replica,
 std::vector<std::string> ReplicaRegistry::NamesOf(
     const Replica& replica) const {
   if (!options_.served_names.empty()) return options_.served_names;
-  const std::optional<kvasir::v1::WorkerInfo> info = replica.info();
-  if (!info.has_value()) return {};
-  return {info->model_name()};
+  std::optional<std::string> name = replica.model_name();
+  if (!name.has_value()) return {};
+  return {*std::move(name)};
 }
 
 std::vector<Candidate> ReplicaRegistry::Candidates(

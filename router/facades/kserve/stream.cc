@@ -193,10 +193,10 @@ absl::Status KserveStream::BeginGeneration(
     KserveRequest request, const ArrivedMessage& arrived,
     std::shared_ptr<RequestPlace> place) {
   KVASIR_RETURN_IF_ERROR(CheckId(request));
-  KVASIR_ASSIGN_OR_RETURN(const ModelStatus model,
+  KVASIR_ASSIGN_OR_RETURN(ModelStatus model,
                           backend_->router->Model(request.model_name));
-  const kvasir::v1::WorkerInfo info =
-      model.info.value_or(kvasir::v1::WorkerInfo());
+  kvasir::v1::WorkerInfo info =
+      std::move(model.info).value_or(kvasir::v1::WorkerInfo());
   KVASIR_RETURN_IF_ERROR(
       CheckNumSamples(request.sampling.n(), info, backend_->limits));
   KVASIR_RETURN_IF_ERROR(
@@ -231,7 +231,7 @@ absl::Status KserveStream::BeginGeneration(
   // bytes and its place in the quota until it has run.
   auto prepare = [self = shared_from_this(), number, codec,
                   bytes = *arrived.bytes, place = entry.place,
-                  request = std::move(request), info,
+                  request = std::move(request), info = std::move(info),
                   in_stream = !call_.unary]() mutable {
     auto prepared =
         PrepareRequest(std::move(request), std::move(codec), info, in_stream);

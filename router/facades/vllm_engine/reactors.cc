@@ -22,13 +22,14 @@ constexpr size_t kChunkBytes = 256 << 10;
 
 absl::StatusOr<Call::Prepare> ReadRequest(
     const std::shared_ptr<VllmEngineBackend>& backend,
-    const GenerateRequest& message, const absl::StatusOr<ModelStatus>& model) {
+    const GenerateRequest& message, absl::StatusOr<ModelStatus> model) {
   KVASIR_RETURN_IF_ERROR(model.status());
   KVASIR_RETURN_IF_ERROR(CheckVllmRequestId(message.request_id()));
   KVASIR_ASSIGN_OR_RETURN(VllmEngineRequest request,
                           ParseVllmEngineRequest(message));
   return [backend, request = std::move(request), name = model->name,
-          info = model->info.value_or(kvasir::v1::WorkerInfo())]() mutable {
+          info = std::move(model->info)
+                     .value_or(kvasir::v1::WorkerInfo())]() mutable {
     return PrepareVllmEngineCall(std::move(request), info,
                                  backend->CodecOf(name), backend->limits);
   };
@@ -36,10 +37,10 @@ absl::StatusOr<Call::Prepare> ReadRequest(
 
 Call::Asked Read(const std::shared_ptr<VllmEngineBackend>& backend,
                  const GenerateRequest& message) {
-  const absl::StatusOr<ModelStatus> model = OnlyModel(*backend->router);
+  absl::StatusOr<ModelStatus> model = OnlyModel(*backend->router);
   Call::Asked asked{.model = model.ok() ? model->name : "",
                     .n = message.sampling_params().n(),
-                    .prepare = ReadRequest(backend, message, model)};
+                    .prepare = ReadRequest(backend, message, std::move(model))};
   // Do not keep an invalid id, because the ids of refused requests are logged.
   if (CheckVllmRequestId(message.request_id()).ok()) {
     asked.id = message.request_id();

@@ -18,15 +18,17 @@ namespace {
 using Call = SingleCall<VllmInferenceAnswer>;
 using Backend = std::shared_ptr<FacadeBackend>;
 
-absl::StatusOr<Call::Prepare> ReadRequest(
-    const Backend& backend, const vllm::GenerateRequest& message,
-    bool streaming, const absl::StatusOr<ModelStatus>& model) {
+absl::StatusOr<Call::Prepare> ReadRequest(const Backend& backend,
+                                          const vllm::GenerateRequest& message,
+                                          bool streaming,
+                                          absl::StatusOr<ModelStatus> model) {
   KVASIR_RETURN_IF_ERROR(model.status());
   KVASIR_RETURN_IF_ERROR(CheckVllmRequestId(message.request_id()));
   KVASIR_ASSIGN_OR_RETURN(VllmInferenceRequest request,
                           ParseVllmInferenceRequest(message, streaming));
   return [backend, request = std::move(request), name = model->name,
-          info = model->info.value_or(kvasir::v1::WorkerInfo())]() mutable {
+          info = std::move(model->info)
+                     .value_or(kvasir::v1::WorkerInfo())]() mutable {
     return PrepareVllmInferenceCall(std::move(request), info,
                                     backend->CodecOf(name), backend->limits);
   };
@@ -34,12 +36,13 @@ absl::StatusOr<Call::Prepare> ReadRequest(
 
 Call::Asked Read(const Backend& backend, const vllm::GenerateRequest& message,
                  bool streaming) {
-  const absl::StatusOr<ModelStatus> model =
+  absl::StatusOr<ModelStatus> model =
       message.model().empty() ? OnlyModel(*backend->router)
                               : backend->router->Model(message.model());
-  Call::Asked asked{.model = model.ok() ? model->name : message.model(),
-                    .n = message.sampling().num_sequences(),
-                    .prepare = ReadRequest(backend, message, streaming, model)};
+  Call::Asked asked{
+      .model = model.ok() ? model->name : message.model(),
+      .n = message.sampling().num_sequences(),
+      .prepare = ReadRequest(backend, message, streaming, std::move(model))};
   // Do not keep an invalid id, because the ids of refused requests are logged.
   if (CheckVllmRequestId(message.request_id()).ok()) {
     asked.id = message.request_id();
