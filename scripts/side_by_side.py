@@ -14,8 +14,9 @@ It takes a quarter of an hour on two quiet cores.
 
 --instructions runs the benchmarks in valgrind, which counts instructions of one thread
 with AVX2. A figure is the difference between a large and a small run, so that the work
-at the start does not count; attention counts only its kernel. Exit status 1 if NEW needs more than --at-most times
-the instructions of OLD. It takes about 15 minutes, however busy the machine is.
+at the start does not count; attention counts only its kernel. Exit status 1 if NEW
+needs more than --at-most times the instructions of OLD. It takes about 15 minutes,
+however busy the machine is.
 """
 
 import argparse

@@ -73,6 +73,20 @@ TEST_F(AheadLinesTest,
   EXPECT_EQ(CountRest(), 40 + 40 / 8 - 1);
 }
 
+TEST_F(AheadLinesTest, AskPassesLinesAcrossPiecesButNotBeyondTheAllowedOnes) {
+  lines_.Add(At(10), 4 * kLine + 1);  // 5 lines
+  lines_.Add(At(50), 2 * kLead * kLine);
+  lines_.NextBlock();
+  lines_.Ask(2);
+  EXPECT_EQ(TakeLine(), 12);
+  lines_.Ask(4);  // the last 2 lines of the first piece and 2 of the second
+  EXPECT_EQ(TakeLine(), 52);
+  lines_.Ask(kLead);  // only the rest of kLead lines is allowed
+  EXPECT_EQ(TakeLine(), -1);
+  lines_.Read(3 * kLine);
+  EXPECT_EQ(TakeLine(), 50 + kLead - 5);
+}
+
 TEST_F(AheadLinesTest, LinesOfEarlierBlocksAreNotPrefetchedAnyMore) {
   lines_.Add(At(0), 2 * kLead * kLine);
   lines_.NextBlock();

@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -194,3 +196,26 @@ def test_the_check_of_drawings_names_a_label_that_crosses_the_edge_of_its_box(an
         f'<text x="200" y="50" text-anchor="{anchor}">KV heads that share a latent</text></g></svg>'))
     assert problems == (["'KV heads that share a latent' crosses the edge of the box at 100,20"]
                         if crosses else [])
+
+
+def test_side_by_side_counts_the_instructions_of_the_work_and_not_of_the_start(tmp_path):
+    """Fake programs: a valgrind that counts 5000 instructions for the start and some for each step."""
+    for side, each in (("old", 1000), ("new", 1020)):
+        (tmp_path / side).mkdir()
+        for name in ("kvasir", "kvasir-bench"):
+            (tmp_path / side / name).write_text(str(each))
+    valgrind = tmp_path / "valgrind"
+    valgrind.write_text(
+        '#!/bin/sh\nfor each; do case $each in --log-file=*) log=${each#*=};; */kvasir-bench) program=$each;; esac; done\n'
+        'echo "==1== Collected : $((5000 + each * $(cat "$program")))" >"$log"\n')
+    valgrind.chmod(0o755)
+
+    def run(*flags, path=f"{tmp_path}:{os.environ['PATH']}"):
+        return subprocess.run([sys.executable, ROOT / "scripts/side_by_side.py", tmp_path / "old", tmp_path / "new", "--instructions",
+                               "--only", "decode", *flags], env={**os.environ, "PATH": path}, capture_output=True, text=True)
+
+    slower = run()
+    assert slower.returncode == 1 and re.search(r"decode +4,000 +4,080 +1.020 more", slower.stdout), slower
+    assert run("--at-most", "1.03").returncode == 0
+    missing = run(path="/nowhere")
+    assert missing.returncode == 1 and "needs valgrind" in missing.stderr
