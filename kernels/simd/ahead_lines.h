@@ -100,11 +100,13 @@ class AheadLines {
   // Kernels call this in their inner loops. Mostly the lines are in one piece,
   // which takes a few instructions.
   void Ask(int64_t lines = 1) {
+    const int64_t bytes = lines * kLineBytes;
+    if (bytes > stop_ - next_) {
+      return AskFor(std::min(lines, allowed_ - asked()));
+    }
     const char* const begin = next_;
-    const char* const end = begin + lines * kLineBytes;
-    if (end > stop_) return AskFor(std::min(lines, allowed_ - asked()));
-    next_ = end;
-    AskForLines(begin, end);
+    next_ += bytes;
+    AskForLines(begin, next_);
   }
   // Returns the address of the next `bytes` bytes of the queue, which the
   // caller must prefetch itself. Returns null if they are not contiguous, or if
