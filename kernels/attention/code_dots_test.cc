@@ -82,7 +82,8 @@ struct Slots {
 };
 
 // Numbers that are hard to write as digits: one outlier, numbers that are
-// nearly or exactly zero, and equal numbers.
+// nearly or exactly zero, and equal numbers. With ten random rows there are 15,
+// which need register tiles of 8, 4, 2 and 1 rows.
 std::vector<std::vector<float>> HardNumbers(int64_t count, float low) {
   const auto random = TestPart::Uniform(count, 77, low, 1.0f);
   std::vector<std::vector<float>> all = {random, random, random, random};
@@ -90,6 +91,9 @@ std::vector<std::vector<float>> HardNumbers(int64_t count, float low) {
   for (float& x : all[2]) x *= 1e-42f;
   std::fill(all[3].begin(), all[3].end(), 0.75f);
   all.push_back(std::vector<float>(static_cast<size_t>(count), 0.0f));
+  for (uint32_t seed = 100; seed < 110; ++seed) {
+    all.push_back(TestPart::Uniform(count, seed, low, 1.0f));
+  }
   return all;
 }
 
@@ -208,8 +212,7 @@ TEST(CodeDotsTest, ValueSumsAreExactExceptForTheRoundingOfWeights) {
         digits[r].unit = cut.unit;
         for (int64_t s = begin; s < end; ++s) {
           const int32_t integer = cut.Round(weights[r][static_cast<size_t>(s)]);
-          digits[r].high[s] = static_cast<uint8_t>(integer >> kDigitBits);
-          digits[r].low[s] = static_cast<uint8_t>(integer & 127);
+          digits[r].Set(s, integer);
           digits[r].sum += integer;
         }
       }

@@ -77,16 +77,21 @@ HWY_INLINE IntVec AddQuads(IntVec sum, ByteVec a, ByteVec b) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "vm"(b.raw));
   return sum;
 }
+// The same with the word *b in every lane of the second factor.
+HWY_INLINE IntVec AddQuads(IntVec sum, ByteVec a, const uint32_t* b) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "m"(*b));
+  return sum;
+}
 // Computes, for every 32-bit lane, the sum of the products of numbers and
 // integers. `high` and `low` are the digits of the integers, as bytes.
 class DigitSums {
  public:
   HWY_INLINE DigitSums() {}
-  // Numbers are unsigned, digits signed.
-  HWY_INLINE void AddUnsigned(const Numbers& numbers, ByteVec high,
-                              ByteVec low) {
-    high_ = AddQuads(high_, numbers.parts[0], high);
-    low_ = AddQuads(low_, numbers.parts[0], low);
+  // Numbers are unsigned, digits signed. digits[0] has the high digits of all
+  // lanes, digits[1] the low ones.
+  HWY_INLINE void AddUnsigned(const Numbers& numbers, const uint32_t* digits) {
+    high_ = AddQuads(high_, numbers.parts[0], digits);
+    low_ = AddQuads(low_, numbers.parts[0], digits + 1);
   }
   // Numbers are signed, digits unsigned.
   HWY_INLINE void AddSigned(const Numbers& numbers, ByteVec high, ByteVec low) {
@@ -140,9 +145,11 @@ HWY_INLINE IntVec MulPairs(ByteVec a, ByteVec b) {
 class DigitSums {
  public:
   HWY_INLINE DigitSums() {}
-  HWY_INLINE void AddUnsigned(const Numbers& numbers, ByteVec even,
-                              ByteVec odd) {
-    AddSigned(numbers, even, odd);
+  // integers[0] has the even integers of all lanes, integers[1] the odd ones.
+  HWY_INLINE void AddUnsigned(const Numbers& numbers,
+                              const uint32_t* integers) {
+    AddSigned(numbers, AsBytes(hn::Set(kWords, integers[0])),
+              AsBytes(hn::Set(kWords, integers[1])));
   }
   HWY_INLINE void AddSigned(const Numbers& numbers, ByteVec even, ByteVec odd) {
     total_ = hn::Add(total_, hn::Add(MulPairs(numbers.parts[0], even),
@@ -236,27 +243,23 @@ inline constexpr int64_t LinesOf(int64_t bytes) {
   return (bytes + AheadLines::kLineBytes - 1) / AheadLines::kLineBytes;
 }
 
-// kDotRows is the most rows of a register tile. kDotSums is its most DigitSums,
-// which is rows times vectors. Builds with sanitizers use smaller tiles,
-// because larger ones take too long to compile.
-inline constexpr int kDotRows = KVASIR_TILE_ROWS < 4 ? 1 : 4;
-inline constexpr int kDotSums = KVASIR_TILE_ROWS < 4 ? 1 : 8;
+// Register tiles have at most kDotRows rows, or kMostDotRows if the codes are
+// unpacked for each tile. kDotSums is the most DigitSums of a tile, which is
+// rows times vectors. Builds with sanitizers use smaller tiles, because larger
+// ones take too long to compile.
+inline constexpr bool kSmallTiles = KVASIR_TILE_ROWS < 4;
+inline constexpr int kDotRows = kSmallTiles ? 1 : 4;
+inline constexpr int kMostDotRows = kSmallTiles ? 1 : kBlocks == 4 ? 8 : 4;
+inline constexpr int kDotSums = kSmallTiles ? 1 : 8;
 
-// Divides rows into register tiles of 4, 2 or 1 rows (at most kDotRows), and
+// Divides rows into register tiles of 8, 4, 2 or 1 rows (at most kMost), and
 // calls run(height, first row) for each tile.
-template <typename Run>
-HWY_INLINE void ForTiles(int64_t rows, const Run& run) {
-  int64_t row = 0;
-  if constexpr (kDotRows == 4) {
-    for (; row + 4 <= rows; row += 4) {
-      run(std::integral_constant<int, 4>(), row);
-    }
-    if (row + 2 <= rows) {
-      run(std::integral_constant<int, 2>(), row);
-      row += 2;
-    }
+template <int kMost, typename Run>
+HWY_INLINE void ForTiles(int64_t rows, const Run& run, int64_t row = 0) {
+  for (; row + kMost <= rows; row += kMost) {
+    run(std::integral_constant<int, kMost>(), row);
   }
-  for (; row < rows; ++row) run(std::integral_constant<int, 1>(), row);
+  if constexpr (kMost > 1) ForTiles<kMost / 2>(rows, run, row);
 }
 
 #endif

@@ -142,10 +142,8 @@ void KeyTile(const KeyDotsArgs& args, int64_t column, ByteVec table) {
         codes[v] = UnsignedNumbers(TakeCodes<Kind, t>(low[v], high[v], table));
       });
       ForEach<kRows>([&](auto r) KVASIR_INLINE_LAMBDA {
-        const ByteVec first = AsBytes(hn::Set(kWords, digits[r][2 * t]));
-        const ByteVec second = AsBytes(hn::Set(kWords, digits[r][2 * t + 1]));
         ForEach<kVecs>([&](auto v) KVASIR_INLINE_LAMBDA {
-          sums[r][v].AddUnsigned(codes[v], first, second);
+          sums[r][v].AddUnsigned(codes[v], digits[r] + 2 * t);
         });
       });
     });
@@ -171,7 +169,7 @@ void KeyTile(const KeyDotsArgs& args, int64_t column, ByteVec table) {
 
 template <class Kind, int kRows>
 void KeyRows(const KeyDotsArgs& args, ByteVec table) {
-  constexpr int kVecs = kDotRows == 1 ? 1 : kRows == 4 ? 2 : 4;
+  constexpr int kVecs = kSmallTiles ? 1 : std::min(kDotSums / kRows, 4);
   for (int64_t s = 0; s < kSlots; s += kVecs * kVecLanes) {
     KeyTile<Kind, kRows, kVecs>(args, s, table);
   }
@@ -180,11 +178,14 @@ void KeyRows(const KeyDotsArgs& args, ByteVec table) {
 void KeyDots(int64_t rows, const KeyDotsArgs& args) {
   const ByteVec table = LevelTable(args.levels, kLevelOffset);
   ForKind(args.piece->place, args.levels != nullptr, [&](auto kind) {
-    ForTiles(rows, [&](auto height, int64_t row) {
+    using Kind = decltype(kind);
+    // Codes of 8 bits need no unpacking, so larger tiles would not be faster.
+    constexpr int kMost = Kind::kLowBits == 8 ? kDotRows : kMostDotRows;
+    ForTiles<kMost>(rows, [&](auto height, int64_t row) {
       KeyDotsArgs tile = args;
       tile.digits += row * args.digits_stride;
       tile.c += row * kSlots;
-      KeyRows<decltype(kind), height>(tile, table);
+      KeyRows<Kind, height>(tile, table);
     });
   });
 }

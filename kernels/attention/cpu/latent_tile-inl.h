@@ -703,11 +703,13 @@ class BlockLoader {
     found_.room = part.page_bytes;
     const int64_t end = block_ + found_.end;
     for (int64_t s = block_ + found_.begin; s < end;) {
-      const int64_t in_page = s % params_.page_tokens;
+      const int64_t page_of_sequence = s / params_.page_tokens;
+      const int64_t in_page = s - page_of_sequence * params_.page_tokens;
       const int64_t page =
-          sequence_.block_table.device_address()[s / params_.page_tokens];
-      const int64_t count =
-          std::min(end - s, part.tile_slots - in_page % part.tile_slots);
+          sequence_.block_table.device_address()[page_of_sequence];
+      const int64_t in_tile =
+          in_page < part.tile_slots ? in_page : in_page % part.tile_slots;
+      const int64_t count = std::min(end - s, part.tile_slots - in_tile);
       const char* codes = SlotAddress(part, group.codes, page, in_page);
       const char* ranges = SlotAddress(part, group.params, page, in_page);
       const char* readable =
@@ -716,7 +718,8 @@ class BlockLoader {
       FillRows(codes, group.codes.stride_bytes, count, found_.codes + first);
       FillRows(readable, 0, count, found_.readable + first);
       found_.room = std::min<int64_t>(
-          found_.room, readable - found_.codes[first + count - 1]);
+          found_.room,
+          readable - (codes + (count - 1) * group.codes.stride_bytes));
       if (group.num_runs > 0 && part.static_scale == nullptr) {
         FillRows(ranges, group.params.stride_bytes, count,
                  found_.ranges + first);

@@ -33,9 +33,9 @@ void ValueDots(int64_t rows, const ValueDotsArgs& args) {
       for (int64_t s = args.begin; s < args.end; ++s) {
         const unsigned code = ReadCode(
             reinterpret_cast<const uint8_t*>(args.slots[s]), args.place, c);
-        total += (digits.high[s] * (1 << kDigitBits) + digits.low[s]) *
-                 (args.levels != nullptr ? int32_t{args.levels[code]}
-                                         : static_cast<int32_t>(code));
+        total += digits.At(s) * (args.levels != nullptr
+                                     ? int32_t{args.levels[code]}
+                                     : static_cast<int32_t>(code));
       }
       float& sum = args.c[r * args.c_stride + c];
       sum = std::fma(digits.unit, static_cast<float>(total), sum);
@@ -45,7 +45,11 @@ void ValueDots(int64_t rows, const ValueDotsArgs& args) {
 
 #else
 
-// ----- Values: a 32-bit lane has four slots of one channel.
+// ----- Values: a 32-bit lane has four slots of one channel, which are 16 slots
+// apart (WeightDigits).
+
+constexpr int64_t kApart = kSlots / 4;
+constexpr int64_t kVecBytes = 4 * kVecLanes;
 
 // The addresses of the bytes that hold a piece's codes, for 64 slots. The low
 // plane of a slot is read in columns of 16 bytes. A column fills one 128-bit
@@ -158,22 +162,23 @@ class SlotReader {
   alignas(64) char high_copy_[Kind::kHighBits > 0 ? kSlots* kCopyBytes / 2 : 1];
 };
 
-// How a vector's 128-bit blocks are used. A quad is four neighbouring slots.
-// Each quad in the vector has kWide blocks, one for each of kWide neighbouring
-// columns. A vector has kQuads quads, so kSteps vectors cover all 64 slots.
+// How a vector's 128-bit blocks are used. Quad q consists of the slots q, q +
+// 16, q + 32 and q + 48. Each quad in the vector has kWide blocks, one for each
+// of kWide neighbouring columns. A vector has kQuads neighbouring quads, so
+// kSteps vectors cover all 64 slots.
 template <int kWideBlocks>
 struct Shape {
   static constexpr int kWide = kWideBlocks;
   static constexpr int kQuads = kBlocks / kWide;
-  static constexpr int64_t kSteps = kSlots / 4 / kQuads;
+  static constexpr int64_t kSteps = kApart / kQuads;
 };
 
 // Loads kWide columns, from byte `offset` on, of one slot of each of kQuads
-// quads: slots[0], slots[4] and so on.
+// quads: slots[0], slots[1] and so on.
 template <class Shape>
 HWY_INLINE ByteVec LoadColumns(const char* const* slots, int64_t offset) {
   const auto at = [&](int quad) {
-    return reinterpret_cast<const uint8_t*>(slots[4 * quad] + offset);
+    return reinterpret_cast<const uint8_t*>(slots[quad] + offset);
   };
   if constexpr (Shape::kQuads == 1) {
     return hn::LoadU(kBytes, at(0));
@@ -205,9 +210,9 @@ HWY_INLINE WordVec UpperHalves(ByteVec a, ByteVec b) {
                                          hn::BitCast(kHalves, b)));
 }
 
-// Turns four vectors of slots 4 q to 4 q + 3 into vectors whose 32-bit lanes
-// have one byte of each of these slots. words[i] has bytes 4 i to 4 i + 3 of
-// each block.
+// Turns four vectors, one for each slot of the quads, into vectors whose 32-bit
+// lanes have one byte of each of these slots. words[i] has bytes 4 i to 4 i + 3
+// of each block.
 HWY_INLINE void InterleaveSlots(const ByteVec (&slots)[4],
                                 WordVec (&words)[4]) {
   const ByteVec low01 = LowerBytes(slots[0], slots[1]);
@@ -266,18 +271,19 @@ template <class Kind, class Shape, typename Visit>
 HWY_INLINE void ForCodes(const SlotBytes& found, int64_t column, int64_t j,
                          ByteVec table, AheadLines* ahead, const Visit& visit) {
   constexpr int64_t kStepBytes = 16 * Shape::kWide;
-  const int64_t s = 4 * Shape::kQuads * j;
+  const int64_t quad = Shape::kQuads * j;
   ByteVec slots[4];
   for (int i = 0; i < 4; ++i) {
-    slots[i] =
-        LoadColumns<Shape>(found.low + s + i, found.low_begin + 16 * column);
+    slots[i] = LoadColumns<Shape>(found.low + quad + kApart * i,
+                                  found.low_begin + 16 * column);
   }
   WordVec words[4];
   InterleaveSlots(slots, words);
   WordVec high[2];
   if constexpr (Kind::kHighBits > 0) {
     for (int i = 0; i < 4; ++i) {
-      slots[i] = LoadColumns<Shape>(found.high + s + i, 16 * column);
+      slots[i] =
+          LoadColumns<Shape>(found.high + quad + kApart * i, 16 * column);
     }
     const ByteVec both01 = LowerBytes(slots[0], slots[1]);
     const ByteVec both23 = LowerBytes(slots[2], slots[3]);
@@ -320,40 +326,42 @@ void UnpackValues(const SlotBytes& found, int64_t columns, ByteVec table,
   }
 }
 
-// The digits of a row's weights in the form that DigitSums needs: 32-bit word i
-// of both belongs to slots 4 i to 4 i + 3.
+// The digits of a row's weights in the form that DigitSums needs: 32-bit word q
+// of both belongs to quad q.
 struct RowWords {
   const uint8_t* first;
   const uint8_t* second;
 };
-// Returns the words of a row. If digits are not bytes, writes 16-bit integers
-// to `memory` [128].
+// Returns the words of a row. If digits are bytes, writes them to `memory`
+// [128].
 HWY_INLINE RowWords WordsOf(const WeightDigits& digits, uint8_t* memory) {
-  if constexpr (kDigitsAreBytes) {
+  if constexpr (!kDigitsAreBytes) {
     (void)memory;
-    return {digits.high, digits.low};
+    return {reinterpret_cast<const uint8_t*>(digits.even),
+            reinterpret_cast<const uint8_t*>(digits.odd)};
   } else {
     const RowWords words = {memory, memory + kSlots};
-    const auto low_bytes = hn::Set(kHalves, uint16_t{0xff});
-    for (int64_t s = 0; s < kSlots; s += 4 * kVecLanes) {
-      const auto high =
-          hn::BitCast(kHalves, hn::LoadU(kBytes, digits.high + s));
-      const auto low = hn::BitCast(kHalves, hn::LoadU(kBytes, digits.low + s));
-      const auto even =
-          hn::Or(hn::ShiftLeft<kDigitBits>(hn::And(high, low_bytes)),
-                 hn::And(low, low_bytes));
-      const auto odd =
-          hn::Or(hn::ShiftLeft<kDigitBits>(hn::ShiftRight<8>(high)),
-                 hn::ShiftRight<8>(low));
-      hn::StoreU(hn::BitCast(kBytes, even), kBytes, memory + s);
-      hn::StoreU(hn::BitCast(kBytes, odd), kBytes, memory + kSlots + s);
+    const auto seven_bits = hn::Set(kWords, 0x007f007fu);
+    for (int64_t q = 0; q < kApart; q += kVecLanes) {
+      const WordVec even = hn::LoadU(kWords, digits.even + q);
+      const WordVec odd = hn::LoadU(kWords, digits.odd + q);
+      const auto store = [&](WordVec even_digits, WordVec odd_digits,
+                             uint8_t* to) {
+        hn::StoreU(
+            AsBytes(hn::Or(hn::And(even_digits, seven_bits),
+                           hn::ShiftLeft<8>(hn::And(odd_digits, seven_bits)))),
+            kBytes, to + 4 * q);
+      };
+      store(hn::ShiftRight<kDigitBits>(even), hn::ShiftRight<kDigitBits>(odd),
+            memory);
+      store(even, odd, memory + kSlots);
     }
     return words;
   }
 }
 
-// Loads words of weights for the slots of step j: each lane gets the word of
-// its slots.
+// Loads words of weights for the quads of step j: each lane gets the word of
+// its quad.
 template <class Shape>
 HWY_INLINE ByteVec LoadWeights(const uint8_t* words, int64_t j) {
   if constexpr (Shape::kQuads == 1) {
@@ -380,6 +388,23 @@ HWY_INLINE ByteVec LoadWeights(const uint8_t* words, int64_t j) {
     }
   }
 }
+
+// Writes the words of all steps, as LoadWeights returns them, to `memory`. A
+// row that is multiplied by many vectors of codes then needs one load for each.
+template <class Shape>
+HWY_INLINE const uint8_t* SpreadWeights(const uint8_t* words, uint8_t* memory) {
+  if constexpr (Shape::kQuads == 1) return words;
+  for (int64_t j = 0; j < Shape::kSteps; ++j) {
+    hn::StoreU(LoadWeights<Shape>(words, j), kBytes, memory + j * kVecBytes);
+  }
+  return memory;
+}
+template <class Shape>
+HWY_INLINE ByteVec LoadSpread(const uint8_t* weights, int64_t j) {
+  if constexpr (Shape::kQuads == 1) return LoadWeights<Shape>(weights, j);
+  return hn::LoadU(kBytes, weights + j * kVecBytes);
+}
+
 // Writes the sums over all slots, one vector.
 template <class Shape>
 HWY_INLINE void StoreTotal(const DigitSums& sums, int32_t* to) {
@@ -394,8 +419,8 @@ HWY_INLINE void StoreTotal(const DigitSums& sums, int32_t* to) {
 }
 
 // Multiplies kNumbers neighbouring entries of `numbers`, which have kSteps
-// Numbers each, by the weights of kRows rows. Writes the sums over all slots to
-// `totals`, one vector for each entry, rows totals_stride apart.
+// Numbers each, by the spread weights of kRows rows. Writes the sums over all
+// slots to `totals`, one vector for each entry, rows totals_stride apart.
 template <class Shape, int kRows, int kNumbers>
 HWY_INLINE void MultiplyNumbers(const uint8_t* numbers, const RowWords* weights,
                                 int32_t* totals, int64_t totals_stride) {
@@ -406,8 +431,8 @@ HWY_INLINE void MultiplyNumbers(const uint8_t* numbers, const RowWords* weights,
       codes[n] = LoadNumbers(numbers + (n * Shape::kSteps + j) * kNumbersBytes);
     });
     ForEach<kRows>([&](auto r) KVASIR_INLINE_LAMBDA {
-      const ByteVec first = LoadWeights<Shape>(weights[r].first, j);
-      const ByteVec second = LoadWeights<Shape>(weights[r].second, j);
+      const ByteVec first = LoadSpread<Shape>(weights[r].first, j);
+      const ByteVec second = LoadSpread<Shape>(weights[r].second, j);
       ForEach<kNumbers>([&](auto n) KVASIR_INLINE_LAMBDA {
         sums[r][n].AddSigned(codes[n], first, second);
       });
@@ -573,7 +598,7 @@ void ValueTiles(int64_t rows, const ValueDotsArgs& args) {
                            args.c + row * args.c_stride);
   };
   // With more places than two, the sums of a row would not fit into registers.
-  if constexpr (kDotRows > 1 && Kind::kPerByte <= 2) {
+  if constexpr (!kSmallTiles && Kind::kPerByte <= 2) {
     if (rows == 1) {
       MultiplyOneRow<Kind, Shape>(reader.found(), columns, table,
                                   WordsOf(args.digits[0], memory[0]), totals[0],
@@ -585,10 +610,13 @@ void ValueTiles(int64_t rows, const ValueDotsArgs& args) {
   UnpackValues<Kind, Shape>(reader.found(), columns, table, numbers,
                             args.ahead);
   const int64_t vectors = columns / Shape::kWide * 4 * Kind::kPerByte;
-  ForTiles(rows, [&](auto height, int64_t row) {
+  HWY_ALIGN uint8_t spread[4][2][Shape::kSteps * kVecBytes];
+  ForTiles<kDotRows>(rows, [&](auto height, int64_t row) {
     RowWords weights[height];
     for (int r = 0; r < height; ++r) {
-      weights[r] = WordsOf(args.digits[row + r], memory[r]);
+      const RowWords words = WordsOf(args.digits[row + r], memory[r]);
+      weights[r] = {SpreadWeights<Shape>(words.first, spread[r][0]),
+                    SpreadWeights<Shape>(words.second, spread[r][1])};
     }
     MultiplyAll<Shape, height, kDotSums / height>(numbers, 0, vectors, weights,
                                                   totals[0], kMostTotals);

@@ -346,19 +346,24 @@ class ValueSums {
     if (cut.inverse == 0.0f) *digits = WeightDigits();
     digits->unit = cut.unit * step;
     if (cut.inverse == 0.0f) return;
-    static_assert(HWY_TARGET != HWY_AVX3_DL,
-                  "Highway 1.0.3's TruncateTo is wrong for this target");
-    const hn::Rebind<uint8_t, Floats> d8;
-    const auto store = [&](hn::Vec<decltype(d32)> integers, uint8_t* to) {
-      hn::StoreU(hn::TruncateTo(d8, hn::BitCast(kWords, integers)), d8, to);
+    const auto integer = [&](int64_t s) {
+      return hn::NearestInt(
+          hn::Mul(hn::Load(kFloats, scaled + s), Broadcast(cut.inverse)));
     };
     auto sum = hn::Zero(d32);
-    for (int64_t s = 0; s < kBlock; s += kVecLanes) {
-      const auto integer = hn::NearestInt(
-          hn::Mul(hn::Load(kFloats, scaled + s), Broadcast(cut.inverse)));
-      sum = hn::Add(sum, integer);
-      store(hn::ShiftRight<kDigitBits>(integer), digits->high + s);
-      store(hn::And(integer, hn::Set(d32, 127)), digits->low + s);
+    for (int64_t q = 0; q < kBlock / 4; q += kVecLanes) {
+      const auto even = integer(q);
+      const auto odd = integer(q + 16);
+      const auto even_above = integer(q + 32);
+      const auto odd_above = integer(q + 48);
+      sum = hn::Add(
+          sum, hn::Add(hn::Add(even, odd), hn::Add(even_above, odd_above)));
+      const auto store = [&](auto low, auto high, uint32_t* to) {
+        hn::StoreU(hn::BitCast(kWords, hn::Or(low, hn::ShiftLeft<16>(high))),
+                   kWords, to + q);
+      };
+      store(even, even_above, digits->even);
+      store(odd, odd_above, digits->odd);
     }
     digits->sum = sums ? hn::GetLane(hn::SumOfLanes(d32, sum)) : 0;
   }

@@ -74,13 +74,25 @@ inline int32_t HighQueryDigit(int32_t integer) {
   return (integer + (1 << (kDigitBits - 1))) >> kDigitBits;
 }
 
-// The digits of a row's weights for the 64 slots of a block. Each weight was
-// multiplied by the scale of its slot.
+// A row's weights for the 64 slots of a block, each multiplied by the scale of
+// its slot, as integers. Kernels multiply four slots at a time: q, q + 16,
+// q + 32 and q + 48. So a vector of scores becomes a vector of these words
+// without moving numbers between lanes.
 struct alignas(64) WeightDigits {
-  uint8_t high[64];
-  uint8_t low[64];
+  uint32_t even[16];  // the halves of even[q] belong to slots q and q + 32
+  uint32_t odd[16];   // and those of odd[q] to slots q + 16 and q + 48
   float unit;
   int32_t sum;  // sum of the integers
+
+  int32_t At(int64_t slot) const {
+    const uint32_t* const words = slot / 16 % 2 == 0 ? even : odd;
+    return static_cast<int32_t>(words[slot % 16] >> (slot / 32 * 16) & 0xffff);
+  }
+  // Requires that the slot's integer is 0.
+  void Set(int64_t slot, int32_t integer) {
+    uint32_t* const words = slot / 16 % 2 == 0 ? even : odd;
+    words[slot % 16] |= static_cast<uint32_t>(integer) << (slot / 32 * 16);
+  }
 };
 
 inline constexpr int64_t kWeightDigitsFloats =
