@@ -1,5 +1,6 @@
 #include "base/cli/flags.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
@@ -38,8 +39,15 @@ class ConfigBelowEnvironment final : public CLI::ConfigTOML {
   }
 };
 
+// CLI11 reads no escapes in texts, so a text with both kinds of quotes cannot
+// be written.
+bool HasTomlValue(const std::string& text) {
+  return !absl::StrContains(text, '\'') ||
+         text.find_first_of("\"\\") == std::string::npos;
+}
 // Returns `text` as a TOML value. Numbers and truth values get no quotes. Texts
 // with a double quote or a backslash get single quotes, others double ones.
+// Requires HasTomlValue.
 std::string TomlValue(const std::string& text) {
   double number = 0;
   if (text == "true" || text == "false" ||
@@ -130,6 +138,13 @@ std::string EffectiveConfig(const CLI::App& command) {
     const std::string& name = option->get_lnames().front();
     const std::vector<std::string>& given = option->results();
     const bool is_flag = option->get_expected_min() == 0;
+    if (!std::all_of(given.begin(), given.end(), HasTomlValue)) {
+      absl::StrAppend(&config, "# ", name,
+                      " cannot be written here, because it has both kinds of "
+                      "quotes; pass --",
+                      name, " again\n");
+      continue;
+    }
     if (is_flag && given.empty() && option->get_default_str().empty()) {
       absl::StrAppend(&config, name, "=false\n");
     } else if (option->get_expected_max() > 1 && !given.empty()) {

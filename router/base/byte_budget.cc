@@ -16,12 +16,18 @@ absl::StatusOr<std::shared_ptr<ByteShare>> ByteBudget::Take(
                                        std::move(outer));
   }
   used_bytes_ -= bytes;
-  const auto reason = bytes > limit ? kvasir::v1::Refusal::NEVER_FITS
-                                    : kvasir::v1::Refusal::RETRY_ELSEWHERE;
+  if (bytes > limit) {
+    return proto::RefusedError(
+        kvasir::v1::Refusal::NEVER_FITS,
+        absl::StrCat("this request needs ", bytes, " bytes, and ", words_.whose,
+                     " may hold at most ", limit, " together (", words_.setting,
+                     ")"));
+  }
   return proto::RefusedError(
-      reason, absl::StrCat(words_.whose, " hold ", before, " of at most ",
-                           limit, " bytes (", words_.setting,
-                           "), and this request needs ", bytes, " more"));
+      kvasir::v1::Refusal::RETRY_ELSEWHERE,
+      absl::StrCat(words_.whose, " hold ", before, " of at most ", limit,
+                   " bytes (", words_.setting, "), and this request needs ",
+                   bytes, " more"));
 }
 
 }  // namespace kvasir::router

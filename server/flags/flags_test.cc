@@ -187,6 +187,16 @@ TEST(EvictionFlagsTest, InvalidValuesOfEvictionFlagsAreUsageErrors) {
   }
 }
 
+TEST(ConfigTest,
+     ATextWithBothKindsOfQuotesIsACommentInThePrintedConfiguration) {
+  ConfiguredProgram first;
+  ASSERT_EQ(first.Parse({"serve", "--model", "a 'b' \"c\""}), kExitOk);
+  const std::string printed = EffectiveConfig(*first.command);
+  EXPECT_THAT(printed, HasSubstr("\n# model cannot be written here"));
+  ConfiguredProgram second;
+  ASSERT_EQ(second.ParseFile(printed), kExitOk) << printed;
+}
+
 TEST(ConfigTest, DefaultValuesArePrintedInTheConfiguration) {
   ConfiguredProgram program;
   ASSERT_EQ(program.Parse({"serve"}), kExitOk);

@@ -124,7 +124,7 @@ absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
   const uint32_t most = MostTokens(wanted, prompt_tokens, max_model_len);
   if (most > fits && asked) {
     return absl::InvalidArgumentError(absl::StrCat(
-        field, ": want at most ", fits, ", have ", most,
+        field, ": want at most ", fits, ", have ", wanted,
         ": one response cannot hold more tokens with ", sampling->logprobs(),
         " log probabilities each; ask for fewer or stream the answer"));
   }

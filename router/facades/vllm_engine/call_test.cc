@@ -244,10 +244,15 @@ TEST_F(VllmEngineCallTest, MaxTokensIsLimitedToWhatOneResponseHolds) {
   call_->OnCancelled();
   Run();
   writer_.end.reset();
-  message.mutable_sampling_params()->set_max_tokens(21);
-  Send(message);
-  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kInvalidArgument,
-                                     HasSubstr("max_tokens: want at most 20")));
+  for (const uint32_t wanted : {21u, 5000u}) {
+    message.mutable_sampling_params()->set_max_tokens(wanted);
+    writer_.end.reset();
+    Send(message);
+    EXPECT_THAT(*writer_.end,
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr(absl::StrCat(
+                             "max_tokens: want at most 20, have ", wanted))));
+  }
 }
 
 TEST_F(VllmEngineCallTest, AnAbortEndsTheCallAndCancelsTheEnginesRequest) {

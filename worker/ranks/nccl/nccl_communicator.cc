@@ -81,10 +81,12 @@ Result NcclCommunicator::AsyncError() {
   return asked == Result::kOk ? error : asked;
 }
 
-absl::Status NcclCommunicator::StandsStill(const char* call) const {
+absl::Status NcclCommunicator::StandsStill(const char* call,
+                                           absl::Duration timeout) const {
   return absl::UnavailableError(absl::StrCat(
       "NCCL: rank ", options_.shard.rank, " of ", options_.shard.size,
-      " has waited for the others for longer than the timeout in ", call,
+      " has waited for the others for longer than ",
+      absl::FormatDuration(timeout), " in ", call,
       ": another rank is gone, stands still or makes other calls"));
 }
 
@@ -106,7 +108,7 @@ absl::Status NcclCommunicator::WaitUntilDone(const char* call,
       FailAndReport(
           options_.library->Error(absl::StrCat("NCCL: ", call), result));
     } else if (Clock::now() > deadline) {
-      FailAndReport(StandsStill(call));
+      FailAndReport(StandsStill(call, timeout));
     }
     absl::SleepFor(pause);
   }
@@ -233,7 +235,8 @@ absl::Status NcclCommunicator::LookAtLibrary() {
     if (calling_.has_value()) {
       const bool late = Clock::now() - calling_->since >
                         absl::ToChronoNanoseconds(options_.call_timeout);
-      return late ? StandsStill(calling_->name) : absl::OkStatus();
+      return late ? StandsStill(calling_->name, options_.call_timeout)
+                  : absl::OkStatus();
     }
     result = AsyncError();
   }
@@ -257,7 +260,8 @@ absl::Status NcclCommunicator::LookAtMarks() {
     if (!passed) {
       const bool late = now - ahead_.front().since >
                         absl::ToChronoNanoseconds(options_.call_timeout);
-      return late ? StandsStill(ahead_.front().name) : absl::OkStatus();
+      return late ? StandsStill(ahead_.front().name, options_.call_timeout)
+                  : absl::OkStatus();
     }
     free_.push_back(std::move(ahead_.front().mark));
     ahead_.pop_front();

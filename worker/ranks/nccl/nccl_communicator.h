@@ -98,7 +98,7 @@ class NcclCommunicator {
   // Records a mark on the stream after call `name`. The mark shows the watcher
   // when the stream has passed the call.
   absl::Status Mark(const char* name, kernels::LaunchStream& stream);
-  absl::Status StandsStill(const char* call) const;
+  absl::Status StandsStill(const char* call, absl::Duration timeout) const;
   // Like Fail, but the first failure also calls options_.on_failure if in_use_.
   void FailAndReport(const absl::Status& reason);
 
