@@ -220,7 +220,7 @@ HWY_INLINE ByteVec TakeCodes(WordVec low, WordVec high, ByteVec table) {
   if constexpr (kHigh > 0) {
     if constexpr (kIndex > 0) high = hn::ShiftRight<kIndex * kHigh>(high);
     constexpr uint32_t kMask = 0x01010101u * (((1u << kHigh) - 1) << kLow);
-    low = hn::Or(low, hn::And(high, hn::Set(kWords, kMask)));
+    low = hn::OrAnd(low, high, hn::Set(kWords, kMask));
   }
   if constexpr (Kind::kLevels) {
     return hn::TableLookupBytes(table, AsBytes(low));

@@ -57,8 +57,8 @@ constexpr int64_t kVecBytes = 4 * kVecLanes;
 struct SlotBytes {
   const char* const* low;  // [64]
   int64_t low_begin;       // the byte of low[s] at which the piece begins
-  // The bytes of the high plane for column i of slot s: at high[s] + 16 * i.
-  const char* high[kSlots];
+  const char* const* high;
+  int64_t high_begin;
 };
 
 alignas(64) constexpr char kZeros[128 + 64] = {};
@@ -83,49 +83,29 @@ inline void CopyBits(const char* from, int64_t bit, int64_t count,
   }
 }
 
-// Finds the bytes of a piece of codes. Copies those of the low plane if they do
-// not begin at a whole byte, or if whole columns would reach beyond args.room.
-// Always copies those of the high plane, to the places that SlotBytes defines.
+// Finds the bytes of a piece of codes. Copies a plane if it does not begin at a
+// whole byte, or if reads of whole columns would reach beyond args.room.
 template <class Kind>
 class SlotReader {
  public:
+  // How many bytes of the high plane belong to 16 bytes of the low plane.
+  static constexpr int64_t kHighBytes = Kind::kHighBits * 16 / Kind::kLowBits;
+
   // Each slot's low plane is read as columns [0, columns), in steps of
-  // `columns_at_once`.
+  // `columns_at_once`. A step reads 16 bytes of both planes for each of its
+  // columns.
   SlotReader(const ValueDotsArgs& args, int columns_at_once) {
-    constexpr int kLow = Kind::kLowBits;
-    constexpr int kHigh = Kind::kHighBits;
     const CodePlace& place = args.place;
-    const int64_t bytes = (args.width * kLow + 7) / 8;
-    columns_ = (bytes + 15) / 16;
+    columns_ = ((args.width * Kind::kLowBits + 7) / 8 + 15) / 16;
     columns_ =
         (columns_ + columns_at_once - 1) / columns_at_once * columns_at_once;
-    const int64_t low_end = (place.low_bit + args.width * kLow + 7) / 8;
-    const bool in_place = place.low_bit % 8 == 0 &&
-                          place.low_bit / 8 + 16 * columns_ <= args.room;
-    const bool all = args.begin == 0 && args.end == kSlots;
-    found_.low = low_;
-    found_.low_begin = 0;
-    if (in_place && all) {
-      found_.low = args.slots;
-      found_.low_begin = place.low_bit / 8;
-    } else {
-      std::fill_n(low_, kSlots, kZeros);
-      for (int64_t s = args.begin; s < args.end; ++s) {
-        const char* const slot = args.slots[s];
-        if (in_place) {
-          low_[s] = slot + place.low_bit / 8;
-        } else {
-          char* const copy = low_copy_ + s * kCopyBytes;
-          CopyBits(slot, place.low_bit, bytes, slot + low_end, copy);
-          low_[s] = copy;
-        }
-      }
-    }
-    if constexpr (kHigh > 0) {
-      if (!all) std::fill_n(found_.high, kSlots, kZeros);
-      for (int64_t s = args.begin; s < args.end; ++s) {
-        CopyHigh(args, args.slots[s], s);
-      }
+    FindPlane(args, place.low_bit, Kind::kLowBits, 16 * columns_, low_,
+              low_copy_, &found_.low, &found_.low_begin);
+    if constexpr (Kind::kHighBits > 0) {
+      FindPlane(
+          args, place.high_bit, Kind::kHighBits,
+          kHighBytes * (columns_ - columns_at_once) + 16 * columns_at_once,
+          high_, high_copy_, &found_.high, &found_.high_begin);
     }
   }
 
@@ -133,23 +113,31 @@ class SlotReader {
   const SlotBytes& found() const { return found_; }
 
  private:
-  static constexpr int64_t kCopyBytes = 128;
-  // How many bytes of the high plane belong to 16 bytes of the low plane.
-  static constexpr int64_t kHighBytes = Kind::kHighBits * 16 / Kind::kLowBits;
+  // The most bytes of a plane that are read.
+  static constexpr int64_t kMostBytes = 128;
 
-  void CopyHigh(const ValueDotsArgs& args, const char* slot, int64_t s) {
-    constexpr int kHigh = Kind::kHighBits;
-    const int64_t bit = args.place.high_bit;
-    const int64_t end = (bit + args.width * kHigh + 7) / 8;
-    char* to = high_copy_ + s * kCopyBytes / 2;
-    found_.high[s] = to;
-    const bool whole = bit % 8 == 0 && bit / 8 + columns_ * 8 <= args.room;
-    for (int64_t i = 0; i < columns_; ++i, to += 16) {
-      const char* const from = slot + bit / 8 + i * kHighBytes;
-      if (whole) {
-        std::memcpy(to, from, 8);
+  // Finds the addresses of a plane whose codes begin at bit `bit` of each slot
+  // and have `bits` bits. `read` bytes are read from each address.
+  static void FindPlane(const ValueDotsArgs& args, int64_t bit, int bits,
+                        int64_t read, const char** addresses, char* copies,
+                        const char* const** found, int64_t* begin) {
+    const bool in_place = bit % 8 == 0 && bit / 8 + read <= args.room;
+    *found = args.slots;
+    *begin = bit / 8;
+    if (in_place && args.begin == 0 && args.end == kSlots) return;
+    *found = addresses;
+    *begin = 0;
+    std::fill_n(addresses, kSlots, kZeros);
+    const int64_t bytes = (args.width * bits + 7) / 8;
+    const int64_t end = (bit + args.width * bits + 7) / 8;
+    for (int64_t s = args.begin; s < args.end; ++s) {
+      const char* const slot = args.slots[s];
+      if (in_place) {
+        addresses[s] = slot + bit / 8;
       } else {
-        CopyBits(slot, bit + i * kHighBytes * 8, kHighBytes, slot + end, to);
+        char* const copy = copies + s * kMostBytes;
+        CopyBits(slot, bit, bytes, slot + end, copy);
+        addresses[s] = copy;
       }
     }
   }
@@ -157,9 +145,9 @@ class SlotReader {
   SlotBytes found_;
   int64_t columns_;
   const char* low_[kSlots];
-  alignas(64) char low_copy_[kSlots * kCopyBytes];
-  // If codes have two planes, the low plane of a piece has at most 64 bytes.
-  alignas(64) char high_copy_[Kind::kHighBits > 0 ? kSlots* kCopyBytes / 2 : 1];
+  const char* high_[Kind::kHighBits > 0 ? kSlots : 1];
+  alignas(64) char low_copy_[kSlots * kMostBytes];
+  alignas(64) char high_copy_[Kind::kHighBits > 0 ? kSlots* kMostBytes : 1];
 };
 
 // How a vector's 128-bit blocks are used. Quad q consists of the slots q, q +
@@ -194,6 +182,28 @@ HWY_INLINE ByteVec LoadColumns(const char* const* slots, int64_t offset) {
     };
     return hn::Combine(kBytes, pair(2), pair(0));
   }
+}
+
+// Loads the bytes of the high plane for the columns that LoadColumns loads from
+// the low plane. Each block begins with the kHighBytes bytes of its column.
+template <class Shape, int kHighBytes>
+HWY_INLINE ByteVec LoadHigh(const char* const* slots, int64_t offset) {
+  const ByteVec together = LoadColumns<Shape>(slots, offset);
+  if constexpr (Shape::kWide == 1) return together;
+  HWY_ALIGN static constexpr auto kFrom = [] {
+    struct Table {
+      int32_t lanes[kVecLanes];
+    } table = {};
+    for (int i = 0; i < kVecLanes; ++i) {
+      const int quad = i / (4 * Shape::kWide);
+      const int column = i / 4 % Shape::kWide;
+      const int word = i % 4 < kHighBytes / 4 ? i % 4 : 0;
+      table.lanes[i] = quad * 4 * Shape::kWide + column * kHighBytes / 4 + word;
+    }
+    return table;
+  }();
+  return AsBytes(hn::TableLookupLanes(
+      AsWords(together), hn::SetTableIndices(kWords, kFrom.lanes)));
 }
 
 HWY_INLINE ByteVec LowerBytes(ByteVec a, ByteVec b) {
@@ -271,6 +281,7 @@ template <class Kind, class Shape, typename Visit>
 HWY_INLINE void ForCodes(const SlotBytes& found, int64_t column, int64_t j,
                          ByteVec table, AheadLines* ahead, const Visit& visit) {
   constexpr int64_t kStepBytes = 16 * Shape::kWide;
+  constexpr int64_t kHighBytes = SlotReader<Kind>::kHighBytes;
   const int64_t quad = Shape::kQuads * j;
   ByteVec slots[4];
   for (int i = 0; i < 4; ++i) {
@@ -283,7 +294,8 @@ HWY_INLINE void ForCodes(const SlotBytes& found, int64_t column, int64_t j,
   if constexpr (Kind::kHighBits > 0) {
     for (int i = 0; i < 4; ++i) {
       slots[i] =
-          LoadColumns<Shape>(found.high + quad + kApart * i, 16 * column);
+          LoadHigh<Shape, kHighBytes>(found.high + quad + kApart * i,
+                                      found.high_begin + kHighBytes * column);
     }
     const ByteVec both01 = LowerBytes(slots[0], slots[1]);
     const ByteVec both23 = LowerBytes(slots[2], slots[3]);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -243,7 +244,6 @@ TEST_F(VllmEngineCallTest, MaxTokensIsLimitedToWhatOneResponseHolds) {
   EXPECT_EQ(Engine().request().sampling.max_tokens(), 20);
   call_->OnCancelled();
   Run();
-  writer_.end.reset();
   for (const uint32_t wanted : {21u, 5000u}) {
     message.mutable_sampling_params()->set_max_tokens(wanted);
     writer_.end.reset();
