@@ -430,6 +430,7 @@ void AddBenchAttention(CLI::App* group, int* exit_code) {
   AddSwitch(command, "--deterministic", flags->deterministic,
             "with --prefill: do not lift latents");
   AddBenchFlags(command, &flags->bench);
+  AddSimdFlag(command, &flags->bench);
   command->footer(Footer());
   SetBench(
       command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),

@@ -263,6 +263,7 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
       "and\n"
       "wait_share (the share of a rank's steps that it waits in collectives).");
   AddBenchFlags(command, &flags->bench);
+  AddSimdFlag(command, &flags->bench);
   SetBench(
       command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),
       [flags] { return RunDecode(*flags); }, exit_code);

@@ -143,6 +143,7 @@ void AddBenchPrefill(CLI::App* group, int* exit_code) {
           "tokens in the prompt, which is one step")
       ->check(CLI::Range(1, 1 << 16));
   AddBenchFlags(command, &flags->bench);
+  AddSimdFlag(command, &flags->bench);
   SetBench(
       command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),
       [flags] { return RunPrefill(*flags); }, exit_code);

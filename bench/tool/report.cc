@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
+#include "hwy/targets.h"
 #include "kernels/device/stream.h"
 
 namespace kvasir::cli {
@@ -40,6 +41,11 @@ void AddBenchFlags(CLI::App* command, BenchFlags* flags) {
             "only test that the benchmark runs: small sizes, results "
             "without meaning");
   AddSwitch(command, "--json", flags->json, "print one JSON object");
+}
+
+void AddSimdFlag(CLI::App* command, BenchFlags* flags) {
+  AddSwitch(command, "--avx2", flags->avx2,
+            "do not use AVX-512, to measure what a CPU without it would do");
 }
 
 bool WasAsked(const BenchFlags& flags, const std::string& name) {
@@ -234,6 +240,10 @@ void SetBench(CLI::App* command, std::shared_ptr<const BenchFlags> flags,
               int* exit_code) {
   command->callback([command, flags, run = std::move(run), exit_code] {
     base::InitLogging(base::LogFormat::kText, base::LogLevel::kWarning);
+#if HWY_ARCH_X86
+    // Better targets have lower bits.
+    if (flags->avx2) hwy::DisableTargets(HWY_AVX2 - 1);
+#endif
     const absl::StatusOr<BenchReport> report = run();
     if (report.ok()) {
       report->Print(flags->json);

@@ -29,11 +29,14 @@ struct BenchFlags {
   int pairs = 9;
   bool quick = false;
   bool json = false;
+  bool avx2 = false;
   // True if the command calls a server. If the server is unavailable, the exit
   // code is then kExitUnavailable instead of kExitFailed.
   bool calls_server = false;
 };
 void AddBenchFlags(CLI::App* command, BenchFlags* flags);
+// Adds --avx2, for commands that run kernels in this process.
+void AddSimdFlag(CLI::App* command, BenchFlags* flags);
 
 // The number of pairs in --pairs; fewer with --quick if --pairs was not given.
 int BenchPairs(const BenchFlags& flags);

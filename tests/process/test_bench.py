@@ -147,6 +147,11 @@ def test_bench_attention_measures_the_settings_of_its_flags():
     assert report["machine"]["threads"] == 1
 
 
+def test_benchmarks_can_run_without_avx_512():
+    report = bench("attention", "--avx2", "--method", "dense-bf16", "--context", "70")
+    assert not report["machine"]["simd"].startswith("AVX3")
+
+
 def test_bench_attention_compares_the_time_of_whole_layers_for_prompt_chunks():
     rows = bench("attention", "--prefill", "--context", "100", "--chunk", "30",
                  "--method", "dense-bf16,rap-50")["rows"]
