@@ -221,9 +221,8 @@ class Planner {
       const auto heads = static_cast<double>(spec_.num_heads);
       const auto kv_heads = static_cast<double>(spec_.num_kv_heads);
       const auto dim = static_cast<double>(spec_.head_dim);
-      dense_slot_ns_ =
-          layer_count * std::max(4 * kv_heads * dim * time->byte_ns,
-                                 4 * heads * dim * time->flop_ns);
+      dense_slot_ns_ = layer_count * 4 * dim *
+                       (kv_heads * time->byte_ns + heads * time->flop_ns);
     }
     return absl::OkStatus();
   }
@@ -265,11 +264,11 @@ class Planner {
     candidate.channels.grain_bytes = grain_bytes_;
     const TimeModel* time = TimeOf(options().speed);
     if (time == nullptr) return;
-    // Codes are decoded once per group of heads. Each query head then needs two
-    // operations for every channel of its group.
+    // Codes are unpacked once per group of heads. Each query head then needs
+    // two operations for every channel of its group.
     candidate.ns_per_channel =
-        static_cast<double>(candidate.option.groups.size()) * time->number_ns +
-        2 * static_cast<double>(spec_.num_heads) * time->flop_ns;
+        static_cast<double>(candidate.option.groups.size()) * time->code_ns +
+        2 * static_cast<double>(spec_.num_heads) * time->code_flop_ns;
   }
 
   int64_t MostGrains() const {

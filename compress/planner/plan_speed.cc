@@ -6,12 +6,21 @@
 namespace kvasir::compress {
 namespace {
 
-// This model is fitted to the decode measurements of dense-8bit, rap-50-4bit
-// and dense-bf16 in docs/performance.md. It differs from measurements by less
-// than a fifth, or less than a quarter for plans with narrow runs of bits.
-constexpr TimeModel kCpuTime = {0.028, 0.025, 0.0047};
+// This model is fitted to `kvasir bench attention` at 16384 tokens, for the
+// shapes llama-2-7b, llama-3-8b and tinyllama-1.1b (1, 4 and 8 query heads for
+// each KV head), on two cores of an Intel CPU with AVX-512 that read 28 GB/s
+// (2026-11-29). For dense-bf16, rotated-4bit and rotated-3bit it differs from
+// the measured times by less than a fifth in nearly all runs. dense-8bit took
+// up to 1.4 times as long, and rap-50-4bit with 8 heads 1.7 times.
+constexpr TimeModel kCpuTime = {.byte_ns = 0.045,
+                                .flop_ns = 0.0035,
+                                .code_ns = 0.030,
+                                .code_flop_ns = 0.0063};
 // The model of an H100 that reaches half of the rates in its data sheet.
-constexpr TimeModel kGpuTime = {0.0006, 0.0001, 0.0000021};
+constexpr TimeModel kGpuTime = {.byte_ns = 0.0006,
+                                .flop_ns = 0.0000021,
+                                .code_ns = 0.0001,
+                                .code_flop_ns = 0.0000021};
 
 }  // namespace
 

@@ -21,9 +21,10 @@ std::string PlanSpeedName(PlanSpeed speed);
 // Nanoseconds that attention takes for one cached token in one layer. Only the
 // ratio to the time of a dense cache is used.
 struct TimeModel {
-  double byte_ns = 0;    // to read one byte of a dense cache
-  double number_ns = 0;  // to decode one code
-  double flop_ns = 0;
+  double byte_ns = 0;       // to read one byte of a dense cache
+  double flop_ns = 0;       // for an operation on a number of a dense cache
+  double code_ns = 0;       // to unpack one code
+  double code_flop_ns = 0;  // for an operation on a code
 };
 // Returns the time model for this speed; null for kStorage, for which time does
 // not matter.

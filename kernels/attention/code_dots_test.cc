@@ -21,17 +21,19 @@ constexpr int64_t kSlots = 64;
 constexpr float kPoison = 12345.0f;
 
 // A latent of two runs. Only the second run is tested, so the tested codes can
-// begin at any bit of a slot. The memory ends with the last slot's codes, so a
-// sanitizer finds a read beyond them.
+// begin at any bit of a slot. The memory ends `after` bytes after the last
+// slot's codes, so a sanitizer finds a read beyond them.
 struct Slots {
-  Slots(int bits, int64_t before, int64_t width, bool by_level, uint32_t seed)
+  Slots(int bits, int64_t before, int64_t width, bool by_level, uint32_t seed,
+        int64_t after = 0)
       : runs{{0, before, 3}, {before, width, bits}} {
     if (before == 0) runs.erase(runs.begin());
     group.width = before + width;
     group.runs = runs.data();
     group.num_runs = static_cast<int64_t>(runs.size());
     slot_bytes = (PlanesOf(group).total_bits + 7) / 8;
-    memory = std::vector<uint8_t>(static_cast<size_t>(kSlots * slot_bytes));
+    memory = std::vector<uint8_t>(
+        static_cast<size_t>(kSlots * slot_bytes + after), uint8_t{0xa5});
     const std::vector<float> random =
         TestPart::Uniform(kSlots * group.width, seed, 0.0f, 256.0f);
     codes.resize(random.size());
@@ -195,9 +197,18 @@ TEST(CodeDotsTest, KeyDotProductsAreExactExceptForTheRoundingOfQueries) {
 TEST(CodeDotsTest, ValueSumsAreExactExceptForTheRoundingOfWeights) {
   for (const Case& each : Cases()) {
     SCOPED_TRACE(NameOf(each));
-    const Slots slots(each.bits, each.before, each.width, each.by_level, 5);
-    for (const int64_t begin : {0, 13}) {
-      const int64_t end = begin == 0 ? kSlots : 51;
+    struct Read {
+      int64_t begin;
+      int64_t end;
+      int64_t after;  // codes are read in place only if memory follows them
+    };
+    for (const Read& read : {Read{0, kSlots, 0}, Read{13, 51, 0},
+                             Read{0, kSlots, 192}, Read{13, 51, 192}}) {
+      const int64_t begin = read.begin;
+      const int64_t end = read.end;
+      const int64_t after = read.after;
+      const Slots slots(each.bits, each.before, each.width, each.by_level, 5,
+                        after);
       const auto weights = HardNumbers(kSlots, 0.0f);
       const auto rows = static_cast<int64_t>(weights.size());
       std::vector<WeightDigits> digits(weights.size());
@@ -233,7 +244,7 @@ TEST(CodeDotsTest, ValueSumsAreExactExceptForTheRoundingOfWeights) {
         args.slots = addresses.data();
         args.begin = begin;
         args.end = end;
-        args.room = slots.slot_bytes;
+        args.room = slots.slot_bytes + after;
         args.place = slots.piece.place;
         args.width = each.width;
         args.levels = slots.number_levels;
