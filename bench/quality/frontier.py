@@ -100,6 +100,13 @@ class Study:
         return [Passage(name, path, SHORT, self.budget.windows_per_text,
                         self.budget.repeats_per_text) for name, path in texts]
 
+    def all_calibration_texts(self) -> pathlib.Path:
+        """Joins the calibration texts."""
+        path = self.work / "calibration.txt"
+        write(path, "\n\n".join(self.calibration_text(name).read_text(encoding="utf-8")
+                                for name in settings.DOMAINS))
+        return path
+
     def long_passages(self) -> list[Passage]:
         """Joins the beginnings of the held-out texts."""
         path = self.work / "held-out.txt"
@@ -181,8 +188,10 @@ class Study:
         return f"{folder}:{exact}" if exact else str(folder)
 
     def key(self, row: Row, passage: Passage) -> str:
-        cache = (row.baseline if row.artifact is None else
-                 [self.artifact_key(row.artifact), self.exact(row)])
+        cache = (
+            [row.baseline, settings.SEED, settings.CALIBRATION_TOKENS] if row.calibrates
+            else row.baseline if row.artifact is None
+            else [self.artifact_key(row.artifact), self.exact(row)])
         return digest(self.identity, cache, passage.name, file_digest(passage.path),
                       passage.tokens, passage.windows, passage.repeats)
 
@@ -205,6 +214,10 @@ class Study:
                    passage.tokens, "--json", self.pending.report]
         if passage.repeats > 0:
             command += ["--repeat-test", "--repeats", passage.repeats]
+        if any(row.calibrates for row in todo.values()):
+            command += ["--calibration-text", self.all_calibration_texts(),
+                        "--calibration-tokens", settings.CALIBRATION_TOKENS,
+                        "--seed", settings.SEED]
         try:
             self.run(*command, *candidates)
         finally:

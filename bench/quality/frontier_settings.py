@@ -14,7 +14,7 @@ DENSE_BYTES = 2 * NUMBERS_PER_TOKEN
 
 SEED = 42
 DOMAINS = ("books", "encyclopedia", "code", "dialogue")
-# The calibration tokens of the papers' methods; auto has its own number.
+# The calibration tokens of the papers' methods and of OSCAR; auto has its own number.
 CALIBRATION_TOKENS = 32768
 
 SHORT, LONG = 1024, 8192  # tokens of a window
@@ -41,6 +41,11 @@ class Row:
     # Other exact tokens than those of the artifact's plan: "sinks=4,window=128".
     exact: str = ""
     quick: bool = False  # also measured with the small budget
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the row is a baseline that is measured on the calibration texts."""
+        return self.baseline is not None and self.baseline.startswith("oscar:")
 
     def candidate(self, folder) -> str:
         """Returns the row as an argument of `evaluate`."""
@@ -123,13 +128,14 @@ COMMUTING = paper("commuting 70 %", "commuting", "--keep", 0.7,
 SINKS = "sinks=4"
 SHIPPED = "sinks=4,window=28"  # of `--kv-plan rotated-4bit`
 RECENT = "sinks=4,window=128"
+OSCARS = "sinks=64,window=256"  # of OSCAR's paper
 NO_WINDOW = "sinks=4,window=0"  # instead of a plan's own window
 
 
 def with_exact(row: Row, exact: str, quick: bool = False) -> Row:
     """Returns the row with other exact tokens and the same codes."""
     said = {SINKS: "4 exact", NO_WINDOW: "4 exact", SHIPPED: "4 + 28 exact",
-            RECENT: "4 + 128 exact"}[exact]
+            RECENT: "4 + 128 exact", OSCARS: "64 + 256 exact"}[exact]
     if row.baseline is not None:
         return Row(f"{row.name}, {said}", baseline=f"{row.baseline},{exact}",
                    quick=quick)
@@ -147,13 +153,15 @@ def baseline(name, text, quick=False):
 
 
 ROTATED = {width: baseline(f"rotated {width} bits",
-                           f"rotated:k{width},v{width}", quick=True)
-           for width in (4, 3)}
-ROTATED_SINKS = {width: with_exact(row, SINKS, quick=True)
-                 for width, row in ROTATED.items()}
-ROTATED_SHIPPED = {width: with_exact(row, SHIPPED, quick=True)
+                           f"rotated:k{width},v{width}", quick=width > 2)
+           for width in (4, 3, 2)}
+ROTATED_SINKS = {width: with_exact(ROTATED[width], SINKS, quick=True)
+                 for width in (4, 3)}
+ROTATED_SHIPPED = {width: with_exact(row, SHIPPED, quick=width > 2)
                    for width, row in ROTATED.items()}
-ROTATED_RECENT = {width: with_exact(row, RECENT, quick=True)
+ROTATED_RECENT = {width: with_exact(row, RECENT, quick=width > 2)
+                  for width, row in ROTATED.items()}
+ROTATED_OSCARS = {width: with_exact(row, OSCARS)
                   for width, row in ROTATED.items()}
 ROTATED_SKIP = baseline("rotated 4 bits, 2 + 2 layers whole (vLLM)",
                         "rotated:k4,v4,skip=2")
@@ -161,6 +169,11 @@ KIVI = {(width, residual): baseline(
     f"KIVI {width} bits" + (", 128 exact" if residual else ""),
     f"kivi:{width},group=32,residual={residual}", quick=True)
     for width in (4, 2) for residual in (0, 128)}
+KIVI_OSCARS = baseline("KIVI 2 bits, 64 + 256 exact",
+                       "kivi:2,group=32,residual=256,sinks=64")
+OSCAR = baseline("OSCAR 2 bits", "oscar:2,sinks=0,window=0")
+OSCAR_WITH = {exact: with_exact(baseline("OSCAR 2 bits", "oscar:2"), exact)
+              for exact in (SHIPPED, RECENT, OSCARS)}
 PER_TOKEN = baseline("per token 4 bits", "per-token:k4,v4",
                      quick=True)
 Q8 = baseline("q8_0", "ggml:kq8_0,vq8_0")
@@ -170,8 +183,10 @@ FP8 = baseline("fp8 e4m3", "fp8:e4m3", quick=True)
 
 BASELINES = [ROTATED[4], ROTATED_SINKS[4], ROTATED_SHIPPED[4], ROTATED_RECENT[4],
              ROTATED_SKIP, ROTATED[3], ROTATED_SINKS[3], ROTATED_SHIPPED[3],
-             ROTATED_RECENT[3], PER_TOKEN,
-             with_exact(PER_TOKEN, SINKS), *KIVI.values(), Q8, Q4, Q4_PLAIN, FP8]
+             ROTATED_RECENT[3], ROTATED[2], ROTATED_SHIPPED[2], ROTATED_RECENT[2],
+             *ROTATED_OSCARS.values(), OSCAR, *OSCAR_WITH.values(), PER_TOKEN,
+             with_exact(PER_TOKEN, SINKS), *KIVI.values(), KIVI_OSCARS,
+             Q8, Q4, Q4_PLAIN, FP8]
 
 # ------------------------------------------------------------------------- ours
 
@@ -208,7 +223,8 @@ LONG_SMALL = auto("planned for 8K, storage, 1.75 bits", "storage", bits(1.75), L
 LONG_CPU = auto("planned for 8K, cpu, 0.8 of rotated 4 bits", "cpu",
                 int(0.8 * ROTATED_4_BYTES), LONG)
 LONG_ROWS = [LONG_STORAGE, LONG_SMALL, LONG_CPU, ROTATED_SINKS[4], ROTATED_SHIPPED[4],
-             ROTATED_RECENT[3], KIVI[4, 128], KIVI[2, 128]]
+             ROTATED_RECENT[3], *ROTATED_OSCARS.values(), OSCAR_WITH[OSCARS],
+             KIVI[4, 128], KIVI[2, 128], KIVI_OSCARS]
 QUICK_LONG_ROWS = [LONG_STORAGE, LONG_CPU, ROTATED_SHIPPED[4], ROTATED_RECENT[3]]
 
 # ------------------------------------------------------------------------ chart
@@ -232,6 +248,8 @@ CHART = {
         "rotated 4, 3 bits": list(ROTATED.values()),
         "the same, 4 + 28 exact": list(ROTATED_SHIPPED.values()),
         "the same, 4 + 128 exact": list(ROTATED_RECENT.values()),
+        "rotated 4-2, 64 + 256": list(ROTATED_OSCARS.values()),
+        "OSCAR 2 bits, 64 + 256": [OSCAR_WITH[OSCARS]],
         "KIVI 4, 2 bits": [KIVI[4, 0], KIVI[2, 0]],
         "the same, 128 exact": [KIVI[4, 128], KIVI[2, 128]],
         "per token 4 bits": [PER_TOKEN],
@@ -249,6 +267,8 @@ LONG_CHART = {
         "rotated 4, 4 exact": [ROTATED_SINKS[4]],
         "rotated 4, 4 + 28 exact": [ROTATED_SHIPPED[4]],
         "rotated 3, 4 + 128 exact": [ROTATED_RECENT[3]],
+        "rotated 4-2, 64 + 256": list(ROTATED_OSCARS.values()),
+        "OSCAR 2 bits, 64 + 256": [OSCAR_WITH[OSCARS]],
         "KIVI 4, 2, 128 exact": [KIVI[4, 128], KIVI[2, 128]],
     },
 }
@@ -283,4 +303,13 @@ CLAIMS = [
           ("q4_0", STORAGE[3], Q4, SHORT),
           ("kivi_2", STORAGE[1.75], KIVI[2, 0], SHORT),
           ("kivi_2_long", LONG_SMALL, KIVI[2, 128], LONG))),
+    # These compare OSCAR with simpler codes that have the same exact tokens, and with the planner.
+    *(Claim(name, "oscar", left, right, tokens, share=1.0)
+      for name, left, right, tokens in (
+          ("oscar_rotated_3", OSCAR_WITH[OSCARS], ROTATED_OSCARS[3], SHORT),
+          ("oscar_rotated_3_long", OSCAR_WITH[OSCARS], ROTATED_OSCARS[3], LONG),
+          ("oscar_kivi", OSCAR_WITH[OSCARS], KIVI_OSCARS, SHORT),
+          ("oscar_kivi_long", OSCAR_WITH[OSCARS], KIVI_OSCARS, LONG),
+          ("oscar_planned", PLANNED_RECENT[STORAGE[1.75]], OSCAR_WITH[OSCARS], SHORT),
+          ("oscar_planned_long", LONG_SMALL, OSCAR_WITH[OSCARS], LONG))),
 ]

@@ -413,9 +413,14 @@ absl::StatusOr<Baseline> MakeOscarBaseline(const Maker& m) {
                      m.spec.head_dim));
   }
   KVASIR_RETURN_IF_ERROR(m.CheckText("rotations"));
-  KVASIR_ASSIGN_OR_RETURN(
-      const std::vector<OscarSums> sums,
-      MeasureOscarSums(*m.request.decoder, m.request.calibration_ids));
+  std::vector<OscarSums> own;
+  std::vector<OscarSums>& sums =
+      m.request.oscar_sums != nullptr ? *m.request.oscar_sums : own;
+  if (sums.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(
+        sums, MeasureOscarSums(*m.request.decoder, m.request.calibration_ids,
+                               m.request.threads));
+  }
   std::vector<OscarRotations> rotations;
   for (const OscarSums& layer : sums) {
     rotations.push_back(

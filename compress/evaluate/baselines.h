@@ -50,6 +50,7 @@
 
 #include "absl/status/statusor.h"
 #include "compress/evaluate/evaluate.h"
+#include "compress/evaluate/oscar.h"
 #include "compress/oracle/layer_forward.h"
 #include "compress/oracle/reference_decoder.h"
 #include "plan/plan.h"
@@ -90,6 +91,11 @@ struct BaselineRequest {
   const ReferenceDecoder* decoder = nullptr;
   // Used only by per-channel and oscar: token ids [B, T] of a calibration text.
   at::Tensor calibration_ids;
+  int threads = 1;  // for measuring on the calibration text
+  // If set and empty, oscar stores here what it measures on the calibration
+  // text. If not empty, oscar uses it instead of measuring. So several oscar
+  // baselines of the same model and text measure only once.
+  std::vector<OscarSums>* oscar_sums = nullptr;
 };
 
 // Makes the baseline that `request.name` describes. Its bytes per token include

@@ -137,6 +137,26 @@ TEST_F(BaselinesTest, WithOscarLaterTokensDoNotChangeTheLogitsOfEarlierTokens) {
   EXPECT_GT(Difference(whole.slice(1, 7), exact.slice(1, 7)), 1e-2);
 }
 
+TEST_F(BaselinesTest, OscarBaselinesCanShareWhatTheyMeasure) {
+  std::vector<OscarSums> sums;
+  const auto make = [&](const char* name, const at::Tensor& text) {
+    auto made = MakeBaseline({.name = name,
+                              .decoder = &decoder_,
+                              .calibration_ids = text,
+                              .oscar_sums = &sums});
+    KVASIR_EXPECT_OK(made);
+    return *std::move(made);
+  };
+  const char* const name = "oscar:2,sinks=0,window=0";
+  const at::Tensor first = Logits(make(name, Ids(40)).transform.get());
+  EXPECT_EQ(sums.size(), 2u);
+  // The sums of the first text are used, so the second text has no effect.
+  EXPECT_TRUE(at::equal(Logits(make(name, Ids(40, 5)).transform.get()), first));
+  sums.clear();
+  EXPECT_FALSE(
+      at::equal(Logits(make(name, Ids(40, 5)).transform.get()), first));
+}
+
 TEST_F(BaselinesTest, OscarNeedsACalibrationTextAndHeadsOfAPowerOfTwo) {
   EXPECT_THAT(
       MakeBaseline({.name = "oscar:2", .decoder = &decoder_}).status(),

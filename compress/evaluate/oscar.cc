@@ -9,6 +9,7 @@
 #include "compress/evaluate/cache_transforms.h"
 #include "compress/oracle/attention_core.h"
 #include "compress/oracle/rotation.h"
+#include "compress/runtime/for_each_index.h"
 #include "compress/tensors/hadamard_tensor.h"
 
 namespace kvasir::compress {
@@ -16,7 +17,12 @@ namespace {
 
 using Seen = CacheTransform::Seen;
 
-// Adds up the outer products of each layer's queries and attention outputs.
+void Add(const at::Tensor& added, at::Tensor& sum) {
+  sum = sum.defined() ? sum + added : added;
+}
+
+// Sums up the outer products of each layer's queries and attention outputs in
+// one run of the model.
 class SumObserver : public LayerObserver {
  public:
   explicit SumObserver(const ReferenceDecoder& decoder)
@@ -48,15 +54,16 @@ class SumObserver : public LayerObserver {
     inputs.sliding_window = decoder_.program(layer).sliding_window;
     inputs.score_cap = spec.score_cap;
     OscarSums& sums = sums_[static_cast<size_t>(layer)];
-    Add(query_, sums.query);
-    Add(CausalAttention(inputs), sums.output);
+    sums.query = Products(query_);
+    sums.output = Products(CausalAttention(inputs));
   }
 
   std::vector<OscarSums> Take() { return std::move(sums_); }
 
  private:
-  // Adds the outer products of `heads` [B, T, Hq, D], per KV head.
-  void Add(const at::Tensor& heads, at::Tensor& sum) const {
+  // Returns the sums of the outer products of `heads` [B, T, Hq, D], per KV
+  // head.
+  at::Tensor Products(const at::Tensor& heads) const {
     const int64_t kv_heads = decoder_.spec().num_kv_heads;
     const int64_t dim = heads.size(3);
     const at::Tensor rows =
@@ -64,8 +71,7 @@ class SumObserver : public LayerObserver {
             .transpose(0, 1)
             .reshape({kv_heads, -1, dim})
             .to(at::kDouble);
-    const at::Tensor added = at::bmm(rows.transpose(1, 2), rows).cpu();
-    sum = sum.defined() ? sum + added : added;
+    return at::bmm(rows.transpose(1, 2), rows).cpu();
   }
 
   const ReferenceDecoder& decoder_;
@@ -132,15 +138,34 @@ class Oscar : public CacheTransform {
 }  // namespace
 
 absl::StatusOr<std::vector<OscarSums>> MeasureOscarSums(
-    const ReferenceDecoder& decoder, const at::Tensor& text_ids) {
-  SumObserver observer(decoder);
-  const at::NoGradGuard no_grad;
-  for (int64_t i = 0; i < text_ids.size(0); ++i) {
-    KVASIR_RETURN_IF_ERROR(
-        decoder.LastHidden(text_ids.slice(0, i, i + 1), {.observer = &observer})
-            .status());
+    const ReferenceDecoder& decoder, const at::Tensor& text_ids, int threads) {
+  const int64_t sequences = text_ids.size(0);
+  std::vector<OscarSums> sums(static_cast<size_t>(decoder.spec().num_layers()));
+  // The sums of the sequences are added in the order of the sequences, so that
+  // the result does not depend on the number of threads.
+  for (int64_t first = 0; first < sequences; first += threads) {
+    const int64_t count = std::min<int64_t>(threads, sequences - first);
+    std::vector<std::vector<OscarSums>> found(static_cast<size_t>(count));
+    std::vector<absl::Status> status(static_cast<size_t>(count));
+    ForEachIndex(count, threads, [&](int64_t i) {
+      const at::NoGradGuard no_grad;
+      SumObserver observer(decoder);
+      status[static_cast<size_t>(i)] =
+          decoder
+              .LastHidden(text_ids.slice(0, first + i, first + i + 1),
+                          {.observer = &observer})
+              .status();
+      found[static_cast<size_t>(i)] = observer.Take();
+    });
+    for (int64_t i = 0; i < count; ++i) {
+      KVASIR_RETURN_IF_ERROR(status[static_cast<size_t>(i)]);
+      for (size_t layer = 0; layer < sums.size(); ++layer) {
+        Add(found[static_cast<size_t>(i)][layer].query, sums[layer].query);
+        Add(found[static_cast<size_t>(i)][layer].output, sums[layer].output);
+      }
+    }
   }
-  return observer.Take();
+  return sums;
 }
 
 at::Tensor OscarRotation(const at::Tensor& sums) {

@@ -36,11 +36,13 @@ struct OscarSums {
   at::Tensor output;  // the sum of o oT
 };
 
-// Runs an uncompressed model on a text (token ids [B, T]), sequence by
-// sequence, and returns the sums of each layer.
+// Runs an uncompressed model on a text (token ids [B, T]), one sequence per
+// thread at a time, and returns the sums of each layer. The number of threads
+// does not change the result.
 // Errors: those of the decoder.
 absl::StatusOr<std::vector<OscarSums>> MeasureOscarSums(
-    const ReferenceDecoder& decoder, const at::Tensor& text_ids);
+    const ReferenceDecoder& decoder, const at::Tensor& text_ids,
+    int threads = 1);
 
 // Returns the matrices U H P of `sums` [Hkv, D, D], in the same shape and
 // float64. D must be a power of two.

@@ -106,6 +106,20 @@ TEST(OscarTest, TheSumsOfAKvHeadAreOverAllQueriesAndOutputsOfItsQueryHeads) {
   }
 }
 
+TEST(OscarTest, TheSumsDoNotDependOnTheNumberOfThreads) {
+  const ReferenceDecoder decoder = TestDecoder(1, std::nullopt, TestSpec());
+  const auto one = MeasureOscarSums(decoder, Ids(5, 12), 1);
+  KVASIR_ASSERT_OK(one);
+  for (const int threads : {2, 3, 8}) {
+    const auto sums = MeasureOscarSums(decoder, Ids(5, 12), threads);
+    KVASIR_ASSERT_OK(sums);
+    for (size_t layer = 0; layer < 2; ++layer) {
+      EXPECT_TRUE(at::equal((*sums)[layer].query, (*one)[layer].query));
+      EXPECT_TRUE(at::equal((*sums)[layer].output, (*one)[layer].output));
+    }
+  }
+}
+
 TEST(OscarTest, TheRotationIsOrthogonalAndMakesAllChannelsEquallyImportant) {
   at::manual_seed(1);
   for (const int64_t dim : {1, 2, 8, 64}) {

@@ -307,9 +307,12 @@ class EvaluateRun {
       }
       KVASIR_ASSIGN_OR_RETURN(
           compress::Baseline baseline,
-          compress::MakeBaseline({.name = name,
-                                  .decoder = teacher_.decoder.get(),
-                                  .calibration_ids = calibration_ids_}));
+          compress::MakeBaseline(
+              {.name = name,
+               .decoder = teacher_.decoder.get(),
+               .calibration_ids = calibration_ids_,
+               .threads = compress::ThreadsFor(device_, flags_.threads),
+               .oscar_sums = &oscar_sums_}));
       for (const std::optional<compress::EvictionSpec>& spec : evictions_) {
         if (!spec.has_value()) continue;
         KVASIR_RETURN_IF_ERROR(
@@ -386,6 +389,7 @@ class EvaluateRun {
   at::Device device_ = at::kCPU;
   LoadedModel teacher_;
   at::Tensor calibration_ids_;
+  std::vector<compress::OscarSums> oscar_sums_;  // of the calibration text
   std::vector<std::optional<compress::EvictionSpec>> evictions_;
   std::map<std::string, compress::Baseline> baselines_;
   std::unique_ptr<Evaluator> evaluator_;
