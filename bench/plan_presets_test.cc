@@ -1,7 +1,11 @@
+#include <cstdint>
+#include <map>
 #include <set>
+#include <string>
 
 #include "base/status_matchers.h"
 #include "bench/attention_layers.h"
+#include "cache/layout/layout.h"
 #include "gtest/gtest.h"
 #include "model/shapes/shape_config.h"
 #include "plan/plan.h"
@@ -33,14 +37,58 @@ TEST(PlanPresetsTest,
       KVASIR_EXPECT_OK(
           worker::ServePlan(*plan, model::AttentionShapeOf(*spec), {}))
           << name << " " << preset.name;
-      // Presets with few bits also keep the first and the latest tokens exact.
-      const bool rotated = preset.name.starts_with("rotated-");
-      for (const kvasir::v1::LayerPlan& layer : plan->layers()) {
-        EXPECT_EQ(layer.exact_sinks(), rotated ? 4u : 0u) << preset.name;
-        EXPECT_EQ(layer.key().exact_window(), rotated ? 28u : 0u);
-        EXPECT_EQ(layer.value().exact_window(), rotated ? 28u : 0u);
+    }
+  }
+}
+
+TEST(PlanPresetsTest, PresetsOfFewerBitsKeepMoreOfTheLatestTokensExact) {
+  const std::map<std::string, uint32_t> windows = {{"rotated-4bit", 28},
+                                                   {"rotated-3bit", 60},
+                                                   {"rotated-k3v2", 124},
+                                                   {"rotated-2bit", 124}};
+  const auto spec = model::SpecOfShape(ShapeOf("llama-3-8b"));
+  KVASIR_ASSERT_OK(spec);
+  for (const plan::PlanPreset& preset : plan::PlanPresets()) {
+    const auto plan =
+        plan::MakePresetPlan(preset.name, model::AttentionShapeOf(*spec));
+    KVASIR_ASSERT_OK(plan) << preset.name;
+    const auto window = windows.find(preset.name);
+    const bool rotated = window != windows.end();
+    for (const kvasir::v1::LayerPlan& layer : plan->layers()) {
+      EXPECT_EQ(layer.exact_sinks(), rotated ? 4u : 0u) << preset.name;
+      for (const uint32_t exact :
+           {layer.key().exact_window(), layer.value().exact_window()}) {
+        EXPECT_EQ(exact, rotated ? window->second : 0u) << preset.name;
       }
     }
+  }
+}
+
+// Values of 2 bits change many models, but the short text of the plan check
+// hardly shows it: a large part of its tokens is exact.
+TEST(PlanPresetsTest, AutoMayChooseAllPresetsOfAnyCheckpointButThoseOfTwoBits) {
+  for (const plan::PlanPreset& preset : plan::PlanPresets()) {
+    const bool two_bits =
+        preset.name == "rotated-2bit" || preset.name == "rotated-k3v2";
+    EXPECT_EQ(preset.auto_may_choose, preset.any_checkpoint && !two_bits)
+        << preset.name;
+  }
+}
+
+TEST(PlanPresetsTest, ASequenceOf768TokensIsNotLargerWith3BitsThanWith4) {
+  for (const char* name : {"llama-3-8b", "smollm2-135m"}) {
+    const auto spec = model::SpecOfShape(ShapeOf(name));
+    KVASIR_ASSERT_OK(spec);
+    const auto bytes = [&](const std::string& preset) {
+      const plan::AttentionShape shape = model::AttentionShapeOf(*spec);
+      const auto plan = plan::MakePresetPlan(preset, shape);
+      KVASIR_EXPECT_OK(plan);
+      const auto layout =
+          cache::PageLayout::Create(*plan, shape, {.page_tokens = 64});
+      KVASIR_EXPECT_OK(layout);
+      return layout->BytesAtLength(768, 512);
+    };
+    EXPECT_LE(bytes("rotated-3bit"), bytes("rotated-4bit")) << name;
   }
 }
 
@@ -67,6 +115,8 @@ TEST(PlanPresetsTest, PresetsStoreTheBytesThatTheirNamesState) {
   // 2 sides * 8 heads * (64 bytes of codes + 2 bytes for the vector's length).
   EXPECT_EQ(bytes("rotated-4bit"), 2 * 8 * (64 + 2));
   EXPECT_EQ(bytes("rotated-3bit"), 2 * 8 * (48 + 2));
+  EXPECT_EQ(bytes("rotated-k3v2"), 8 * (48 + 2) + 8 * (32 + 2));
+  EXPECT_EQ(bytes("rotated-2bit"), 2 * 8 * (32 + 2));
   // 1024 key channels of 3 bits on average, and 8 value heads with 64 bytes of
   // codes and 4 bytes of ranges.
   EXPECT_EQ(bytes("svdq-84442200"), 1024 * 3 / 8 + 8 * (64 + 4));

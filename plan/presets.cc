@@ -96,22 +96,24 @@ Part HalfRankValues(const AttentionShape& shape, int64_t share,
   return part;
 }
 
-// The first and the latest tokens are also kept unquantized. They
-// receive most attention, so errors of their codes would cost most
-// quality (docs/quality.md).
-constexpr uint32_t kRotatedSinks = 4;
-constexpr uint32_t kRotatedWindow = 28;
+// A plan of whole keys and values. The first tokens and the latest ones may
+// also be kept unquantized. They receive most attention, so errors of their
+// codes would cost most quality.
+struct WholePlan {
+  Codec key;
+  Codec value;
+  uint32_t sinks = 0;
+  uint32_t window = 0;
+};
 
-LayerPlan Whole(bool rotates, const Codec& codec) {
+LayerPlan Whole(bool rotates, const WholePlan& plan) {
   LayerPlan layer;
-  if (codec.has_per_token_norm()) {
-    layer.set_exact_sinks(kRotatedSinks);
-    layer.mutable_key()->set_exact_window(kRotatedWindow);
-    layer.mutable_value()->set_exact_window(kRotatedWindow);
-  }
+  layer.set_exact_sinks(plan.sinks);
+  layer.mutable_key()->set_exact_window(plan.window);
+  layer.mutable_value()->set_exact_window(plan.window);
   *layer.mutable_key()->add_parts() =
-      Full(rotates ? kvasir::v1::POST_ROPE : kvasir::v1::NO_ROPE, codec);
-  *layer.mutable_value()->add_parts() = Full(kvasir::v1::NO_ROPE, codec);
+      Full(rotates ? kvasir::v1::POST_ROPE : kvasir::v1::NO_ROPE, plan.key);
+  *layer.mutable_value()->add_parts() = Full(kvasir::v1::NO_ROPE, plan.value);
   return layer;
 }
 
@@ -198,9 +200,9 @@ struct Entry {
   PlanPreset preset;
   std::function<LayerPlan(const AttentionShape&)> make;
   int64_t share = 1;  // heads in each group
-  // If set, the plan stores full-rank keys and values with this codec, and
-  // `make` is empty.
-  std::optional<Codec> whole = std::nullopt;
+  // If set, the plan stores full-rank keys and values like this, and `make` is
+  // empty.
+  std::optional<WholePlan> whole = std::nullopt;
 };
 
 constexpr double kDenseTarget = 1.25;
@@ -238,25 +240,63 @@ Entry SvdqEntry(const std::vector<uint32_t>& schedule) {
   return entry;
 }
 
+Entry WholeEntry(const std::string& name, const std::string& text,
+                 std::optional<double> target, const Codec& codec) {
+  Entry entry;
+  entry.preset = {name, absl::StrCat("whole keys and values, ", text), target,
+                  /*any_checkpoint=*/true, /*auto_may_choose=*/true};
+  entry.whole = {.key = codec, .value = codec};
+  return entry;
+}
+
+// The bits of a rotated plan, and how many of the latest tokens stay exact. A
+// plan of fewer bits keeps more of them, but they take bytes in every sequence:
+// with 3 bits, a sequence takes fewer bytes than with 4 bits only if it is
+// longer than about 700 tokens.
+struct Rotated {
+  uint32_t key_bits;
+  uint32_t value_bits;
+  uint32_t window;
+};
+
+Entry RotatedEntry(const std::string& name, const Rotated& plan,
+                   const std::string& note = "") {
+  constexpr uint32_t kSinks = 4;
+  const std::string bits =
+      plan.key_bits == plan.value_bits
+          ? absl::StrCat(plan.key_bits, " bits")
+          : absl::StrCat("keys ", plan.key_bits, " bits, values ",
+                         plan.value_bits);
+  Entry entry =
+      WholeEntry(name,
+                 absl::StrCat("rotated, ", bits, " and a length; the first ",
+                              kSinks, " tokens and the latest ", plan.window,
+                              " as they are", note),
+                 std::nullopt, RotatedCodes(plan.key_bits));
+  entry.whole->value = RotatedCodes(plan.value_bits);
+  entry.whole->sinks = kSinks;
+  entry.whole->window = plan.window;
+  return entry;
+}
+
+// Entries of any checkpoint are sorted by descending bytes per token.
 std::vector<Entry> MakeEntries() {
   std::vector<Entry> entries;
   const auto add = [&entries](PlanPreset preset, auto make, int64_t share) {
     entries.push_back({std::move(preset), make, share});
   };
-  const auto add_whole = [&](const std::string& name, const std::string& text,
-                             std::optional<double> target, const Codec& codec) {
-    add({name, "whole keys and values, " + text, target, true}, nullptr, 1);
-    entries.back().whole = codec;
-  };
-  add_whole(kDensePreset, "bf16", kDenseTarget, Numbers());
-  add_whole("dense-8bit", "8 bits", std::nullopt, Codes(8));
-  const std::string exact =
-      absl::StrCat(" bits and a length; the first ", kRotatedSinks,
-                   " tokens and the latest ", kRotatedWindow, " as they are");
-  add_whole(kRotatedPreset, "rotated, 4" + exact, std::nullopt,
-            RotatedCodes(4));
-  add_whole("rotated-3bit", "rotated, 3" + exact, std::nullopt,
-            RotatedCodes(3));
+  entries.push_back(WholeEntry(kDensePreset, "bf16", kDenseTarget, Numbers()));
+  entries.push_back(WholeEntry("dense-8bit", "8 bits", std::nullopt, Codes(8)));
+  entries.push_back(RotatedEntry(kRotatedPreset, {4, 4, 28}));
+  entries.push_back(RotatedEntry("rotated-3bit", {3, 3, 60}));
+  // Errors of keys cost more than errors of values.
+  entries.push_back(RotatedEntry("rotated-k3v2", {3, 2, 124},
+                                 "; answers may get worse, measure it first"));
+  entries.back().preset.auto_may_choose = false;
+  entries.push_back(
+      RotatedEntry("rotated-2bit", {2, 2, 124},
+                   "; answers get clearly worse than with rotated-k3v2"));
+  entries.back().preset.auto_may_choose = false;
   add(
       {"rap-50", "RAP, half of each head's RoPE pairs, values of half rank",
        kAbsorbedTarget},

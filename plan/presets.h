@@ -24,6 +24,10 @@ struct PlanPreset {
   std::optional<double> floor_target;
   // True if the preset needs no tensors except the model's own.
   bool any_checkpoint = false;
+  // True if --kv-plan auto may choose the preset. False for one of so few bits
+  // that the check of a short text, in which the exact tokens are a large part,
+  // says too little about it.
+  bool auto_may_choose = false;
 };
 
 // All presets. The first one is the uncompressed bf16 cache.
@@ -33,7 +37,8 @@ inline constexpr char kDensePreset[] = "dense-bf16";
 // (Zandieh et al. 2025) without random signs. Each head's key and value is
 // rotated by a Hadamard matrix and stored as 4-bit codes of Lloyd-Max levels,
 // with its length as one float16. The first and the latest tokens are also
-// kept exact.
+// kept exact. The other presets named rotated- have fewer bits and more exact
+// tokens.
 inline constexpr char kRotatedPreset[] = "rotated-4bit";
 
 // NOT_FOUND for an unknown name; the error lists the known names.

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
@@ -18,12 +19,15 @@
 #include "server/runtime/router_runtime.h"
 #include "worker/load/model_options.h"
 #include "worker/load/model_source.h"
+#include "worker/load/text_tokens.h"
 
 namespace kvasir::cli {
 namespace {
 
 struct CheckPlanFlags {
   ModelOptions model;
+  std::string text;
+  int64_t tokens = kPlanCheckTokens;
   bool json = false;
 };
 
@@ -63,7 +67,15 @@ absl::Status Run(const CheckPlanFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
                           OpenModelSource(flags.model, PlanUse::kLook));
   request.max_model_len =
-      std::min(kPlanCheckTokens, source.spec.max_position_embeddings);
+      std::min(flags.tokens, source.spec.max_position_embeddings);
+  if (!flags.text.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(TextTokens text,
+                            ReadTextTokens(flags.model.model, flags.text));
+    text.ids.resize(
+        std::min(text.ids.size(), static_cast<size_t>(request.max_model_len)));
+    request.plan_check = {.token_ids = std::move(text.ids),
+                          .time_limit = absl::InfiniteDuration()};
+  }
   KVASIR_ASSIGN_OR_RETURN(
       const std::unique_ptr<LoadedModel> model,
       LoadWithPlanCheck(tokenizer.get(), "refuse", std::move(request)));
@@ -78,9 +90,18 @@ void AddCheckPlanCommand(CLI::App* app, int* exit_code) {
   CLI::App* command = app->add_subcommand(
       "check-plan",
       "compare the predictions of a model with a plan's cache and with a dense "
-      "cache, on a built-in text, as serve and worker do when they start");
+      "cache, as serve and worker do when they start");
   AddModelFlags(command, &flags->model);
   AddDeviceFlags(command, &flags->model.device);
+  CLI::Option* const text = AddFlag(
+      command, "--text", flags->text,
+      "text to predict instead of the built-in one, with no limit of time; the "
+      "second half of its tokens is compared");
+  AddFlag(command, "--tokens", flags->tokens,
+          "with --text: the number of its first tokens to use; give more than "
+          "four times the tokens that the plan keeps exact")
+      ->check(CLI::Range(2, 1 << 20))
+      ->needs(text);
   AddSwitch(command, "--json", flags->json, "print JSON");
   command->callback([flags, exit_code] {
     RequireModel(flags->model);

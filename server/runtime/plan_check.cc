@@ -144,10 +144,14 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithPlanCheck(
     log_means(*model);
     return model;
   }
-  request.plan_check = {.token_ids = SampleTokens(tokenizer, kPlanCheckTokens),
-                        .known = KnownCheck,
-                        .most_kl = kPlanCheckAuto};
-  if (is_auto) request.plan_check->time_limit = kAutoTimeLimit;
+  const bool built_in = !request.plan_check.has_value();
+  if (built_in) {
+    request.plan_check = {
+        .token_ids = SampleTokens(tokenizer, kPlanCheckTokens),
+        .known = KnownCheck};
+    if (is_auto) request.plan_check->time_limit = kAutoTimeLimit;
+  }
+  request.plan_check->most_kl = kPlanCheckAuto;
   request.choose_plan = is_auto;
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<LoadedModel> model,
                           LoadedModel::Load(request));
@@ -156,7 +160,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadWithPlanCheck(
   log_means(*model);
   if (logs) {
     for (const worker::PlanCheck& check : rank.plan_checks()) {
-      KeepCheck(check);
+      if (built_in) KeepCheck(check);
       LogPlanCheck(check);
     }
     if (is_auto) base::LogInfo("--kv-plan auto", {{"plan", plan}});

@@ -28,7 +28,8 @@ inline constexpr int64_t kPlanCheckTokens = 512;
 // and the result is logged and kept in the user's cache folder for later
 // starts. With --kv-plan auto, the named plans (presets) are compared,
 // beginning with the one of fewest bytes, until a divergence is small enough.
-// `tokenizer` may be null.
+// `tokenizer` may be null. If `request` already has a plan check, its text is
+// used instead, and the result is not kept.
 //
 // Errors: those of LoadedModel::Load; FAILED_PRECONDITION for a plan that
 // changes the model too much.

@@ -172,6 +172,22 @@ def test_check_plan_prints_the_divergence_and_fails_if_a_server_would_refuse_the
     assert done.returncode == 0 and "not compared: the plan has weights of its own" in done.stdout
 
 
+def test_check_plan_compares_on_a_text_of_the_users_own_and_keeps_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    text = TINY / "evaluation.txt"
+
+    def found(*flags):
+        return json.loads(run("check-plan", "--model", TINY, "--kv-plan", "rotated-2bit", "--json", *flags).stdout)
+
+    built_in, short, long = found(), found("--text", text), found("--text", text, "--tokens", "900")
+    assert [one["tokens"] for one in (built_in, short, long)] == [256, 256, 450]
+    assert 0 < short["kl"] < long["kl"], "most tokens of a short text are exact"
+    assert len({one["kl"] for one in (built_in, short, long)}) == 3
+    assert len(list((tmp_path / "kvasir/plan-checks").iterdir())) == 1, "only the built-in text's"
+    done = run("check-plan", "--model", TINY, "--tokens", "900", check=False)
+    assert done.returncode == 2 and "--text" in done.stderr
+
+
 def test_a_command_for_one_prompt_measures_and_keeps_nothing(tmp_path, monkeypatch):
     """Its context is so short that a plan with exact tokens would seem to have no error."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

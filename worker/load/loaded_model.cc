@@ -44,7 +44,7 @@ std::vector<std::shared_ptr<const worker::ServedPlan>> PlansToChooseFrom(
     return plans;
   }
   for (const plan::PlanPreset& preset : plan::PlanPresets()) {
-    if (!preset.any_checkpoint || preset.name == plan::kDensePreset) continue;
+    if (!preset.auto_may_choose || preset.name == plan::kDensePreset) continue;
     auto served = ServeNamedPlan(source, preset.name, options, serve);
     if (served.ok()) {
       plans.push_back(*std::move(served));

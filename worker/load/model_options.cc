@@ -26,7 +26,10 @@ void AddModelFlags(CLI::App* app, ModelOptions* options) {
       "a plan that any unchanged model can use: dense-bf16, dense-8bit, "
       "rotated-4bit, rotated-3bit; auto: a server measures these plans and "
       "takes the one of fewest bytes that hardly changes the model, unless "
-      "the folder has a plan (other commands: as if --kv-plan was not given)")
+      "the folder has a plan (other commands: as if --kv-plan was not given). "
+      "For long texts in little memory, rotated-k3v2 (keys of 3 bits, values "
+      "of 2) and rotated-2bit: they change most models, so measure them first "
+      "with check-plan --text")
       ->type_name("FILE|NAME|auto");
   AddFlag(app, "--kv-dtype", options->kv_dtype,
           "type of cached numbers if no plan sets it; auto: the weights' type")

@@ -78,8 +78,9 @@ PlanComparison::PlanComparison(const TextRank& rank,
       shape_(model::AttentionShapeOf(*rank.spec)) {
   const int64_t row_bytes =
       rank.spec->vocab_size * static_cast<int64_t>(sizeof(float));
-  tokens_ = std::min({static_cast<int64_t>(request.token_ids.size()),
-                      rank.max_model_len, 2 * kMaxPlanCheckBytes / row_bytes});
+  tokens_ = std::min(static_cast<int64_t>(request.token_ids.size()),
+                     rank.max_model_len);
+  first_ = std::max(tokens_ / 2, tokens_ - kMaxPlanCheckBytes / row_bytes);
   if (tokens_ < 1) skipped_ = "there is no text for this model";
 }
 
@@ -146,7 +147,7 @@ absl::Status PlanComparison::RunDense(ModelWeights* weights) {
   if (!skipped_.empty() || !dense_logits_.empty()) return absl::OkStatus();
   dense_logits_.resize(static_cast<size_t>(tokens_));
   const auto keep = [this](const LogitsRow& row) {
-    if (row.position < tokens_ / 2) return;
+    if (row.position < first_) return;
     dense_logits_[static_cast<size_t>(row.position)].assign(row.logits.begin(),
                                                             row.logits.end());
   };

@@ -42,8 +42,9 @@ struct PlanCheck {
 };
 
 struct PlanCheckRequest {
-  // The text to predict. It is cut so that the logits of its second half
-  // fit into kMaxPlanCheckBytes. Equal on all ranks of a group.
+  // The text to predict. The predictions of its second half are compared, or
+  // only the last ones if the logits of more would not fit into
+  // kMaxPlanCheckBytes. Equal on all ranks of a group.
   std::vector<int32_t> token_ids;
   // A check that is predicted to take longer is skipped.
   absl::Duration time_limit = absl::Seconds(30);
@@ -111,6 +112,7 @@ class PlanComparison {
   const PlanCheckRequest& request_;
   const plan::AttentionShape shape_;
   int64_t tokens_ = 0;  // how many tokens of the text are used
+  int64_t first_ = 0;   // the first token at which predictions are compared
   std::shared_ptr<const ServedPlan> dense_;
   // The logits with a dense cache, by position. Empty for positions that are
   // not compared.
