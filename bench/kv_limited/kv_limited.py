@@ -60,7 +60,7 @@ def evicting(plan: str, cache: settings.Cache, share: float, targets: bool = Fal
 
 
 EIGHT = Cache("dense-8bit", settings.Row(settings.CODES[8], "none"))
-SERVED_3 = settings.Cache(3, 3, settings.SERVED.exact)
+SERVED_3 = settings.Cache(3, 3, "sinks=4,window=60")  # of `--kv-plan rotated-3bit`
 CACHES = [
     EIGHT,
     Cache("dense-bf16", None),

@@ -52,7 +52,8 @@ class Cache:
     def name(self) -> str:
         bits = (f"{self.key_bits} bits" if self.key_bits == self.value_bits else
                 f"keys {self.key_bits}, values {self.value_bits} bits")
-        return bits + (", 4 + 28 exact" if self.exact else "")
+        tokens = [part.split("=")[1] for part in self.exact.split(",") if part]
+        return bits + (f", {' + '.join(tokens)} exact" if tokens else "")
 
     @property
     def dense(self) -> bool:

@@ -80,7 +80,7 @@ PlanComparison::PlanComparison(const TextRank& rank,
       rank.spec->vocab_size * static_cast<int64_t>(sizeof(float));
   tokens_ = std::min(static_cast<int64_t>(request.token_ids.size()),
                      rank.max_model_len);
-  first_ = std::max(tokens_ / 2, tokens_ - kMaxPlanCheckBytes / row_bytes);
+  first_ = std::max(tokens_ / 2, tokens_ - request.most_bytes / row_bytes);
   if (tokens_ < 1) skipped_ = "there is no text for this model";
 }
 

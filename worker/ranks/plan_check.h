@@ -43,9 +43,10 @@ struct PlanCheck {
 
 struct PlanCheckRequest {
   // The text to predict. The predictions of its second half are compared, or
-  // only the last ones if the logits of more would not fit into
-  // kMaxPlanCheckBytes. Equal on all ranks of a group.
+  // only the last ones if the logits of more would not fit into `most_bytes`.
+  // Equal on all ranks of a group.
   std::vector<int32_t> token_ids;
+  int64_t most_bytes = int64_t{256} << 20;
   // A check that is predicted to take longer is skipped.
   absl::Duration time_limit = absl::Seconds(30);
   // Returns the result of an earlier check with this key, if there is one. It
@@ -59,7 +60,6 @@ struct PlanCheckRequest {
   std::vector<std::shared_ptr<const ServedPlan>> instead;
   double most_kl = 0;
 };
-inline constexpr int64_t kMaxPlanCheckBytes = int64_t{256} << 20;
 
 // The value of PlanCheck::skipped for plans with tensors of their own.
 // kvasir-compress makes such plans, and has measured them.

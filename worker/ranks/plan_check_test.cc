@@ -374,6 +374,19 @@ TEST(PlanCheckTest, LargeDimensionsOfKeysDoNotChangeTheDivergence) {
   }
 }
 
+TEST(PlanCheckTest, OnlyTheLastPredictionsAreComparedIfMoreLogitsDoNotFit) {
+  const int64_t row_bytes =
+      TinyShape().vocab_size * static_cast<int64_t>(sizeof(float));
+  for (const int64_t rows : {7, 1}) {
+    RankOptions options = Checked(kTokens);
+    options.plan_check->most_bytes = rows * row_bytes + 3;
+    const auto rank = RankOf("dense-8bit", options);
+    const PlanCheck& check = rank->plan_checks().back();
+    EXPECT_EQ(check.tokens, rows);
+    EXPECT_GT(check.kl, 0);
+  }
+}
+
 TEST(PlanCheckTest, TheTextIsCutToTheMaximumLengthOfTheModel) {
   EXPECT_EQ(RankOf("dense-8bit", Checked(500))->plan_checks().back().tokens,
             64);
