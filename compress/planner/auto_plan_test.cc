@@ -370,7 +370,7 @@ TEST_F(AutoPlanTest, TheLossRatioOfSimilarDomainsCausesNoWarning) {
   }
   EXPECT_LE(made.prediction.low, made.prediction.kl);
   EXPECT_GE(made.prediction.high, made.prediction.kl);
-  EXPECT_LT(made.prediction.held_out_loss_ratio, 1.3);
+  EXPECT_LT(made.prediction.held_out_loss_ratio, 1.5);
 }
 
 // One domain gets other statistics than the rest, so ranges fitted to the rest

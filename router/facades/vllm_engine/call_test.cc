@@ -337,7 +337,7 @@ TEST_F(VllmEngineCallTest,
   Send(message);
   RunWrites();
   EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kInvalidArgument,
-                                     HasSubstr("of at most 300 bytes")));
+                                     HasSubstr("at most 300 together")));
   EXPECT_EQ(router_.num_requests(), 0u);
   EXPECT_EQ(backend_->budget->used_bytes(), 0u);
 }
