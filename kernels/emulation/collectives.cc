@@ -116,6 +116,42 @@ void Multiply(MmaKind kind) {
   }
 }
 
+// The same for products of bytes. Reports a sum that does not fit into 32 bits.
+void MultiplyBytes(bool signed_a) {
+  int32_t a[16][32], b[8][32];
+  const auto byte = [](uint32_t word, uint32_t i, bool is_signed) -> int32_t {
+    const auto bits = static_cast<uint8_t>(word >> (8 * i));
+    return is_signed ? static_cast<int8_t>(bits) : bits;
+  };
+  for (uint32_t lane = 0; lane < kLanes; ++lane) {
+    const uint32_t* const given = LaneFiber(lane).given;
+    const uint32_t g = lane / 4, c = lane % 4;
+    for (uint32_t i = 0; i < 4; ++i) {
+      for (uint32_t j = 0; j < 4; ++j) {
+        a[g + 8 * (i % 2)][4 * c + 16 * (i / 2) + j] =
+            byte(given[i], j, signed_a);
+        if (i < 2) b[g][4 * c + 16 * i + j] = byte(given[4 + i], j, true);
+      }
+    }
+  }
+  for (uint32_t lane = 0; lane < kLanes; ++lane) {
+    Fiber& fiber = LaneFiber(lane);
+    const uint32_t g = lane / 4, c = lane % 4;
+    for (uint32_t i = 0; i < 4; ++i) {
+      int32_t sum = 0;  // at most 32 * 255 * 128
+      for (uint32_t k = 0; k < 32; ++k) {
+        sum += a[g + 8 * (i / 2)][k] * b[2 * c + i % 2][k];
+      }
+      const int64_t total = int64_t{static_cast<int32_t>(fiber.got[i])} + sum;
+      if (total != static_cast<int32_t>(total)) {
+        Fault("the sum %lld of products does not fit into 32 bits",
+              static_cast<long long>(total));
+      }
+      fiber.got[i] = static_cast<uint32_t>(static_cast<int32_t>(total));
+    }
+  }
+}
+
 struct Matrices {
   int count;
   bool transposed;
@@ -234,6 +270,20 @@ void Mma(MmaKind kind, float (&d)[4], const uint32_t (&a)[4],
       [](void* context) { Multiply(*static_cast<const MmaKind*>(context)); },
       &kind);
   for (int i = 0; i < 4; ++i) d[i] = FloatOf32(self.got[i]);
+}
+
+void MmaBytes(bool signed_a, int32_t (&d)[4], const uint32_t (&a)[4],
+              const uint32_t (&b)[2], Site site) {
+  Enter(signed_a ? "MmaS8" : "MmaU8", site);
+  Fiber& self = *current_fiber;
+  for (int i = 0; i < 4; ++i) self.given[i] = a[i];
+  for (int i = 0; i < 2; ++i) self.given[4 + i] = b[i];
+  for (int i = 0; i < 4; ++i) self.got[i] = static_cast<uint32_t>(d[i]);
+  Meeting(
+      ~0u, /*orders=*/false,
+      [](void* context) { MultiplyBytes(*static_cast<const bool*>(context)); },
+      &signed_a);
+  for (int i = 0; i < 4; ++i) d[i] = static_cast<int32_t>(self.got[i]);
 }
 
 void LoadMatrices(uint32_t* words, int count, bool transposed, const void* row,

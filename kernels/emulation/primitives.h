@@ -60,6 +60,8 @@ uint32_t Ballot(bool yes, uint32_t mask, Site site);
 enum class MmaKind : uint8_t { kBf16, kF16 };
 void Mma(MmaKind kind, float (&d)[4], const uint32_t (&a)[4],
          const uint32_t (&b)[2], Site site);
+void MmaBytes(bool signed_a, int32_t (&d)[4], const uint32_t (&a)[4],
+              const uint32_t (&b)[2], Site site);
 void LoadMatrices(uint32_t* words, int count, bool transposed, const void* row,
                   Site site);
 

@@ -206,6 +206,33 @@ TEST(PrimitivesTest, MmaComputesTheProduct) {
   ExpectProduct<F16>(false);
 }
 
+TEST(PrimitivesTest, AProductOfBytesIsExactForSignedAndUnsignedBytes) {
+  Words in = RandomWords(128 + 64, 5);
+  // The first row and the first column have bytes of the greatest magnitude.
+  for (size_t k = 0; k < 8; ++k) in[k] = 0xffffffffu;
+  for (size_t k = 0; k < 8; ++k) in[128 + k] = 0x80808080u;
+  const auto byte = [&](size_t i) {
+    return static_cast<uint8_t>(in[i / 4] >> (8 * (i % 4)));
+  };
+  for (const bool signed_a : {false, true}) {
+    EmulatedTest test;
+    Kernel run(test, in, size_t{16} * 8);
+    LaunchMmaBytes(run.args, signed_a, test.launcher());
+    const Words out = run.Out();
+    for (size_t m = 0; m < 16; ++m) {
+      for (size_t n = 0; n < 8; ++n) {
+        auto want = static_cast<int32_t>(1 + n % 2 + 2 * (m / 8));
+        for (size_t k = 0; k < 32; ++k) {
+          const uint8_t a = byte(m * 32 + k);
+          want += (signed_a ? static_cast<int8_t>(a) : a) *
+                  static_cast<int8_t>(byte(512 + n * 32 + k));
+        }
+        EXPECT_EQ(static_cast<int32_t>(out[m * 8 + n]), want) << m << " " << n;
+      }
+    }
+  }
+}
+
 TEST(PrimitivesTest, TheMmaCeilingKernelComputesAllItsProducts) {
   const auto sums = [](uint32_t steps, double* operations) {
     EmulatedTest test;

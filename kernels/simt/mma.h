@@ -3,8 +3,10 @@
 //   a[0..3]: A[g][2c,2c+1], A[g+8][2c,2c+1], A[g][2c+8,2c+9], A[g+8][2c+8,2c+9]
 //   b[0..1]: B[2c,2c+1][g], B[2c+8,2c+9][g]
 //   d[0..3]: D[g][2c], D[g][2c+1], D[g+8][2c], D[g+8][2c+1]
-// of A [16, 16], B [16, 8] and D [16, 8]. In a word of two elements, the lower
-// half has the element with the lower index. C++17.
+// of A [16, 16], B [16, 8] and D [16, 8]. In products of integers, A has 32
+// columns and B 32 rows. A word then has four elements, from 4c in place of 2c
+// on, and from 4c+16 in place of 2c+8 on. In a word, lower bits have the
+// element with the lower index. C++17.
 #pragma once
 
 #include "kernels/device/dtype.h"
@@ -37,6 +39,33 @@ KVASIR_DEVICE void MmaF16(float (&d)[4], const uint32_t (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
   emulation::Mma(emulation::MmaKind::kF16, d, a, b, site);
+#endif
+}
+
+// d += a b, exactly. B has signed bytes; A has unsigned bytes (MmaU8) or signed
+// ones (MmaS8). The sum must fit into an int32_t.
+KVASIR_DEVICE void MmaU8(int32_t (&d)[4], const uint32_t (&a)[4],
+                         const uint32_t (&b)[2], Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  emulation::MmaBytes(/*signed_a=*/false, d, a, b, site);
+#endif
+}
+KVASIR_DEVICE void MmaS8(int32_t (&d)[4], const uint32_t (&a)[4],
+                         const uint32_t (&b)[2], Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  emulation::MmaBytes(/*signed_a=*/true, d, a, b, site);
 #endif
 }
 

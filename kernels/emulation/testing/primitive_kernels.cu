@@ -165,6 +165,28 @@ MmaKernel(PrimitiveArgs args) {
   OutProduct(d, args.out);
 }
 
+template <bool signed_a>
+KVASIR_KERNEL(32)
+MmaBytesKernel(PrimitiveArgs args) {
+  const uint32_t g = simt::Lane() / 4;
+  const uint32_t c = simt::Lane() % 4;
+  const uint32_t* const rows = args.in;           // [16][8] words
+  const uint32_t* const columns = args.in + 128;  // [8][8] words
+  const uint32_t a[4] = {rows[g * 8 + c], rows[(g + 8) * 8 + c],
+                         rows[g * 8 + c + 4], rows[(g + 8) * 8 + c + 4]};
+  const uint32_t b[2] = {columns[g * 8 + c], columns[g * 8 + c + 4]};
+  int32_t d[4] = {1, 2, 3, 4};
+  if constexpr (signed_a) {
+    simt::MmaS8(d, a, b);
+  } else {
+    simt::MmaU8(d, a, b);
+  }
+  for (uint32_t i = 0; i < 4; ++i) {
+    args.out[(g + 8 * (i / 2)) * 8 + 2 * c + i % 2] =
+        static_cast<uint32_t>(d[i]);
+  }
+}
+
 template <bool bf16>
 KVASIR_KERNEL(32)
 MmaChainKernel(PrimitiveArgs args) {
@@ -339,6 +361,11 @@ void LaunchBulkCopies(const PrimitiveArgs& args, Launcher& launcher) {
 void LaunchMma(const PrimitiveArgs& args, bool bf16, Launcher& launcher) {
   simt::Launch(launcher, Shape("mma", 1, 32, 0),
                bf16 ? MmaKernel<true> : MmaKernel<false>, args);
+}
+void LaunchMmaBytes(const PrimitiveArgs& args, bool signed_a,
+                    Launcher& launcher) {
+  simt::Launch(launcher, Shape("mma_bytes", 1, 32, 0),
+               signed_a ? MmaBytesKernel<true> : MmaBytesKernel<false>, args);
 }
 void LaunchMmaChain(const PrimitiveArgs& args, bool bf16, Launcher& launcher) {
   simt::Launch(launcher, Shape("mma_chain", 1, 32, 0),

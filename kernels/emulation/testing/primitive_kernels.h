@@ -52,6 +52,11 @@ void LaunchBulkCopies(const PrimitiveArgs& args, Launcher& launcher);
 // `in` has A [16, 16] row by row, then B [16, 8] column by column, with two
 // numbers in a word.
 void LaunchMma(const PrimitiveArgs& args, bool bf16, Launcher& launcher);
+// Launches one warp that computes a product of bytes. `in` has A [16, 32] row
+// by row, then B [32, 8] column by column, with four bytes in a word. Element
+// (m, n) of `out` becomes (A B)[m][n] + 1 + n % 2 + 2 * (m / 8).
+void LaunchMmaBytes(const PrimitiveArgs& args, bool signed_a,
+                    Launcher& launcher);
 // Launches one warp that starts from 0 and adds `count` products A B, one after
 // another; `out` receives the sum. `in` has A and B of each product, as for
 // LaunchMma.
