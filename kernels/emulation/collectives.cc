@@ -116,7 +116,8 @@ void Multiply(MmaKind kind) {
   }
 }
 
-// The same for products of bytes. Reports a sum that does not fit into 32 bits.
+// Computes d += a b for bytes, exactly. Reports a sum that does not fit into 32
+// bits.
 void MultiplyBytes(bool signed_a) {
   int32_t a[16][32], b[8][32];
   const auto byte = [](uint32_t word, uint32_t i, bool is_signed) -> int32_t {

@@ -27,7 +27,7 @@ HEAD = """\
 # Innermost loops with mma, in the order of their code, as nvcc {release} compiles them:
 # instructions per lane / integer instructions / mma without a predicate / with one; then
 # instructions per number of the first operand, with integer instructions counted twice.
-# (An mma without a predicate takes 8 numbers from a lane.) 4-bit codes have a budget of 3.0.
+# (An mma without a predicate takes 8 numbers from a lane. One of bytes counts as two.)
 # sass_table.py compares them (test kernels_sass) and, with --write, writes them.
 """
 INSTRUCTION = re.compile(r"/\*(?P<at>[0-9a-f]{4,})\*/\s+(?:@!?(?P<guard>U?P\w+)\s+)?(?P<name>[A-Z][\w.]*)(?P<rest>[^;]*);")
@@ -38,6 +38,9 @@ FRAME = re.compile(r'//## File "([^"]+)", line (\d+)')
 INTEGER = re.compile(
     r"(IADD|IMAD|LOP|SHF|SHL|SHR|PRMT|ISETP|LEA|VIADD|IMNMX|VIMNMX|VIADDMNMX|SEL|SGXT|BMSK|POPC|FLO|IABS|I2F|F2I|F2F)")
 PADDING = ("NOP", "BRA", "BSYNC", "BSSY", "WARPSYNC", "BAR", "EXIT")
+
+MMA = ("HMMA", "IMMA")  # products of 16-bit numbers and of bytes
+WRAPPERS = ("?", "Mma", "MmaBf16", "MmaF16", "Product", "MmaU8", "MmaS8", "CodeProduct")
 
 Loop = collections.namedtuple("Loop", "of all integer mma guarded")
 
@@ -81,22 +84,23 @@ def loops(lines):
         target = re.search(r"\((\.L_\w+)\)", rest)
         if name.startswith("BRA") and target and places.get(target[1], end + 1) <= end:
             begin = places[target[1]]
-            if any(each[0].startswith("HMMA") for each in code[begin:end + 1]):
+            if any(each[0].startswith(MMA) for each in code[begin:end + 1]):
                 spans.append((begin, end + 1))
     for begin, end in sorted(set(spans)):
         if any((b, e) != (begin, end) and begin <= b and e <= end for b, e in spans):
             continue  # not the innermost
         body = [each for each in code[begin:end] if not each[0].startswith(PADDING)]
-        mma = [each for each in body if each[0].startswith("HMMA")]
+        mma = [each for each in body if each[0].startswith(MMA)]
         # The innermost frames are wrappers of mma. The functions that call them
         # are reported.
         names = collections.Counter(
             next((of for of in (function_at(*frame) for frame in each[3])
-                  if of not in ("?", "Mma", "MmaBf16", "MmaF16", "Product")), "?") for each in mma)
-        guarded = sum(1 for each in mma if each[1])
+                  if of not in WRAPPERS), "?") for each in mma)
+        counts = [2 if each[0].startswith("IMMA") else 1 for each in mma]
+        guarded = sum(count for count, each in zip(counts, mma) if each[1])
         yield Loop(names.most_common(1)[0][0], len(body),
                    sum(1 for each in body if INTEGER.match(each[0])),
-                   len(mma) - guarded, guarded)
+                   sum(counts) - guarded, guarded)
 
 
 def kernels(cubin, nvdisasm):

@@ -527,6 +527,15 @@ void LatentCache::RoundQueries(DType dtype) {
   });
 }
 
+void LatentCache::ScaleQueries(int64_t column, float factor) {
+  for (std::vector<float>& rows : q_) {
+    for (size_t i = static_cast<size_t>(column); i < rows.size();
+         i += static_cast<size_t>(q_stride_)) {
+      rows[i] *= factor;
+    }
+  }
+}
+
 std::vector<float> LatentCache::Attend(TestStream& test,
                                        const std::vector<LatentAsk>& asks) {
   return Launch(asks, [&](const PagedAttentionArgs& args) {

@@ -249,6 +249,8 @@ class LatentCache {
   void Write(int64_t sequence, int64_t begin, int64_t end);
   // Rounds the queries to this type, for devices whose activations have it.
   void RoundQueries(DType dtype);
+  // Multiplies number `column` of every query row by `factor`.
+  void ScaleQueries(int64_t column, float factor);
 
   // Runs attention and returns the output rows of all requests, one after
   // another. Exact rows that these requests do not see are not written.

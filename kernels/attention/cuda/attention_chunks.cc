@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/attention/params/code_digits.h"
+#include "kernels/latents/code_pack.h"
 #include "kernels/latents/code_range.h"
 
 namespace kvasir::kernels {
@@ -16,24 +19,20 @@ constexpr int64_t kPieceBytes = 16;
 bool Whole(int64_t bytes, int64_t of) { return bytes % of == 0; }
 
 // Returns an empty string if tensor cores support the group's codes. Otherwise
-// returns the reason why they do not: for example, that the runs of the group
-// have different numbers of bits.
+// returns the reason why they do not.
 std::string WhyNoCodes(const LatentPartArgs& part, const LatentGroup& group) {
-  const int bits = group.runs[0].bits;
-  if (bits != 4 && (bits != 8 || part.num_levels > 0)) {
-    return absl::StrCat("run 0 has codes of ", bits,
-                        part.num_levels > 0
-                            ? " bits with levels, but only 4 bits are supported"
-                            : " bits, but only 4 or 8 bits are supported");
-  }
   for (int64_t r = 0; r < group.num_runs; ++r) {
     const CodeRun& run = group.runs[r];
-    if (run.bits != bits) {
+    const bool other = run.bits == 8 || run.bits == 2;
+    if (run.bits != 4 && (!other || part.num_levels > 0)) {
       return absl::StrCat("run ", r, " has codes of ", run.bits,
-                          " bits, but run 0 has codes of ", bits, " bits");
+                          part.num_levels > 0
+                              ? " bits with levels, but only 4 bits are "
+                                "supported"
+                              : " bits, but only 2, 4 or 8 bits are supported");
     }
-    if (!Whole(run.width * bits, 8 * kPieceBytes)) {
-      return absl::StrCat("run ", r, " has ", run.width, " codes of ", bits,
+    if (!Whole(run.width * run.bits, 8 * kPieceBytes)) {
+      return absl::StrCat("run ", r, " has ", run.width, " codes of ", run.bits,
                           " bits, which are not whole pieces of ", kPieceBytes,
                           " bytes");
     }
@@ -82,7 +81,9 @@ void BoundScale(const float* levels, LatentChunkOnDevice* chunk) {
 // Returns the value of LatentChunkOnDevice::in_blocks for the chunk.
 bool InBlocks(const LatentChunkOnDevice& chunk) {
   if (chunk.tile_slots != kAttentionBlockSlots ||
-      chunk.slot_stride != kPieceBytes) {
+      chunk.slot_stride != kPieceBytes ||
+      (chunk.pieces > 1 &&
+       chunk.piece_stride != kAttentionBlockSlots * kPieceBytes)) {
     return false;
   }
   return chunk.kind == ChunkKind::kNumbers
@@ -142,6 +143,7 @@ class ChunkMaker {
   }
 
   int64_t columns() const { return column_; }
+  int64_t digit_columns() const { return digit_columns_; }
   int64_t runs() const { return runs_; }
 
  private:
@@ -181,7 +183,7 @@ class ChunkMaker {
                           " channels, which is not a multiple of 8");
     }
     chunk_.kind = ChunkKind::kNumbers;
-    AddPieces(0, group.width / 8, 8,
+    AddPieces(0, 0, group.width / 8, 8,
               keys_ ? kMostKeyPieces : kMostNumberPieces);
     return "";
   }
@@ -190,7 +192,6 @@ class ChunkMaker {
     if (part.static_scale != nullptr) return "codes have static ranges";
     std::string why = WhyNoCodes(part, group);
     if (!why.empty()) return why;
-    const int bits = group.runs[0].bits;
     if (part.param_dtype != DType::kF16) return "ranges are not float16";
     const TileRegion& params = group.params;
     const bool levels = part.num_levels > 0;
@@ -202,10 +203,13 @@ class ChunkMaker {
         (levels && params.granule_bytes == 0)) {
       return "ranges of slots are not in whole 32-bit words";
     }
-    chunk_.kind = levels      ? ChunkKind::kLevels4
-                  : bits == 8 ? ChunkKind::kCodes8
-                              : ChunkKind::kCodes4;
+    chunk_.level_step = 1.0f;
     if (levels) {
+      const LevelIntegers integers = LevelIntegersOf(part);
+      chunk_.level_step = integers.step;
+      static_assert(sizeof(chunk_.level_words) == sizeof(integers.integers));
+      std::memcpy(chunk_.level_words, integers.integers,
+                  sizeof(chunk_.level_words));
       HostChunks::Levels table;
       table.levels.assign(part.levels, part.levels + kMaxNormLevels);
       table.of_keys = keys_;
@@ -217,12 +221,16 @@ class ChunkMaker {
       chunk_.table = static_cast<int32_t>(found - made_->levels.begin());
       if (found == made_->levels.end()) made_->levels.push_back(table);
       BoundScale(part.levels, &chunk_);
-    } else {
-      BoundScale(bits, &chunk_);
     }
-    const int64_t piece_codes = 8 * kPieceBytes / bits;
+    CodeCursor cursor(group);
     for (int64_t r = 0; r < group.num_runs; ++r) {
       const CodeRun& run = group.runs[r];
+      if (!levels) BoundScale(run.bits, &chunk_);
+      chunk_.kind = levels          ? ChunkKind::kLevels4
+                    : run.bits == 8 ? ChunkKind::kCodes8
+                    : run.bits == 4 ? ChunkKind::kCodes4
+                                    : ChunkKind::kCodes2;
+      const int64_t piece_bits = 8 * kPieceBytes;
       const int64_t byte = 4 * r;
       const int64_t granule = params.granule_bytes;
       chunk_.params_offset = static_cast<int32_t>(
@@ -232,23 +240,27 @@ class ChunkMaker {
                : byte / granule * granule * part.tile_slots + byte % granule));
       chunk_.params_stride = static_cast<int32_t>(params.stride_bytes);
       chunk_.run = static_cast<int32_t>(runs_++);
-      AddPieces(run.begin, run.width / piece_codes, piece_codes,
-                keys_ ? kMostKeyPieces : kMostCodePieces);
+      AddPieces(run.begin, cursor.Next(run).low_bit / piece_bits,
+                run.width * run.bits / piece_bits, piece_bits / run.bits,
+                !keys_          ? kMostCodePieces
+                : run.bits == 8 ? kMostKeyPieces
+                : run.bits == 4 ? kMostKeyPieces4
+                                : kMostKeyPieces2);
     }
     return "";
   }
 
-  // Divides `pieces` pieces, from channel `channel` of the group on, into
-  // chunks of at most `most` pieces. The pieces belong to one run of codes or
-  // to a group of unquantized numbers.
-  void AddPieces(int64_t channel, int64_t pieces, int64_t piece_channels,
-                 int64_t most) {
+  // Divides `pieces` pieces of a slot, from piece `begin` on, into chunks of at
+  // most `most` pieces. The first piece begins at channel `channel` of the
+  // group. The pieces belong to one run of codes or to a group of unquantized
+  // numbers.
+  void AddPieces(int64_t channel, int64_t begin, int64_t pieces,
+                 int64_t piece_channels, int64_t most) {
     for (int64_t first = 0; first < pieces; first += most) {
       LatentChunkOnDevice chunk = chunk_;
       const int64_t count = std::min(most, pieces - first);
-      const int64_t before = channel / piece_channels + first;
       chunk.codes_offset =
-          static_cast<int32_t>(codes_offset_ + before * piece_stride_);
+          static_cast<int32_t>(codes_offset_ + (begin + first) * piece_stride_);
       chunk.pieces = static_cast<int32_t>(count);
       chunk.starts_run = first == 0;
       chunk.ends_run = first + count == pieces;
@@ -264,6 +276,10 @@ class ChunkMaker {
       // Products read 16 channels of queries at a time, so each chunk of keys
       // is padded to a multiple of 16 columns.
       column_ += keys_ ? (chunk.channels + 15) / 16 * 16 : chunk.channels;
+      if (keys_ && chunk.kind != ChunkKind::kNumbers) {
+        chunk.digit_column = static_cast<int32_t>(digit_columns_);
+        digit_columns_ += (chunk.channels + 63) / 64 * 64;
+      }
       made_->chunks.push_back(chunk);
     }
   }
@@ -276,6 +292,7 @@ class ChunkMaker {
   int64_t piece_stride_ = 0;
   int64_t codes_offset_ = 0;
   int64_t column_ = 0;
+  int64_t digit_columns_ = 0;
   int64_t runs_ = 0;
 };
 
@@ -314,6 +331,12 @@ std::string AddUnit(const PagedAttentionArgs& params, int64_t kv_head,
   made->query_stride =
       std::max(made->query_stride,
                (keys.columns() + 63) / 64 * 64 + 2 * BanksOfRow(kind));
+  // Lanes read 64 bytes at a time from two rows of digits. These are in
+  // different banks if the distance of rows is an odd multiple of 64 bytes.
+  if (keys.digit_columns() > 0) {
+    made->digit_stride =
+        std::max(made->digit_stride, keys.digit_columns() | 64);
+  }
   if (keys.columns() <= kMmaMostQueries && keys.runs() <= kMmaMostRuns) {
     return "";
   }

@@ -15,6 +15,7 @@ struct HostChunks {
   std::vector<LatentChunkOnDevice> chunks;
   std::vector<UnitChunks> units;
   int64_t query_stride = 0;
+  int64_t digit_stride = 0;
   struct Levels {
     std::vector<float> levels;
     bool of_keys = false;
@@ -28,8 +29,8 @@ struct HostChunks {
 // not allow chunks, the result has no units and `why_none` is set. The latents
 // of a part must be stored in aligned pieces of 16 bytes and have either
 //   - numbers of the activations' type, in a multiple of 8 channels; or
-//   - codes of 8 or 4 bits in runs of whole pieces, with 16 levels or with
-//     float16 ranges in slots.
+//   - codes of 8, 4 or 2 bits in runs of whole pieces, with float16 ranges in
+//     slots, or codes of 4 bits with 16 levels.
 // The part's exact rows must also be stored in aligned pieces and have the
 // activations' type. In the result, `head_column` points to host memory.
 HostChunks MakeChunks(const PagedAttentionArgs& params,

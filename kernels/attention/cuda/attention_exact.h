@@ -34,6 +34,8 @@ class SideBlocks {
 
   KVASIR_DEVICE int32_t first() const { return Block(0); }
   KVASIR_DEVICE int32_t end() const { return Block(1); }
+  KVASIR_DEVICE int32_t sinks_end() const { return Block(2); }
+  KVASIR_DEVICE int32_t window_begin() const { return Block(3); }
   KVASIR_DEVICE int32_t codec_begin() const { return Block(4); }
   KVASIR_DEVICE int32_t codec_end() const { return Block(5); }
 
@@ -58,8 +60,6 @@ class SideBlocks {
   KVASIR_DEVICE int32_t Block(int32_t place) const {
     return static_cast<int32_t>(packed_ >> (4 * place) & 15u);
   }
-  KVASIR_DEVICE int32_t sinks_end() const { return Block(2); }
-  KVASIR_DEVICE int32_t window_begin() const { return Block(3); }
 
   uint32_t packed_ = 0;
 };
@@ -166,12 +166,13 @@ KVASIR_DEVICE uint32_t WeightsOf(bool as_exact, uint32_t pair) {
 }
 
 // Adds to `sums` the products of 16 values `a` (of slots `slot`, `slot` + 1 and
-// so on of the split) and the weights `b` of rows `row` to `row` + 7. These
-// rows may belong to several query tokens that see different slots. So each
-// token gets products of its own, in which the values of slots that it does not
-// see are zeros. If `mixed`, so are values that the token reads in the other
-// form (as codes instead of exact rows, or the reverse). Weights of 0 are not
-// enough, because 0 times an infinite or NaN value is not 0.
+// so on of the split) and the weights `b` of rows `row` to `row` + 7, in the
+// order of columns in mma_rows-inl.h. These rows may belong to several query
+// tokens that see different slots. So each token gets products of its own, in
+// which the values of slots that it does not see are zeros. If `mixed`, so are
+// values that the token reads in the other form (as codes instead of exact
+// rows, or the reverse). Weights of 0 are not enough, because 0 times an
+// infinite or NaN value is not 0.
 template <typename T, bool mixed>
 KVASIR_DEVICE void AddApart(const AttentionDevice& device, const Item& item,
                             bool as_exact, int32_t row, int64_t split,
@@ -204,7 +205,7 @@ KVASIR_DEVICE void AddApart(const AttentionDevice& device, const Item& item,
     Product<T>(added, read, b);
     KVASIR_UNROLL
     for (int32_t i = 0; i < 4; ++i) {
-      if ((row + 2 * c + i % 2) / heads == t) sums[i] = added[i];
+      if ((row + c + i % 2 * 4) / heads == t) sums[i] = added[i];
     }
   }
 }

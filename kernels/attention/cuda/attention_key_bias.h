@@ -64,8 +64,10 @@ class SplitKeyBias {
 
   // Adds the key bias to scores of one row, which are already multiplied by
   // log2(e). scores[k] is the score of slot slot(k) of the split, and slot(k)
-  // must ascend with k. All lanes of a warp must call it.
-  template <int32_t count, typename Slot>
+  // must ascend with k. Each tile of kKeyBiasTile slots must belong to a group
+  // of `group` neighbouring lanes. All lanes of a warp must call it.
+  template <int32_t group = static_cast<int32_t>(simt::kWarp), int32_t count,
+            typename Slot>
   KVASIR_DEVICE void AddTo(const Item& item, int32_t row, const Slot& slot,
                            float (&scores)[count]) const {
     if (!may_have || bias_.steps == nullptr || row >= item.rows()) return;
@@ -81,20 +83,23 @@ class SplitKeyBias {
     const auto number = [q](int32_t column) {
       return simt::ToFloat(simt::LoadGlobal(q + column));
     };
-    constexpr int32_t kEach = count / kTilesOfSplit;
-    static_assert(kEach * kTilesOfSplit == count);
+    constexpr auto kEach = static_cast<int32_t>(kKeyBiasTile) / group;
+    const auto lane = static_cast<int32_t>(simt::Lane());
     KVASIR_UNROLL
-    for (int32_t tile = 0; tile < kTilesOfSplit; ++tile) {
+    for (int32_t first = 0; first < count; first += kEach) {
+      const int32_t tile = slot(first) / int32_t{kKeyBiasTile};
       const float* const angles = angles_ + 2 * tile * pairs;
       float sum = 0.0f;
       KVASIR_NO_UNROLL
-      for (auto p = static_cast<int32_t>(simt::Lane()); p < tile_pairs;
-           p += static_cast<int32_t>(simt::kWarp)) {
+      for (int32_t p = lane % group; p < tile_pairs; p += group) {
         sum = simt::Fma(number(p), simt::LoadShared(angles + 2 * p), sum);
         sum = simt::Fma(number(tile_pairs + p),
                         simt::LoadShared(angles + 2 * p + 1), sum);
       }
-      sum = simt::WarpSum(sum);
+      KVASIR_UNROLL
+      for (uint32_t lanes = group / 2; lanes > 0; lanes /= 2) {
+        sum += simt::ShuffleXor(sum, lanes);
+      }
       float added[kEach];
       KVASIR_UNROLL
       for (int32_t k = 0; k < kEach; ++k) added[k] = sum;
@@ -110,7 +115,7 @@ class SplitKeyBias {
         const float* const turns = all_turns + e * 2 * kKeyBiasTile;
         KVASIR_UNROLL
         for (int32_t k = 0; k < kEach; ++k) {
-          const int32_t i = slot(tile * kEach + k) % int32_t{kKeyBiasTile};
+          const int32_t i = slot(first + k) % int32_t{kKeyBiasTile};
           added[k] = simt::Fma(turned_u, simt::LoadGlobal(turns + i), added[k]);
           added[k] = simt::Fma(
               turned_v, simt::LoadGlobal(turns + kKeyBiasTile + i), added[k]);
@@ -118,7 +123,7 @@ class SplitKeyBias {
       }
       KVASIR_UNROLL
       for (int32_t k = 0; k < kEach; ++k) {
-        float& score = scores[tile * kEach + k];
+        float& score = scores[first + k];
         score = simt::Fma(added[k], factor * bias_.unit, score);
       }
     }

@@ -194,6 +194,8 @@ MmaKind KindOfAll(const HostChunks& made) {
       return MmaKind::kCodes4;
     case ChunkKind::kLevels4:
       return MmaKind::kLevels4;
+    case ChunkKind::kCodes2:
+      return MmaKind::kAny;
   }
   return MmaKind::kAny;
 }
@@ -203,21 +205,19 @@ MmaKind KindOfAll(const HostChunks& made) {
 int32_t WarpStageBytes(const HostChunks& made) {
   constexpr int32_t kPiece = 16;
   constexpr auto kSlots = static_cast<int32_t>(kAttentionBlockSlots);
-  int32_t pieces = 0;
-  bool codes = false;
+  int32_t most = 0;
   for (const UnitChunks& unit : made.units) {
     for (int32_t i = 0; i < unit.keys + unit.values; ++i) {
       const auto& chunk =
           made.chunks[static_cast<size_t>(int64_t{unit.first} + i)];
       const bool numbers = chunk.kind == ChunkKind::kNumbers;
-      codes = codes || !numbers;
       const int32_t bytes =
           i < unit.keys ? (chunk.pieces + 1) / 2 * 2 * kSlots / 4 * kPiece
                         : (numbers ? 2 : 1) * kSlots * kPiece;
-      pieces = std::max(pieces, bytes);
+      most = std::max(most, bytes);
     }
   }
-  return pieces + (codes ? static_cast<int32_t>(kMmaParamBytes) : 0);
+  return most;
 }
 
 bool OfNumbers(const LatentChunkOnDevice& chunk) {
@@ -233,6 +233,12 @@ int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
   if (std::any_of(values, end, OfNumbers) !=
       std::all_of(values, end, OfNumbers)) {
     *why = "prompts: only some of the values are codes";
+    return 0;
+  }
+  if (std::any_of(keys, end, [](const LatentChunkOnDevice& chunk) {
+        return chunk.kind == ChunkKind::kCodes2;
+      })) {
+    *why = "prompts: codes have 2 bits";
     return 0;
   }
   int64_t slabs = 0;
@@ -313,11 +319,17 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
     for (int32_t i = 0; i < unit.keys + unit.values; ++i) {
       const auto& chunk =
           made.chunks[static_cast<size_t>(int64_t{unit.first} + i)];
-      if (chunk.kind == ChunkKind::kNumbers) continue;
+      if (chunk.kind == ChunkKind::kNumbers) {
+        if (i < unit.keys) device->stages_numbers = true;
+        continue;
+      }
       device->has_codes = true;
+      int64_t& runs =
+          i < unit.keys ? device->most_key_runs : device->most_value_runs;
+      runs = std::max<int64_t>(runs, chunk.run + 1);
       if (i < unit.keys) {
-        device->most_key_runs =
-            std::max<int64_t>(device->most_key_runs, chunk.run + 1);
+        device->most_key_chunks =
+            std::max<int64_t>(device->most_key_chunks, i + 1);
       }
     }
   }
@@ -327,7 +339,9 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
     device->levels_of_keys[device->num_tables++] = levels.of_keys;
   }
   device->query_stride = made.query_stride;
+  device->digit_stride = made.digit_stride;
   device->has_exact = params.key_exact.any() || params.value_exact.any();
+  if (device->has_exact) device->stages_numbers = true;
   device->kind = KindOfAll(made);
   // Plans store exact rows only as bfloat16 and only in addition to codes. All
   // other combinations share the kernel instance for any kind of chunks.

@@ -53,9 +53,15 @@ struct HeadUnit {
 
 // A chunk: neighbouring channels of a group, which each slot stores in whole
 // pieces of 16 bytes, so that tensor cores can use them as an operand.
-// ChunkKind is the form of its channels: unquantized numbers, 8-bit or 4-bit
-// codes, or 4-bit codes with levels.
-enum class ChunkKind : uint8_t { kNumbers, kCodes8, kCodes4, kLevels4 };
+// ChunkKind is the form of its channels: unquantized numbers, codes of 8, 4 or
+// 2 bits, or 4-bit codes with levels.
+enum class ChunkKind : uint8_t {
+  kNumbers,
+  kCodes8,
+  kCodes4,
+  kLevels4,
+  kCodes2
+};
 struct LatentChunkOnDevice {
   const char* arena = nullptr;
   int64_t page_bytes = 0;
@@ -89,7 +95,14 @@ struct LatentChunkOnDevice {
   // For keys: the chunk's first column in a row of staged queries. For values:
   // its first column in the sums of a row.
   int32_t column = 0;
+  // For keys stored as codes: the chunk's first column in the staged digits
+  // (mma_digits.h). It is a multiple of 64.
+  int32_t digit_column = 0;
   int32_t table = 0;  // index of the levels in AttentionDevice::levels
+  // The levels as integers, which are bytes in words: level = level_step *
+  // integer (LevelIntegers in code_digits.h). Without levels, the step is 1.
+  uint32_t level_words[kMaxNormLevels / 4] = {};
+  float level_step = 1.0f;
   // For values stored as codes: a slot's scale is limited to fma(minimum,
   // less_scale, most_scale), or with levels to most_scale. Otherwise a decoded
   // value might exceed 65504, the greatest float16 number. less_scale and
@@ -112,9 +125,12 @@ struct UnitChunks {
   int32_t values = 0;
 };
 // The most pieces of a chunk of keys, of unquantized values, and of values
-// stored as codes. A chunk of keys must fit into a stage of a warp. The
-// channels of a chunk of values must fit into the sums of four warps.
+// stored as codes. A chunk of keys must fit into a stage of a warp, and one of
+// codes has at most kDigitChannels channels. The channels of a chunk of values
+// must fit into the sums of four warps.
 inline constexpr int64_t kMostKeyPieces = 8;
+inline constexpr int64_t kMostKeyPieces4 = 4;  // if the codes have 4 bits
+inline constexpr int64_t kMostKeyPieces2 = 2;  // if the codes have 2 bits
 inline constexpr int64_t kMostNumberPieces = 8;
 inline constexpr int64_t kMostCodePieces = 4;
 // The kind of all chunks of a layer, or kAny if they have different kinds. The
@@ -184,16 +200,26 @@ struct AttentionDevice {
   const UnitChunks* unit_chunks = nullptr;  // [num_units]
   // Distance between rows of staged queries, in 16-bit numbers.
   int64_t query_stride = 0;
+  // Distance in bytes between the high and the low digits of a row of staged
+  // queries, and between rows of one of them. 0: no key is stored as codes.
+  int64_t digit_stride = 0;
   const float* levels[kMmaMostTables] = {};  // [kMaxNormLevels] each
   bool levels_of_keys[kMmaMostTables] = {};
   int32_t num_tables = 0;
   MmaKind kind = MmaKind::kAny;
   int32_t warp_stage_bytes = 0;
-  int32_t tile_slots = 0;     // the same for all chunks
-  bool in_blocks = false;     // true if in_blocks of all chunks is true
-  int64_t most_key_runs = 0;  // the most runs of codes that a unit's keys have
-  bool has_codes = false;     // true if at least one chunk has codes
-  bool has_exact = false;     // true if keys or values have exact slots
+  int32_t tile_slots = 0;  // the same for all chunks
+  bool in_blocks = false;  // true if in_blocks of all chunks is true
+  // The most chunks of codes of a unit's keys, and the most runs of codes of
+  // its keys and of its values.
+  int64_t most_key_chunks = 0;
+  int64_t most_key_runs = 0;
+  int64_t most_value_runs = 0;
+  bool has_codes = false;  // true if at least one chunk has codes
+  bool has_exact = false;  // true if keys or values have exact slots
+  // True if the decoding kernel stages queries as 16-bit numbers, which it
+  // needs for unquantized keys and exact rows.
+  bool stages_numbers = false;
   // How many partial results the scratch has room for. A partial result is the
   // output of one token over one split, for all heads.
   int64_t most_partials = 0;
@@ -213,10 +239,16 @@ struct AttentionDevice {
 // MmaAttention, PrefillLoads and PlainAttention define what is where in this
 // memory.
 inline constexpr int64_t kMmaWarps = 4;
-// Bytes of one row's scores over a split, with padding.
+// Bytes of one row's scores over a split, with padding, and bytes by which they
+// grow for each run of values after the first one.
 inline constexpr int64_t kMmaScoreBytes = 2064;
+inline constexpr int64_t kMmaDigitBytes = 1152;
+KVASIR_HOST_DEVICE inline int64_t MmaScoreBytes(const AttentionDevice& device) {
+  return kMmaScoreBytes + (device.most_value_runs > 1
+                               ? (device.most_value_runs - 1) * kMmaDigitBytes
+                               : 0);
+}
 inline constexpr int64_t kMmaTableBytes = 1024;
-inline constexpr int64_t kMmaParamBytes = 256;  // a word per slot of a block
 // Bytes that hold the index of the CTA's next item, with padding.
 inline constexpr int64_t kMmaNextBytes = 16;
 KVASIR_HOST_DEVICE inline constexpr int64_t MmaStages(MmaKind kind) {
@@ -224,11 +256,19 @@ KVASIR_HOST_DEVICE inline constexpr int64_t MmaStages(MmaKind kind) {
 }
 KVASIR_HOST_DEVICE inline int64_t MmaSharedBytes(
     const AttentionDevice& device) {
+  constexpr int64_t kBlocks = kAttentionSplitSlots / kAttentionBlockSlots;
+  const int64_t row_bytes =
+      MmaScoreBytes(device) +
+      (device.stages_numbers ? 2 * device.query_stride : 0) +
+      2 * device.digit_stride + 16 + 4 * device.most_key_chunks +
+      4 * device.most_key_runs + 4 * device.out_width +
+      4 * (kBlocks + 1) * device.most_value_runs;
   return kMmaWarps * MmaStages(device.kind) * device.warp_stage_bytes +
          kMmaNextBytes + 8 * kAttentionSplitSlots +
-         device.key_bias.shared_bytes() + device.num_tables * kMmaTableBytes +
-         device.tile_rows * (kMmaScoreBytes + 2 * device.query_stride + 16 +
-                             4 * device.most_key_runs + 4 * device.out_width);
+         device.key_bias.shared_bytes() +
+         4 * kAttentionSplitSlots *
+             (device.most_key_runs + device.most_value_runs) +
+         device.tile_rows * row_bytes;
 }
 inline constexpr int64_t kPromptFixedBytes = 25360;
 // The bytes of the tile that holds the numbers converted from codes.

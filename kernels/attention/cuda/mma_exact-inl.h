@@ -28,7 +28,7 @@ KVASIR_DEVICE W WordsAt(const char* row, int32_t channel) {
 // Loads the lane's channels of the p-th section of an exact key row. A section
 // has 32 channels if the chunk's `kind` has 4-bit codes, otherwise 16. The
 // lane's channels match the order of staged queries. With c = lane % 4, they
-// are 8c to 8c + 7 for 4-bit codes, 4c to 4c + 3 for 8-bit codes, and 2c, 2c +
+// are 8c to 8c + 7 for 4-bit codes, 4c to 4c + 3 for other codes, and 2c, 2c +
 // 1, 2c + 8 and 2c + 9 for unquantized numbers.
 KVASIR_DEVICE simt::Vec16 ExactKeyWords(ChunkKind kind, const char* row,
                                         int32_t p, int32_t channels) {
@@ -40,7 +40,7 @@ KVASIR_DEVICE simt::Vec16 ExactKeyWords(ChunkKind kind, const char* row,
     }
     return words;
   }
-  if (kind == ChunkKind::kCodes8) {
+  if (!HasFourBits(kind)) {
     const auto both = WordsAt<uint64_t>(row, 16 * p + 4 * c);
     return {
         {static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32), 0, 0}};
@@ -112,31 +112,32 @@ KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
 
 // The numbers of an exact value row in the channels whose sums the lane holds.
 // With g = lane / 4, and counted from the warp's first channel `first`, these
-// are channels 4g to 4g + 3 for 4-bit codes, and 2g and 2g + 1 for 8-bit codes.
-// For unquantized numbers they are g and, if the warp has more than 8 channels,
-// g + 8.
-struct ExactWords {
-  uint32_t word[2];
-};
-KVASIR_DEVICE ExactWords ExactValueWords(ChunkKind kind, const char* row,
-                                         int32_t first, int32_t channels) {
+// are channels 8g to 8g + 7 for 2-bit codes, 4g to 4g + 3 for 4-bit codes, and
+// 2g and 2g + 1 for 8-bit codes. For unquantized numbers they are g and, if the
+// warp has more than 8 channels, g + 8.
+KVASIR_DEVICE simt::Vec16 ExactValueWords(ChunkKind kind, const char* row,
+                                          int32_t first, int32_t channels) {
   const auto g = static_cast<int32_t>(simt::Lane() / 4);
   if (kind == ChunkKind::kNumbers) {
     uint32_t pair = WordsAt<uint16_t>(row, first + g);
     if (first + 8 < channels) {
       pair |= uint32_t{WordsAt<uint16_t>(row, first + 8 + g)} << 16;
     }
-    return {{pair, 0}};
+    return {{pair, 0, 0, 0}};
   }
   if (kind == ChunkKind::kCodes8) {
-    return {{WordsAt<uint32_t>(row, first + 2 * g), 0}};
+    return {{WordsAt<uint32_t>(row, first + 2 * g), 0, 0, 0}};
+  }
+  if (kind == ChunkKind::kCodes2) {
+    return WordsAt<simt::Vec16>(row, first + 8 * g);
   }
   const auto both = WordsAt<uint64_t>(row, first + 4 * g);
-  return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
+  return {
+      {static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32), 0, 0}};
 }
 
 // LoadExactValues loads exact values of 16 slots, in the warp's channels, as
-// one operand of products, or as two if the chunk has 4-bit codes. Each lane
+// the operands of products, one for each set of channels (SetsOf). Each lane
 // passes the `place` of one slot's exact row (RowPlaceOf), or kNoExactRow for
 // zeros. The slots of lanes `from` to `from` + 15 are loaded.
 inline constexpr int64_t kNoExactRow = int64_t{1} << 62;
@@ -151,30 +152,40 @@ KVASIR_DEVICE int64_t ShufflePlace(int64_t place, int32_t lane) {
 KVASIR_DEVICE void LoadExactValues(ChunkKind kind,
                                    const LatentChunkOnDevice& chunk,
                                    int32_t first, int64_t place, int32_t from,
-                                   uint32_t (&a)[2][4]) {
+                                   uint32_t (&a)[kMostSets][4]) {
   const auto c = static_cast<int32_t>(simt::Lane() % 4);
   int64_t places[4];
   KVASIR_UNROLL
   for (int32_t i = 0; i < 4; ++i) {
     places[i] = ShufflePlace(place, from + 8 * (i / 2) + 2 * c + i % 2);
   }
-  ExactWords words[4] = {};
+  simt::Vec16 words[4] = {};
   KVASIR_UNROLL
   for (int32_t i = 0; i < 4; ++i) {
     if (places[i] == kNoExactRow) continue;
     words[i] =
         ExactValueWords(kind, RowAt(chunk, places[i]), first, chunk.channels);
   }
-  const bool codes4 = HasFourBits(kind);
+  const int32_t sets = SetsOf(kind);
   KVASIR_UNROLL
   for (int32_t h = 0; h < 2; ++h) {
-    const uint32_t(&one)[2] = words[2 * h].word;
-    const uint32_t(&next)[2] = words[2 * h + 1].word;
+    const uint32_t(&one)[4] = words[2 * h].word;
+    const uint32_t(&next)[4] = words[2 * h + 1].word;
     a[0][2 * h] = LowerOf(one[0], next[0]);
-    a[0][2 * h + 1] =
-        codes4 ? LowerOf(one[1], next[1]) : UpperOf(one[0], next[0]);
     a[1][2 * h] = UpperOf(one[0], next[0]);
-    a[1][2 * h + 1] = UpperOf(one[1], next[1]);
+    if (sets == 1) {
+      a[0][2 * h + 1] = a[1][2 * h];
+    } else if (sets == 2) {
+      a[0][2 * h + 1] = LowerOf(one[1], next[1]);
+      a[1][2 * h + 1] = UpperOf(one[1], next[1]);
+    } else {
+      a[0][2 * h + 1] = LowerOf(one[2], next[2]);
+      a[1][2 * h + 1] = UpperOf(one[2], next[2]);
+      a[2][2 * h] = LowerOf(one[1], next[1]);
+      a[2][2 * h + 1] = LowerOf(one[3], next[3]);
+      a[3][2 * h] = UpperOf(one[1], next[1]);
+      a[3][2 * h + 1] = UpperOf(one[3], next[3]);
+    }
   }
 }
 

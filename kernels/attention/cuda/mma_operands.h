@@ -1,5 +1,5 @@
-// Converts codes to 16-bit numbers, as operands of tensor cores. C++17, device
-// code.
+// Numbers of 16 bits as operands of tensor cores, and the conversion of codes
+// to such numbers, for prompts. C++17, device code.
 #pragma once
 
 #include "kernels/attention/cuda/device_attention.h"
@@ -32,9 +32,16 @@ KVASIR_DEVICE void Product(float (&d)[4], const uint32_t (&a)[4],
 KVASIR_DEVICE bool HasFourBits(ChunkKind kind) {
   return kind == ChunkKind::kCodes4 || kind == ChunkKind::kLevels4;
 }
+// Values are summed in sets of 16 channels. Returns how many sets a warp has of
+// a chunk: as many as codes are in a byte.
+inline constexpr int32_t kMostSets = 4;
+KVASIR_DEVICE int32_t SetsOf(ChunkKind kind) {
+  return kind == ChunkKind::kCodes2 ? kMostSets : HasFourBits(kind) ? 2 : 1;
+}
 // Returns the index at which channel i is stored in a chunk's staged queries.
+// If the chunk has codes, only exact rows are multiplied by these queries.
 KVASIR_DEVICE int32_t StagedAt(ChunkKind kind, int32_t i) {
-  if (kind == ChunkKind::kNumbers || kind == ChunkKind::kCodes8) return i;
+  if (!HasFourBits(kind)) return i;
   const int32_t in_word = i % 8;
   return i - in_word + (in_word < 4 ? 2 * in_word : 2 * in_word - 7);
 }
@@ -57,18 +64,6 @@ KVASIR_DEVICE uint32_t Codes4(uint32_t word) {
   constexpr bool kBf16 = DTypeOf<Number>::kValue == DType::kBf16;
   constexpr uint32_t kBase = kBf16 ? 0x43004300u : 0x64006400u;
   return simt::SubPair<Number>(simt::AndOr(word, 0x000f000fu, kBase), kBase);
-}
-// Converts the 4-bit codes in bits 4 to 7 and 20 to 23 of a word. For float16,
-// a code is ORed into the number 1024 as in Codes4. This gives 1024 + 16 *
-// code, which is multiplied by 1/16 before 64 is subtracted.
-template <typename Number>
-KVASIR_DEVICE uint32_t UpperCodes4(uint32_t word) {
-  if constexpr (DTypeOf<Number>::kValue == DType::kBf16) {
-    return Codes4<Number>(word >> 4);
-  } else {
-    return simt::FmaPair(F16{}, simt::AndOr(word, 0x00f000f0u, 0x64006400u),
-                         0x2c002c00u, 0xd400d400u);
-  }
 }
 // Fills the tables of levels [tables][256] in shared memory. All threads must
 // call it. Entry i is a pair of levels: the lower half is the level of the code

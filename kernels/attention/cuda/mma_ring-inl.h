@@ -6,9 +6,10 @@
 // A chunk is a run of channels of a latent, in pieces of 16 bytes
 // (LatentChunkOnDevice). A stage has one chunk as [piece][slot]: for keys, all
 // pieces of 16 slots of a block; for values, the one or two pieces that the
-// warp multiplies, of all 64 slots. For codes, one word per slot with its range
-// follows. If a block is a whole tile of a page and all its slots are seen, as
-// nearly always in a long context, a lane copies it with only one address.
+// warp multiplies, of all 64 slots. The ranges of codes, one word per slot, are
+// loaded for the whole split. If a block is a whole tile of a page and all its
+// slots are seen, as nearly always in a long context, a lane copies it with
+// only one address.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -34,7 +35,6 @@ class MmaRing {
   static constexpr int32_t kPiece = 16;  // bytes
   // The number of slots of each block of keys that a warp loads.
   static constexpr int32_t kWarpSlots = kBlock / kWarps;
-  static constexpr int32_t kParamBytes = static_cast<int32_t>(kMmaParamBytes);
 
   KVASIR_DEVICE explicit MmaRing(const AttentionKernelArgs& args)
       : args_(args),
@@ -67,6 +67,10 @@ class MmaRing {
     uint16_t slot;  // index in the tile
   };
   static_assert(kMmaMostPlaces - 1 <= UINT16_MAX);
+  // The places of the split's slots [512], at the start of shared memory.
+  static KVASIR_DEVICE Place* Places() {
+    return reinterpret_cast<Place*>(simt::Shared());
+  }
   KVASIR_DEVICE Place FindPlace(int32_t s) const {
     const auto* const table =
         simt::BitsAs<const int32_t*>(item_.sequence->block_table);
@@ -86,7 +90,7 @@ class MmaRing {
     return place;
   }
 
-  // Fills places_ with the places of all slots of the split. If all blocks are
+  // Fills Places() with the places of all slots of the split. If all blocks are
   // whole tiles, fills in only the place of each block's first slot. All
   // threads of the CTA must call it, because it has a barrier.
   KVASIR_DEVICE void FindPlaces() {
@@ -110,12 +114,12 @@ class MmaRing {
     simt::SyncCta();
     if (whole) {
       if (thread_ < kSplit / kBlock) {
-        simt::StoreShared(places_ + thread_ * kBlock, places[0]);
+        simt::StoreShared(Places() + thread_ * kBlock, places[0]);
       }
     } else {
       KVASIR_UNROLL
       for (int32_t i = 0; i < kSplit / kThreads; ++i) {
-        simt::StoreShared(places_ + thread_ + kThreads * i, places[i]);
+        simt::StoreShared(Places() + thread_ + kThreads * i, places[i]);
       }
     }
   }
@@ -148,99 +152,129 @@ class MmaRing {
     if constexpr (exact) return {values_.codec_begin(), values_.codec_end()};
     return {first_block_, end_block_};
   }
-  KVASIR_DEVICE void NextStage(char** stage) const {
-    *stage += device_.warp_stage_bytes;
-    if (*stage == ring_ + kStages * device_.warp_stage_bytes) *stage = ring_;
+  // The blocks of a split that can be copied as a whole, if the chunk's
+  // `in_blocks` is true: their slots are in one tile, at least one row sees
+  // each slot, and no row reads any of them as an exact row.
+  KVASIR_DEVICE Blocks WholeBlocks(bool of_keys) const {
+    if constexpr (!exact) return {first_whole_, end_whole_};
+    const SideBlocks& side = of_keys ? keys_ : values_;
+    return {
+        side.sinks_end() > first_whole_ ? side.sinks_end() : first_whole_,
+        side.window_begin() < end_whole_ ? side.window_begin() : end_whole_};
   }
-  // Waits until all lanes can read the next stage and none uses the previous
-  // stage any more. Then starts to load new data into the previous stage.
+  // Goes on to the next stage. The previous one is the next to be loaded.
+  KVASIR_DEVICE void NextStage() {
+    to_ = stage_;
+    stage_ += device_.warp_stage_bytes;
+    if (stage_ == ring_ + kStages * device_.warp_stage_bytes) stage_ = ring_;
+  }
+  KVASIR_DEVICE const char* Stage() const { return simt::Shared() + stage_; }
+  // Waits until all lanes can read Stage() and none uses the previous stage any
+  // more. Then starts to load new data into the previous stage.
+  template <bool one, bool values>
   KVASIR_DEVICE void Step() {
     simt::WaitCopies<kStages - 2>();
     simt::SyncWarp();
-    LoadNext();
+    LoadNext<one, values>(simt::Shared() + to_);
   }
 
   // Starts to copy the warp's share of the next chunk and block, if the split
   // has more. Keys come first, block by block with all chunks of a block. Then
-  // come the values, chunk by chunk with all blocks of a chunk.
-  KVASIR_DEVICE void LoadNext() {
-    if (load_chunk_ < chunks_.keys) {
-      LoadKeys(load_block_, to_);
-      bool other = chunks_.keys > 1;
-      if (++load_chunk_ == chunks_.keys) {
-        if (++load_block_ < KeyBlocks().end) {
+  // come the values, chunk by chunk with all blocks of a chunk. `one` may be
+  // true if only one chunk of keys is left, and `values` if none is left.
+  template <bool one, bool values>
+  KVASIR_DEVICE void LoadNext(char* stage) {
+    if (load_block_ < load_end_) {
+      LoadBlock<values>(stage);
+      if (!one && load_chunk_ < chunks_.keys) {
+        if (++load_chunk_ == chunks_.keys) {
           load_chunk_ = 0;
-        } else {
-          BeginValues();
-          other = load_chunk_ < chunks_.keys + chunks_.values;
+          ++load_block_;
         }
-      }
-      if (other) Look();
-    } else if (load_chunk_ < chunks_.keys + chunks_.values) {
-      LoadValues(load_block_, to_);
-      if (++load_block_ == ValueBlocks().end) {
-        load_block_ = ValueBlocks().begin;
-        ++load_chunk_;
-        if (load_chunk_ < chunks_.keys + chunks_.values) Look();
+        load_block_ == load_end_ ? BeginChunk(chunks_.keys) : Look();
+      } else if (++load_block_ == load_end_) {
+        BeginChunk(load_chunk_ + 1);
       }
     }
-    NextStage(&to_);
     simt::CommitCopies();
   }
-  KVASIR_DEVICE void BeginValues() {
-    load_chunk_ = chunks_.keys + (ValueBlocks().none() ? chunks_.values : 0);
+  // Makes a chunk of values the next one to be loaded, if there is one.
+  KVASIR_DEVICE void BeginChunk(int32_t chunk) {
+    load_chunk_ = chunk;
     load_block_ = ValueBlocks().begin;
+    const bool ends =
+        chunk == chunks_.keys + chunks_.values || ValueBlocks().none();
+    load_end_ = ends ? 0 : ValueBlocks().end;
+    if (!ends) Look();
   }
 
   // How the lane copies whole blocks of the chunk that is loaded next. Set
   // by Look.
   struct Loading {
-    const char* codes;  // the lane's address in tile 0 of page 0
-    int32_t params;  // offset from `codes` to the ranges that the lane copies
+    const LatentChunkOnDevice* chunk;
+    const char* from;  // the lane's first address in tile 0 of page 0
     int32_t page_bytes;
-    int32_t tile_bytes;
-    int32_t piece_stride;
-    // The number of the chunk's pieces from the first one that the lane (for
-    // keys) or the warp (for values) loads.
-    int32_t pieces;
-    bool in_blocks;
-    bool has_params;
+    uint32_t tile_bytes;
+    int32_t copies;     // how many pieces the lane copies
+    uint32_t distance;  // from one of these pieces to the next, in bytes
+    int32_t first_whole;
+    uint32_t num_whole;  // number of blocks that can be copied as a whole
   };
   KVASIR_DEVICE void Look() {
     const LatentChunkOnDevice& chunk = ChunkOf(load_chunk_);
-    const bool keys = load_chunk_ < chunks_.keys;
+    const bool of_keys = load_chunk_ < chunks_.keys;
+    const int32_t half = lane_ / kWarpSlots;
     const int32_t first = FirstPiece(chunk);
     const int32_t at =
-        keys ? (kWarpSlots * warp_ + lane_ % kWarpSlots) * kPiece +
-                   lane_ / kWarpSlots * chunk.piece_stride
-             : first * chunk.piece_stride + lane_ * kPiece;
-    loading_.codes = chunk.arena + chunk.codes_offset + at;
-    loading_.params = chunk.params_offset - chunk.codes_offset - at +
-                      (keys ? 4 * kWarpSlots * warp_ : 0) + lane_ * kPiece;
+        of_keys
+            ? (kWarpSlots * warp_ + lane_ % kWarpSlots) * kPiece +
+                  half * chunk.piece_stride
+            : first * chunk.piece_stride + StagedSlot(chunk, lane_) * kPiece;
+    loading_.chunk = &chunk;
+    loading_.from = chunk.arena + chunk.codes_offset + at;
     loading_.page_bytes = static_cast<int32_t>(chunk.page_bytes);
-    loading_.tile_bytes = chunk.tile_bytes;
-    loading_.piece_stride = chunk.piece_stride;
-    loading_.pieces =
-        keys ? chunk.pieces - lane_ / kWarpSlots : chunk.pieces - first;
-    loading_.in_blocks = chunk.in_blocks;
-    loading_.has_params = !HasNumbers(chunk) && (!keys || chunk.ends_run);
+    loading_.tile_bytes = static_cast<uint32_t>(chunk.tile_bytes);
+    loading_.distance =
+        static_cast<uint32_t>((of_keys ? 2 * kBlock : 32) * kPiece);
+    loading_.copies = of_keys                 ? (chunk.pieces - half + 1) / 2
+                      : first >= chunk.pieces ? 0
+                      : HasNumbers(chunk)     ? 4
+                                              : 2;
+    const Blocks whole = WholeBlocks(of_keys);
+    loading_.first_whole = whole.begin;
+    loading_.num_whole = chunk.in_blocks && whole.begin < whole.end
+                             ? static_cast<uint32_t>(whole.end - whole.begin)
+                             : 0;
   }
-  // Returns the address of the lane's first piece if the block can be copied as
-  // a whole, otherwise null. A block can be copied as a whole if its slots are
-  // in one tile, at least one row sees each slot, and no row reads any of them
-  // as an exact row.
-  KVASIR_DEVICE const char* WholeBlock(int32_t block) const {
-    if (!loading_.in_blocks || block < first_whole_ || block >= end_whole_ ||
-        (exact && (load_chunk_ < chunks_.keys ? keys_.HasExact(block)
-                                              : values_.HasExact(block)))) {
-      return nullptr;
+  // Loads a block of the next chunk. For a whole block, a lane copies pieces
+  // that are equally far apart. Two lanes copy each slot of keys: one lane the
+  // even pieces, the other lane the odd pieces. A lane copies two slots of each
+  // piece of values.
+  template <bool values>
+  KVASIR_DEVICE void LoadBlock(char* stage) const {
+    if (static_cast<uint32_t>(load_block_ - loading_.first_whole) >=
+        loading_.num_whole) {
+      !values&& load_chunk_ < chunks_.keys ? LoadKeys(stage)
+                                           : LoadValues(stage);
+      return;
     }
-    const Place place = simt::LoadShared(places_ + block * kBlock);
-    return loading_.codes + int64_t{place.page} * loading_.page_bytes +
-           int64_t{place.tile} * loading_.tile_bytes;
-  }
-  KVASIR_DEVICE char* StageParams(char* stage) const {
-    return stage + device_.warp_stage_bytes - kParamBytes;
+    const Place place = simt::LoadShared(Places() + load_block_ * kBlock);
+    const char* const from = loading_.from +
+                             int64_t{place.page} * loading_.page_bytes +
+                             uint64_t{place.tile} * loading_.tile_bytes;
+    char* const to = stage + lane_ * kPiece;
+    constexpr bool kFourBits =
+        kind == MmaKind::kCodes4 || kind == MmaKind::kLevels4;
+    constexpr bool kTwo = kFourBits || (values && kind == MmaKind::kCodes8);
+    constexpr int32_t kMost = (kTwo ? kMostKeyPieces4 : kMostKeyPieces) / 2;
+    KVASIR_UNROLL
+    for (int32_t i = 0; i < kMost; ++i) {
+      if (i < loading_.copies) {
+        simt::CopyAsync<kPiece>(
+            to + 32 * i * kPiece,
+            from + static_cast<uint32_t>(i) * loading_.distance);
+      }
+    }
   }
 
   // Where a slot is stored in the chunk's arena.
@@ -250,13 +284,12 @@ class MmaRing {
     bool there;  // true if at least one row reads the slot's latent
   };
   KVASIR_DEVICE Address AddressOf(const LatentChunkOnDevice& chunk,
-                                  int32_t s) const {
-    const Place place = simt::LoadShared(places_ + s);
+                                  bool of_keys, int32_t s) const {
+    const Place place = simt::LoadShared(Places() + s);
     // If all rows read the slot as an exact row, the cache may have no latent
     // of it.
     if (place.page < 0 ||
-        (exact && !ReadAsCodes(load_chunk_ < chunks_.keys, item_.num_tokens - 1)
-                       .Has(s))) {
+        (exact && !ReadAsCodes(of_keys, item_.num_tokens - 1).Has(s))) {
       return {chunk.arena, 0, false};
     }
     return {chunk.arena + place.page * chunk.page_bytes +
@@ -271,10 +304,8 @@ class MmaRing {
       simt::StoreShared(reinterpret_cast<simt::Vec16*>(to), simt::Vec16{});
     }
   }
-  KVASIR_DEVICE void CopyParams(const LatentChunkOnDevice& chunk,
-                                const Address& address, char* stage,
-                                int32_t s) const {
-    char* const to = StageParams(stage) + 4 * s;
+  static KVASIR_DEVICE void CopyParams(const LatentChunkOnDevice& chunk,
+                                       const Address& address, char* to) {
     if (address.there) {
       simt::CopyAsync<4>(to, address.tile + chunk.params_offset +
                                  address.slot * chunk.params_stride);
@@ -283,32 +314,13 @@ class MmaRing {
     }
   }
 
-  // Loads a chunk of keys as [piece][16 slots][16 bytes]. If it is the last
-  // chunk of a run, also loads each slot's range (scale and minimum). An odd
-  // number of pieces is padded with a piece of zeros.
-  KVASIR_DEVICE void LoadKeys(int32_t block, char* stage) const {
-    if (const char* const from = WholeBlock(block); from != nullptr) {
-      // Two lanes copy each slot: one lane the even pieces, the other lane the
-      // odd pieces.
-      char* const to = stage + lane_ * kPiece;
-      KVASIR_UNROLL
-      for (int32_t i = 0; i < kMostKeyPieces / 2; ++i) {
-        if (2 * i < loading_.pieces) {
-          simt::CopyAsync<kPiece>(
-              to + 32 * i * kPiece,
-              from + int64_t{2 * i} * loading_.piece_stride);
-        }
-      }
-      if (loading_.has_params && lane_ < kWarpSlots / 4) {
-        simt::CopyAsync<kPiece>(StageParams(stage) + lane_ * kPiece,
-                                from + loading_.params);
-      }
-      return;
-    }
-    const LatentChunkOnDevice& chunk = ChunkOf(load_chunk_);
+  // Loads the next block of a chunk of keys as [piece][16 slots][16 bytes]. An
+  // odd number of pieces is padded with a piece of zeros.
+  KVASIR_DEVICE void LoadKeys(char* stage) const {
+    const LatentChunkOnDevice& chunk = *loading_.chunk;
     const int32_t s = lane_ % kWarpSlots;
-    const Address address =
-        AddressOf(chunk, block * kBlock + kWarpSlots * warp_ + s);
+    const Address address = AddressOf(
+        chunk, /*of_keys=*/true, load_block_ * kBlock + kWarpSlots * warp_ + s);
     const char* const from =
         address.tile + chunk.codes_offset + address.slot * chunk.slot_stride;
     const int32_t pieces = (chunk.pieces + 1) / 2 * 2;
@@ -318,9 +330,6 @@ class MmaRing {
                 address.there && p < chunk.pieces,
                 from + p * chunk.piece_stride);
     }
-    if (loading_.has_params && lane_ < kWarpSlots) {
-      CopyParams(chunk, address, stage, s);
-    }
   }
 
   // Returns the index, in a chunk of values, of the first piece that this warp
@@ -328,53 +337,94 @@ class MmaRing {
   KVASIR_DEVICE int32_t FirstPiece(const LatentChunkOnDevice& chunk) const {
     return HasNumbers(chunk) ? 2 * warp_ : warp_;
   }
-  // Loads the warp's one or two pieces of a chunk of values as [piece][64
-  // slots][16 bytes]. For codes, also loads each slot's range.
-  KVASIR_DEVICE void LoadValues(int32_t block, char* stage) const {
-    if (loading_.pieces <= 0) return;
-    if (const char* const from = WholeBlock(block); from != nullptr) {
-      char* const to = stage + lane_ * kPiece;
-      KVASIR_UNROLL
-      for (int32_t i = 0; i < 2; ++i) {
-        simt::CopyAsync<kPiece>(to + 32 * i * kPiece, from + 32 * i * kPiece);
-      }
-      if (loading_.has_params) {
-        if (lane_ < kBlock / 4) {
-          simt::CopyAsync<kPiece>(StageParams(stage) + lane_ * kPiece,
-                                  from + loading_.params);
-        }
-      } else {
-        KVASIR_UNROLL
-        for (int32_t i = 0; i < 2; ++i) {
-          simt::CopyAsync<kPiece>(
-              to + (kBlock + 32 * i) * kPiece,
-              from + loading_.piece_stride + 32 * i * kPiece);
-        }
-      }
-      return;
-    }
-    const LatentChunkOnDevice& chunk = ChunkOf(load_chunk_);
+  // Returns which slot of a block is at index `i` of a stage of values. Numbers
+  // are in the order of slots. Codes are in an order that gives each lane four
+  // neighbouring slots (SumCodes). In every 16 slots, these are at indices 2c,
+  // 2c + 1, 2c + 8 and 2c + 9, with c = lane % 4.
+  static KVASIR_DEVICE int32_t StagedSlot(const LatentChunkOnDevice& chunk,
+                                          int32_t i) {
+    if (HasNumbers(chunk)) return i;
+    return i / 16 * 16 + i % 8 / 2 * 4 + i / 8 % 2 * 2 + i % 2;
+  }
+  // Loads the next block of the warp's one or two pieces of a chunk of values
+  // as [piece][64 slots][16 bytes].
+  KVASIR_DEVICE void LoadValues(char* stage) const {
+    if (loading_.copies == 0) return;
+    const LatentChunkOnDevice& chunk = *loading_.chunk;
     const int32_t first = FirstPiece(chunk);
     KVASIR_NO_UNROLL
-    for (int32_t s = lane_; s < kBlock; s += 32) {
-      const Address address = AddressOf(chunk, block * kBlock + s);
+    for (int32_t i = lane_; i < kBlock; i += 32) {
+      const Address address =
+          AddressOf(chunk, /*of_keys=*/false,
+                    load_block_ * kBlock + StagedSlot(chunk, i));
       const char* const from = address.tile + chunk.codes_offset +
                                address.slot * chunk.slot_stride +
                                first * chunk.piece_stride;
-      CopyPiece(stage + s * kPiece, address.there, from);
+      CopyPiece(stage + i * kPiece, address.there, from);
       if (HasNumbers(chunk)) {
-        CopyPiece(stage + (kBlock + s) * kPiece,
+        CopyPiece(stage + (kBlock + i) * kPiece,
                   address.there && first + 1 < chunk.pieces,
                   from + chunk.piece_stride);
-      } else {
-        CopyParams(chunk, address, stage, s);
       }
     }
   }
-  KVASIR_DEVICE uint32_t* ParamsOf(char* stage) const {
-    return reinterpret_cast<uint32_t*>(StageParams(stage));
+  // Calls visit(chunk) for the first chunk of each run of codes of keys or of
+  // values.
+  template <typename Visit>
+  KVASIR_DEVICE void ForRuns(bool of_keys, const Visit& visit) const {
+    if constexpr (kind != MmaKind::kNumbers) {
+      const int32_t begin = of_keys ? 0 : chunks_.keys;
+      const int32_t end = begin + (of_keys ? chunks_.keys : chunks_.values);
+      KVASIR_NO_UNROLL
+      for (int32_t k = begin; k < end; ++k) {
+        const LatentChunkOnDevice& chunk = ChunkOf(k);
+        if (!HasNumbers(chunk) && chunk.starts_run) visit(chunk);
+      }
+    }
   }
-
+  // Starts to load the ranges of a run for the whole split to `params` [512].
+  // The lane loads the ranges of slots `s` to `s` + 3.
+  KVASIR_DEVICE void LoadParams(bool of_keys, const LatentChunkOnDevice& run,
+                                int32_t s, uint32_t* params) const {
+    const int32_t block = s / kBlock;
+    const Blocks whole = WholeBlocks(of_keys);
+    auto* const to = reinterpret_cast<char*>(params + s);
+    if (run.in_blocks && block >= whole.begin && block < whole.end) {
+      const Place place = simt::LoadShared(Places() + block * kBlock);
+      simt::CopyAsync<kPiece>(to, run.arena + place.page * run.page_bytes +
+                                      int64_t{place.tile} * run.tile_bytes +
+                                      run.params_offset + s % kBlock * 4);
+      return;
+    }
+    KVASIR_NO_UNROLL
+    for (int32_t i = 0; i < 4; ++i) {
+      CopyParams(run, AddressOf(run, of_keys, s + i), to + 4 * i);
+    }
+  }
+  // Starts to load the ranges of the split. A warp loads those of the slots
+  // whose keys it multiplies, and a quarter of those of values.
+  KVASIR_DEVICE void LoadAllParams() const {
+    if (!KeyBlocks().none()) {
+      ForRuns(/*of_keys=*/true, [&](const LatentChunkOnDevice& run) {
+        LoadParams(true, run,
+                   lane_ / 4 * kBlock + kWarpSlots * warp_ + lane_ % 4 * 4,
+                   KeyParams(run));
+      });
+    }
+    if (!ValueBlocks().none()) {
+      ForRuns(/*of_keys=*/false, [&](const LatentChunkOnDevice& run) {
+        LoadParams(false, run, 4 * thread_, ValueParams(run));
+      });
+    }
+  }
+  // The ranges of a run of keys or of values for the slots of a split [512].
+  KVASIR_DEVICE uint32_t* KeyParams(const LatentChunkOnDevice& run) const {
+    return params_ + run.run * kSplit;
+  }
+  KVASIR_DEVICE uint32_t* ValueParams(const LatentChunkOnDevice& run) const {
+    return params_ +
+           (static_cast<int32_t>(device_.most_key_runs) + run.run) * kSplit;
+  }
   // Returns the slots of the split that a token reads as codes.
   KVASIR_DEVICE CodecSlots ReadAsCodes(bool of_keys, int32_t token) const {
     return CodecSlotsOf(ExactOf(device_, of_keys), OwnSlot(item_, token),
@@ -392,54 +442,36 @@ class MmaRing {
     return RowPlaceOf(slots, *item_.sequence, slot);
   }
 
-  // Returns a 32-bit word of a piece of keys: word lane % 4 of the piece for
-  // slot lane / 4 + further.
-  KVASIR_DEVICE uint32_t WordOf(const char* stage, int32_t piece,
-                                int32_t further) const {
-    return simt::LoadShared(reinterpret_cast<const uint32_t*>(
-        stage + (piece * kWarpSlots + lane_ / 4 + further) * kPiece +
-        4 * (lane_ % 4)));
+  // BoundValueParams rearranges the ranges that the thread loaded, so that the
+  // scales of two neighbouring slots are in one word, and their minima in the
+  // next one. It also limits the scales so that a float16 can hold every
+  // decoded value, as prefill_operands.h does.
+  KVASIR_DEVICE void BoundValueParams() const {
+    if (ValueBlocks().none()) return;
+    if constexpr (exact) {
+      // Without keys that are codes, the warp has not waited for a copy yet.
+      if (KeyBlocks().none()) simt::WaitCopies<kStages - 2>();
+    }
+    ForRuns(/*of_keys=*/false, [&](const LatentChunkOnDevice& run) {
+      auto* const words =
+          reinterpret_cast<simt::Vec16*>(ValueParams(run)) + thread_;
+      const simt::Vec16 slots = simt::LoadShared(words);
+      simt::Vec16 pairs;
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < 4; i += 2) {
+        const uint32_t minimum =
+            simt::PickBytes(slots.word[i], slots.word[i + 1], 0x7632u);
+        const uint32_t most =
+            KindOf(run) == ChunkKind::kLevels4
+                ? run.most_scale
+                : simt::FmaPair(F16{}, minimum, run.less_scale, run.most_scale);
+        pairs.word[i] = simt::MinPair(
+            simt::PickBytes(slots.word[i], slots.word[i + 1], 0x5410u), most);
+        pairs.word[i + 1] = minimum;
+      }
+      simt::StoreShared(words, pairs);
+    });
   }
-  // BoundParams rearranges the ranges of a stage in place, so that the scales
-  // of two neighbouring slots are in one word (PairParams), and their minima in
-  // another. It also limits the scales so that no decoded value is infinite,
-  // because weight 0 times an infinite value is not 0.
-  struct alignas(8) PairParams {
-    uint32_t scale;
-    uint32_t minimum;
-  };
-  KVASIR_DEVICE void BoundParams(const LatentChunkOnDevice& chunk,
-                                 char* stage) const {
-    auto* const words = reinterpret_cast<PairParams*>(ParamsOf(stage)) + lane_;
-    const PairParams slots = simt::LoadShared(words);
-    PairParams pair;
-    pair.minimum = simt::PickBytes(slots.scale, slots.minimum, 0x7632u);
-    const uint32_t most =
-        KindOf(chunk) == ChunkKind::kLevels4
-            ? chunk.most_scale
-            : simt::FmaPair(F16{}, pair.minimum, chunk.less_scale,
-                            chunk.most_scale);
-    pair.scale = simt::MinPair(
-        simt::PickBytes(slots.scale, slots.minimum, 0x5410u), most);
-    simt::StoreShared(words, pair);
-    simt::SyncWarp();
-  }
-  // Returns the scales and minima of slots 8i + 2c and 8i + 2c + 1 of a block,
-  // with c = lane % 4.
-  KVASIR_DEVICE PairParams ParamsAt(char* stage, int32_t i) const {
-    return simt::LoadShared(
-        reinterpret_cast<const PairParams*>(ParamsOf(stage)) + 4 * i +
-        lane_ % 4);
-  }
-  // Loads the codes of values of 32 slots, from slot 32k of the block on.
-  // words[i] gets 2 bytes of the (8i + 2c)-th of these slots and 2 bytes of the
-  // next slot, with c = lane % 4.
-  KVASIR_DEVICE void LoadCodes(const char* stage, int32_t k,
-                               uint32_t (&words)[4]) const {
-    simt::LoadMatrices<4, /*transposed=*/true>(
-        words, stage + (32 * k + lane_) * kPiece);
-  }
-
   // Returns the channel of the chunk to which the lane's sums in sum_[t]
   // belong. A product gives a lane the sums of two channels; `other` selects
   // the first (0) or the second (1).
@@ -451,6 +483,8 @@ class MmaRing {
         return 16 * warp_ + g + 8 * other;
       case ChunkKind::kCodes8:
         return 16 * warp_ + 2 * g + other;
+      case ChunkKind::kCodes2:
+        return 64 * warp_ + 8 * g + t + 4 * other;
       default:
         return 32 * warp_ + 4 * g + t + 2 * other;
     }
@@ -470,19 +504,29 @@ class MmaRing {
   // Starts to load the first stages of a split. Must be called after FindPlaces
   // and a barrier.
   KVASIR_DEVICE void BeginLoads() {
-    load_chunk_ = 0;
-    load_block_ = KeyBlocks().begin;
-    if (KeyBlocks().none()) BeginValues();
-    if (load_chunk_ < chunks_.keys + chunks_.values) Look();
-    to_ = ring_;
+    if (KeyBlocks().none()) {
+      BeginChunk(chunks_.keys);
+    } else {
+      load_chunk_ = 0;
+      load_block_ = KeyBlocks().begin;
+      load_end_ = KeyBlocks().end;
+      Look();
+    }
+    LoadAllParams();  // belong to the first group of copies
+    stage_ = to_ = ring_;
     KVASIR_NO_UNROLL
-    for (int32_t i = 0; i < kStages - 1; ++i) LoadNext();
+    for (int32_t i = 0; i < kStages - 1; ++i) {
+      LoadNext</*one=*/false, /*values=*/false>(simt::Shared() + to_);
+      to_ += device_.warp_stage_bytes;
+    }
   }
 
   const AttentionKernelArgs& args_;
   const AttentionDevice& device_;
-  char* ring_;     // [kStages][warp_stage_bytes]: the warp's stages
-  Place* places_;  // [512]
+  // Offsets in shared memory: of the warp's stages [kStages][warp_stage_bytes],
+  // of the stage to be multiplied next and of the stage to be loaded next.
+  int32_t ring_, stage_, to_;
+  uint32_t* params_;  // see KeyParams and ValueParams
   const int32_t thread_, warp_, lane_;
 
   Item item_;
@@ -492,10 +536,11 @@ class MmaRing {
   int32_t first_block_, end_block_;
   // The range of blocks of which every slot is seen by at least one row.
   int32_t first_whole_, end_whole_;
-  SideBlocks keys_, values_;         // only if `exact`
-  int32_t load_chunk_, load_block_;  // the chunk and block that are loaded next
+  SideBlocks keys_, values_;  // only if `exact`
+  // The chunk and block that are loaded next, and the end of the blocks of keys
+  // or values, or 0 if nothing is left to be loaded.
+  int32_t load_chunk_, load_block_, load_end_;
   Loading loading_;
-  char* to_;  // the stage to be loaded next
 };
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

@@ -204,10 +204,11 @@ PlainKernel(AttentionKernelArgs args) {
 constexpr int MmaCtas(int32_t tiles, MmaKind kind, bool exact) {
   if (tiles > 1) return 2;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  if (kind != MmaKind::kAny) return exact ? 2 : 3;
-#endif
+  return kind == MmaKind::kAny || exact ? 2 : 3;
+#else
   if (kind == MmaKind::kAny) return exact ? 2 : 3;
   return kind == MmaKind::kNumbers || exact ? 3 : 4;
+#endif
 }
 
 template <typename T, int32_t tiles, MmaKind kind, bool exact>

@@ -10,10 +10,10 @@
 //   values: [16 rows][16 slots] times [16 slots][8 channels]
 // The chunks of a block are copied asynchronously into stages that all warps
 // read. Codes are converted once for all rows to 16-bit numbers, which are
-// stored in a tile of shared memory in the order of the products. Codes are
-// decoded as in mma_attention-inl.h: the conversion of keys is exact, and their
-// scale and minimum are applied to the sums of a run; values are rounded to
-// float16. If a block's latents are needed as codes and as exact rows, it is
+// stored in a tile of shared memory in the order of the products. The
+// conversion of keys is exact, and their scale and minimum are applied to the
+// sums of a run. Values become fma(code, scale, minimum), rounded to float16.
+// If a block's latents are needed as codes and as exact rows, it is
 // visited once for each form (prefill_order.h).
 //
 // A row's arithmetic does not depend on other rows: blocks begin at fixed
@@ -51,6 +51,7 @@
 #include "kernels/attention/cuda/prefill_loads-inl.h"
 #include "kernels/attention/cuda/prefill_operands.h"
 #include "kernels/attention/cuda/prefill_order.h"
+#include "kernels/attention/params/code_digits.h"
 #include "kernels/simt/grid.h"
 #include "kernels/simt/warp.h"
 
@@ -165,26 +166,16 @@ class PrefillAttention : PrefillLoads<T, tiles> {
                                 const char* stage) {
     Scores* const to = kRunsApart ? &run_ : &score_;
     if (kRunsApart && chunk.starts_run) Clear(to);
-    // `products` is the number of matrix products per piece of codes. `room` is
-    // the number of pieces of codes that fit into the tile after conversion.
-    const int32_t products = chunk.kind == ChunkKind::kCodes8 ? 1 : 2;
-    const int32_t room = kTilePieces / (2 * products);
+    static_assert(8 * kTilePieces == kDigitChannels);  // the tile has room
+    MakeKeyNumbers<T>(chunk, TableOf(chunk), stage, Tile());
+    simt::SyncCta();
+    const int32_t pieces = chunk.channels / 8;
     KVASIR_NO_UNROLL
-    for (int32_t p = 0; p < chunk.pieces; p += room) {
-      // Waits until no thread uses the tile's previous content any more.
-      if (p > 0) simt::SyncCta();
-      const int32_t left = chunk.pieces - p;
-      const int32_t count = left < room ? left : room;
-      MakeKeyNumbers<T>(chunk, TableOf(chunk), stage, p, count, Tile());
-      simt::SyncCta();
-      const int32_t pieces = 2 * products * count;
-      KVASIR_NO_UNROLL
-      for (int32_t i = 0; i < pieces; i += kMostPieces) {
-        const int32_t here = pieces - i;
-        Multiply(Tile() + i * kPieceBytes,
-                 here < kMostPieces ? here : kMostPieces,
-                 chunk.column + 16 * products * p + 8 * i, to);
-      }
+    for (int32_t i = 0; i < pieces; i += kMostPieces) {
+      const int32_t here = pieces - i;
+      Multiply(Tile() + i * kPieceBytes,
+               here < kMostPieces ? here : kMostPieces, chunk.column + 8 * i,
+               to);
     }
     if (chunk.ends_run) EndRun(chunk, ParamsOf(stage));
   }

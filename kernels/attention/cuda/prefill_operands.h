@@ -56,20 +56,20 @@ KVASIR_DEVICE void StorePiece(char* pieces, int32_t piece, int32_t slot,
       numbers);
 }
 
-// Converts `count` pieces of codes of keys, from piece `first` on, to numbers
-// of type T. For each product of 16 channels, `to` gets a piece with the first
-// eight channels of all slots and then a piece with the other eight.
+// Converts the codes of a chunk of keys to numbers of type T. For each product
+// of 16 channels, `to` gets a piece with the first eight channels of all slots
+// and then a piece with the other eight.
 template <typename T>
 KVASIR_DEVICE void MakeKeyNumbers(const LatentChunkOnDevice& chunk,
                                   const uint32_t* table, const char* stage,
-                                  int32_t first, int32_t count, char* to) {
+                                  char* to) {
   const bool levels = chunk.kind == ChunkKind::kLevels4;
   const auto thread = static_cast<int32_t>(simt::Thread());
   const int32_t slot = thread % kPromptBlock;
   KVASIR_NO_UNROLL
-  for (int32_t p = thread / kPromptBlock; p < count;
+  for (int32_t p = thread / kPromptBlock; p < chunk.pieces;
        p += static_cast<int32_t>(simt::Threads()) / kPromptBlock) {
-    const simt::Vec16 words = PieceOf(stage, first + p, slot);
+    const simt::Vec16 words = PieceOf(stage, p, slot);
     simt::Vec16 numbers;
     if (chunk.kind == ChunkKind::kCodes8) {
       KVASIR_UNROLL
