@@ -289,7 +289,7 @@ def test_concurrent_requests_of_a_tenant_and_their_bytes_are_limited(served):
             infer(channel, served.model)
     with served.channel(token_of("small")) as channel:
         infer(channel, served.model)
-        with served.refusal("INVALID_ARGUMENT", "too_large", "of at most 4000 bytes .its quota's bytes_in_flight.",
+        with served.refusal("INVALID_ARGUMENT", "too_large", "at most 4000 together .its quota's bytes_in_flight.",
                             ("small", "small-laptop")):
             infer(channel, served.model, text="x" * 4000)
 
