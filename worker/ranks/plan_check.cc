@@ -81,7 +81,12 @@ PlanComparison::PlanComparison(const TextRank& rank,
   tokens_ = std::min(static_cast<int64_t>(request.token_ids.size()),
                      rank.max_model_len);
   first_ = std::max(tokens_ / 2, tokens_ - request.most_bytes / row_bytes);
-  if (tokens_ < 1) skipped_ = "there is no text for this model";
+  if (tokens_ < 1) {
+    skipped_ = "there is no text for this model";
+  } else if (first_ >= tokens_) {
+    skipped_ = absl::StrCat("the logits of one token take ", row_bytes,
+                            " bytes, limit ", request.most_bytes);
+  }
 }
 
 absl::StatusOr<PlanCheck> PlanComparison::Compare(

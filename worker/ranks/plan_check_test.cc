@@ -387,6 +387,14 @@ TEST(PlanCheckTest, OnlyTheLastPredictionsAreComparedIfMoreLogitsDoNotFit) {
   }
 }
 
+TEST(PlanCheckTest, ACheckIsSkippedIfTheLogitsOfOneTokenDoNotFit) {
+  RankOptions options = Checked(kTokens);
+  options.plan_check->most_bytes = 3;
+  const auto rank = RankOf("dense-8bit", options);
+  EXPECT_THAT(rank->plan_checks().back().skipped,
+              ::testing::HasSubstr("bytes, limit 3"));
+}
+
 TEST(PlanCheckTest, TheTextIsCutToTheMaximumLengthOfTheModel) {
   EXPECT_EQ(RankOf("dense-8bit", Checked(500))->plan_checks().back().tokens,
             64);
