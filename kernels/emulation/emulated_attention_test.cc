@@ -2192,10 +2192,12 @@ bool IsRightInTwoSplits(LatentCache& cache, EmulatedTest& test, DType dtype) {
   return IsRight(Attend(test, {cache, asks, dtype, 0}), dtype);
 }
 
+// Expects that leaving out any synchronizing line is detected, except
+// `needless` lines with a SyncWarp.
 void ExpectEachSiteIsMissed(
     const std::string& kernel, DType dtype, size_t sites,
     const LatentSpec& spec = OfHeads(2, 1, Numbers({72}), Numbers({72})),
-    bool warps_sync = true) {
+    int needless = 0) {
   LatentCache cache(spec, {523}, 6);
   cache.Write(0, 0, 523);
   cache.RoundQueries(dtype);
@@ -2203,11 +2205,15 @@ void ExpectEachSiteIsMissed(
     return IsRightInTwoSplits(cache, test, dtype);
   });
   EXPECT_EQ(mutants.size(), sites);
+  int undetected = 0;
   for (const Mutant& mutant : mutants) {
     // Only ThreadSanitizer notices a missing SyncWarp, because the kernel's
     // shuffles also make the lanes wait for each other.
-    if (mutant.site.kind == "SyncWarp" && !(kThreadSanitizer && warps_sync)) {
-      continue;
+    if (mutant.site.kind == "SyncWarp") {
+      if (!kThreadSanitizer) continue;
+      if (mutant.verdict == Verdict::kRight && ++undetected <= needless) {
+        continue;
+      }
     }
     EXPECT_NE(mutant.verdict, Verdict::kRight)
         << mutant.site.kind << " at " << mutant.site.file << ":"
@@ -2223,13 +2229,13 @@ TEST(AttentionCudaTest, LeavingOutAnySynchronizingLineIsDetectedWithCodes) {
 }
 // All keys are exact rows, so values are the first that is copied. A lane
 // passes to LoadMatrices only addresses of values that it copied itself, so
-// nothing detects a missing SyncWarp.
+// nothing detects that the SyncWarp of Step is missing.
 TEST(AttentionCudaTest, LeavingOutAnySynchronizingLineIsDetectedWithExactKeys) {
   ExpectEachSiteIsMissed(
-      "attention", DType::kBf16, 11,
+      "attention", DType::kBf16, 12,
       WithExact("", 0, 5000, 0,
                 OfHeads(5, 1, Codes({64}, {8}), Codes({64}, {8}))),
-      /*warps_sync=*/false);
+      /*needless=*/1);
 }
 TEST(AttentionCudaTest, LeavingOutAnySynchronizingLineOfTheMergeIsDetected) {
   // The merge computes 5 blocks of 32 channels for each of 48 rows, so each

@@ -143,6 +143,9 @@ class MmaRing {
     int32_t begin;
     int32_t end;
     KVASIR_DEVICE bool none() const { return exact && begin >= end; }
+    KVASIR_DEVICE bool Has(int32_t block) const {
+      return block >= begin && block < end;
+    }
   };
   KVASIR_DEVICE Blocks KeyBlocks() const {
     if constexpr (exact) return {keys_.codec_begin(), keys_.codec_end()};
@@ -382,38 +385,51 @@ class MmaRing {
       }
     }
   }
-  // Starts to load the ranges of a run for the whole split to `params` [512].
-  // The lane loads the ranges of slots `s` to `s` + 3.
+  // Starts to load the ranges of a run for the split to `params` [512]. The
+  // warp loads the ranges of the keys that it multiplies, or a quarter of those
+  // of values.
   KVASIR_DEVICE void LoadParams(bool of_keys, const LatentChunkOnDevice& run,
-                                int32_t s, uint32_t* params) const {
-    const int32_t block = s / kBlock;
-    const Blocks whole = WholeBlocks(of_keys);
-    auto* const to = reinterpret_cast<char*>(params + s);
-    if (run.in_blocks && block >= whole.begin && block < whole.end) {
-      const Place place = simt::LoadShared(Places() + block * kBlock);
-      simt::CopyAsync<kPiece>(to, run.arena + place.page * run.page_bytes +
-                                      int64_t{place.tile} * run.tile_bytes +
-                                      run.params_offset + s % kBlock * 4);
-      return;
+                                uint32_t* params) const {
+    Blocks whole = WholeBlocks(of_keys);
+    if (!run.in_blocks) whole = {0, 0};
+    // In whole blocks, a lane copies the ranges of four neighbouring slots.
+    const int32_t four =
+        of_keys ? lane_ / 4 * kBlock + kWarpSlots * warp_ + lane_ % 4 * 4
+                : 4 * thread_;
+    if (whole.Has(four / kBlock)) {
+      const Place place = simt::LoadShared(Places() + four / kBlock * kBlock);
+      simt::CopyAsync<kPiece>(reinterpret_cast<char*>(params + four),
+                              run.arena + place.page * run.page_bytes +
+                                  int64_t{place.tile} * run.tile_bytes +
+                                  run.params_offset + four % kBlock * 4);
     }
+    if (whole.begin <= 0 && whole.end >= kSplit / kBlock) return;
+    // In other blocks, neighbouring lanes copy the ranges of neighbouring
+    // slots, because this avoids bank conflicts.
+    const Blocks read = of_keys ? KeyBlocks() : ValueBlocks();
     KVASIR_NO_UNROLL
     for (int32_t i = 0; i < 4; ++i) {
-      CopyParams(run, AddressOf(run, of_keys, s + i), to + 4 * i);
+      const int32_t s = of_keys
+                            ? (2 * i + lane_ / kWarpSlots) * kBlock +
+                                  kWarpSlots * warp_ + lane_ % kWarpSlots
+                            : (4 * warp_ + i) * int32_t{simt::kWarp} + lane_;
+      if (whole.Has(s / kBlock)) continue;
+      CopyParams(run,
+                 read.Has(s / kBlock) ? AddressOf(run, of_keys, s)
+                                      : Address{run.arena, 0, false},
+                 reinterpret_cast<char*>(params + s));
     }
   }
-  // Starts to load the ranges of the split. A warp loads those of the slots
-  // whose keys it multiplies, and a quarter of those of values.
+  // Starts to load the ranges of the split (LoadParams).
   KVASIR_DEVICE void LoadAllParams() const {
     if (!KeyBlocks().none()) {
       ForRuns(/*of_keys=*/true, [&](const LatentChunkOnDevice& run) {
-        LoadParams(true, run,
-                   lane_ / 4 * kBlock + kWarpSlots * warp_ + lane_ % 4 * 4,
-                   KeyParams(run));
+        LoadParams(/*of_keys=*/true, run, KeyParams(run));
       });
     }
     if (!ValueBlocks().none()) {
       ForRuns(/*of_keys=*/false, [&](const LatentChunkOnDevice& run) {
-        LoadParams(false, run, 4 * thread_, ValueParams(run));
+        LoadParams(/*of_keys=*/false, run, ValueParams(run));
       });
     }
   }
@@ -442,7 +458,7 @@ class MmaRing {
     return RowPlaceOf(slots, *item_.sequence, slot);
   }
 
-  // BoundValueParams rearranges the ranges that the thread loaded, so that the
+  // BoundValueParams rearranges the ranges that the warp loaded, so that the
   // scales of two neighbouring slots are in one word, and their minima in the
   // next one. It also limits the scales so that a float16 can hold every
   // decoded value, as prefill_operands.h does.
@@ -450,7 +466,10 @@ class MmaRing {
     if (ValueBlocks().none()) return;
     if constexpr (exact) {
       // Without keys that are codes, the warp has not waited for a copy yet.
-      if (KeyBlocks().none()) simt::WaitCopies<kStages - 2>();
+      if (KeyBlocks().none()) {
+        simt::WaitCopies<kStages - 2>();
+        simt::SyncWarp();
+      }
     }
     ForRuns(/*of_keys=*/false, [&](const LatentChunkOnDevice& run) {
       auto* const words =
