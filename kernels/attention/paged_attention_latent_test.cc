@@ -57,6 +57,20 @@ INSTANTIATE_TEST_SUITE_P(Specs, LatentAttentionTest,
                            return std::string(spec.param.name);
                          });
 
+// The largest page ids. Offsets of these pages exceed 2^40 bytes.
+TEST_P(LatentAttentionTest, PagesFarFromTheStartOfTheArenaGiveTheSameBits) {
+  const std::vector<LatentAsk> asks = {{0, 62, 3}, {1, 129, 1}};
+  std::vector<std::vector<float>> outputs;
+  for (const int64_t first_page : {0, INT32_MAX - 10000}) {
+    LatentSpec spec = GetParam();
+    spec.first_page = spec.first_side_page = first_page;
+    LatentCache cache(spec, {65, 130}, 1);
+    WriteAll(cache, asks);
+    outputs.push_back(cache.Attend(SharedStreams().three, asks));
+  }
+  EXPECT_TRUE(SameBits(outputs[0], outputs[1]));
+}
+
 struct Chunks {
   LatentSpec spec;
   int64_t tokens;

@@ -84,9 +84,7 @@ class ShapesLaunch {
  private:
   LatentPart Latents(const TestPart& from) {
     LatentPart part = OnDevice(from.part);
-    const auto* const bytes = reinterpret_cast<const char*>(from.part.arena);
-    buffers_.push_back(
-        test_.Put(std::vector<char>(bytes, bytes + from.arena_bytes())));
+    buffers_.push_back(test_.Put(from.memory()));
     part.arena = buffers_.back().data();
     return part;
   }

@@ -143,7 +143,7 @@ class DeviceLaunch {
   }
   LatentPart Latents(const TestPart& from) {
     LatentPart part = OnDevice(from.part);
-    part.arena = Bytes(from.part.arena, from.arena_bytes());
+    part.arena = Arena(from.part.arena, from.memory());
     part.static_scale = Table(from.part.static_scale, RowWidth(from.part));
     part.static_minimum = Table(from.part.static_minimum, RowWidth(from.part));
     return part;
@@ -153,14 +153,21 @@ class DeviceLaunch {
   // result is empty.
   const ExactRows* Exact(const TestPart& from) {
     ExactRows& rows = exact_.emplace_back(OnDevice(from.exact));
-    rows.ring.arena = Bytes(from.exact.ring.arena, from.ring_bytes());
-    rows.fresh.arena = Bytes(from.exact.fresh.arena, from.fresh_bytes());
+    rows.ring.arena = Arena(from.exact.ring.arena, from.ring_memory());
+    rows.fresh.arena = Arena(from.exact.fresh.arena, from.fresh_memory());
     return &rows;
   }
-  DevicePtr<void> Bytes(const void* from, int64_t count) {
-    const auto* const bytes = static_cast<const char*>(from);
-    buffers_.push_back(test_.Put(std::vector<char>(bytes, bytes + count)));
-    return buffers_.back().data();
+  // Copies the memory of an arena. The arena begins as far before the copy as
+  // it begins before `memory`.
+  DevicePtr<void> Arena(const void* arena, const std::vector<char>& memory) {
+    if (memory.empty()) return nullptr;
+    const int64_t before = memory.data() - static_cast<const char*>(arena);
+    buffers_.push_back(
+        test_.Memory(static_cast<size_t>(before) + memory.size()));
+    const DevicePtr<char> begin = buffers_.back().as<char>();
+    KVASIR_EXPECT_OK(
+        test_.device().Write(begin + before, memory.data(), memory.size()));
+    return begin;
   }
 
   EmulatedTest& test_;
@@ -383,6 +390,13 @@ std::vector<LatentSpec> TensorCoreSpecs() {
           named("small_pages", small)};
 }
 
+// True if the prefill kernel supports the spec.
+bool ServesPrompts(const LatentSpec& spec) {
+  const std::string name = spec.name;
+  return name != "codes_4_wide" && name != "parts" &&
+         name.find("codes_2") == std::string::npos;
+}
+
 class TensorCoreAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
 TEST_P(TensorCoreAttentionTest,
@@ -406,6 +420,43 @@ TEST_P(TensorCoreAttentionTest,
       ExpectRight(outcome, dtype);
     }
   }
+}
+
+// Expects the same bits if all pages begin more than 2^32 bytes after the start
+// of their arena. Returns how many items the prefill kernel had.
+int64_t ExpectSameBitsFarFromTheStart(LatentSpec spec, DType dtype) {
+  std::vector<Outcome> outcomes;
+  for (int run = 0; run < 2; ++run) {
+    LatentCache cache(spec, {69, 134}, 1);
+    cache.Write(0, 0, 69);
+    cache.Write(1, 0, 134);
+    cache.RoundQueries(dtype);
+    EmulatedTest test;
+    outcomes.push_back(Attend(test, {.cache = cache,
+                                     .asks = {{0, 68, 1}, {1, 100, 34}},
+                                     .dtype = dtype,
+                                     .judged = false}));
+    const auto first_page_of = [](int64_t page_bytes) {
+      return (int64_t{1} << 32) / page_bytes + 1;
+    };
+    for (const TestPart& part : cache.parts()) {
+      spec.first_page =
+          std::max(spec.first_page, first_page_of(part.part.page_bytes));
+    }
+    const PagedAttentionArgs params = cache.Params();
+    for (const ExactSlots& exact : {params.key_exact, params.value_exact}) {
+      if (exact.num_segments == 0) continue;
+      spec.first_side_page = std::max(
+          spec.first_side_page, first_page_of(exact.segments[0].page_bytes));
+    }
+  }
+  EXPECT_TRUE(SameBits(outcomes[0].got, outcomes[1].got)) << DTypeName(dtype);
+  return outcomes[1].prompt_items;
+}
+TEST_P(TensorCoreAttentionTest, PagesFarFromTheStartOfTheArenaGiveTheSameBits) {
+  EXPECT_EQ(ExpectSameBitsFarFromTheStart(GetParam(), DType::kF32), 0);
+  EXPECT_EQ(ExpectSameBitsFarFromTheStart(GetParam(), DType::kBf16) > 0,
+            ServesPrompts(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, TensorCoreAttentionTest,
@@ -625,13 +676,6 @@ constexpr int64_t kLessRoom = 163;
 
 class PromptAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-// True if the prefill kernel supports the spec.
-bool ServesPrompts(const LatentSpec& spec) {
-  const std::string name = spec.name;
-  return name != "codes_4_wide" && name != "parts" &&
-         name.find("codes_2") == std::string::npos;
-}
-
 // The prefill kernel must give the same bits however a prompt is cut into
 // chunks. The decoding kernel, which runs if `prompts_as_rows` is set, must
 // give these bits too. The rows of the prompt lie in two splits of the context.
@@ -752,6 +796,12 @@ std::vector<LatentSpec> ExactTensorCoreSpecs() {
 }
 
 class ExactAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
+
+TEST_P(ExactAttentionTest, PagesFarFromTheStartOfTheArenaGiveTheSameBits) {
+  const LatentSpec spec = ExactOfType(GetParam(), DType::kBf16);
+  EXPECT_EQ(ExpectSameBitsFarFromTheStart(spec, DType::kBf16) > 0,
+            ServesPrompts(spec));
+}
 
 // Checks the same as PromptAttentionTest, but for caches with exact rows.
 TEST_P(ExactAttentionTest, ChunksOfAnySizeGiveTheBitsOfTheWholePrompt) {

@@ -95,8 +95,9 @@ class EmulatedDevice::Allocator final : public DeviceAllocator {
                                 const AllocationOptions& options) override {
     void* const data = state_->memory.Acquire(
         bytes, std::max(options.alignment_bytes, kAlignment));
-    // As on a GPU, fresh memory is not zero.
-    if (data != nullptr) {
+    // As on a GPU, fresh memory is not zero. An allocation above kMostFilled is
+    // not filled, so that a test can use a small part of a large allocation.
+    if (data != nullptr && bytes <= kMostFilled) {
       const OpenMemory open(&state_->memory);
       std::memset(data, 0xff, bytes);
     }
@@ -108,6 +109,7 @@ class EmulatedDevice::Allocator final : public DeviceAllocator {
     state_->memory.Release(data);
   }
 
+  static constexpr size_t kMostFilled = size_t{1} << 30;
   const std::shared_ptr<State> state_;
 };
 

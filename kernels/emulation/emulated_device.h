@@ -34,7 +34,7 @@ class EmulatedDevice final : public Device {
  public:
   // The size of the address space that the device reserves.
   // GuardedMemory::CheckReservable checks whether the system can provide it.
-  static constexpr size_t kReservedBytes = size_t{1} << 36;
+  static constexpr size_t kReservedBytes = size_t{1} << 38;
   // The device supports only the ops in `ops`. emulated::Ops()
   // (op_table/op_table.h) returns all ops.
   EmulatedDevice(const EmulatedDeviceOptions& options, const DeviceOps& ops);

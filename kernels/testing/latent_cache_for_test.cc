@@ -22,7 +22,8 @@ constexpr int64_t kRowGap = 3;
 }  // namespace
 
 TestPart::TestPart(const PartSpec& from, int64_t num_kv_heads,
-                   int64_t page_tokens, int64_t pages, uint32_t seed)
+                   int64_t page_tokens, int64_t first_page, int64_t end_page,
+                   uint32_t seed)
     : spec(from), seed_(seed) {
   group_of_head = spec.group_of_head;
   for (int64_t j = 0; group_of_head.size() < static_cast<size_t>(num_kv_heads);
@@ -69,9 +70,9 @@ TestPart::TestPart(const PartSpec& from, int64_t num_kv_heads,
   part.page_bytes = page_tokens / part.tile_slots * part.tile_bytes + 64;
   part.groups = groups_.data();
   part.num_groups = static_cast<int64_t>(groups_.size());
-  memory_.assign(static_cast<size_t>(pages * part.page_bytes),
+  memory_.assign(static_cast<size_t>((end_page - first_page) * part.page_bytes),
                  static_cast<char>(0xff));
-  part.arena = memory_.data();
+  part.arena = memory_.data() - first_page * part.page_bytes;
   if (spec.fixed_ranges) {
     scale_ = Uniform(column, seed + 1, 0.01f, 0.05f);
     minimum_ = Uniform(column, seed + 2, -1.0f, 0.5f);
@@ -186,10 +187,10 @@ int64_t TestPart::RingRowBytes() const {
   return row.page_bytes;
 }
 
-void TestPart::MakeRing(int64_t bytes) {
+void TestPart::MakeRing(int64_t bytes, int64_t bytes_before) {
   LayRows(1, kRowGap * spec.exact_alignment, &exact.ring, &ring_groups_);
   ring_memory_.assign(static_cast<size_t>(bytes), static_cast<char>(0xff));
-  exact.ring.arena = ring_memory_.data();
+  exact.ring.arena = ring_memory_.data() - bytes_before;
 }
 
 void TestPart::MakeFresh(int64_t rows) {
@@ -457,7 +458,8 @@ LatentCache::LatentCache(const LatentSpec& spec, std::vector<int64_t> lengths,
   int64_t pages = 1;  // starts at 1, because one page belongs to no sequence
   for (const int64_t length : lengths_) pages += Pages(length);
   std::vector<int32_t> ids(static_cast<size_t>(pages));
-  std::iota(ids.begin(), ids.end(), 0);
+  std::iota(ids.begin(), ids.end(), static_cast<int32_t>(spec.first_page));
+  const int64_t end_page = spec.first_page + pages;
   std::shuffle(ids.begin(), ids.end(), std::mt19937(seed));
   auto next = ids.begin();
   for (const int64_t length : lengths_) {
@@ -468,9 +470,9 @@ LatentCache::LatentCache(const LatentSpec& spec, std::vector<int64_t> lengths,
       positions_.back().push_back(PositionOf(spec.first_position + s));
     }
   }
-  if (!spec.unit_of_head.empty()) MakeMetadata(pages);
-  for (const PartSpec& part : spec.keys) AddPart(part, pages, true);
-  for (const PartSpec& part : spec.values) AddPart(part, pages, false);
+  if (!spec.unit_of_head.empty()) MakeMetadata(end_page);
+  for (const PartSpec& part : spec.keys) AddPart(part, end_page, true);
+  for (const PartSpec& part : spec.values) AddPart(part, end_page, false);
   MakeSidePages();
   WriteExact({}, 0);
   PlaceColumns();
@@ -628,7 +630,7 @@ PagedAttentionArgs LatentCache::Params() {
   return params;
 }
 
-void LatentCache::MakeMetadata(int64_t pages) {
+void LatentCache::MakeMetadata(int64_t end_page) {
   metadata_.page_tokens = spec_.page_tokens;
   metadata_.num_units = 1 + *std::max_element(spec_.unit_of_head.begin(),
                                               spec_.unit_of_head.end());
@@ -638,9 +640,10 @@ void LatentCache::MakeMetadata(int64_t pages) {
   metadata_.error_offset[kKeyError] = 64 + 2 * plane;
   metadata_.error_offset[kValueError] = 64 + 2 * plane + plane / 4;
   metadata_.page_bytes = 64 + 3 * plane;
-  metadata_memory_.assign(static_cast<size_t>(pages * metadata_.page_bytes),
-                          '\xff');
-  metadata_.arena = metadata_memory_.data();
+  const int64_t before = spec_.first_page * metadata_.page_bytes;
+  metadata_memory_.assign(
+      static_cast<size_t>(end_page * metadata_.page_bytes - before), '\xff');
+  metadata_.arena = metadata_memory_.data() - before;
   for (size_t i = 0; i < tables_.size(); ++i) {
     for (int64_t s = 0; s < lengths_[i]; ++s) {
       for (int64_t u = 0; u < metadata_.num_units; ++u) {
@@ -770,12 +773,22 @@ void LatentCache::MakeSidePages() {
   const auto ids_of_all = each * static_cast<int64_t>(lengths_.size());
   for (ExactSide* const side : {&key_exact_, &value_exact_}) {
     if (side->segments.empty()) continue;
+    // The memory has all pages of the first arena, then those of the other one,
+    // which are longer.
+    const int64_t page_bytes = side->segments.front().page_bytes;
     ExactSegment& last = side->segments.back();
-    last.arena_bytes = ids_of_all * side->segments.front().page_bytes;
-    side->arena_bytes = last.arena_bytes + ids_of_all * last.page_bytes;
+    side->memory_bytes = ids_of_all * (page_bytes + last.page_bytes);
+    side->bytes_before = spec_.first_side_page * last.page_bytes;
+    last.arena_bytes = ids_of_all * page_bytes;
+    for (ExactSegment& segment : side->segments) {
+      if (segment.page_bytes != page_bytes) continue;
+      segment.arena_bytes =
+          spec_.first_side_page * (last.page_bytes - page_bytes);
+    }
   }
   std::vector<int32_t> ids(static_cast<size_t>(ids_of_all));
-  std::iota(ids.begin(), ids.end(), 0);
+  std::iota(ids.begin(), ids.end(),
+            static_cast<int32_t>(spec_.first_side_page));
   std::shuffle(ids.begin(), ids.end(), std::mt19937(seed_ + 1));
   for (auto next = ids.begin(); next != ids.end(); next += each) {
     side_tables_.emplace_back(next, next + each);
@@ -793,7 +806,7 @@ void LatentCache::WriteExact(const std::vector<LatentAsk>& asks,
     const ExactSlots& exact = side.slots;
     TestPart& part = parts_[p];
     if (!exact.any()) continue;
-    part.MakeRing(side.arena_bytes);
+    part.MakeRing(side.memory_bytes, side.bytes_before);
     part.MakeFresh(std::max<int64_t>(1, num_rows));
     int64_t fresh_row = 0;
     for (const LatentAsk& ask : asks) {
@@ -823,10 +836,11 @@ std::vector<double> LatentCache::Read(size_t p, int64_t kv_head,
                               slot % spec_.page_tokens);
 }
 
-void LatentCache::AddPart(const PartSpec& spec, int64_t pages, bool is_key) {
+void LatentCache::AddPart(const PartSpec& spec, int64_t end_page, bool is_key) {
   const auto seed =
       seed_ * 1000 + static_cast<uint32_t>(parts_.size()) * 50 + 7;
-  parts_.emplace_back(spec, spec_.num_kv_heads, spec_.page_tokens, pages, seed);
+  parts_.emplace_back(spec, spec_.num_kv_heads, spec_.page_tokens,
+                      spec_.first_page, end_page, seed);
   if (is_key && spec.rebuild.dims > 0) {
     rebuilds_.emplace_back(parts_.back(), spec_.num_kv_heads, spec_.tables_only,
                            seed + 10);

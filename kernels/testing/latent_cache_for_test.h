@@ -98,6 +98,11 @@ struct LatentSpec {
   // The number of tokens at the end of a sequence that have queries; 0: all.
   int64_t asked_tokens = 0;
   float score_cap = 0.0f;  // PagedAttentionParams::score_cap
+  // The least ids of a page and of a side page. Arenas begin this many pages
+  // before their memory, so that offsets of pages can be large without using
+  // memory.
+  int64_t first_page = 0;
+  int64_t first_side_page = 0;
 };
 
 // The rows of one sequence in a launch: `count` new tokens after `start` cached
@@ -117,8 +122,9 @@ struct LatentAsk {
 // A cache part with the tables and the memory that it points to.
 class TestPart {
  public:
+  // The part has pages [first_page, end_page) (LatentSpec::first_page).
   TestPart(const PartSpec& from, int64_t num_kv_heads, int64_t page_tokens,
-           int64_t pages, uint32_t seed);
+           int64_t first_page, int64_t end_page, uint32_t seed);
   ~TestPart();
   TestPart(const TestPart&) = delete;
   TestPart& operator=(const TestPart&) = delete;
@@ -134,10 +140,11 @@ class TestPart {
   std::vector<double> Read(int64_t kv_head, int64_t page, int64_t slot) const;
 
   // RingRowBytes returns the bytes of a row in a ring of exact rows. MakeRing
-  // allocates memory for all rings. MakeFresh allocates memory for the exact
-  // rows of a launch's own tokens. At first, the memory contains no rows.
+  // allocates memory for all rings; their arena begins `bytes_before` bytes
+  // before it. MakeFresh allocates memory for the exact rows of a launch's own
+  // tokens. At first, the memory contains no rows.
   int64_t RingRowBytes() const;
-  void MakeRing(int64_t bytes);
+  void MakeRing(int64_t bytes, int64_t bytes_before);
   void MakeFresh(int64_t rows);
   // Returns the numbers of a token's exact row, which differ from its decoded
   // codes.
@@ -148,13 +155,10 @@ class TestPart {
   std::vector<double> ReadExact(int64_t kv_head, uint32_t token) const;
 
   int64_t WidthOf(int64_t kv_head) const;
-  int64_t arena_bytes() const { return static_cast<int64_t>(memory_.size()); }
-  int64_t ring_bytes() const {
-    return static_cast<int64_t>(ring_memory_.size());
-  }
-  int64_t fresh_bytes() const {
-    return static_cast<int64_t>(fresh_memory_.size());
-  }
+  // The memory of the arenas of `part`, exact.ring and exact.fresh.
+  const std::vector<char>& memory() const { return memory_; }
+  const std::vector<char>& ring_memory() const { return ring_memory_; }
+  const std::vector<char>& fresh_memory() const { return fresh_memory_; }
 
   const PartSpec spec;
   LatentPartArgs part;
@@ -295,7 +299,7 @@ class LatentCache {
   int64_t FirstAsked(int64_t sequence) const;
   const float* QueryOf(int64_t sequence, int64_t token) const;
   int64_t PositionOf(int64_t position) const;
-  void MakeMetadata(int64_t pages);
+  void MakeMetadata(int64_t end_page);
   struct Weights {
     std::vector<int64_t> slots;  // slots that the row sees
     std::vector<double> shares;
@@ -311,7 +315,8 @@ class LatentCache {
     ExactSlots slots;
     std::vector<ExactSegment> segments;
     int64_t num_pages = 0;  // pages per sequence
-    int64_t arena_bytes = 0;
+    int64_t memory_bytes = 0;
+    int64_t bytes_before = 0;  // see TestPart::MakeRing
   };
   const ExactSide& ExactOf(bool is_key) const {
     return is_key ? key_exact_ : value_exact_;
@@ -327,7 +332,7 @@ class LatentCache {
   std::vector<double> Read(size_t p, int64_t kv_head, int64_t sequence,
                            int64_t own, int64_t slot) const;
 
-  void AddPart(const PartSpec& spec, int64_t pages, bool is_key);
+  void AddPart(const PartSpec& spec, int64_t end_page, bool is_key);
 
   // Assigns the columns of q and of the output, by part and then by head, with
   // some columns that belong to no head.
