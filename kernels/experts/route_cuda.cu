@@ -50,17 +50,6 @@ KVASIR_DEVICE uint64_t WarpLeast(uint64_t key) {
   return key;
 }
 
-KVASIR_DEVICE int32_t CountBits(uint32_t bits) {
-  int32_t count = 0;
-  for (; bits != 0; bits &= bits - 1) ++count;
-  return count;
-}
-
-// Returns the number of lanes before the caller's lane that are set in `mask`.
-KVASIR_DEVICE int32_t LanesBefore(uint32_t mask) {
-  return CountBits(mask & ((1u << simt::Lane()) - 1));
-}
-
 KVASIR_KERNEL(kTokensPerCta* simt::kWarp)
 ChooseKernel(RouteArgs args) {
   const int64_t token = int64_t{simt::CtaX()} * kTokensPerCta + simt::Warp();
@@ -101,11 +90,11 @@ ChooseKernel(RouteArgs args) {
     const bool chosen = e < experts && is_chosen(e);
     const uint32_t mask = simt::Ballot(chosen);
     if (chosen) {
-      const int64_t place = at + LanesBefore(mask);
+      const int64_t place = at + simt::LanesBefore(mask);
       simt::StoreGlobal(args.experts + place, static_cast<int32_t>(e));
       simt::StoreGlobal(args.weights + place, share_of(e) / sum);
     }
-    at += CountBits(mask);
+    at += simt::CountBits(mask);
   }
 }
 
@@ -161,12 +150,12 @@ PlaceRowsKernel(RouteArgs args) {
         row < rows && simt::LoadGlobal(args.experts + row) == expert;
     const uint32_t mask = simt::Ballot(own);
     if (own) {
-      const int32_t place = next + LanesBefore(mask);
+      const int32_t place = next + simt::LanesBefore(mask);
       simt::StoreGlobal(args.places + row, place);
       simt::StoreGlobal(args.tokens + place,
                         static_cast<int32_t>(row / args.top_k));
     }
-    next += CountBits(mask);
+    next += simt::CountBits(mask);
   }
 }
 

@@ -7,6 +7,8 @@
 
 #include "kernels/attention/params/paged_attention.h"
 #include "kernels/device/device_ops.h"
+#include "kernels/eviction/evict_compact.h"
+#include "kernels/eviction/evict_select.h"
 #include "kernels/experts/mix_experts.h"
 #include "kernels/experts/route.h"
 #include "kernels/latents/copy_pages.h"
@@ -35,6 +37,9 @@ void ComplexLiftCuda(const ComplexLiftArgs& args, Launcher& launcher);
 void CopyPagesCuda(const CopyPagesArgs& args, Launcher& launcher);
 void CountTokensCuda(const CountTokensArgs& args, Launcher& launcher);
 void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
+void EvictCompactCuda(const EvictCompactArgs& args, Launcher& launcher);
+void EvictSelectCuda(const EvictSelectArgs& args, uint64_t* scratch,
+                     Launcher& launcher);
 void GatherRowsCuda(const GatherRowsArgs& args, Launcher& launcher);
 void GroupedMatmulCuda(const GroupedMatmulArgs& args, float* scratch,
                        int64_t* first_parts, Launcher& launcher);
@@ -63,6 +68,9 @@ inline DeviceOps Ops() {
       MakeDeviceOp<CopyPagesParams>("copy_pages", &CopyPagesCuda),
       MakeDeviceOp<CountTokensParams>("count_tokens", &CountTokensCuda),
       MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
+      MakeDeviceOp<EvictCompactParams>("evict_compact", &EvictCompactCuda),
+      MakeDeviceOp<EvictSelectParams, DevicePtr<uint64_t>>("evict_select",
+                                                           &EvictSelectCuda),
       MakeDeviceOp<GatherRowsParams>("gather_rows", &GatherRowsCuda),
       MakeDeviceOp<GroupedMatmulParams, DevicePtr<float>, DevicePtr<int64_t>>(
           "grouped_matmul", &GroupedMatmulCuda),

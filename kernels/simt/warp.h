@@ -2,6 +2,7 @@
 // SyncWarp (grid.h) does. All lanes of `mask` must make the same call. C++17.
 #pragma once
 
+#include "kernels/simt/grid.h"
 #include "kernels/simt/numbers.h"
 #include "kernels/simt/target.h"
 
@@ -94,6 +95,19 @@ KVASIR_DEVICE bool All(bool yes, uint32_t mask = kWholeWarp,
 #else
   return emulation::Ballot(yes, mask, site) == mask;
 #endif
+}
+
+// Returns how many bits of a word are 1.
+KVASIR_DEVICE int32_t CountBits(uint32_t bits) {
+#ifdef __CUDACC__
+  return __popc(bits);
+#else
+  return __builtin_popcount(bits);
+#endif
+}
+// Returns how many lanes of `mask` come before the caller's lane.
+KVASIR_DEVICE int32_t LanesBefore(uint32_t mask) {
+  return CountBits(mask & ((1u << Lane()) - 1));
 }
 
 // The sum or maximum over all lanes, which every lane receives with the same

@@ -278,6 +278,8 @@ class LatentCache {
   std::vector<double> ExpectedMass(const LatentAsk& ask, int64_t tokens) const;
   int64_t num_units() const { return metadata_.num_units; }
   const SlotMetadataArgs& metadata() const { return metadata_; }
+  // The memory of the arena of metadata().
+  const std::vector<char>& metadata_memory() const { return metadata_memory_; }
   const std::deque<TestPart>& parts() const { return parts_; }
 
   // Returns the output of a request by definition, computed in float64 from the
