@@ -66,7 +66,7 @@ class Step {
     }
   }
 
-  // What both ops write.
+  // The memory that the two ops write.
   struct Result {
     std::vector<int32_t> kept;
     std::vector<std::vector<char>> arenas;

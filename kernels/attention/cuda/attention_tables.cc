@@ -438,7 +438,9 @@ absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
       return NotServed("values that are lifted");
     }
   }
-  if (params.mass.most_rows > 0) return NotServed("attention mass");
+  if (params.mass.most_rows > 0) {
+    return NotServed("attention mass, which h2o and q-hitter evict by");
+  }
   if (params.score_cap > 0.0f) return NotServed("scores with a cap");
   const int64_t width = MostOutWidth(PartsOf(params), params.num_kv_heads);
   if (width <= kDeviceMostOutWidth) return absl::OkStatus();

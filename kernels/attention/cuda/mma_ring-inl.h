@@ -390,33 +390,31 @@ class MmaRing {
   // of values.
   KVASIR_DEVICE void LoadParams(bool of_keys, const LatentChunkOnDevice& run,
                                 uint32_t* params) const {
-    Blocks whole = WholeBlocks(of_keys);
-    if (!run.in_blocks) whole = {0, 0};
+    const Blocks whole = WholeBlocks(of_keys);
     // In whole blocks, a lane copies the ranges of four neighbouring slots.
     const int32_t four =
         of_keys ? lane_ / 4 * kBlock + kWarpSlots * warp_ + lane_ % 4 * 4
                 : 4 * thread_;
-    if (whole.Has(four / kBlock)) {
+    if (run.in_blocks && whole.Has(four / kBlock)) {
       const Place place = simt::LoadShared(Places() + four / kBlock * kBlock);
       simt::CopyAsync<kPiece>(reinterpret_cast<char*>(params + four),
                               run.arena + place.page * run.page_bytes +
                                   int64_t{place.tile} * run.tile_bytes +
                                   run.params_offset + four % kBlock * 4);
     }
-    if (whole.begin <= 0 && whole.end >= kSplit / kBlock) return;
+    if (run.in_blocks && whole.begin <= 0 && whole.end >= kSplit / kBlock) {
+      return;
+    }
     // In other blocks, neighbouring lanes copy the ranges of neighbouring
     // slots, because this avoids bank conflicts.
-    const Blocks read = of_keys ? KeyBlocks() : ValueBlocks();
+    const int32_t step = of_keys ? 2 * kBlock : int32_t{simt::kWarp};
+    int32_t s = of_keys ? lane_ / kWarpSlots * kBlock + kWarpSlots * warp_ +
+                              lane_ % kWarpSlots
+                        : kSplit / kWarps * warp_ + lane_;
     KVASIR_NO_UNROLL
-    for (int32_t i = 0; i < 4; ++i) {
-      const int32_t s = of_keys
-                            ? (2 * i + lane_ / kWarpSlots) * kBlock +
-                                  kWarpSlots * warp_ + lane_ % kWarpSlots
-                            : (4 * warp_ + i) * int32_t{simt::kWarp} + lane_;
-      if (whole.Has(s / kBlock)) continue;
-      CopyParams(run,
-                 read.Has(s / kBlock) ? AddressOf(run, of_keys, s)
-                                      : Address{run.arena, 0, false},
+    for (const int32_t end = s + 4 * step; s < end; s += step) {
+      if (run.in_blocks && whole.Has(s / kBlock)) continue;
+      CopyParams(run, AddressOf(run, of_keys, s),
                  reinterpret_cast<char*>(params + s));
     }
   }
