@@ -38,6 +38,10 @@ absl::Status SetOne(absl::string_view setting, EmulatedDeviceOptions* options) {
 }
 
 absl::StatusOr<std::unique_ptr<Device>> Make(const DeviceRequest& request) {
+  if (!__builtin_cpu_supports("fma")) {
+    return absl::FailedPreconditionError(
+        "the emulated device needs a CPU with FMA instructions");
+  }
   EmulatedDeviceOptions options;
   options.memory_limit_bytes = request.memory_limit_bytes;
   for (const absl::string_view setting :
