@@ -684,11 +684,12 @@ std::vector<float> LatentCache::Mass(int64_t sequence, int64_t tokens) const {
 std::vector<double> LatentCache::ExpectedMass(const LatentAsk& ask,
                                               int64_t tokens) const {
   std::vector<double> mass(static_cast<size_t>(metadata_.num_units * tokens));
-  for (int64_t r = ask.first_counted_row; r < ask.count; ++r) {
-    for (int64_t h = 0; h < spec_.num_heads; ++h) {
+  Known known;
+  for (int64_t h = 0; h < spec_.num_heads; ++h) {
+    for (int64_t r = ask.first_counted_row; r < ask.count; ++r) {
       const int64_t unit = spec_.unit_of_head[static_cast<size_t>(
           h / (spec_.num_heads / spec_.num_kv_heads))];
-      const Weights weights = WeightsOf(ask, r, h);
+      const Weights weights = WeightsOf(ask, r, h, known);
       for (size_t i = 0; i < weights.shares.size(); ++i) {
         mass[static_cast<size_t>(unit * tokens + weights.slots[i])] +=
             weights.shares[i];
@@ -705,10 +706,11 @@ std::vector<double> LatentCache::Expected(const LatentAsk& ask,
   std::vector<double> deviations(
       static_cast<size_t>(ask.count * spec_.num_heads) + 1);
   ForRanges(ask.count * spec_.num_heads, [&](int64_t begin, int64_t end) {
+    Known known;
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t r = i / spec_.num_heads;
+      const int64_t r = i % ask.count;
       deviations[static_cast<size_t>(i)] = AddExpected(
-          ask, r, i % spec_.num_heads, out.data() + r * out_stride_);
+          ask, r, i / ask.count, known, out.data() + r * out_stride_);
     }
   });
   if (score_deviation != nullptr) {
@@ -825,15 +827,25 @@ void LatentCache::WriteExact(const std::vector<LatentAsk>& asks,
   }
 }
 
-std::vector<double> LatentCache::Read(size_t p, int64_t kv_head,
-                                      int64_t sequence, int64_t own,
-                                      int64_t slot) const {
+const std::vector<double>& LatentCache::RowOf(
+    Known& known, size_t p, int64_t kv_head, int64_t sequence, int64_t own,
+    int64_t slot,
+    absl::FunctionRef<std::vector<double>(const std::vector<double>&)> compute)
+    const {
+  if (known.kv_head != kv_head) known = {kv_head, {}};
   const int64_t tokens =
       p < spec_.keys.size() ? spec_.key_exact : spec_.value_exact;
-  return slot < spec_.sinks || (tokens > 0 && slot > own - tokens)
-             ? parts_[p].ReadExact(kv_head, TokenId(sequence, slot))
-             : parts_[p].Read(kv_head, PageOf(sequence, slot),
-                              slot % spec_.page_tokens);
+  const bool exact = slot < spec_.sinks || (tokens > 0 && slot > own - tokens);
+  const auto num_parts = static_cast<int64_t>(parts_.size());
+  const auto [row, is_new] = known.rows.try_emplace(
+      (slot * num_parts + static_cast<int64_t>(p)) * 2 + exact);
+  if (is_new) {
+    row->second =
+        compute(exact ? parts_[p].ReadExact(kv_head, TokenId(sequence, slot))
+                      : parts_[p].Read(kv_head, PageOf(sequence, slot),
+                                       slot % spec_.page_tokens));
+  }
+  return row->second;
 }
 
 void LatentCache::AddPart(const PartSpec& spec, int64_t end_page, bool is_key) {
@@ -975,7 +987,7 @@ std::vector<double> LatentCache::ValueOf(const TestLift* lift, int64_t kv_head,
 }
 
 LatentCache::Weights LatentCache::WeightsOf(const LatentAsk& ask, int64_t row,
-                                            int64_t head) const {
+                                            int64_t head, Known& known) const {
   const int64_t kv_head = head / (spec_.num_heads / spec_.num_kv_heads);
   const int64_t own = ask.start + row;
   const int32_t unit = spec_.unit_of_head.empty()
@@ -1008,9 +1020,12 @@ LatentCache::Weights LatentCache::WeightsOf(const LatentAsk& ask, int64_t row,
     double variance = 0.0;
     size_t rebuild = 0;
     for (size_t p = 0; p < spec_.keys.size(); ++p) {
-      const std::vector<double> key =
-          KeyOf(p, rebuild, kv_head, Read(p, kv_head, ask.sequence, own, s),
-                spec_.first_position + position);
+      const std::vector<double>& key =
+          RowOf(known, p, kv_head, ask.sequence, own, s,
+                [&](const std::vector<double>& latent) {
+                  return KeyOf(p, rebuild, kv_head, latent,
+                               spec_.first_position + position);
+                });
       if (parts_[p].spec.rebuild.dims > 0) ++rebuild;
       const float* from = q + parts_[p].columns[static_cast<size_t>(head)];
       double largest = 0.0;
@@ -1043,10 +1058,10 @@ LatentCache::Weights LatentCache::WeightsOf(const LatentAsk& ask, int64_t row,
 }
 
 double LatentCache::AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
-                                double* out) const {
+                                Known& known, double* out) const {
   const int64_t kv_head = head / (spec_.num_heads / spec_.num_kv_heads);
   const int64_t own = ask.start + row;
-  const Weights weights = WeightsOf(ask, row, head);
+  const Weights weights = WeightsOf(ask, row, head, known);
   size_t lift = 0;
   for (size_t p = spec_.keys.size(); p < parts_.size(); ++p) {
     double* to = out + parts_[p].columns[static_cast<size_t>(head)];
@@ -1056,9 +1071,11 @@ double LatentCache::AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
         to, lifted != nullptr ? lifted->lift.dims : parts_[p].WidthOf(kv_head),
         0.0);
     for (size_t s = 0; s < weights.shares.size(); ++s) {
-      const std::vector<double> value =
-          ValueOf(lifted, kv_head,
-                  Read(p, kv_head, ask.sequence, own, weights.slots[s]));
+      const std::vector<double>& value =
+          RowOf(known, p, kv_head, ask.sequence, own, weights.slots[s],
+                [&](const std::vector<double>& latent) {
+                  return ValueOf(lifted, kv_head, latent);
+                });
       for (size_t i = 0; i < value.size(); ++i) {
         to[i] += weights.shares[s] * value[i];
       }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -307,7 +308,15 @@ class LatentCache {
     std::vector<double> shares;
     double score_deviation;  // see Expected
   };
-  Weights WeightsOf(const LatentAsk& ask, int64_t row, int64_t head) const;
+  // The keys and values that the rows and heads of one request have read of one
+  // KV head. Each is computed once. The index has the slot, the part and
+  // whether the row is exact.
+  struct Known {
+    int64_t kv_head = -1;
+    std::unordered_map<int64_t, std::vector<double>> rows;
+  };
+  Weights WeightsOf(const LatentAsk& ask, int64_t row, int64_t head,
+                    Known& known) const;
   int64_t Pages(int64_t tokens) const;
   int64_t PageOf(int64_t sequence, int64_t token) const;
 
@@ -329,10 +338,13 @@ class LatentCache {
 
   void WriteExact(const std::vector<LatentAsk>& asks, int64_t num_rows);
 
-  // Returns the latent of slot `slot` as the query at slot `own` reads it: from
-  // an exact row or decoded from codes.
-  std::vector<double> Read(size_t p, int64_t kv_head, int64_t sequence,
-                           int64_t own, int64_t slot) const;
+  // Returns compute(latent) of slot `slot` as the query at slot `own` reads the
+  // latent: from an exact row or decoded from codes.
+  const std::vector<double>& RowOf(
+      Known& known, size_t p, int64_t kv_head, int64_t sequence, int64_t own,
+      int64_t slot,
+      absl::FunctionRef<std::vector<double>(const std::vector<double>&)>
+          compute) const;
 
   void AddPart(const PartSpec& spec, int64_t end_page, bool is_key);
 
@@ -349,7 +361,7 @@ class LatentCache {
 
   // Returns the row's score_deviation.
   double AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
-                     double* out) const;
+                     Known& known, double* out) const;
 
   void MakeKeyBias();
   // Returns what the key bias adds to the product of a query row and a key.
