@@ -172,8 +172,9 @@ function(kvasir_test target)
     set(filter --gtest_filter=${A_TSAN_FILTER})
   endif()
   add_test(NAME ${target} COMMAND ${target} ${filter})
+  # Tests that may take longest start first, so that no core waits for them at the end.
   set_tests_properties(${target} PROPERTIES LABELS "${A_LABELS}"
-    TIMEOUT ${A_TIMEOUT}
+    TIMEOUT ${A_TIMEOUT} COST ${A_TIMEOUT}
     ENVIRONMENT "KVASIR_SOURCE_DIR=${PROJECT_SOURCE_DIR};${A_ENVIRONMENT}")
   if(filter)
     set_tests_properties(${target} PROPERTIES
@@ -193,7 +194,7 @@ function(kvasir_run_again)
     get_test_property(${test} TIMEOUT timeout)
     add_test(NAME ${test}_${A_AS} COMMAND ${test})
     set_tests_properties(${test}_${A_AS} PROPERTIES LABELS "${labels};${A_AS}"
-      TIMEOUT ${timeout}
+      TIMEOUT ${timeout} COST ${timeout}
       ENVIRONMENT "KVASIR_SOURCE_DIR=${PROJECT_SOURCE_DIR};${A_ENVIRONMENT}"
       # scripts/test passes a folder for results. The name keeps both runs apart.
       ENVIRONMENT_MODIFICATION "GTEST_OUTPUT=string_append:${test}_${A_AS}.xml")
