@@ -360,41 +360,74 @@ std::vector<LatentSpec> TensorCoreSpecs() {
                             /*granule=*/0);
   LatentSpec small = OfHeads(4, 2, Codes({64}, {4}), Numbers({64}));
   small.page_tokens = 5;
-  return {named("numbers", OfHeads(8, 2, Numbers({64}), Numbers({64}))),
-          named("numbers_128", OfHeads(4, 1, Numbers({128}), Numbers({128}))),
-          named("numbers_odd", OfHeads(5, 5, Numbers({8}), Numbers({72}))),
-          named("numbers_wide", OfHeads(1, 1, Numbers({264}), Numbers({200}))),
-          named("codes_4", OfHeads(8, 2, Codes({64}, {4}), Codes({64}, {4}))),
-          named("codes_4_wide",
-                OfHeads(2, 1, Codes({320}, {4}), Codes({288}, {4}))),
-          named("codes_4_runs",
-                OfHeads(4, 1, Codes({160}, {4}, 32), Codes({160}, {4}, 64))),
-          named("codes_mixed", OfHeads(4, 1, Codes({160}, {4, 8, 4}, 32),
-                                       Codes({128}, {8, 4, 4, 8}, 32))),
-          named("codes_2", OfHeads(8, 2, Codes({128}, {2}), Codes({64}, {2}))),
-          named("codes_2_wide",
-                OfHeads(5, 1, Codes({320}, {2}), Codes({320}, {2}))),
-          named("codes_2_mixed", OfHeads(4, 1, Codes({192}, {2, 8, 4}, 64),
-                                         Codes({192}, {4, 2, 8}, 64))),
-          named("codes_8", OfHeads(8, 2, Codes({48}, {8}), Codes({48}, {8}))),
-          named("codes_8_runs",
-                OfHeads(16, 1, Codes({160}, {8}, 16), Codes({160}, {8}, 80))),
-          named("levels", OfHeads(6, 2, Levels(Codes({64}, {4})),
-                                  Levels(Codes({64}, {4})))),
-          named("parts", InTiles(parts, 0)),
-          named("groups", groups),
-          named("unlike_units", unlike),
-          named("window", window),
-          named("not_causal", ahead),
-          named("slot_after_slot", rows),
-          named("small_pages", small)};
+  return {
+      named("numbers", OfHeads(8, 2, Numbers({64}), Numbers({64}))),
+      named("numbers_128", OfHeads(4, 1, Numbers({128}), Numbers({128}))),
+      named("numbers_odd", OfHeads(5, 5, Numbers({8}), Numbers({72}))),
+      named("numbers_wide", OfHeads(1, 1, Numbers({264}), Numbers({200}))),
+      named("codes_4", OfHeads(8, 2, Codes({64}, {4}), Codes({64}, {4}))),
+      named("codes_4_wide",
+            OfHeads(2, 1, Codes({320}, {4}), Codes({288}, {4}))),
+      named("codes_4_runs",
+            OfHeads(4, 1, Codes({160}, {4}, 32), Codes({160}, {4}, 64))),
+      named("codes_mixed", OfHeads(4, 1, Codes({160}, {4, 8, 4}, 32),
+                                   Codes({128}, {8, 4, 4, 8}, 32))),
+      named("codes_2", OfHeads(8, 2, Codes({128}, {2}), Codes({64}, {2}))),
+      named("codes_2_wide",
+            OfHeads(5, 1, Codes({320}, {2}), Codes({320}, {2}))),
+      named("codes_2_mixed", OfHeads(4, 1, Codes({192}, {2, 8, 4}, 64),
+                                     Codes({192}, {4, 2, 8}, 64))),
+      named("codes_1", OfHeads(8, 2, Codes({64}, {1}), Codes({192}, {1}))),
+      named("codes_3", OfHeads(8, 2, Codes({64}, {3}), Codes({128}, {3}))),
+      named("codes_3_wide",
+            OfHeads(5, 1, Codes({320}, {3}), Codes({320}, {3}))),
+      named("codes_5_and_6",
+            OfHeads(6, 2, Codes({96}, {5}), Codes({160}, {6}))),
+      named("codes_6_runs",
+            OfHeads(4, 1, Codes({192}, {6}, 96), Codes({192}, {5, 6}, 96))),
+      named("codes_of_all_bits",
+            OfHeads(4, 1, Codes({448}, {6, 3, 8, 5, 1, 4, 2}, 64),
+                    Codes({448}, {1, 2, 5, 3, 8, 6, 4}, 64))),
+      named("codes_8", OfHeads(8, 2, Codes({48}, {8}), Codes({48}, {8}))),
+      named("codes_8_runs",
+            OfHeads(16, 1, Codes({160}, {8}, 16), Codes({160}, {8}, 80))),
+      named("levels",
+            OfHeads(6, 2, Levels(Codes({64}, {4})), Levels(Codes({64}, {4})))),
+      named("levels_3", OfHeads(6, 2, Levels(Codes({128}, {3})),
+                                Levels(Codes({192}, {3})))),
+      named("levels_3_and_2",
+            OfHeads(8, 1, Levels(Codes({64}, {3})), Levels(Codes({128}, {2})))),
+      named("levels_1",
+            OfHeads(9, 1, Levels(Codes({128}, {1})), Levels(Codes({64}, {1})))),
+      named("static",
+            OfHeads(6, 2, Fixed(Codes({64}, {4})), Fixed(Codes({48}, {8})))),
+      named("static_of_all_bits",
+            OfHeads(4, 1, Fixed(Codes({448}, {8, 6, 5, 4, 3, 2, 1}, 64)),
+                    Fixed(Codes({448}, {8, 6, 5, 4, 3, 2, 1}, 64)))),
+      named("static_unstored",
+            OfHeads(8, 2, Unstored(Codes({168}, {6, 4}, 64), 40),
+                    Unstored(Codes({230}, {3, 2}, 64), 102))),
+      named("parts", InTiles(parts, 0)),
+      named("groups", groups),
+      named("unlike_units", unlike),
+      named("window", window),
+      named("not_causal", ahead),
+      named("slot_after_slot", rows),
+      named("small_pages", small)};
 }
 
 // True if the prefill kernel supports the spec.
 bool ServesPrompts(const LatentSpec& spec) {
+  for (const auto* side : {&spec.keys, &spec.values}) {
+    for (const PartSpec& part : *side) {
+      if (part.fixed_ranges) return false;
+      for (const int bits : part.bits) {
+        if (bits != 4 && bits != 8) return false;
+      }
+    }
+  }
   const std::string name = spec.name;
-  return name != "codes_4_wide" && name != "parts" &&
-         name.find("codes_2") == std::string::npos;
+  return name != "codes_4_wide" && name != "parts";
 }
 
 class TensorCoreAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
@@ -777,6 +810,18 @@ std::vector<LatentSpec> ExactTensorCoreSpecs() {
                         Codes({128}, {8, 4, 4, 8}, 32))),
       WithExact("codes_2", 64, 100, 30,
                 OfHeads(4, 1, Codes({192}, {2}, 64), Codes({320}, {2}))),
+      WithExact("codes_of_many_bits", 2, 70, 9,
+                OfHeads(4, 1, Codes({192}, {6, 3, 1}, 64),
+                        Codes({192}, {1, 5, 3}, 64))),
+      WithExact("static", 2, 70, 9,
+                OfHeads(4, 1, Fixed(Codes({192}, {6, 3, 8}, 64)),
+                        Unstored(Codes({128}, {3}, 64), 64))),
+      WithExact(
+          "levels_3", 4, 60, 60,
+          OfHeads(6, 2, Levels(Codes({128}, {3})), Levels(Codes({128}, {3})))),
+      WithExact(
+          "levels_3_and_2", 4, 124, 124,
+          OfHeads(9, 1, Levels(Codes({64}, {3})), Levels(Codes({64}, {2})))),
       WithExact("codes_4_of_keys", 0, 100, 0,
                 OfHeads(8, 2, Codes({64}, {4}), Codes({64}, {4}))),
       WithExact("codes_8_of_values", 0, 0, 65,
@@ -1590,10 +1635,13 @@ TEST(AttentionCudaTest, AsManyEqualContextsAreSplitAmongCtasAsMemoryAllows) {
 }
 
 TEST(AttentionCudaTest, PageTileAndGranuleSizesDoNotChangeTheBitsOfTheOutput) {
+  const LatentSpec two_planes =
+      OfHeads(4, 2, Codes({128}, {3}), Codes({128}, {6}));
   for (const auto& [from, dtype] :
        std::vector<std::pair<LatentSpec, DType>>{{kDense, DType::kF32},
                                                  {kDense, DType::kBf16},
                                                  {kFour, DType::kF32},
+                                                 {two_planes, DType::kBf16},
                                                  {kFour, DType::kBf16}}) {
     std::vector<float> first;
     for (const auto& [page_tokens, tile_slots, granule] :
@@ -1746,9 +1794,12 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // Codes of keys and values on tensor cores.
 const LatentSpec kCodeSpecs[] = {
-    OfHeads(8, 2, Codes({64}, {2}), Codes({64}, {2})), kFour,
+    OfHeads(8, 2, Codes({64}, {2}), Codes({64}, {3})),
+    OfHeads(8, 2, Codes({64}, {5}), Codes({64}, {6})),
+    kFour,
     OfHeads(8, 2, Codes({64}, {8}), Codes({64}, {8})),
-    OfHeads(8, 2, Levels(Codes({64}, {4})), Levels(Codes({64}, {4})))};
+    OfHeads(8, 2, Levels(Codes({64}, {4})), Levels(Codes({64}, {4}))),
+    OfHeads(8, 2, Levels(Codes({64}, {3})), Levels(Codes({128}, {3})))};
 
 // One query channel of one head is much larger than the others. The head's
 // result must stay within the tolerance, which allows for the rounding of its
@@ -1790,22 +1841,23 @@ TEST(AttentionCudaTest, AnOutlierInAQueryDoesNotChangeOtherHeads) {
   }
 }
 
-// All codes of all slots are equal: 0, the largest code, or one between.
+// All slots have the same codes: 0, the largest code, or others.
 TEST(AttentionCudaTest, EqualCodesGiveACorrectResult) {
-  for (LatentSpec spec : kCodeSpecs) {
-    for (auto* side : {&spec.keys, &spec.values}) {
-      for (PartSpec& part : *side) {
-        part.widths = {128 / part.bits[0]};  // a piece of 16 bytes
-      }
-    }
+  for (const LatentSpec& spec : kCodeSpecs) {
     for (const int codes : {0x00, 0x77, 0x88, 0xff}) {
-      std::array<uint8_t, 16> piece;
-      piece.fill(static_cast<uint8_t>(codes));
       LatentCache cache(spec, {530}, 4);
       cache.Write(0, 0, 530);
       for (int64_t slot = 0; slot < 530; ++slot) {
-        for (const size_t part : {0, 1}) {
-          Spoil(cache, part, slot, /*params=*/false, piece);
+        for (const size_t p : {0, 1}) {
+          const LatentPartArgs& part = cache.parts()[p].part;
+          for (int64_t g = 0; g < part.num_groups; ++g) {
+            ForSlotBytes(part, part.groups[g].codes,
+                         cache.table(0)[static_cast<size_t>(slot / 64)],
+                         slot % 64, CodesBytes(part, part.groups[g]),
+                         [codes](char* at, int64_t /*first*/, int64_t bytes) {
+                           std::memset(at, codes, static_cast<size_t>(bytes));
+                         });
+          }
         }
       }
       cache.RoundQueries(DType::kBf16);
@@ -1899,8 +1951,9 @@ TEST(AttentionCudaTest, NonFiniteNumbersAffectOnlyRowsThatSeeThem) {
 }
 
 TEST(AttentionCudaTest, ValuesDecodedFromCodesStayFiniteForEveryScale) {
-  std::vector<PartSpec> parts = {Codes({64}, {4}), Codes({64}, {8}),
-                                 Levels(Codes({64}, {4}))};
+  std::vector<PartSpec> parts = {
+      Codes({64}, {4}), Codes({64}, {8}),         Codes({64}, {3}),
+      Codes({64}, {6}), Levels(Codes({64}, {4})), Levels(Codes({64}, {3}))};
   for (const PartSpec& part : parts) {
     for (const DType dtype : kDTypes) {
       LatentSpec spec = OfHeads(8, 2, Numbers({40}), part);
@@ -2279,6 +2332,11 @@ TEST(AttentionCudaTest, LeavingOutAnySynchronizingLineIsDetectedWithCodes) {
   ExpectEachSiteIsMissed("attention", DType::kBf16, 10,
                          OfHeads(5, 1, Codes({128}, {4}), Codes({160}, {4})));
 }
+TEST(AttentionCudaTest, LeavingOutAnySynchronizingLineIsDetectedWithTwoPlanes) {
+  ExpectEachSiteIsMissed(
+      "attention", DType::kBf16, 10,
+      OfHeads(5, 1, Levels(Codes({128}, {3})), Levels(Codes({192}, {3}))));
+}
 // All keys are exact rows, so values are the first that is copied. A lane
 // passes to LoadMatrices only addresses of values that it copied itself, so
 // nothing detects that the SyncWarp of Step is missing.
@@ -2330,6 +2388,9 @@ TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
        std::vector<Case>{{both(Codes({128}, {4})), 2 * 64 + 2 * 4},
                          {both(Codes({128}, {8})), 2 * 128 + 2 * 4},
                          {both(Levels(Codes({128}, {4}))), 2 * 64 + 2 * 4},
+                         // Each of two warps copies the piece with the third
+                         // bits of a value.
+                         {both(Levels(Codes({128}, {3}))), 2 * 48 + 16 + 2 * 4},
                          {both(Numbers({128})), 2 * 256}}) {
     LatentCache cache(spec, {512}, 6);
     cache.Write(0, 0, 512);
@@ -2501,15 +2562,12 @@ TEST(AttentionCudaTest,
   LatentSpec exact = kFour;
   exact.sinks = 2;
   expect_plain(exact, "keys: exact rows are not in aligned pieces of 16 bytes");
-  expect_plain(of(Codes({64}, {3}), Numbers({64})),
-               "keys: run 0 has codes of 3 bits, but only 2, 4 or 8 bits "
-               "are supported");
-  expect_plain(of(Levels(Codes({64}, {3})), Numbers({64})),
-               "keys: run 0 has codes of 3 bits with levels, but only 4 bits "
-               "are supported");
-  expect_plain(of(Numbers({64}), Codes({64}, {4, 3}, 32)),
-               "values: run 1 has codes of 3 bits, but only 2, 4 or 8 bits "
-               "are supported");
+  expect_decoded(of(Levels(Codes({64}, {3})), Codes({64}, {6})),
+                 "prompts: only codes of 4 and 8 bits are supported");
+  expect_plain(
+      of(Numbers({64}), Codes({64}, {4, 3}, 32)),
+      "values: run 1 has 32 codes of 3 bits, which are not whole pieces "
+      "of 16 bytes");
   expect_plain(of(Codes({64}, {4}, 16), Numbers({64})),
                "keys: run 0 has 16 codes of 4 bits, which are not whole pieces "
                "of 16 bytes");
@@ -2517,8 +2575,8 @@ TEST(AttentionCudaTest,
   expect_plain(of(Codes({33}, {4}), Numbers({33})),
                "keys: run 0 has 33 codes of 4 bits, which are not whole pieces "
                "of 16 bytes");
-  expect_plain(of(Numbers({64}), Fixed(Codes({64}, {4}))),
-               "values: codes have static ranges");
+  expect_decoded(of(Numbers({64}), Fixed(Codes({64}, {4}))),
+                 "prompts: codes have static ranges");
   expect_plain(of(Numbers({64}), Ranges(Codes({64}, {4}), DType::kF32)),
                "values: ranges are not float16");
   expect_plain(of(Numbers({60}), Numbers({64})),

@@ -18,26 +18,33 @@ namespace {
 constexpr int64_t kPieceBytes = 16;
 bool Whole(int64_t bytes, int64_t of) { return bytes % of == 0; }
 
-// Returns an empty string if tensor cores support the group's codes. Otherwise
-// returns the reason why they do not.
-std::string WhyNoCodes(const LatentPartArgs& part, const LatentGroup& group) {
-  for (int64_t r = 0; r < group.num_runs; ++r) {
-    const CodeRun& run = group.runs[r];
-    const bool other = run.bits == 8 || run.bits == 2;
-    if (run.bits != 4 && (!other || part.num_levels > 0)) {
-      return absl::StrCat("run ", r, " has codes of ", run.bits,
-                          part.num_levels > 0
-                              ? " bits with levels, but only 4 bits are "
-                                "supported"
-                              : " bits, but only 2, 4 or 8 bits are supported");
-    }
-    if (!Whole(run.width * run.bits, 8 * kPieceBytes)) {
-      return absl::StrCat("run ", r, " has ", run.width, " codes of ", run.bits,
-                          " bits, which are not whole pieces of ", kPieceBytes,
-                          " bytes");
-    }
+// Where a slot stores the codes of a run, as the fields of LatentChunkOnDevice
+// describe it.
+struct RunPlanes {
+  int64_t piece_channels = 0;
+  int64_t low_bit = 0;
+  int64_t high_bit = 0;
+  int64_t high_bytes = 0;  // of a piece
+  bool has_low = true;
+};
+RunPlanes RunPlanesOf(const CodePlace& place) {
+  constexpr int64_t kPieceBits = 8 * kPieceBytes;
+  if (place.bits() <= 1) {
+    return {kPieceBits / 2, 0, place.low_bit, place.bits() * kPieceBytes / 2,
+            false};
   }
-  return "";
+  const int64_t channels = kPieceBits / place.low_bits;
+  return {channels, place.low_bit, place.high_bit,
+          channels * place.high_bits / 8, true};
+}
+// Returns whether the run's low plane is in whole pieces, and no piece's share
+// of the high plane is in two pieces. Exact rows are read in whole pieces, too.
+bool InPieces(const CodeRun& run, const RunPlanes& planes, bool exact) {
+  if (run.bits == 0 && !exact) return true;
+  return Whole(run.width, planes.piece_channels) &&
+         Whole(planes.low_bit, 8 * kPieceBytes) &&
+         (planes.high_bytes == 0 ||
+          Whole(planes.high_bit, 8 * planes.high_bytes));
 }
 
 // Returns the distance in bytes between neighbouring 16-byte pieces of a slot.
@@ -70,10 +77,10 @@ void BoundScale(int bits, LatentChunkOnDevice* chunk) {
   chunk->most_scale =
       PairOf(RoundToSide<F16, false>(kGreatestF16 * ToFloat(share)));
 }
-void BoundScale(const float* levels, LatentChunkOnDevice* chunk) {
+void BoundScale(const LatentPartArgs& part, LatentChunkOnDevice* chunk) {
   float most = 0.0f;
-  for (int i = 0; i < kMaxNormLevels; ++i) {
-    most = std::max(most, std::abs(ToFloat(FromFloat<F16>(levels[i]))));
+  for (int i = 0; i < part.num_levels; ++i) {
+    most = std::max(most, std::abs(ToFloat(FromFloat<F16>(part.levels[i]))));
   }
   chunk->most_scale = PairOf(RoundToSide<F16, false>(kGreatestF16 / most));
 }
@@ -183,33 +190,40 @@ class ChunkMaker {
                           " channels, which is not a multiple of 8");
     }
     chunk_.kind = ChunkKind::kNumbers;
-    AddPieces(0, 0, group.width / 8, 8,
+    RunPlanes numbers;
+    numbers.piece_channels = 8;
+    AddPieces(0, numbers, group.width,
               keys_ ? kMostKeyPieces : kMostNumberPieces);
     return "";
   }
 
   std::string AddCodes(const LatentPartArgs& part, const LatentGroup& group) {
-    if (part.static_scale != nullptr) return "codes have static ranges";
-    std::string why = WhyNoCodes(part, group);
-    if (!why.empty()) return why;
-    if (part.param_dtype != DType::kF16) return "ranges are not float16";
+    const bool is_static = part.static_scale != nullptr;
+    if (!is_static && part.param_dtype != DType::kF16) {
+      return "ranges are not float16";
+    }
     const TileRegion& params = group.params;
     const bool levels = part.num_levels > 0;
     // Kernels read a slot's scale and minimum as one 32-bit word. With levels,
     // a slot has only a scale of 16 bits, so padding must follow it. Only pages
     // with granules have this padding.
-    if (!Whole(params.offset_bytes, 4) || !Whole(params.stride_bytes, 4) ||
-        !Whole(params.granule_bytes, 4) ||
-        (levels && params.granule_bytes == 0)) {
+    if (!is_static &&
+        (!Whole(params.offset_bytes, 4) || !Whole(params.stride_bytes, 4) ||
+         !Whole(params.granule_bytes, 4) ||
+         (levels && params.granule_bytes == 0))) {
       return "ranges of slots are not in whole 32-bit words";
     }
-    chunk_.level_step = 1.0f;
     if (levels) {
-      const LevelIntegers integers = LevelIntegersOf(part);
-      chunk_.level_step = integers.step;
+      LevelIntegers integers = LevelIntegersOf(part);
+      chunk_.step = integers.step;
+      // A code of 1 bit is read as a code of 3 bits whose low bits are 0.
+      if (part.num_levels == 2) integers.integers[4] = integers.integers[1];
       static_assert(sizeof(chunk_.level_words) == sizeof(integers.integers));
       std::memcpy(chunk_.level_words, integers.integers,
                   sizeof(chunk_.level_words));
+      BoundScale(part, &chunk_);
+    }
+    if (part.num_levels == kMaxNormLevels) {
       HostChunks::Levels table;
       table.levels.assign(part.levels, part.levels + kMaxNormLevels);
       table.of_keys = keys_;
@@ -220,17 +234,26 @@ class ChunkMaker {
           std::find_if(made_->levels.begin(), made_->levels.end(), same);
       chunk_.table = static_cast<int32_t>(found - made_->levels.begin());
       if (found == made_->levels.end()) made_->levels.push_back(table);
-      BoundScale(part.levels, &chunk_);
     }
     CodeCursor cursor(group);
     for (int64_t r = 0; r < group.num_runs; ++r) {
       const CodeRun& run = group.runs[r];
-      if (!levels) BoundScale(run.bits, &chunk_);
-      chunk_.kind = levels          ? ChunkKind::kLevels4
-                    : run.bits == 8 ? ChunkKind::kCodes8
-                    : run.bits == 4 ? ChunkKind::kCodes4
-                                    : ChunkKind::kCodes2;
-      const int64_t piece_bits = 8 * kPieceBytes;
+      const RunPlanes planes = RunPlanesOf(cursor.Next(run));
+      if (!InPieces(run, planes, exact_.any())) {
+        return absl::StrCat("run ", r, " has ", run.width, " codes of ",
+                            run.bits, " bits, which are not whole pieces of ",
+                            kPieceBytes, " bytes");
+      }
+      if (!levels) {
+        BoundScale(run.bits, &chunk_);
+        chunk_.step = run.bits == 1 ? 0.25f : 1.0f;
+      }
+      chunk_.kind = run.bits == 8  ? ChunkKind::kCodes8
+                    : run.bits > 4 ? ChunkKind::kCodes6
+                    : run.bits == 4
+                        ? (levels ? ChunkKind::kLevels4 : ChunkKind::kCodes4)
+                    : levels ? ChunkKind::kLevels3
+                             : ChunkKind::kCodes3;
       const int64_t byte = 4 * r;
       const int64_t granule = params.granule_bytes;
       chunk_.params_offset = static_cast<int32_t>(
@@ -239,33 +262,62 @@ class ChunkMaker {
                ? byte
                : byte / granule * granule * part.tile_slots + byte % granule));
       chunk_.params_stride = static_cast<int32_t>(params.stride_bytes);
+      if (is_static) {
+        chunk_.channel_scales = part.static_scale + group.column;
+        chunk_.channel_minima = part.static_minimum + group.column;
+        chunk_.params_offset = 0;  // not used
+        chunk_.params_stride = 4;
+      }
       chunk_.run = static_cast<int32_t>(runs_++);
-      AddPieces(run.begin, cursor.Next(run).low_bit / piece_bits,
-                run.width * run.bits / piece_bits, piece_bits / run.bits,
-                !keys_          ? kMostCodePieces
-                : run.bits == 8 ? kMostKeyPieces
-                : run.bits == 4 ? kMostKeyPieces4
-                                : kMostKeyPieces2);
+      // The high plane of a chunk of keys must be in at most two pieces.
+      const bool crosses =
+          planes.high_bytes == 8 && !Whole(planes.high_bit, 8 * kPieceBytes);
+      AddPieces(run.begin, planes, run.width,
+                !keys_                    ? kMostCodePieces
+                : run.bits == 8           ? kMostKeyPieces
+                : run.bits < 4 || crosses ? kMostKeyPieces3
+                                          : kMostKeyPieces4);
     }
     return "";
   }
 
-  // Divides `pieces` pieces of a slot, from piece `begin` on, into chunks of at
-  // most `most` pieces. The first piece begins at channel `channel` of the
-  // group. The pieces belong to one run of codes or to a group of unquantized
-  // numbers.
-  void AddPieces(int64_t channel, int64_t begin, int64_t pieces,
-                 int64_t piece_channels, int64_t most) {
+  // Divides `width` channels, from channel `channel` of the group on, into
+  // chunks of at most `most` pieces. The channels are a run of codes or a group
+  // of unquantized numbers.
+  void AddPieces(int64_t channel, const RunPlanes& planes, int64_t width,
+                 int64_t most) {
+    const int64_t pieces =
+        (width + planes.piece_channels - 1) / planes.piece_channels;
+    const int64_t begin = planes.low_bit / (8 * kPieceBytes);
     for (int64_t first = 0; first < pieces; first += most) {
       LatentChunkOnDevice chunk = chunk_;
       const int64_t count = std::min(most, pieces - first);
       chunk.codes_offset =
           static_cast<int32_t>(codes_offset_ + (begin + first) * piece_stride_);
       chunk.pieces = static_cast<int32_t>(count);
+      chunk.has_low = planes.has_low;
+      chunk.high_bytes = static_cast<int32_t>(planes.high_bytes);
+      if (planes.high_bytes > 0) {
+        const int64_t high = planes.high_bit / 8 + first * planes.high_bytes;
+        const int64_t piece = high / kPieceBytes;
+        chunk.high_byte = static_cast<int32_t>(high % kPieceBytes);
+        chunk.high_pieces = static_cast<int32_t>(
+            (chunk.high_byte + count * planes.high_bytes + kPieceBytes - 1) /
+            kPieceBytes);
+        chunk.high_offset =
+            static_cast<int32_t>((piece - begin - first) * piece_stride_);
+      }
       chunk.starts_run = first == 0;
       chunk.ends_run = first + count == pieces;
-      chunk.channel = static_cast<int32_t>(channel + first * piece_channels);
-      chunk.channels = static_cast<int32_t>(count * piece_channels);
+      chunk.channel =
+          static_cast<int32_t>(channel + first * planes.piece_channels);
+      chunk.channels =
+          static_cast<int32_t>(std::min(count * planes.piece_channels,
+                                        width - first * planes.piece_channels));
+      if (chunk.channel_scales != nullptr) {
+        chunk.channel_scales += chunk.channel;
+        chunk.channel_minima += chunk.channel;
+      }
       chunk.column = static_cast<int32_t>(column_);
       chunk.in_blocks = InBlocks(chunk);
       if (exact_.any()) {

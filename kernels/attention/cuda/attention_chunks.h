@@ -29,8 +29,10 @@ struct HostChunks {
 // not allow chunks, the result has no units and `why_none` is set. The latents
 // of a part must be stored in aligned pieces of 16 bytes and have either
 //   - numbers of the activations' type, in a multiple of 8 channels; or
-//   - codes of 8, 4 or 2 bits in runs of whole pieces, with float16 ranges in
-//     slots, or codes of 4 bits with 16 levels.
+//   - codes in runs of whole pieces, with float16 ranges in slots, or codes
+//   with
+//     levels. (If codes are in two planes, their low bits must be whole pieces,
+//     and the high bits that belong to a piece must be in one piece.)
 // The part's exact rows must also be stored in aligned pieces and have the
 // activations' type. In the result, `head_column` points to host memory.
 HostChunks MakeChunks(const PagedAttentionArgs& params,

@@ -194,7 +194,10 @@ MmaKind KindOfAll(const HostChunks& made) {
       return MmaKind::kCodes4;
     case ChunkKind::kLevels4:
       return MmaKind::kLevels4;
-    case ChunkKind::kCodes2:
+    case ChunkKind::kLevels3:
+      return MmaKind::kLevels3;
+    case ChunkKind::kCodes6:
+    case ChunkKind::kCodes3:
       return MmaKind::kAny;
   }
   return MmaKind::kAny;
@@ -210,10 +213,12 @@ int32_t WarpStageBytes(const HostChunks& made) {
     for (int32_t i = 0; i < unit.keys + unit.values; ++i) {
       const auto& chunk =
           made.chunks[static_cast<size_t>(int64_t{unit.first} + i)];
-      const bool numbers = chunk.kind == ChunkKind::kNumbers;
-      const int32_t bytes =
-          i < unit.keys ? (chunk.pieces + 1) / 2 * 2 * kSlots / 4 * kPiece
-                        : (numbers ? 2 : 1) * kSlots * kPiece;
+      const bool two =
+          chunk.kind == ChunkKind::kNumbers || chunk.high_bytes > 0;
+      const int32_t pairs =
+          (chunk.pieces + 1) / 2 + (chunk.high_pieces + 1) / 2;
+      const int32_t bytes = i < unit.keys ? pairs * 2 * kSlots / 4 * kPiece
+                                          : (two ? 2 : 1) * kSlots * kPiece;
       most = std::max(most, bytes);
     }
   }
@@ -222,6 +227,9 @@ int32_t WarpStageBytes(const HostChunks& made) {
 
 bool OfNumbers(const LatentChunkOnDevice& chunk) {
   return chunk.kind == ChunkKind::kNumbers;
+}
+bool HasStaticRanges(const LatentChunkOnDevice& chunk) {
+  return chunk.channel_scales != nullptr;
 }
 // Returns how many rows an item of the kernel for prompts may have in this
 // unit. If the result is 0, sets `*why` to the reason.
@@ -236,9 +244,15 @@ int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
     return 0;
   }
   if (std::any_of(keys, end, [](const LatentChunkOnDevice& chunk) {
-        return chunk.kind == ChunkKind::kCodes2;
+        return chunk.kind == ChunkKind::kCodes6 ||
+               chunk.kind == ChunkKind::kCodes3 ||
+               chunk.kind == ChunkKind::kLevels3;
       })) {
-    *why = "prompts: codes have 2 bits";
+    *why = "prompts: only codes of 4 and 8 bits are supported";
+    return 0;
+  }
+  if (std::any_of(keys, end, HasStaticRanges)) {
+    *why = "prompts: codes have static ranges";
     return 0;
   }
   int64_t slabs = 0;
@@ -347,6 +361,9 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   // other combinations share the kernel instance for any kind of chunks.
   if (device->has_exact &&
       (params.dtype != DType::kBf16 || device->kind == MmaKind::kNumbers)) {
+    device->kind = MmaKind::kAny;
+  }
+  if (std::any_of(made.chunks.begin(), made.chunks.end(), HasStaticRanges)) {
     device->kind = MmaKind::kAny;
   }
   // The instance for unquantized numbers adds no key bias, because plans omit

@@ -53,14 +53,21 @@ struct HeadUnit {
 
 // A chunk: neighbouring channels of a group, which each slot stores in whole
 // pieces of 16 bytes, so that tensor cores can use them as an operand.
-// ChunkKind is the form of its channels: unquantized numbers, codes of 8, 4 or
-// 2 bits, or 4-bit codes with levels.
+// ChunkKind is the form of its channels: unquantized numbers, or codes of 8, of
+// 5 or 6, of 4, or of 1 to 3 bits, the latter two also with levels.
+//
+// Codes of 3, 5 and 6 bits are in two planes (LatentPart). The low plane has
+// the lowest 2 or 4 bits of each code, and pieces are counted in it. The high
+// plane has the other bits. Codes of 1 bit are treated as codes of 3 bits whose
+// low bits are 0 and not stored.
 enum class ChunkKind : uint8_t {
   kNumbers,
   kCodes8,
+  kCodes6,
   kCodes4,
   kLevels4,
-  kCodes2
+  kCodes3,
+  kLevels3
 };
 struct LatentChunkOnDevice {
   const char* arena = nullptr;
@@ -74,6 +81,15 @@ struct LatentChunkOnDevice {
   int32_t slot_stride = 0;
   int32_t piece_stride = 0;
   int32_t pieces = 0;
+  bool has_low = true;  // false: codes have 1 bit, or none
+  // The high plane. high_bytes: how many of its bytes belong to a piece of the
+  // low plane (0: there is no high plane). high_byte: the first byte of the
+  // chunk in the first of its `high_pieces` pieces. high_offset: distance from
+  // the first piece of the low plane to this piece.
+  int32_t high_bytes = 0;
+  int32_t high_byte = 0;
+  int32_t high_pieces = 0;
+  int32_t high_offset = 0;
   // Distances in bytes. params_offset: from the start of a tile to slot 0's
   // scale and minimum for the chunk's run (with levels, only the scale).
   // params_stride: from one slot to the next.
@@ -99,10 +115,15 @@ struct LatentChunkOnDevice {
   // (mma_digits.h). It is a multiple of 64.
   int32_t digit_column = 0;
   int32_t table = 0;  // index of the levels in AttentionDevice::levels
-  // The levels as integers, which are bytes in words: level = level_step *
-  // integer (LevelIntegers in code_digits.h). Without levels, the step is 1.
+  // A code or its level is `step` times the integer that is multiplied.
+  // level_words: the levels as integers, which are bytes in words.
   uint32_t level_words[kMaxNormLevels / 4] = {};
-  float level_step = 1.0f;
+  float step = 1.0f;
+  // Static ranges: the scales and minima of the chunk's channels. Null: slots
+  // have ranges. Otherwise the kernel acts as if both numbers of each slot's
+  // range were 1.
+  const float* channel_scales = nullptr;
+  const float* channel_minima = nullptr;
   // For values stored as codes: a slot's scale is limited to fma(minimum,
   // less_scale, most_scale), or with levels to most_scale. Otherwise a decoded
   // value might exceed 65504, the greatest float16 number. less_scale and
@@ -129,13 +150,20 @@ struct UnitChunks {
 // codes has at most kDigitChannels channels. The channels of a chunk of values
 // must fit into the sums of four warps.
 inline constexpr int64_t kMostKeyPieces = 8;
-inline constexpr int64_t kMostKeyPieces4 = 4;  // if the codes have 4 bits
-inline constexpr int64_t kMostKeyPieces2 = 2;  // if the codes have 2 bits
+inline constexpr int64_t kMostKeyPieces4 = 4;  // if the codes have 4 to 6 bits
+inline constexpr int64_t kMostKeyPieces3 = 2;  // if the codes have 1 to 3 bits
 inline constexpr int64_t kMostNumberPieces = 8;
 inline constexpr int64_t kMostCodePieces = 4;
 // The kind of all chunks of a layer, or kAny if they have different kinds. The
 // kernel for tensor cores has an instance for each of these values.
-enum class MmaKind : uint8_t { kAny, kNumbers, kCodes8, kCodes4, kLevels4 };
+enum class MmaKind : uint8_t {
+  kAny,
+  kNumbers,
+  kCodes8,
+  kCodes4,
+  kLevels4,
+  kLevels3
+};
 // The kernel for tensor cores has the following limits in addition to the
 // shared memory of a CTA. kMmaMostQueries: the most channels of a row's query,
 // with padding.

@@ -1,7 +1,7 @@
 // Computes attention for an item (attention_items.h) on tensor cores.
 // Activations must have 16 bits. Latents may be unquantized, in the
-// activations' type, codes of 8, 4 or 2 bits with float16 ranges in slots, or
-// codes of 4 bits with 16 levels. C++17, device code.
+// activations' type, or codes with float16 ranges in slots, static ranges or
+// levels. C++17, device code.
 //
 // A CTA of four warps computes each split of 512 slots in three passes: scores
 // of all slots, the softmax, all values. Latents are copied asynchronously, in
@@ -17,23 +17,25 @@
 // Numbers are multiplied by mma.m16n8k16. Codes are never converted to floats.
 // They are bytes of mma.m16n8k32, whose sums are exact integers:
 //   8 bits: a byte as it is stored;
+//   5 and 6 bits: a byte that joins the two parts of a code (mma_planes.h);
 //   4 bits: the lower half of a byte for one product, and for another one the
 //     upper half, times 16. For values, the other one takes whole bytes, and
 //     the sums of the first one are subtracted;
-//   2 bits: a quarter of a byte for each of four products;
+//   1 to 3 bits: like 4 bits, after the two parts of a code are joined;
 //   levels: signed bytes, which are looked up.
 // Queries and weights are written as digits for these products (mma_digits.h).
-// The scale and minimum of a key are applied to the sums of its run. Weights
+// The scale and minimum of a key are applied to the sums of its run. Static
+// scales are multiplied into queries and into the sums of values. Weights
 // are multiplied by the scales of values before they are written as digits, and
 // the minima of values are summed separately in float32. Scales of values are
 // limited so that the greatest code gives at most 65504; this changes only runs
 // whose values would be greater. Weights of unquantized values and exact rows
 // are rounded to 16 bits.
 //
-// The kernel has an instance for items of 8 rows for each kind of chunks, and
-// one for mixed kinds and 2-bit codes. If some unit has more than 8 heads, an
-// instance for 16 rows and any kind of chunks is used. Layers with exact rows
-// use other instances (attention_exact.h, mma_exact-inl.h).
+// The kernel has an instance for items of 8 rows for each MmaKind. If some unit
+// has more than 8 heads, an instance for 16 rows and any kind of chunks is
+// used. Layers with exact rows use other instances (attention_exact.h,
+// mma_exact-inl.h).
 //
 // Layout: ideally, a tile has 64 slots and granules of 16 bytes, so the first
 // pieces of all slots are contiguous, then the second, and so on. Then a warp
@@ -54,6 +56,7 @@
 #include "kernels/attention/cuda/mma_digits.h"
 #include "kernels/attention/cuda/mma_exact-inl.h"
 #include "kernels/attention/cuda/mma_operands.h"
+#include "kernels/attention/cuda/mma_planes.h"
 #include "kernels/attention/cuda/mma_rows-inl.h"
 #include "kernels/simt/grid.h"
 
@@ -108,11 +111,11 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
   using Rows::BeginLoads, Rows::BoundValueParams, Rows::ChannelOf,
       Rows::ChunkOf, Rows::ClearPartial, Rows::ExactPlace, Rows::FillQueries,
       Rows::FindBlocks, Rows::FindPlaces, Rows::Factors, Rows::FirstPiece,
-      Rows::HasNumbers, Rows::key_bias, Rows::KeyBlocks, Rows::KindOf,
-      Rows::LacksRowTile, Rows::LacksTile, Rows::NextStage, Rows::KeyParams,
-      Rows::QueryAt, Rows::QueryDigits, Rows::ReadAsCodes, Rows::RowOfColumn,
-      Rows::Scores, Rows::Stage, Rows::ValueBlocks, Rows::Weigh,
-      Rows::WeightDigits, Rows::Weights, Rows::WeightUnit;
+      Rows::HasNumbers, Rows::HasStaticRanges, Rows::key_bias, Rows::KeyBlocks,
+      Rows::KindOf, Rows::LacksRowTile, Rows::LacksTile, Rows::NextStage,
+      Rows::KeyParams, Rows::QueryAt, Rows::QueryDigits, Rows::ReadAsCodes,
+      Rows::RowOfColumn, Rows::Scores, Rows::Stage, Rows::ValueBlocks,
+      Rows::Weigh, Rows::WeightDigits, Rows::Weights, Rows::WeightUnit;
   using Rows::kBlock, Rows::kPiece, Rows::kRows, Rows::kRowTiles, Rows::kSplit,
       Rows::kScaledDigits, Rows::kStages, Rows::kWarps, Rows::kWarpSlots,
       Rows::kOwnWeights;
@@ -147,6 +150,7 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
         SumBlocks<kRowTiles>(chunk);
       }
       if (FirstPiece(chunk) >= chunk.pieces) continue;
+      if (HasStaticRanges(chunk)) ApplyStaticRanges(chunk);
       if constexpr (exact) SumExact(chunk);
       EndSum(chunk);
     }
@@ -155,7 +159,7 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
   static constexpr bool kOnlyCodes =
       tiles == 1 && kind != MmaKind::kNumbers && kind != MmaKind::kAny;
   // The most sets of channels (SetsOf) of the chunks of this instance.
-  static constexpr int32_t kSets = kind == MmaKind::kAny ? kMostSets : 2;
+  static constexpr int32_t kSets = Rows::kHasPlanes ? kMostSets : 2;
   // Returns whether the item has no rows in tile t of 4 rows. If all chunks are
   // codes, no tile without rows is computed.
   KVASIR_DEVICE bool Skips(int32_t t) const {
@@ -272,9 +276,11 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
     const auto load = [&](int32_t piece, uint32_t(&words)[4]) {
       simt::LoadMatrices<4>(words, from + piece * kWarpSlots * kPiece);
     };
-    // `lower` has the sums of levels, of 8-bit codes or of even 4-bit codes.
-    // `upper` has those of odd 4-bit codes, times 16. (So the units of 4-bit
-    // codes are divided by 16.)
+    // `lower` has the sums of levels and of codes. Only sums of odd codes of at
+    // most 4 bits are in `upper`, times 16. (So the units of these codes are
+    // divided by 16.)
+    const bool halves =
+        what == ChunkKind::kCodes4 || what == ChunkKind::kCodes3;
     DigitSums<row_tiles> lower, upper;
     Clear(&lower);
     Clear(&upper);
@@ -282,10 +288,6 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
     KVASIR_UNROLL
     for (int32_t s = 0; s < kSections; ++s) {
       if (s > 0 && 64 * s >= chunk.channels) break;
-      if (what == ChunkKind::kCodes2) {
-        if (s == 0) ScoreCodes2(chunk, from, &lower);
-        continue;
-      }
       // The first operands of two products of 32 channels.
       uint32_t a[2][4];
       bool second = true;
@@ -295,19 +297,25 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
         if (second) load(4 * s + 2, a[1]);
       } else {
         uint32_t words[4];
-        load(2 * s, words);
-        if (what == ChunkKind::kCodes4) {
+        if (HasTwoBits(what)) {
+          LoadTwoPlanes(chunk, Stage(), s, words);
+        } else {
+          load(2 * s, words);
+        }
+        if (what == ChunkKind::kCodes6) {
+          AddHighBits(chunk, Stage(), s, words, a);
+        } else if (halves) {
           KVASIR_UNROLL
           for (int32_t i = 0; i < 4; ++i) {
             a[0][i] = words[i] & 0x0f0f0f0fu;
             a[1][i] = words[i] & 0xf0f0f0f0u;
           }
         } else {
-          second = 2 * s + 1 < chunk.pieces;
+          second = HasTwoBits(what) || 2 * s + 1 < chunk.pieces;
           KVASIR_UNROLL
           for (int32_t i = 0; i < 4; ++i) {
             uint32_t levels[2];
-            LookUpLevels(chunk.level_words, words[i], levels);
+            LookUpLevels(what, chunk.level_words, words[i], levels);
             a[i / 2][i % 2] = levels[0];
             a[i / 2][i % 2 + 2] = levels[1];
           }
@@ -320,7 +328,7 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
         CodeProduct(what, lower.d[t], a[0], {q.word[0], q.word[1]});
         if (!second) continue;
         const uint32_t b[2] = {q.word[2], q.word[3]};
-        if (what == ChunkKind::kCodes4) {
+        if (halves) {
           CodeProduct(what, upper.d[t], a[1], b);
         } else {
           CodeProduct(what, lower.d[t], a[1], b);
@@ -333,36 +341,10 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
       KVASIR_UNROLL
       for (int32_t h = 0; h < 2; ++h) {
         int32_t sum = Joined(lower, t, h);
-        if (what == ChunkKind::kCodes4) sum = 16 * sum + Joined(upper, t, h);
+        if (halves) sum = 16 * sum + Joined(upper, t, h);
         float& run = run_.d[t / 2][t % 2 + 2 * h];
         run = simt::Fma(static_cast<float>(sum), factors.unit[t],
                         starts_run ? 0.0f : run);
-      }
-    }
-  }
-
-  // Adds the products of 2-bit codes. A piece has 64 channels. Two pieces make
-  // four products, each with one of the four codes of every byte.
-  template <int32_t row_tiles>
-  KVASIR_DEVICE void ScoreCodes2(const LatentChunkOnDevice& chunk,
-                                 const char* from,
-                                 DigitSums<row_tiles>* sums) const {
-    uint32_t words[4];
-    simt::LoadMatrices<4>(words, from);
-    KVASIR_UNROLL
-    for (int32_t t = 0; t < row_tiles; ++t) {
-      if (Skips(t)) continue;
-      const simt::Vec16 first = QueryDigits(chunk, 0, t);
-      simt::Vec16 second = {};  // zeros, if there is no second piece
-      if (chunk.pieces > 1) second = QueryDigits(chunk, 1, t);
-      KVASIR_UNROLL
-      for (int32_t i = 0; i < 4; ++i) {
-        uint32_t a[4];
-        KVASIR_UNROLL
-        for (int32_t j = 0; j < 4; ++j) {
-          a[j] = words[j] >> (2 * i) & 0x03030303u;
-        }
-        simt::MmaU8(sums->d[t], a, {first.word[i], second.word[i]});
       }
     }
   }
@@ -382,7 +364,7 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
         const int32_t i = t % 2 + 2 * h;
         float& score = score_.d[t / 2][i];
         score = simt::Fma(run_.d[t / 2][i], LowHalf(params[h]), score);
-        if (KindOf(chunk) == ChunkKind::kLevels4) continue;
+        if (HasLevels(KindOf(chunk))) continue;
         score = simt::Fma(factors.sum[t], HighHalf(params[h]), score);
       }
     }
@@ -564,9 +546,10 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
       if (!Skips(t)) WeightDigits(chunk, block, t, weights[t]);
     }
     // sums[i] has the sums for the lane's channels in sum_[first + i]
-    // (ChannelOf). With 2-bit codes, they are multiplied by 4^(first + i). With
-    // 4-bit codes, sums[1] has the sums of whole bytes instead, which are
-    // sum_[0] + 16 * sum_[1].
+    // (ChannelOf). With codes of at most 4 bits, sums[1] has the sums of whole
+    // bytes instead, which are sum_[first] + 16 * sum_[first + 1].
+    const bool halves =
+        what == ChunkKind::kCodes4 || what == ChunkKind::kCodes3;
     DigitSums<row_tiles> sums[2];
     Clear(&sums[0]);
     Clear(&sums[1]);
@@ -575,26 +558,37 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
       uint32_t words[4];
       simt::LoadMatrices<4, /*transposed=*/true>(
           words, stage + (32 * k + lane_) * kPiece);
+      uint32_t high[2] = {};
+      if constexpr (Rows::kHasPlanes) {
+        if (chunk.high_bytes > 0)
+          LoadHighBytes(chunk, FirstPiece(chunk), stage, k, high);
+      }
       uint32_t a[2][4];
       KVASIR_UNROLL
       for (int32_t i = 0; i < 4; ++i) {
         // Gathers a byte of each of four slots: of two words, this lane has
         // bytes 2g and 2g + 1 of two slots each (StagedSlot).
-        const uint32_t bytes =
-            simt::PickBytes(words[i / 2 * 2], words[i / 2 * 2 + 1],
-                            i % 2 == 0 ? 0x6420u : 0x7531u);
+        uint32_t bytes = simt::PickBytes(words[i / 2 * 2], words[i / 2 * 2 + 1],
+                                         i % 2 == 0 ? 0x6420u : 0x7531u);
+        // The lane's next byte of the high plane has the high bits of both
+        // bytes 2g and 2g + 1, those of the former in its lower bits.
+        const uint32_t others = high[i / 2] >> (i % 2 * chunk.high_bytes / 2);
+        if (HasTwoBits(what)) {
+          bytes = FourBitCodes(chunk.has_low ? bytes : 0, others, first / 2);
+        }
         a[0][i] = bytes;
-        if (what == ChunkKind::kCodes4) {
+        if (halves) {
           a[0][i] = bytes & 0x0f0f0f0fu;
           a[1][i] = bytes;
-        } else if (what == ChunkKind::kLevels4) {
+        } else if (HasLevels(what)) {
           uint32_t levels[2];
-          LookUpLevels(chunk.level_words, bytes, levels);
+          LookUpLevels(what, chunk.level_words, bytes, levels);
           a[0][i] = simt::PickBytes(levels[0], levels[1], 0x6420u);
           a[1][i] = simt::PickBytes(levels[0], levels[1], 0x7531u);
-        } else if (what == ChunkKind::kCodes2) {
-          a[0][i] = bytes & 0x03030303u << (2 * first);
-          a[1][i] = bytes & 0x0c0c0c0cu << (2 * first);
+        } else if (what == ChunkKind::kCodes6) {
+          const int32_t high_bits = chunk.high_bytes / 4;
+          a[0][i] = ByteCodes(bytes, others, high_bits, 0);
+          a[1][i] = ByteCodes(bytes, others, high_bits, 1);
         }
       }
       KVASIR_UNROLL
@@ -607,23 +601,18 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
         }
       }
     }
-    const float ratio = what == ChunkKind::kCodes4   ? 0.0625f
-                        : what == ChunkKind::kCodes2 ? 0.25f
-                                                     : 1.0f;
+    const float ratio = halves ? 0.0625f : 1.0f;
     KVASIR_UNROLL
     for (int32_t t = 0; t < row_tiles; ++t) {
       if (Skips(t)) continue;
       float unit = WeightUnit(chunk, block, t);
-      if (first == 2) unit *= 0.0625f;
       KVASIR_UNROLL
       for (int32_t i = 0; i < 2; ++i) {
         if (i == 1 && what == ChunkKind::kCodes8) continue;
         KVASIR_UNROLL
         for (int32_t h = 0; h < 2; ++h) {
           int32_t sum = Joined(sums[i], t, h);
-          if (what == ChunkKind::kCodes4 && i == 1) {
-            sum -= Joined(sums[0], t, h);
-          }
+          if (halves && i == 1) sum -= Joined(sums[0], t, h);
           Add(sum, unit, &sum_[first + i].d[t / 2][t % 2 + 2 * h]);
         }
         unit *= ratio;
@@ -634,6 +623,33 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
     *total = simt::Fma(static_cast<float>(sum), unit, *total);
   }
 
+  // Applies the static ranges of a chunk to the sums of its codes.
+  KVASIR_DEVICE void ApplyStaticRanges(const LatentChunkOnDevice& chunk) {
+    const ChunkKind what = KindOf(chunk);
+    KVASIR_UNROLL
+    for (int32_t n = 0; n < tiles; ++n) {
+      KVASIR_UNROLL
+      for (int32_t j = 0; j < 2; ++j) {
+        const int32_t row = RowOfColumn(8 * n + 2 * c_ + j);
+        if (row >= rows_ || ValueBlocks().none()) continue;
+        const float weights =
+            simt::LoadShared(minima_ + chunk.run * kRows + row);
+        KVASIR_UNROLL
+        for (int32_t t = 0; t < kSets; ++t) {
+          if (t >= SetsOf(what)) continue;
+          KVASIR_UNROLL
+          for (int32_t other = 0; other < 2; ++other) {
+            const int32_t channel = ChannelOf(what, t, other);
+            if (channel >= chunk.channels) continue;
+            float& sum = sum_[t].d[n][j + 2 * other];
+            sum = simt::Fma(
+                sum, simt::LoadGlobal(chunk.channel_scales + channel),
+                weights * simt::LoadGlobal(chunk.channel_minima + channel));
+          }
+        }
+      }
+    }
+  }
   KVASIR_DEVICE void EndSum(const LatentChunkOnDevice& chunk) {
     KVASIR_UNROLL
     for (int32_t n = 0; n < tiles; ++n) {
@@ -641,8 +657,8 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
       for (int32_t j = 0; j < 2; ++j) {
         const int32_t row = RowOfColumn(8 * n + 2 * c_ + j);
         if (row >= rows_) continue;
-        const bool has_minima = !HasNumbers(chunk) &&
-                                KindOf(chunk) != ChunkKind::kLevels4 &&
+        const bool has_minima = !HasNumbers(chunk) && !HasStaticRanges(chunk) &&
+                                !HasLevels(KindOf(chunk)) &&
                                 !ValueBlocks().none();
         const float minimum =
             has_minima ? simt::LoadShared(minima_ + chunk.run * kRows + row)

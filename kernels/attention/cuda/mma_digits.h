@@ -14,6 +14,7 @@
 #pragma once
 
 #include "kernels/attention/cuda/device_attention.h"
+#include "kernels/attention/cuda/mma_operands.h"
 #include "kernels/attention/params/code_digits.h"
 #include "kernels/simt/mma.h"
 #include "kernels/simt/numbers.h"
@@ -67,26 +68,23 @@ KVASIR_DEVICE int32_t DigitPlace(ChunkKind kind, int32_t i) {
     // A word of a piece has the codes of four neighbouring channels.
     return i % 16 / 4 * 16 + i / 16 * 4 + i % 4;
   }
-  if (kind == ChunkKind::kCodes2) {
-    // A byte of a piece has four codes. Each of four products has one of them,
-    // from two pieces.
-    return i / 16 * 16 + i % 4 * 4 + i % 16 / 4;
-  }
-  const int32_t piece = i / 32;
-  const int32_t code = i % 8;  // index in the word
-  const int32_t first = i % 32 / 8 * 16;
-  // The first product has the even codes of two pieces, and the second one has
-  // the odd codes. With levels, each product has the codes of one piece.
-  return first + (kind == ChunkKind::kCodes4
-                      ? code % 2 * 8 + piece * 4 + code / 2
-                      : piece * 8 + code);
+  // Two words have eight codes each: words of two pieces, or those that
+  // FourBitCodes makes from a word with the low bits of 16 codes.
+  const bool two = HasTwoBits(kind);
+  const int32_t word = two ? i % 2 : i / 32;
+  const int32_t code = two ? i % 16 / 2 : i % 8;  // index in the word
+  const int32_t first = (two ? i / 16 : i % 32 / 8) * 16;
+  // The first product has the even codes of both words, and the second one has
+  // the odd codes. With levels, each product has the codes of one word.
+  return first + (HasLevels(kind) ? word * 8 + code
+                                  : code % 2 * 8 + word * 4 + code / 2);
 }
 
 // Adds the products of digits and of codes or, if the chunk has levels, of
 // levels.
 KVASIR_DEVICE void CodeProduct(ChunkKind kind, int32_t (&d)[4],
                                const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  if (kind == ChunkKind::kLevels4) {
+  if (HasLevels(kind)) {
     simt::MmaS8(d, a, b);
   } else {
     simt::MmaU8(d, a, b);
@@ -95,9 +93,15 @@ KVASIR_DEVICE void CodeProduct(ChunkKind kind, int32_t (&d)[4],
 
 // Looks up the levels of the eight codes in a word. levels[0] gets those of the
 // lower four codes, one in each byte, and levels[1] those of the others.
-// `table` has the 16 levels as bytes.
-KVASIR_DEVICE void LookUpLevels(const uint32_t (&table)[4], uint32_t word,
-                                uint32_t (&levels)[2]) {
+// `table` has the levels as bytes: 16, or the first 8 for codes of up to 3
+// bits.
+KVASIR_DEVICE void LookUpLevels(ChunkKind kind, const uint32_t (&table)[4],
+                                uint32_t word, uint32_t (&levels)[2]) {
+  if (kind == ChunkKind::kLevels3) {
+    levels[0] = simt::PickBytes(table[0], table[1], word);
+    levels[1] = simt::PickBytes(table[0], table[1], word >> 16);
+    return;
+  }
   const uint32_t low_bits = word & 0x77777777u;
   // Byte i of a result comes from the upper eight levels if bit 3 of code i is
   // set.

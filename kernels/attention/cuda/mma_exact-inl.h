@@ -26,10 +26,10 @@ KVASIR_DEVICE W WordsAt(const char* row, int32_t channel) {
 }
 
 // Loads the lane's channels of the p-th section of an exact key row. A section
-// has 32 channels if the chunk's `kind` has 4-bit codes, otherwise 16. The
+// has 32 channels if the chunk has codes of 4 to 6 bits, otherwise 16. The
 // lane's channels match the order of staged queries. With c = lane % 4, they
-// are 8c to 8c + 7 for 4-bit codes, 4c to 4c + 3 for other codes, and 2c, 2c +
-// 1, 2c + 8 and 2c + 9 for unquantized numbers.
+// are 8c to 8c + 7 for codes of 4 to 6 bits, 4c to 4c + 3 for other codes, and
+// 2c, 2c + 1, 2c + 8 and 2c + 9 for unquantized numbers.
 KVASIR_DEVICE simt::Vec16 ExactKeyWords(ChunkKind kind, const char* row,
                                         int32_t p, int32_t channels) {
   const auto c = static_cast<int32_t>(simt::Lane() % 4);
@@ -112,9 +112,9 @@ KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
 
 // The numbers of an exact value row in the channels whose sums the lane holds.
 // With g = lane / 4, and counted from the warp's first channel `first`, these
-// are channels 8g to 8g + 7 for 2-bit codes, 4g to 4g + 3 for 4-bit codes, and
-// 2g and 2g + 1 for 8-bit codes. For unquantized numbers they are g and, if the
-// warp has more than 8 channels, g + 8.
+// are channels 8g to 8g + 7 for codes of 1 to 3 bits, 4g to 4g + 3 for codes of
+// 4 to 6 bits, and 2g and 2g + 1 for 8-bit codes. For unquantized numbers they
+// are g and, if the warp has more than 8 channels, g + 8.
 KVASIR_DEVICE simt::Vec16 ExactValueWords(ChunkKind kind, const char* row,
                                           int32_t first, int32_t channels) {
   const auto g = static_cast<int32_t>(simt::Lane() / 4);
@@ -128,7 +128,7 @@ KVASIR_DEVICE simt::Vec16 ExactValueWords(ChunkKind kind, const char* row,
   if (kind == ChunkKind::kCodes8) {
     return {{WordsAt<uint32_t>(row, first + 2 * g), 0, 0, 0}};
   }
-  if (kind == ChunkKind::kCodes2) {
+  if (HasTwoBits(kind)) {
     return WordsAt<simt::Vec16>(row, first + 8 * g);
   }
   const auto both = WordsAt<uint64_t>(row, first + 4 * g);
@@ -172,17 +172,19 @@ KVASIR_DEVICE void LoadExactValues(ChunkKind kind,
     const uint32_t(&one)[4] = words[2 * h].word;
     const uint32_t(&next)[4] = words[2 * h + 1].word;
     a[0][2 * h] = LowerOf(one[0], next[0]);
-    a[1][2 * h] = UpperOf(one[0], next[0]);
+    const uint32_t second = UpperOf(one[0], next[0]);
     if (sets == 1) {
-      a[0][2 * h + 1] = a[1][2 * h];
+      a[0][2 * h + 1] = second;
     } else if (sets == 2) {
       a[0][2 * h + 1] = LowerOf(one[1], next[1]);
+      a[1][2 * h] = second;
       a[1][2 * h + 1] = UpperOf(one[1], next[1]);
     } else {
       a[0][2 * h + 1] = LowerOf(one[2], next[2]);
-      a[1][2 * h + 1] = UpperOf(one[2], next[2]);
-      a[2][2 * h] = LowerOf(one[1], next[1]);
-      a[2][2 * h + 1] = LowerOf(one[3], next[3]);
+      a[1][2 * h] = LowerOf(one[1], next[1]);
+      a[1][2 * h + 1] = LowerOf(one[3], next[3]);
+      a[2][2 * h] = second;
+      a[2][2 * h + 1] = UpperOf(one[2], next[2]);
       a[3][2 * h] = UpperOf(one[1], next[1]);
       a[3][2 * h + 1] = UpperOf(one[3], next[3]);
     }

@@ -29,14 +29,22 @@ KVASIR_DEVICE void Product(float (&d)[4], const uint32_t (&a)[4],
   }
 }
 
+// Returns whether pieces have 4 bits of each code, or 2 bits.
 KVASIR_DEVICE bool HasFourBits(ChunkKind kind) {
-  return kind == ChunkKind::kCodes4 || kind == ChunkKind::kLevels4;
+  return kind == ChunkKind::kCodes4 || kind == ChunkKind::kLevels4 ||
+         kind == ChunkKind::kCodes6;
+}
+KVASIR_DEVICE bool HasTwoBits(ChunkKind kind) {
+  return kind == ChunkKind::kCodes3 || kind == ChunkKind::kLevels3;
+}
+KVASIR_DEVICE bool HasLevels(ChunkKind kind) {
+  return kind == ChunkKind::kLevels4 || kind == ChunkKind::kLevels3;
 }
 // Values are summed in sets of 16 channels. Returns how many sets a warp has of
-// a chunk: as many as codes are in a byte.
+// a chunk: as many as codes are in a byte of a piece.
 inline constexpr int32_t kMostSets = 4;
 KVASIR_DEVICE int32_t SetsOf(ChunkKind kind) {
-  return kind == ChunkKind::kCodes2 ? kMostSets : HasFourBits(kind) ? 2 : 1;
+  return HasTwoBits(kind) ? kMostSets : HasFourBits(kind) ? 2 : 1;
 }
 // Returns the index at which channel i is stored in a chunk's staged queries.
 // If the chunk has codes, only exact rows are multiplied by these queries.

@@ -15,6 +15,7 @@
 #include "kernels/attention/cuda/attention_exact.h"
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_operands.h"
+#include "kernels/attention/cuda/mma_planes.h"
 #include "kernels/simt/copy.h"
 #include "kernels/simt/grid.h"
 #include "kernels/simt/memory.h"
@@ -33,6 +34,9 @@ class MmaRing {
   static constexpr int32_t kSplit = static_cast<int32_t>(kAttentionSplitSlots);
   static constexpr int32_t kStages = static_cast<int32_t>(MmaStages(kind));
   static constexpr int32_t kPiece = 16;  // bytes
+  // True if chunks may have a high plane.
+  static constexpr bool kHasPlanes =
+      kind == MmaKind::kAny || kind == MmaKind::kLevels3;
   // The number of slots of each block of keys that a warp loads.
   static constexpr int32_t kWarpSlots = kBlock / kWarps;
 
@@ -50,10 +54,14 @@ class MmaRing {
     if constexpr (kind == MmaKind::kCodes8) return ChunkKind::kCodes8;
     if constexpr (kind == MmaKind::kCodes4) return ChunkKind::kCodes4;
     if constexpr (kind == MmaKind::kLevels4) return ChunkKind::kLevels4;
+    if constexpr (kind == MmaKind::kLevels3) return ChunkKind::kLevels3;
     return chunk.kind;
   }
   static KVASIR_DEVICE bool HasNumbers(const LatentChunkOnDevice& chunk) {
     return KindOf(chunk) == ChunkKind::kNumbers;
+  }
+  static KVASIR_DEVICE bool HasStaticRanges(const LatentChunkOnDevice& chunk) {
+    return kind == MmaKind::kAny && chunk.channel_scales != nullptr;
   }
   KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(int32_t chunk) const {
     return device_.chunks[chunks_.first + chunk];
@@ -220,6 +228,12 @@ class MmaRing {
     uint32_t tile_bytes;
     int32_t copies;     // how many pieces the lane copies
     uint32_t distance;  // from one of these pieces to the next, in bytes
+    // How many pieces of the high plane the lane copies. `high`: the offset of
+    // the first one from `from`. high_to: its offset in the stage. Two pieces
+    // are 32 slots apart.
+    int32_t high_copies;
+    int32_t high;
+    int32_t high_to;
     int32_t first_whole;
     uint32_t num_whole;  // number of blocks that can be copied as a whole
   };
@@ -243,6 +257,16 @@ class MmaRing {
                       : first >= chunk.pieces ? 0
                       : HasNumbers(chunk)     ? 4
                                               : 2;
+    if constexpr (kHasPlanes) {
+      loading_.high_copies = chunk.high_bytes == 0 ? 0
+                             : of_keys ? (chunk.high_pieces - half + 1) / 2
+                                       : loading_.copies;
+      loading_.high =
+          of_keys ? chunk.high_offset : HighPiece(chunk, FirstPiece(chunk));
+      loading_.high_to =
+          of_keys ? FirstHigh(chunk) * kWarpSlots * kPiece : kBlock * kPiece;
+      if (!chunk.has_low) loading_.copies = 0;
+    }
     const Blocks whole = WholeBlocks(of_keys);
     loading_.first_whole = whole.begin;
     loading_.num_whole = chunk.in_blocks && whole.begin < whole.end
@@ -266,9 +290,10 @@ class MmaRing {
                              int64_t{place.page} * loading_.page_bytes +
                              uint64_t{place.tile} * loading_.tile_bytes;
     char* const to = stage + lane_ * kPiece;
-    constexpr bool kFourBits =
-        kind == MmaKind::kCodes4 || kind == MmaKind::kLevels4;
-    constexpr bool kTwo = kFourBits || (values && kind == MmaKind::kCodes8);
+    constexpr bool kFewBits = kind == MmaKind::kCodes4 ||
+                              kind == MmaKind::kLevels4 ||
+                              kind == MmaKind::kLevels3;
+    constexpr bool kTwo = kFewBits || (values && kind == MmaKind::kCodes8);
     constexpr int32_t kMost = (kTwo ? kMostKeyPieces4 : kMostKeyPieces) / 2;
     KVASIR_UNROLL
     for (int32_t i = 0; i < kMost; ++i) {
@@ -276,6 +301,15 @@ class MmaRing {
         simt::CopyAsync<kPiece>(
             to + 32 * i * kPiece,
             from + static_cast<uint32_t>(i) * loading_.distance);
+      }
+    }
+    if constexpr (kHasPlanes) {
+      KVASIR_UNROLL
+      for (int32_t i = 0; i < 2; ++i) {
+        if (i < loading_.high_copies) {
+          simt::CopyAsync<kPiece>(to + loading_.high_to + 32 * i * kPiece,
+                                  from + loading_.high + 32 * i * kPiece);
+        }
       }
     }
   }
@@ -326,15 +360,19 @@ class MmaRing {
         chunk, /*of_keys=*/true, load_block_ * kBlock + kWarpSlots * warp_ + s);
     const char* const from =
         address.tile + chunk.codes_offset + address.slot * chunk.slot_stride;
-    const int32_t pieces = (chunk.pieces + 1) / 2 * 2;
+    const int32_t pieces = FirstHigh(chunk);
     KVASIR_NO_UNROLL
     for (int32_t p = lane_ / kWarpSlots; p < pieces; p += 2) {
       CopyPiece(stage + (p * kWarpSlots + s) * kPiece,
-                address.there && p < chunk.pieces,
+                address.there && chunk.has_low && p < chunk.pieces,
                 from + p * chunk.piece_stride);
     }
+    if (kHasPlanes && lane_ / kWarpSlots < chunk.high_pieces) {
+      const int32_t p = lane_ / kWarpSlots;
+      CopyPiece(stage + ((pieces + p) * kWarpSlots + s) * kPiece, address.there,
+                from + chunk.high_offset + p * chunk.piece_stride);
+    }
   }
-
   // Returns the index, in a chunk of values, of the first piece that this warp
   // loads and multiplies.
   KVASIR_DEVICE int32_t FirstPiece(const LatentChunkOnDevice& chunk) const {
@@ -352,9 +390,9 @@ class MmaRing {
   // Loads the next block of the warp's one or two pieces of a chunk of values
   // as [piece][64 slots][16 bytes].
   KVASIR_DEVICE void LoadValues(char* stage) const {
-    if (loading_.copies == 0) return;
     const LatentChunkOnDevice& chunk = *loading_.chunk;
     const int32_t first = FirstPiece(chunk);
+    if (first >= chunk.pieces) return;
     KVASIR_NO_UNROLL
     for (int32_t i = lane_; i < kBlock; i += 32) {
       const Address address =
@@ -363,7 +401,11 @@ class MmaRing {
       const char* const from = address.tile + chunk.codes_offset +
                                address.slot * chunk.slot_stride +
                                first * chunk.piece_stride;
-      CopyPiece(stage + i * kPiece, address.there, from);
+      CopyPiece(stage + i * kPiece, address.there && chunk.has_low, from);
+      if (kHasPlanes && chunk.high_bytes > 0) {
+        CopyPiece(stage + (kBlock + i) * kPiece, address.there,
+                  from + HighPiece(chunk, FirstPiece(chunk)));
+      }
       if (HasNumbers(chunk)) {
         CopyPiece(stage + (kBlock + i) * kPiece,
                   address.there && first + 1 < chunk.pieces,
@@ -395,6 +437,12 @@ class MmaRing {
     const int32_t four =
         of_keys ? lane_ / 4 * kBlock + kWarpSlots * warp_ + lane_ % 4 * 4
                 : 4 * thread_;
+    if (HasStaticRanges(run)) {
+      constexpr uint32_t kOnes = simt::PairOfOnes<F16>();
+      simt::StoreShared(reinterpret_cast<simt::Vec16*>(params + four),
+                        simt::Vec16{{kOnes, kOnes, kOnes, kOnes}});
+      return;
+    }
     if (run.in_blocks && whole.Has(four / kBlock)) {
       const Place place = simt::LoadShared(Places() + four / kBlock * kBlock);
       simt::CopyAsync<kPiece>(reinterpret_cast<char*>(params + four),
@@ -479,7 +527,7 @@ class MmaRing {
         const uint32_t minimum =
             simt::PickBytes(slots.word[i], slots.word[i + 1], 0x7632u);
         const uint32_t most =
-            KindOf(run) == ChunkKind::kLevels4
+            HasLevels(KindOf(run))
                 ? run.most_scale
                 : simt::FmaPair(F16{}, minimum, run.less_scale, run.most_scale);
         pairs.word[i] = simt::MinPair(
@@ -500,8 +548,9 @@ class MmaRing {
         return 16 * warp_ + g + 8 * other;
       case ChunkKind::kCodes8:
         return 16 * warp_ + 2 * g + other;
-      case ChunkKind::kCodes2:
-        return 64 * warp_ + 8 * g + t + 4 * other;
+      case ChunkKind::kCodes3:
+      case ChunkKind::kLevels3:
+        return 64 * warp_ + 8 * g + t % 2 * 2 + t / 2 + 4 * other;
       default:
         return 32 * warp_ + 4 * g + t + 2 * other;
     }

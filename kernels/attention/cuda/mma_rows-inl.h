@@ -27,8 +27,8 @@ class MmaRows : protected MmaRing<kind, exact> {
   using Ring::args_, Ring::chunks_, Ring::device_, Ring::item_, Ring::lane_,
       Ring::ring_, Ring::slots_, Ring::split_, Ring::params_, Ring::values_,
       Ring::warp_;
-  using Ring::ChunkOf, Ring::ForRuns, Ring::HasNumbers, Ring::KindOf,
-      Ring::ValueParams, Ring::ReadAsCodes, Ring::ValueBlocks;
+  using Ring::ChunkOf, Ring::ForRuns, Ring::HasNumbers, Ring::HasStaticRanges,
+      Ring::KindOf, Ring::ValueParams, Ring::ReadAsCodes, Ring::ValueBlocks;
   using Ring::kBlock, Ring::kSplit, Ring::kStages, Ring::kWarps;
   using typename Ring::Place;
 
@@ -171,9 +171,14 @@ class MmaRows : protected MmaRing<kind, exact> {
       q[i] = c < chunk.channels
                  ? simt::ToFloat(simt::BitsAs<T>(simt::LoadGlobal(from + c)))
                  : 0.0f;
+      float of_minimum = q[i];
+      if (HasStaticRanges(chunk) && c < chunk.channels) {
+        of_minimum *= simt::LoadGlobal(chunk.channel_minima + c);
+        q[i] *= simt::LoadGlobal(chunk.channel_scales + c);
+      }
       const uint32_t size = simt::BitsAs<uint32_t>(q[i]) & 0x7fffffffu;
       most = size > most ? size : most;
-      sum += q[i];
+      sum += of_minimum;
     }
     sum = simt::WarpSum(sum);
     KVASIR_UNROLL
@@ -194,8 +199,11 @@ class MmaRows : protected MmaRing<kind, exact> {
     }
     if (lane_ != 0) return;
     const float scale = kScaledDigits ? device_.scale * simt::kLog2E : 1.0f;
-    const float step =
-        KindOf(chunk) == ChunkKind::kCodes4 ? 0.0625f : chunk.level_step;
+    // The sums of 4-bit codes are multiplied by 16 (ScoreCodes).
+    const ChunkKind what = KindOf(chunk);
+    const float step = what == ChunkKind::kCodes4 || what == ChunkKind::kCodes3
+                           ? 0.0625f * chunk.step
+                           : chunk.step;
     simt::StoreShared(query_units_ + k * kRows + row, unit.unit * step * scale);
     float* const total = query_sums_ + chunk.run * kRows + row;
     sum *= scale;
@@ -324,7 +332,7 @@ class MmaRows : protected MmaRing<kind, exact> {
                                  char* high,
                                  const float (&weight)[kSplit / 32]) const {
     float* const units = weight_units_ + run.run * kBlocks * kRows + row;
-    const bool levels = KindOf(run) == ChunkKind::kLevels4;
+    const bool levels = HasLevels(KindOf(run));
     float minima = 0.0f;
     // Each turn takes 256 slots: of two groups of 128 slots, four slots per
     // lane. 16 lanes have a block.
@@ -381,7 +389,7 @@ class MmaRows : protected MmaRing<kind, exact> {
             simt::PickBytes(pairs[0], pairs[1], 0x7632u) ^ 0x80808080u);
         if (lane_ % 16 == 0) {
           simt::StoreShared(units + (2 * four + lane_ / 16) * kRows,
-                            unit.unit * run.level_step);
+                            unit.unit * run.step);
         }
       }
     }

@@ -207,7 +207,8 @@ constexpr int MmaCtas(int32_t tiles, MmaKind kind, bool exact) {
   return kind == MmaKind::kAny || exact ? 2 : 3;
 #else
   if (kind == MmaKind::kAny) return exact ? 2 : 3;
-  return kind == MmaKind::kNumbers || exact ? 3 : 4;
+  return kind == MmaKind::kNumbers || kind == MmaKind::kLevels3 || exact ? 3
+                                                                         : 4;
 #endif
 }
 
@@ -404,6 +405,8 @@ void RunMma(const AttentionDevice& device, const Run& run) {
       return run(MmaKernel<T, 1, MmaKind::kCodes4, false>);
     case MmaKind::kLevels4:
       return run(MmaKernel<T, 1, MmaKind::kLevels4, false>);
+    case MmaKind::kLevels3:
+      return run(MmaKernel<T, 1, MmaKind::kLevels3, false>);
   }
 }
 // Like RunMma, for layers with exact rows. These have kernel instances only for
@@ -420,6 +423,9 @@ void RunExact(const AttentionDevice& device, const Run& run) {
     }
     if (device.kind == MmaKind::kLevels4) {
       return run(MmaKernel<T, 1, MmaKind::kLevels4, true>);
+    }
+    if (device.kind == MmaKind::kLevels3) {
+      return run(MmaKernel<T, 1, MmaKind::kLevels3, true>);
     }
   }
   run(MmaKernel<T, 1, MmaKind::kAny, true>);
