@@ -2342,7 +2342,7 @@ TEST(AttentionCudaTest, LeavingOutAnySynchronizingLineIsDetectedWithTwoPlanes) {
 // nothing detects that the SyncWarp of Step is missing.
 TEST(AttentionCudaTest, LeavingOutAnySynchronizingLineIsDetectedWithExactKeys) {
   ExpectEachSiteIsMissed(
-      "attention", DType::kBf16, 12,
+      "attention", DType::kBf16, 11,
       WithExact("", 0, 5000, 0,
                 OfHeads(5, 1, Codes({64}, {8}), Codes({64}, {8}))),
       /*needless=*/1);

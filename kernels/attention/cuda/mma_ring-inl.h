@@ -427,55 +427,45 @@ class MmaRing {
       }
     }
   }
-  // Starts to load the ranges of a run for the split to `params` [512]. The
-  // warp loads the ranges of the keys that it multiplies, or a quarter of those
-  // of values.
+  // Starts to load the ranges of a run for the whole split to `params` [512].
+  // The lane loads the ranges of slots `s` to `s` + 3.
   KVASIR_DEVICE void LoadParams(bool of_keys, const LatentChunkOnDevice& run,
-                                uint32_t* params) const {
-    const Blocks whole = WholeBlocks(of_keys);
-    // In whole blocks, a lane copies the ranges of four neighbouring slots.
-    const int32_t four =
-        of_keys ? lane_ / 4 * kBlock + kWarpSlots * warp_ + lane_ % 4 * 4
-                : 4 * thread_;
+                                int32_t s, uint32_t* params) const {
+    auto* const to = reinterpret_cast<char*>(params + s);
     if (HasStaticRanges(run)) {
       constexpr uint32_t kOnes = simt::PairOfOnes<F16>();
-      simt::StoreShared(reinterpret_cast<simt::Vec16*>(params + four),
+      simt::StoreShared(reinterpret_cast<simt::Vec16*>(to),
                         simt::Vec16{{kOnes, kOnes, kOnes, kOnes}});
       return;
     }
-    if (run.in_blocks && whole.Has(four / kBlock)) {
-      const Place place = simt::LoadShared(Places() + four / kBlock * kBlock);
-      simt::CopyAsync<kPiece>(reinterpret_cast<char*>(params + four),
-                              run.arena + place.page * run.page_bytes +
-                                  int64_t{place.tile} * run.tile_bytes +
-                                  run.params_offset + four % kBlock * 4);
-    }
-    if (run.in_blocks && whole.begin <= 0 && whole.end >= kSplit / kBlock) {
+    const int32_t block = s / kBlock;
+    if (run.in_blocks && WholeBlocks(of_keys).Has(block)) {
+      const Place place = simt::LoadShared(Places() + block * kBlock);
+      simt::CopyAsync<kPiece>(to, run.arena + place.page * run.page_bytes +
+                                      int64_t{place.tile} * run.tile_bytes +
+                                      run.params_offset + s % kBlock * 4);
       return;
     }
-    // In other blocks, neighbouring lanes copy the ranges of neighbouring
-    // slots, because this avoids bank conflicts.
-    const int32_t step = of_keys ? 2 * kBlock : int32_t{simt::kWarp};
-    int32_t s = of_keys ? lane_ / kWarpSlots * kBlock + kWarpSlots * warp_ +
-                              lane_ % kWarpSlots
-                        : kSplit / kWarps * warp_ + lane_;
+    // Lanes begin with different slots of their four, to avoid bank conflicts.
     KVASIR_NO_UNROLL
-    for (const int32_t end = s + 4 * step; s < end; s += step) {
-      if (run.in_blocks && whole.Has(s / kBlock)) continue;
-      CopyParams(run, AddressOf(run, of_keys, s),
-                 reinterpret_cast<char*>(params + s));
+    for (int32_t i = 0; i < 4; ++i) {
+      const int32_t k = (i + lane_ / 4) % 4;
+      CopyParams(run, AddressOf(run, of_keys, s + k), to + 4 * k);
     }
   }
-  // Starts to load the ranges of the split (LoadParams).
+  // Starts to load the ranges of the split. A warp loads those of the slots
+  // whose keys it multiplies, and a quarter of those of values.
   KVASIR_DEVICE void LoadAllParams() const {
     if (!KeyBlocks().none()) {
       ForRuns(/*of_keys=*/true, [&](const LatentChunkOnDevice& run) {
-        LoadParams(/*of_keys=*/true, run, KeyParams(run));
+        LoadParams(/*of_keys=*/true, run,
+                   lane_ / 4 * kBlock + kWarpSlots * warp_ + lane_ % 4 * 4,
+                   KeyParams(run));
       });
     }
     if (!ValueBlocks().none()) {
       ForRuns(/*of_keys=*/false, [&](const LatentChunkOnDevice& run) {
-        LoadParams(/*of_keys=*/false, run, ValueParams(run));
+        LoadParams(/*of_keys=*/false, run, 4 * thread_, ValueParams(run));
       });
     }
   }
@@ -504,7 +494,7 @@ class MmaRing {
     return RowPlaceOf(slots, *item_.sequence, slot);
   }
 
-  // BoundValueParams rearranges the ranges that the warp loaded, so that the
+  // BoundValueParams rearranges the ranges that the thread loaded, so that the
   // scales of two neighbouring slots are in one word, and their minima in the
   // next one. It also limits the scales so that a float16 can hold every
   // decoded value, as prefill_operands.h does.
@@ -512,10 +502,7 @@ class MmaRing {
     if (ValueBlocks().none()) return;
     if constexpr (exact) {
       // Without keys that are codes, the warp has not waited for a copy yet.
-      if (KeyBlocks().none()) {
-        simt::WaitCopies<kStages - 2>();
-        simt::SyncWarp();
-      }
+      if (KeyBlocks().none()) simt::WaitCopies<kStages - 2>();
     }
     ForRuns(/*of_keys=*/false, [&](const LatentChunkOnDevice& run) {
       auto* const words =
