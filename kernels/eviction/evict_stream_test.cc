@@ -44,8 +44,8 @@ class EndlessText {
       : run_(run),
         test_(run.threads, run.backend, static_cast<size_t>(run.threads) << 20),
         key_(Groups(Codes({40}, {4}, 20), {0, 0, 1, 1}), kKvHeads, kPageTokens,
-             kPages, 1),
-        value_(Codes({24}, {3}), kKvHeads, kPageTokens, kPages, 2) {
+             0, kPages, 1),
+        value_(Codes({24}, {3}), kKvHeads, kPageTokens, 0, kPages, 2) {
     const int64_t plane = kUnits * kPageTokens * 4;
     metadata_.page_tokens = kPageTokens;
     metadata_.num_units = kUnits;

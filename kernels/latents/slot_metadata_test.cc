@@ -43,8 +43,8 @@ struct Sides {
   std::vector<int32_t> value_units;
 
   Sides(const PartSpec& key_spec, const PartSpec& value_spec)
-      : key(key_spec, kHeads, kPageTokens, kPages, 1),
-        value(value_spec, kHeads, kPageTokens, kPages, 2),
+      : key(key_spec, kHeads, kPageTokens, 0, kPages, 1),
+        value(value_spec, kHeads, kPageTokens, 0, kPages, 2),
         key_units(UnitsOf(key)),
         value_units(UnitsOf(value)) {}
 
