@@ -206,9 +206,8 @@ constexpr int MmaCtas(int32_t tiles, MmaKind kind, bool exact) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   return kind == MmaKind::kAny || exact ? 2 : 3;
 #else
-  if (kind == MmaKind::kAny) return exact ? 2 : 3;
-  return kind == MmaKind::kNumbers || kind == MmaKind::kLevels3 || exact ? 3
-                                                                         : 4;
+  if (kind == MmaKind::kAny || kind == MmaKind::kLevels3) return exact ? 2 : 3;
+  return kind == MmaKind::kNumbers || exact ? 3 : 4;
 #endif
 }
 
