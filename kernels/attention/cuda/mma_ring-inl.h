@@ -168,7 +168,7 @@ class MmaRing {
   // each slot, and no row reads any of them as an exact row.
   KVASIR_DEVICE Blocks WholeBlocks(bool of_keys) const {
     if constexpr (!exact) return {first_whole_, end_whole_};
-    const SideBlocks& side = of_keys ? keys_ : values_;
+    const SideBlocks side = of_keys ? keys_ : values_;
     return {
         side.sinks_end() > first_whole_ ? side.sinks_end() : first_whole_,
         side.window_begin() < end_whole_ ? side.window_begin() : end_whole_};
