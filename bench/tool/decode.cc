@@ -133,6 +133,11 @@ absl::StatusOr<DecodeTimes> Measure(const DecodeFlags& flags,
 absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   DefaultBenchModel(flags.bench, &flags.model);
   UseQuick<int64_t>(flags.bench, "--context", 64, &flags.context);
+  if (flags.batch < 2 && !flags.compares()) {
+    return absl::InvalidArgumentError(
+        "--batch 1 needs --plan or --baseline; without them, the batch is "
+        "compared with batch 1 and must be larger");
+  }
   if (flags.tp > 1) return RunDecodeRanks(std::move(flags));
   if (flags.paced && flags.plans.size() != 1) {
     return absl::InvalidArgumentError(
@@ -210,8 +215,9 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
           "tokens in each sequence before the steps")
       ->check(CLI::Range(1, 1 << 20));
   AddFlag(command, "--batch", flags->batch,
-          "the number of sequences in the larger batch")
-      ->check(CLI::Range(2, 1024));
+          "the number of sequences in the larger batch; with --plan or "
+          "--baseline, in every batch")
+      ->check(CLI::Range(1, 1024));
   AddFlag(command, "--steps", flags->steps, "steps in each sample")
       ->check(CLI::Range(1, 1000));
   AddSwitch(command, "--breakdown", flags->breakdown,

@@ -306,7 +306,7 @@ def test_bench_decode_with_paced_requires_exactly_one_plan(plans):
 def test_bench_decode_with_paced_measures_once_for_each_line_of_input():
     done = subprocess.run(
         [str(BINARY), "bench", "decode", "--quick", "--json", "--paced", "--plan", "rap-50",
-         "--steps", "1"],
+         "--steps", "1", "--batch", "1"],
         input="go\ngo\n", capture_output=True, text=True, timeout=60, check=True)
     lines = done.stdout.splitlines()
     assert json.loads(lines[0]) == {"ready": True}
@@ -314,6 +314,11 @@ def test_bench_decode_with_paced_measures_once_for_each_line_of_input():
     assert second["seconds_per_step"] > 0
     assert second["weight_bytes_per_step"] == first["weight_bytes_per_step"] > 0
     assert second["cache_bytes_per_step"] > first["cache_bytes_per_step"]  # the context is one token longer
+
+
+def test_bench_decode_refuses_to_compare_batch_1_with_itself():
+    done = run("bench", "decode", "--quick", "--batch", "1", check=False)
+    assert done.returncode != 0 and "--batch 1 needs --plan or --baseline" in done.stderr
 
 
 def test_bench_decode_with_plans_refuses_real_weights_without_a_baseline():
