@@ -73,10 +73,11 @@ def interleave_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
             .swapaxes(1, 2).reshape(rows, columns))
 
 
-def convert(folder: Path, out: Path) -> None:
-    """Writes the GGUF file, with matrices in f16, which take two bytes per number as in the
-    checkpoint."""
+def convert(folder: Path, out: Path, weights: str) -> None:
+    """Writes the GGUF file. `weights` is the type of its matrices, f16 or bf16; both take two
+    bytes per number as in the checkpoint."""
     import gguf
+    kind = gguf.GGMLQuantizationType[weights.upper()]
     config = json.loads((folder / "config.json").read_text())
     check_config(config)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -96,14 +97,16 @@ def convert(folder: Path, out: Path) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{weights.upper()}"])
     for name, weight in tensors(folder):
         if ".q_proj." in name:
             weight = interleave_pairs(weight, heads)
         elif ".k_proj." in name:
             weight = interleave_pairs(weight, kv_heads)
-        writer.add_tensor(gguf_name(name), weight if weight.ndim == 1 else
-                          np.ascontiguousarray(weight.astype(np.float16)))
+        if weight.ndim == 1:
+            writer.add_tensor(gguf_name(name), weight)
+        else:
+            writer.add_tensor(gguf_name(name), gguf.quantize(weight, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

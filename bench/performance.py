@@ -10,7 +10,6 @@ from pathlib import Path
 
 import performance_page as page
 import provenance
-import vs_llama_cpp as versus
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -56,13 +55,6 @@ def measured(binary: Path, run: Run, arguments) -> dict:
     return json.loads(done.stdout)
 
 
-def llama_cpp(binary: Path, file: Path) -> None:
-    part = file.with_suffix(".part")
-    subprocess.run([str(ROOT / "bench/vs_llama_cpp.sh"), "--kvasir", str(binary),
-                    "--json", str(part)], check=True)
-    part.rename(file)
-
-
 def is_there(file: Path, source: dict) -> bool:
     """Returns True if the file has a result of exactly this binary, host and arguments."""
     return file.exists() and json.loads(file.read_text()).get("run") == source
@@ -84,11 +76,6 @@ def measure(options) -> None:
         report = measured(options.kvasir, run, arguments) | {"run": source}
         part.write_text(json.dumps(report, indent=1) + "\n")
         part.rename(file)
-    file = options.results / "llama_cpp.json"
-    if options.llama_cpp:
-        source = versus.source_of(versus.parse(["--kvasir", str(options.kvasir)]))
-        if options.fresh or not is_there(file, source):
-            llama_cpp(options.kvasir, file)
 
 
 def main() -> None:
@@ -97,7 +84,6 @@ def main() -> None:
     parser.add_argument("--only", default=[], type=lambda text: text.split(","),
                         help=f"measure these again: {', '.join(names)}")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
-    parser.add_argument("--llama-cpp", action="store_true", help="also run bench/vs_llama_cpp.sh")
     parser.add_argument("--write", action="store_true", help="only write the page")
     parser.add_argument("--quick", action="store_true", help="a smoke test: figures mean nothing")
     parser.add_argument("--results", type=Path, default=ROOT / "build/performance")

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Measures everything that docs/performance.md shows, and writes the page. This takes
-# half an hour on two quiet cores, and ten minutes more with llama.cpp. Results are
-# kept in build/performance, so an interrupted run continues where it stopped. Results
-# of another binary, host or command line are measured again; --fresh repeats all.
+# half an hour on two quiet cores. Results are kept in build/performance, so an
+# interrupted run continues where it stopped. Results of another binary, host or
+# command line are measured again; --fresh repeats all. The sections on llama.cpp and
+# on GPUs come from committed results.
 #
-#   bench/performance.sh                      all but llama.cpp, and the page
-#   bench/performance.sh --llama-cpp          with bench/vs_llama_cpp.sh
+#   bench/performance.sh                      everything, and the page
 #   bench/performance.sh --only attention     one benchmark again, and the page
 #   bench/performance.sh --help               the options
 set -euo pipefail

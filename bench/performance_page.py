@@ -1,6 +1,7 @@
 """Makes the Markdown of docs/performance.md from the benchmarks' JSON. No figure on the
 page is copied by hand."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent / "gpu"))
 
 import gpu_page  # noqa: E402
+import llama_cpp_page  # noqa: E402
 
 
 class PageError(Exception):
@@ -193,23 +195,9 @@ def breakdown(results) -> str:
                   for row in rows])
 
 
-def llama_cpp(results) -> str:
-    if "llama_cpp" not in results:
-        return "Not measured in this run (`bench/performance.sh --llama-cpp`)."
-    report = results["llama_cpp"]
-    return "\n".join([
-        f"{report['shape']}, {report['batch']} sequences of {report['context']} tokens, "
-        f"{report['threads']} threads, {report['pairs']} pairs, {report['machine']['time'][:10]}, "
-        f"llama-cpp-python {report['llama_cpp_python']}.", "",
-        summary(report["rows"], "ratio",
-                lambda row: f"{row['plan']} against {row['llama_cpp_cache']}"), "",
-        table(["our cache", "llama.cpp's", "ours, tokens/s", "theirs", "ours, bytes/step",
-               "theirs", "their bytes / ours", "our tokens/s / theirs", "target", ""],
-              [[row["plan"], row["llama_cpp_cache"], number(row["kvasir_tokens_per_second"]),
-                number(row["llama_cpp_tokens_per_second"]), size(row["kvasir_bytes_per_step"]),
-                size(row["llama_cpp_bytes_per_step"]), f"{row['bytes_ratio']:.2f}",
-                f"{row['ratio']:.2f}", f"≥ {row['target']:.2f}" if "target" in row else "",
-                verdict(row)] for row in report["rows"]])])
+def llama_cpp(_) -> str:
+    """Returns the section on llama.cpp, from committed results."""
+    return llama_cpp_page.marked(json.loads(llama_cpp_page.RESULTS.read_text()))
 
 
 def capacity(results) -> str:

@@ -2,8 +2,10 @@
 
 import argparse
 import ctypes
+import datetime
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import shutil
 import statistics
@@ -21,17 +23,19 @@ ROOT = Path(__file__).resolve().parent.parent
 @dataclass(frozen=True)
 class CacheKind:
     type: int  # ggml's number of the type
+    bits: int  # of a cached number, without scales
     flash_attention: bool = True  # required for quantized values
 
 
 # Flash attention is faster for f16 on some machines and versions, and slower on others.
-CACHES = {"f16": CacheKind(1), "f16-no-flash": CacheKind(1, False),
-          "q8_0": CacheKind(8), "q4_0": CacheKind(2)}
+CACHES = {"f16": CacheKind(1, 16), "f16-no-flash": CacheKind(1, 16, False),
+          "q8_0": CacheKind(8, 8), "q4_0": CacheKind(2, 4)}
+# Our plans that have a target, with their bits.
+PLAN_BITS = {"dense-bf16": 16, "dense-8bit": 8, "rotated-4bit": 4}
+# The target for the ratio of our tokens/s to llama.cpp's.
+TARGET = 1.2
 # The number of tokens that llama.cpp computes. Copies of their rows fill the rest of the context.
 PROMPT_TOKENS = 64
-# Targets for the ratio of our tokens/s to llama.cpp's. DENSE_TARGET is this ratio for the dense
-# cache. PLAN_TARGET is for other plans, as a share of the ratio of the bytes that steps read.
-DENSE_PLAN, DENSE_TARGET, PLAN_TARGET = "dense-bf16", 1.0, 0.85
 SPREAD, FEWEST_PAIRS = 0.15, 7
 
 
@@ -50,24 +54,21 @@ def paired(numerators, denominators):
     return median, spread, spread > SPREAD or len(ratios) < FEWEST_PAIRS
 
 
-def target_of(plan: str, cache: str, bytes_ratio: float) -> float | None:
-    """Returns the target for the ratio of tokens/s, or None. The dense cache has a target only
-    against f16 (with and without flash attention). The target of other plans grows with the
-    ratio of bytes."""
-    if plan == DENSE_PLAN:
-        return DENSE_TARGET if CACHES[cache].type == CACHES["f16"].type else None
-    return PLAN_TARGET * bytes_ratio
+def target_of(plan: str, cache: str) -> float | None:
+    """Returns the target for the ratio of tokens/s, or None. A plan has a target against caches
+    that have at least as many bits as it has."""
+    return TARGET if CACHES[cache].bits >= PLAN_BITS.get(plan, float("inf")) else None
 
 
-def row_of(plan, cache, batch, ours, theirs):
+def row_of(plan, cache, context, batch, ours, theirs):
     """Makes a row of the table. `ours` and `theirs` are lists of samples, each with the seconds
     and bytes of a step."""
     ratio, spread, undecided = paired([s["seconds_per_step"] for s in theirs],
                                       [s["seconds_per_step"] for s in ours])
     bytes_of = lambda s: s["weight_bytes_per_step"] + s["cache_bytes_per_step"]  # noqa: E731
     bytes_ratio = bytes_of(theirs[-1]) / bytes_of(ours[-1])
-    target = target_of(plan, cache, bytes_ratio)
-    row = {"plan": plan, "llama_cpp_cache": cache, "batch": batch}
+    target = target_of(plan, cache)
+    row = {"context": context, "batch": batch, "plan": plan, "llama_cpp_cache": cache}
     for name, samples in (("kvasir", ours), ("llama_cpp", theirs)):
         seconds = statistics.median(s["seconds_per_step"] for s in samples)
         row[f"{name}_tokens_per_second"] = batch / seconds
@@ -91,17 +92,17 @@ def assign(struct, **fields) -> None:
 
 
 class LlamaCache:
-    """llama.cpp's sequences in a cache of one type. All caches share the weights."""
+    """llama.cpp's sequences in a cache of one type."""
 
-    def __init__(self, llama, model, options, cache):
-        self.llama, self.batch, self.context = llama, options.batch, options.context
+    def __init__(self, llama, model, options, cache, context, batch):
+        self.llama, self.batch, self.context = llama, batch, context
         params = llama.llama_context_default_params()
         # Each sequence has its own stream. In a common stream, every query would be
         # compared with the cells of all sequences.
-        cells = options.context + 256
+        cells = context + 256
         kind = CACHES[cache]
-        tokens = max(PROMPT_TOKENS, options.batch)
-        assign(params, n_ctx=options.batch * cells, n_seq_max=options.batch,
+        tokens = max(PROMPT_TOKENS, batch)
+        assign(params, n_ctx=batch * cells, n_seq_max=batch,
                n_batch=tokens, n_ubatch=tokens,
                n_threads=options.threads, n_threads_batch=options.threads,
                flash_attn_type=(llama.LLAMA_FLASH_ATTN_TYPE_ENABLED if kind.flash_attention
@@ -109,7 +110,7 @@ class LlamaCache:
                kv_unified=False, type_k=kind.type, type_v=kind.type, no_perf=True)
         self.ctx = llama.llama_init_from_model(model, params)
         if not self.ctx:
-            raise RuntimeError(f"llama.cpp could not make a context of {options.batch} x {cells} "
+            raise RuntimeError(f"llama.cpp could not make a context of {batch} x {cells} "
                                f"cells of {cache}")
         self.weight_bytes = options.llama_weight_bytes
         self.cell_bytes = self._fill()
@@ -166,6 +167,9 @@ class LlamaCache:
         return {"seconds_per_step": seconds / steps, "weight_bytes_per_step": self.weight_bytes,
                 "cache_bytes_per_step": tokens * self.cell_bytes}
 
+    def close(self):
+        self.llama.llama_free(self.ctx)
+
 
 def load_llama(options, gguf_file):
     import llama_cpp as llama
@@ -194,13 +198,13 @@ def load_llama(options, gguf_file):
 class Kvasir:
     """A process of `kvasir bench decode --paced`, which takes a sample at each request."""
 
-    def __init__(self, options, plan, samples):
+    def __init__(self, options, plan, context, batch):
         self.plan = plan
         command = [options.kvasir, "bench", "decode", "--json", "--paced", "--random-weights",
                    "--shape", options.shape, "--weights-seed", str(options.seed),
-                   "--plan", plan, "--batch", str(options.batch),
-                   "--context", str(options.context), "--steps", str(options.steps),
-                   "--threads", str(options.threads), "--pairs", str(samples)]
+                   "--plan", plan, "--batch", batch, "--context", context,
+                   "--steps", options.steps, "--threads", options.threads,
+                   "--pairs", options.pairs]
         self.process = subprocess.Popen([str(part) for part in command], text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._read()
@@ -232,37 +236,39 @@ class Files:
     gguf: Path
 
 
-def make_weights(options) -> Files:
+def make_weights(options) -> Path:
+    """Returns a GGUF file with random weights."""
     import llama_cpp_gguf
     base = ROOT / "build" / "vs_llama_cpp" / f"{options.shape}-{options.seed}"
+    folder = base / "checkpoint"
     # The name contains a hash of the converter, so that a changed converter makes a new file.
     converter = hashlib.sha256(Path(llama_cpp_gguf.__file__).read_bytes()).hexdigest()[:8]
-    files = Files(base / "checkpoint", base / f"model-{converter}.gguf")
-    if not (files.folder / "config.json").exists():
+    gguf = base / f"{options.weights}-{converter}.gguf"
+    if not (folder / "config.json").exists():
         base.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(files.folder, ignore_errors=True)
-        part = files.folder.with_suffix(".part")
+        shutil.rmtree(folder, ignore_errors=True)
+        part = folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         subprocess.run([options.compress, "init", "--like", options.shape, "--seed",
                         str(options.seed), "--dtype", "bf16", "--out", part], check=True)
-        part.rename(files.folder)
-    if not files.gguf.exists():
-        for old in base.glob("model*.gguf"):
+        part.rename(folder)
+    if not gguf.exists():
+        for old in base.glob(f"{options.weights}-*.gguf"):
             old.unlink()
-        part = files.gguf.with_suffix(".part")
-        llama_cpp_gguf.convert(files.folder, part)
-        part.rename(files.gguf)
-    return files
+        part = gguf.with_suffix(".part")
+        llama_cpp_gguf.convert(folder, part, options.weights)
+        part.rename(gguf)
+    return gguf
 
 
 def table(rows) -> str:
-    head = ("plan", "llama.cpp cache", "ours, tok/s", "theirs, tok/s", "ours, MB/step",
+    head = ("context", "batch", "plan", "llama.cpp cache", "ours, tok/s", "theirs, tok/s", "ours, MB/step",
             "theirs, MB/step", "ratio", "target", "")
     lines = [head]
     for row in rows:
         verdict = "undecided" if row["undecided"] else {True: "met", False: "missed", None: ""}[
             row.get("met")]
-        lines.append((row["plan"], row["llama_cpp_cache"],
+        lines.append((str(row["context"]), str(row["batch"]), row["plan"], row["llama_cpp_cache"],
                       f"{row['kvasir_tokens_per_second']:.1f}",
                       f"{row['llama_cpp_tokens_per_second']:.1f}",
                       f"{row['kvasir_bytes_per_step'] / 1e6:.0f}",
@@ -279,33 +285,58 @@ def machine_of(options) -> dict:
                           stdout=subprocess.PIPE, text=True, check=True)
     machine = json.loads(done.stdout)["machine"]
     return {name: machine[name]
-            for name in ("time", "cpu", "threads", "simd", "llc_bytes", "memory_bytes")}
+            for name in ("cpu", "threads", "simd", "llc_bytes", "memory_bytes")}
 
 
-def measure(options) -> list[dict]:
+def measure_pairs(options, kvasir, cache):
+    """Returns the samples of both. They take turns, and the order alternates, so that neither
+    always runs first."""
+    ours, theirs = [], []
+    for pair in range(-1, options.pairs):  # the first pair warms up
+        samples = [None, None]
+        for turn in ((0, 1) if pair % 2 else (1, 0)):
+            samples[turn] = kvasir.sample() if turn == 0 else cache.sample(options.steps)
+        if pair >= 0:
+            ours.append(samples[0])
+            theirs.append(samples[1])
+    return ours, theirs
+
+
+def measure(options):
+    """Yields the rows. At most one cache of either side is in memory."""
     print(f"{options.threads} threads each", file=sys.stderr)
-    files = make_weights(options)
-    llama, model = load_llama(options, files.gguf)
-    caches = {name: LlamaCache(llama, model, options, name) for name in options.caches}
-    rows = []
-    for plan in options.plans:
-        kvasir = Kvasir(options, plan, (options.pairs + 1) * len(caches))
-        ours = {name: [] for name in caches}
-        theirs = {name: [] for name in caches}
-        for pair in range(-1, options.pairs):  # the first pair warms up
-            for name, cache in caches.items():
-                samples = [None, None]
-                # The order alternates, so that neither of the two always runs first.
-                for turn in ((0, 1) if pair % 2 else (1, 0)):
-                    samples[turn] = kvasir.sample() if turn == 0 else cache.sample(options.steps)
-                if pair < 0:
-                    continue
-                ours[name].append(samples[0])
-                theirs[name].append(samples[1])
-            print(f"{plan}: pair {pair + 1} of {options.pairs}", file=sys.stderr)
-        kvasir.close()
-        rows += [row_of(plan, name, options.batch, ours[name], theirs[name]) for name in caches]
-    return rows
+    llama, model = load_llama(options, make_weights(options))
+    for context, batch, name in itertools.product(options.context, options.batch, options.caches):
+        cache = LlamaCache(llama, model, options, name, context, batch)
+        for plan in options.plans:
+            print(f"{batch} x {context}: {plan} against {name}", file=sys.stderr)
+            kvasir = Kvasir(options, plan, context, batch)
+            ours, theirs = measure_pairs(options, kvasir, cache)
+            kvasir.close()
+            yield row_of(plan, name, context, batch, ours, theirs)
+        cache.close()
+
+
+KEYS = ("context", "batch", "plan", "llama_cpp_cache")
+
+
+def merged(old: dict, new: dict) -> dict:
+    """Returns the report `new` with the rows of `old` that it does not have. Raises ValueError if
+    they differ in anything except their rows and dates."""
+    for name in new:
+        if name not in ("rows", "date") and old.get(name) != new[name]:
+            raise ValueError(f"{name} of the file's rows is {json.dumps(old.get(name))}, and of this "
+                             f"run {json.dumps(new[name])}: give another file")
+    rows = {tuple(row[key] for key in KEYS): row for row in old["rows"] + new["rows"]}
+    return new | {"rows": sorted(rows.values(), key=lambda row: (row["context"], row["batch"]))}
+
+
+def write_rows(file: Path, report: dict) -> None:
+    if file.exists():
+        report = merged(json.loads(file.read_text()), report)
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(report, indent=1) + "\n")
+    part.rename(file)
 
 
 def parse(arguments):
@@ -313,17 +344,21 @@ def parse(arguments):
         prog="bench/vs_llama_cpp.sh", description="decode steps of kvasir and of llama.cpp, in turn")
     parser.add_argument("--shape", default="tinyllama-1.1b", help="model (random weights)")
     parser.add_argument("--seed", type=int, default=1, help="of the weights")
-    parser.add_argument("--batch", type=int, default=8, help="sequences")
-    parser.add_argument("--context", type=int, default=16384, help="tokens of each, before a step")
+    numbers = lambda text: [int(number) for number in text.split(",")]  # noqa: E731
+    parser.add_argument("--batch", type=numbers, default=[1, 8], help="numbers of sequences: 1,8")
+    parser.add_argument("--context", type=numbers, default=[8192, 32768],
+                        help="tokens of each sequence before a step: 8192,32768")
     parser.add_argument("--steps", type=int, default=2, help="steps of a sample")
     parser.add_argument("--pairs", type=int, default=9, help="samples of each; below 7: undecided")
     parser.add_argument("--threads", type=int, default=0,
                         help="of both; 0: as many as the cgroup allows")
-    parser.add_argument("--plans", default="dense-bf16,palu-50-g4-4bit,palu-50-g1-4bit,rap-50-4bit",
-                        type=lambda text: text.split(","), help="kvasir bench decode --plan")
+    parser.add_argument("--plans", default=",".join(PLAN_BITS), type=lambda text: text.split(","),
+                        help="kvasir bench decode --plan")
     parser.add_argument("--caches", default=",".join(CACHES), type=lambda text: text.split(","),
                         help=f"llama.cpp's, of {', '.join(CACHES)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here, and keep its other rows")
+    parser.add_argument("--weights", choices=("f16", "bf16"), default="bf16",
+                        help="type of llama.cpp's weights; ours are always bf16")
     parser.add_argument("--kvasir", type=Path, default=ROOT / "build/release/kvasir")
     parser.add_argument("--compress", type=Path, default=ROOT / "build/release/kvasir-compress")
     options = parser.parse_args(arguments)
@@ -334,29 +369,28 @@ def parse(arguments):
     return options
 
 
-def source_of(options) -> dict:
-    """Everything that a result depends on, except for the machine."""
-    names = ("shape", "seed", "batch", "context", "steps", "pairs", "threads", "plans", "caches")
-    return provenance.of(options.kvasir, [f"{name}={getattr(options, name)}" for name in names])
+def report_of(options, machine, rows) -> dict:
+    report = {name: getattr(options, name)
+              for name in ("shape", "seed", "weights", "steps", "pairs", "threads")}
+    return report | {"llama_cpp_python": importlib.metadata.version("llama-cpp-python"),
+                     "binary": provenance.binary_hash(options.kvasir), "machine": machine,
+                     "date": datetime.date.today().isoformat(), "rows": rows}
 
 
 def main() -> None:
     options = parse(sys.argv[1:])
     sys.path.insert(0, str(Path(__file__).resolve().parent))
+    rows = []
     try:
-        source = source_of(options)
         machine = machine_of(options)
         options.threads = options.threads or machine["threads"]
-        rows = measure(options)
+        for row in measure(options):
+            rows.append(row)
+            if options.json:
+                write_rows(options.json, report_of(options, machine, [row]))
     except (RuntimeError, ValueError, OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"vs_llama_cpp: {error}")
     print(table(rows))
-    if options.json:
-        report = {"shape": options.shape, "batch": options.batch, "context": options.context,
-                  "threads": options.threads, "pairs": options.pairs, "machine": machine,
-                  "llama_cpp_python": importlib.metadata.version("llama-cpp-python"),
-                  "rows": rows, "run": source}
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

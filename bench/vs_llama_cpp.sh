@@ -3,13 +3,14 @@
 # weights, machine and number of threads. It builds llama.cpp for this machine from
 # the source package of llama-cpp-python (PyPI), in build/venv-llama-cpp.
 #
-#   bench/vs_llama_cpp.sh                   8 sequences of 16384 tokens
-#   bench/vs_llama_cpp.sh --json FILE       and a JSON file
-#   bench/vs_llama_cpp.sh --context 512 --shape tinyllama-1.1b --pairs 2
-#   bench/vs_llama_cpp.sh --help            all options
+#   bench/vs_llama_cpp.sh                        1 and 8 sequences of 8192 and 32768 tokens
+#   bench/vs_llama_cpp.sh --json FILE            also writes the rows to a file, in place of old ones
+#   bench/vs_llama_cpp.sh --context 512 --pairs 2
+#   bench/vs_llama_cpp.sh --help                 all options
 #
 # Needs PyPI once, about 18 GB of memory and 5 GB of disk under build/, and what
 # `scripts/setup compress` installs. JOBS=1 builds on one core.
+# bench/llama_cpp_page.py writes the rows of bench/measured/llama_cpp.json to the pages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case " $* " in *' --help '* | *' -h '*)

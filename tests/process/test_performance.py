@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 import llama_cpp_cache  # noqa: E402
 import llama_cpp_gguf  # noqa: E402
+import llama_cpp_page  # noqa: E402
 import performance_page as page  # noqa: E402
 import vs_llama_cpp as versus  # noqa: E402
 
@@ -127,43 +128,67 @@ def samples(seconds, cache_bytes):
              "cache_bytes_per_step": cache_bytes} for s in seconds]
 
 
-def test_a_rows_ratio_is_the_median_of_pairs_and_its_target_follows_the_bytes():
-    row = versus.row_of("palu-50-g4-4bit", "q8_0", 8, samples([1.0] * 7, 100.0),
-                        samples([2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 9.0], 300.0))
-    assert row["ratio"] == 2.0 and row["bytes_ratio"] == 2.0
-    assert row["target"] == pytest.approx(0.85 * 2.0)
-    assert row["met"] and not row["undecided"]
-    assert (row["kvasir_tokens_per_second"], row["llama_cpp_tokens_per_second"]) == (8.0, 4.0)
+def row(plan, cache, ours, theirs, context=8192, batch=8):
+    return versus.row_of(plan, cache, context, batch, samples(ours, 100.0), samples(theirs, 300.0))
+
+
+def test_a_rows_ratio_is_the_median_of_pairs():
+    made = row("rotated-4bit", "q8_0", [1.0] * 7, [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 9.0])
+    assert made["ratio"] == 2.0 and made["bytes_ratio"] == 2.0
+    assert made["target"] == 1.2 and made["met"] and not made["undecided"]
+    assert (made["kvasir_tokens_per_second"], made["llama_cpp_tokens_per_second"]) == (8.0, 4.0)
 
 
 def test_a_target_is_undecided_with_fewer_than_seven_pairs_or_a_wide_spread():
-    few = versus.row_of("dense-bf16", "f16", 8, samples([1.0] * 6, 1.0), samples([2.0] * 6, 1.0))
-    assert few["undecided"] and not few["met"] and few["target"] == 1.0
-    wide = versus.row_of("dense-bf16", "f16", 8, samples([1.0] * 8, 1.0),
-                         samples([2.0, 3.0] * 4, 1.0))
-    assert wide["undecided"]
+    few = row("dense-bf16", "f16", [1.0] * 6, [2.0] * 6)
+    assert few["undecided"] and not few["met"]
+    assert row("dense-bf16", "f16", [1.0] * 8, [2.0, 3.0] * 4)["undecided"]
 
 
-def test_the_uncompressed_cache_has_a_target_only_against_the_f16_cache():
-    assert versus.target_of("dense-bf16", "f16", 1.0) == 1.0
-    # kvasir is compared with the faster of llama.cpp's runs with and without flash attention.
-    assert versus.target_of("dense-bf16", "f16-no-flash", 1.0) == 1.0
-    assert versus.target_of("dense-bf16", "q4_0", 0.3) is None
-    assert versus.target_of("rap-50-4bit", "q4_0", 1.2) == pytest.approx(1.02)
+@pytest.mark.parametrize("plan, caches", [
+    ("dense-bf16", ["f16", "f16-no-flash"]), ("dense-8bit", ["f16", "f16-no-flash", "q8_0"]),
+    ("rotated-4bit", ["f16", "f16-no-flash", "q8_0", "q4_0"]), ("rap-50-4bit", [])])
+def test_a_plan_has_a_target_against_caches_with_at_least_as_many_bits(plan, caches):
+    assert [cache for cache in versus.CACHES if versus.target_of(plan, cache)] == caches
 
 
-def test_a_result_is_measured_again_if_an_option_or_a_binary_changes(tmp_path):
-    binary = tmp_path / "kvasir"
-    binary.write_bytes(b"1")
-    asked = ["--kvasir", str(binary), "--json", str(tmp_path / "out")]
-    source = versus.source_of(versus.parse(asked))
-    assert source == versus.source_of(versus.parse(asked[:2]))
-    assert source != versus.source_of(versus.parse([*asked, "--pairs", "2"]))
-    for changed in (binary, tmp_path / "kvasir-bench"):
-        before = versus.source_of(versus.parse(asked))
-        versus.provenance.binary_hash.cache_clear()
-        changed.write_bytes(b"2")
-        assert before["binary"] != versus.source_of(versus.parse(asked))["binary"]
+def report(*rows, **others):
+    return {"shape": "tinyllama-1.1b", "threads": 2, "pairs": 7, "date": "2026-11-30",
+            "weights": "bf16", "llama_cpp_python": "0.3.36",
+            "machine": {"cpu": "a CPU", "simd": "AVX3"}, "rows": list(rows)} | others
+
+
+def test_rows_that_are_measured_again_replace_those_of_the_file(tmp_path):
+    file = tmp_path / "rows.json"
+    old = row("dense-bf16", "f16", [1.0] * 7, [2.0] * 7, context=512)
+    new = row("dense-bf16", "f16", [1.0] * 7, [3.0] * 7, context=512)
+    other = row("dense-bf16", "f16", [1.0] * 7, [2.0] * 7, context=64)
+    for rows in ([old], [other], [new]):
+        versus.write_rows(file, report(*rows))
+    assert json.loads(file.read_text())["rows"] == [other, new]
+    versus.write_rows(file, report(date="2026-12-01"))
+    with pytest.raises(ValueError, match='weights of the file\'s rows is "bf16", and of this run "f16"'):
+        versus.write_rows(file, report(weights="f16"))
+    assert json.loads(file.read_text())["rows"] == [other, new]
+
+
+def test_the_section_on_llama_cpp_marks_missed_and_undecided_ratios():
+    text = llama_cpp_page.section(report(
+        row("dense-bf16", "f16", [1.0] * 7, [1.1] * 7), row("dense-bf16", "q8_0", [1.0] * 7, [0.5] * 7),
+        row("rotated-4bit", "q8_0", [0.5] * 7, [1.0] * 7), row("rotated-4bit", "q4_0", [1.0] * 6, [2.0] * 6)))
+    assert "1 of 3 ratios with a target meet it, 1 are undecided" in text
+    assert "| 8192 | 8 | dense-bf16 | 8.0 | **1.10** |  | 0.50 |  |" in text
+    assert "| 8192 | 8 | rotated-4bit | 12.0 |  |  | 2.00 | 2.00 (undecided) |" in text
+    assert "| 8192 | 8 | llama.cpp, tokens/s |  | 7.3 |  | 8.0 | 4.0 |" in text
+
+
+@pytest.mark.parametrize("name", ["performance.md", "performance-avx2.md"])
+def test_the_documents_have_the_committed_figures_of_llama_cpp(name):
+    text = (ROOT / "docs" / name).read_text()
+    measured = json.loads(llama_cpp_page.RESULTS.read_text())
+    assert llama_cpp_page.rewritten(text, measured) == text
+    with pytest.raises(ValueError, match="the page has no"):
+        llama_cpp_page.rewritten(text.replace(llama_cpp_page.BEGIN, ""), measured)
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -171,7 +196,7 @@ def test_a_run_fails_if_kvasir_exits_with_an_error(tmp_path, code):
     program = tmp_path / "kvasir"
     program.write_text(f"#!/bin/sh\necho '{{}}'; read line; exit {code}\n")
     program.chmod(0o755)
-    kvasir = versus.Kvasir(versus.parse(["--kvasir", str(program)]), "dense-bf16", 1)
+    kvasir = versus.Kvasir(versus.parse(["--kvasir", str(program)]), "dense-bf16", 512, 1)
     if code == 0:
         kvasir.close()
     else:
