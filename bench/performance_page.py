@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "gpu"))
+sys.path[:0] = [str(Path(__file__).resolve().parent / name) for name in ("gpu", "measured")]
 
 import gpu_page  # noqa: E402
 import llama_cpp_page  # noqa: E402

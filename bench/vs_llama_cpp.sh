@@ -10,7 +10,7 @@
 #
 # Needs PyPI once, about 18 GB of memory and 5 GB of disk under build/, and what
 # `scripts/setup compress` installs. JOBS=1 builds on one core.
-# bench/llama_cpp_page.py writes the rows of bench/measured/llama_cpp.json to the pages.
+# bench/measured/llama_cpp_page.py writes the rows of bench/measured/llama_cpp.json to the pages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case " $* " in *' --help '* | *' -h '*)

@@ -19,8 +19,8 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 import llama_cpp_cache  # noqa: E402
 import llama_cpp_gguf  # noqa: E402
-import llama_cpp_page  # noqa: E402
 import performance_page as page  # noqa: E402
+import llama_cpp_page  # noqa: E402  # performance_page adds its folder to the path
 import vs_llama_cpp as versus  # noqa: E402
 
 

@@ -2,7 +2,7 @@
 bench/vs_llama_cpp.sh, which are committed in bench/measured/llama_cpp.json.
 bench/performance.sh writes it with the rest of the page. This writes only the section:
 
-  python3 bench/llama_cpp_page.py docs/performance.md docs/performance-avx2.md
+  python3 bench/measured/llama_cpp_page.py docs/performance.md docs/performance-avx2.md
 """
 
 import json
@@ -10,10 +10,12 @@ import statistics
 import sys
 from pathlib import Path
 
-import vs_llama_cpp as versus
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-RESULTS = Path(__file__).resolve().parent / "measured" / "llama_cpp.json"
-BEGIN, END = "<!-- bench/llama_cpp_page.py writes this -->", "<!-- to here -->"
+import vs_llama_cpp as versus  # noqa: E402
+
+RESULTS = Path(__file__).resolve().parent / "llama_cpp.json"
+BEGIN, END = "<!-- bench/measured/llama_cpp_page.py writes this -->", "<!-- to here -->"
 
 
 def table(head, rows) -> str:
