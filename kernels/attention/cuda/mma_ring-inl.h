@@ -12,6 +12,8 @@
 // only one address.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/attention/cuda/attention_exact.h"
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_operands.h"
@@ -24,9 +26,9 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 inline constexpr uint32_t kMmaThreads = kMmaWarps * simt::kWarp;
 
-// Base class of MmaAttention. `exact` is true if keys or values have
-// exact slots.
-template <MmaKind kind, bool exact>
+// Base class of MmaAttention. Items have at most `tiles` tiles of 8 rows.
+// `exact` is true if keys or values have exact slots.
+template <int32_t tiles, MmaKind kind, bool exact>
 class MmaRing {
  protected:
   static constexpr int32_t kWarps = static_cast<int32_t>(kMmaWarps);
@@ -168,7 +170,11 @@ class MmaRing {
   // each slot, and no row reads any of them as an exact row.
   KVASIR_DEVICE Blocks WholeBlocks(bool of_keys) const {
     if constexpr (!exact) return {first_whole_, end_whole_};
-    const SideBlocks side = of_keys ? keys_ : values_;
+    // With a reference, nvcc 13.0 keeps the whole object of the first instance
+    // in memory. With a copy, the other instances take more registers.
+    using Side = std::conditional_t<tiles == 1 && kind == MmaKind::kAny,
+                                    const SideBlocks, const SideBlocks&>;
+    Side side = of_keys ? keys_ : values_;
     return {
         side.sinks_end() > first_whole_ ? side.sinks_end() : first_whole_,
         side.window_begin() < end_whole_ ? side.window_begin() : end_whole_};

@@ -20,8 +20,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 // Base class of MmaAttention. Items have at most `tiles` tiles of 8 rows.
 template <typename T, int32_t tiles, MmaKind kind, bool exact>
-class MmaRows : protected MmaRing<kind, exact> {
-  using Ring = MmaRing<kind, exact>;
+class MmaRows : protected MmaRing<tiles, kind, exact> {
+  using Ring = MmaRing<tiles, kind, exact>;
 
  protected:
   using Ring::args_, Ring::chunks_, Ring::device_, Ring::item_, Ring::lane_,
