@@ -178,7 +178,7 @@ std::string ModelExecutor::numerics_id() const {
   // Increase kCpuBits or kGpuBits when a change of the code changes results.
   // All CPU back ends give the same bits.
   constexpr int kCpuBits = 3;
-  constexpr int kGpuBits = 2;
+  constexpr int kGpuBits = 3;
   const kernels::Device& device = *parts_.device;
   return absl::StrCat(
       device.numerics(), "-",

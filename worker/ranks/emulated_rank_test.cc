@@ -283,9 +283,9 @@ TEST(EmulatedRankTest, TheNumericsIdContainsTheDeviceAndTheActivationType) {
     return rank.ok() ? (*rank)->executor().numerics_id() : "";
   };
   EXPECT_EQ(numerics(std::nullopt), "cpu-f32-3");
-  EXPECT_EQ(numerics(DType::kF32), "emulated-f32-2-fast");
-  EXPECT_EQ(numerics(DType::kF16), "emulated-f16-2-fast");
-  EXPECT_EQ(numerics(DType::kBf16), "emulated-bf16-2-fast");
+  EXPECT_EQ(numerics(DType::kF32), "emulated-f32-3-fast");
+  EXPECT_EQ(numerics(DType::kF16), "emulated-f16-3-fast");
+  EXPECT_EQ(numerics(DType::kBf16), "emulated-bf16-3-fast");
 }
 
 TEST(EmulatedRankTest,

@@ -75,7 +75,7 @@ def test_the_server_reports_its_device(emulated):
     infos = [dict(labels) for name, labels in emulated.metrics() if name == "kvasir_build_info"]
     assert [labels["device"] for labels in infos] == ["emulated"]
     log = emulated.log()
-    assert "device=emulated" in log and "numerics=emulated-bf16-2-fast" in log, log
+    assert "device=emulated" in log and "numerics=emulated-bf16-3-fast" in log, log
 
 
 def test_concurrent_requests_get_the_answers_of_single_requests(emulated):
