@@ -57,7 +57,8 @@ INSTANTIATE_TEST_SUITE_P(Specs, LatentAttentionTest,
                            return std::string(spec.param.name);
                          });
 
-// The largest page ids. Offsets of these pages exceed 2^40 bytes.
+// In the second run, page ids are near the largest int32, so offsets of pages
+// exceed 2^40 bytes.
 TEST_P(LatentAttentionTest, PagesFarFromTheStartOfTheArenaGiveTheSameBits) {
   const std::vector<LatentAsk> asks = {{0, 62, 3}, {1, 129, 1}};
   std::vector<std::vector<float>> outputs;

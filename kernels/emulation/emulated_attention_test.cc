@@ -157,8 +157,8 @@ class DeviceLaunch {
     rows.fresh.arena = Arena(from.exact.fresh.arena, from.fresh_memory());
     return &rows;
   }
-  // Copies the memory of an arena. The arena begins as far before the copy as
-  // it begins before `memory`.
+  // Copies the memory of an arena to the device. Returns the start of the arena
+  // there, which is equally far before the memory.
   DevicePtr<void> Arena(const void* arena, const std::vector<char>& memory) {
     if (memory.empty()) return nullptr;
     const int64_t before = memory.data() - static_cast<const char*>(arena);
@@ -455,8 +455,9 @@ TEST_P(TensorCoreAttentionTest,
   }
 }
 
-// Expects the same bits if all pages begin more than 2^32 bytes after the start
-// of their arena. Returns how many items the prefill kernel had.
+// Expects that attention gives the same bits if all pages begin more than 2^32
+// bytes after the start of their arena. Returns how many items the prefill
+// kernel had.
 int64_t ExpectSameBitsFarFromTheStart(LatentSpec spec, DType dtype) {
   std::vector<Outcome> outcomes;
   for (int run = 0; run < 2; ++run) {
@@ -2297,8 +2298,9 @@ bool IsRightInTwoSplits(LatentCache& cache, EmulatedTest& test, DType dtype) {
   return IsRight(Attend(test, {cache, asks, dtype, 0}), dtype);
 }
 
-// Expects that leaving out any synchronizing line is detected, except
-// `needless` lines with a SyncWarp.
+// Expects that leaving out any synchronizing line is detected. Lines with a
+// SyncWarp are checked only under ThreadSanitizer, where up to `needless` of
+// them may stay undetected.
 void ExpectEachSiteIsMissed(
     const std::string& kernel, DType dtype, size_t sites,
     const LatentSpec& spec = OfHeads(2, 1, Numbers({72}), Numbers({72})),

@@ -95,8 +95,9 @@ class EmulatedDevice::Allocator final : public DeviceAllocator {
                                 const AllocationOptions& options) override {
     void* const data = state_->memory.Acquire(
         bytes, std::max(options.alignment_bytes, kAlignment));
-    // As on a GPU, fresh memory is not zero. An allocation above kMostFilled is
-    // not filled, so that a test can use a small part of a large allocation.
+    // Fresh memory is filled with 0xff, because on a GPU it is not zero either.
+    // Allocations above kMostFilled are not filled, so that a test can use a
+    // small part of a large allocation.
     if (data != nullptr && bytes <= kMostFilled) {
       const OpenMemory open(&state_->memory);
       std::memset(data, 0xff, bytes);

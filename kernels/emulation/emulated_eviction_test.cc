@@ -23,7 +23,7 @@ constexpr int64_t kGranule = 16;
 
 enum class Masses { kFewValues, kRandom, kEqual, kNotFinite };
 
-// An eviction of the first `slots` slots of a sequence.
+// An eviction from the first eviction.num_slots slots of a sequence.
 struct Plan {
   int64_t sequence = 0;
   Eviction eviction;
@@ -265,8 +265,8 @@ TEST(EvictionCudaTest, KernelsKeepAndMoveTheSameSlotsAsOnACpu) {
   }
 }
 
-// A context of several steps of the kernels, most of which is kept, so that
-// slots are overwritten soon after they are read.
+// The context takes the kernels several turns. More than half of its slots are
+// kept, so slots are overwritten soon after they are read.
 Step Long() {
   Plan plan = {0, Of(2600, 1500, 4, 100)};
   plan.eviction.decay = 0.5f;

@@ -2,17 +2,18 @@
 // eviction. A piece is what a tile stores of a slot without a gap: a granule,
 // or all bytes of the slot if there are no granules.
 //
-// A CTA moves the units of a piece in order, kUnitsAtOnce at a time: all
+// A CTA moves a piece in words of 16, 4 or 1 bytes, kWordsAtOnce at a time: all
 // threads load, wait for each other, and store. Slots only move to lower
-// places. So a unit that is overwritten was loaded in the same turn or before.
+// places. So a word that is overwritten was loaded in the same turn or before.
 //
-// Layout: a unit has 16 bytes in every cache for GPUs, except in the planes of
-// metadata, where it has 1 or 4 bytes. Neighbouring threads move neighbouring
-// units, and kept slots are often neighbours, so most accesses fill sectors.
+// Layout: the latents of every cache for GPUs are moved in words of 16 bytes,
+// and planes of metadata in words of 1 or 4 bytes. Neighbouring threads move
+// neighbouring words, and kept slots are often neighbours, so most accesses
+// fill sectors.
 //
 // Bytes: every moved slot is read and written once. Lower bound of the time:
-// these bytes divided by the memory's bandwidth, or the latency of n / 768
-// turns for n kept units of a piece.
+// the greater of these bytes divided by the memory's bandwidth, and the latency
+// of n / 768 turns for n kept words of a piece.
 #include "kernels/eviction/evict_compact.h"
 #include "kernels/simt/grid.h"
 #include "kernels/simt/launch.h"
@@ -24,7 +25,7 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kUnderWay = 3;
-constexpr uint32_t kUnitsAtOnce = kThreads * kUnderWay;
+constexpr uint32_t kWordsAtOnce = kThreads * kUnderWay;
 // The number of CTAs that divide the pieces of a region.
 constexpr uint32_t kPieceCtas = 8;
 
@@ -58,33 +59,33 @@ class Mover {
   }
 
  private:
-  template <typename Unit>
+  template <typename Word>
   KVASIR_DEVICE void MovePieces() const {
     const auto pieces =
         static_cast<uint32_t>((region_.slot_bytes + piece_ - 1) / piece_);
     for (uint32_t p = simt::CtaY(); p < pieces; p += simt::CtasY()) {
-      MovePiece<Unit>(p * granule_ * region_.tile_slots);
+      MovePiece<Word>(p * granule_ * region_.tile_slots);
     }
   }
   // Moves a piece that is at `offset` in the region.
-  template <typename Unit>
+  template <typename Word>
   KVASIR_DEVICE void MovePiece(int64_t offset) const {
-    constexpr auto kBytes = static_cast<int64_t>(sizeof(Unit));
+    constexpr auto kBytes = static_cast<int64_t>(sizeof(Word));
     const auto in_slot = static_cast<uint32_t>(piece_ / kBytes);
-    // The first unit of a turn is unit `unit` of slot `first`.
-    uint32_t unit = 0;
+    // The first word of a turn is word `word` of slot `first`.
+    uint32_t word = 0;
     for (uint32_t first = 0; first < count_;) {
-      Unit held[kUnderWay] = {};
-      Unit* to[kUnderWay] = {};
+      Word held[kUnderWay] = {};
+      Word* to[kUnderWay] = {};
       KVASIR_UNROLL
       for (uint32_t k = 0; k < kUnderWay; ++k) {
-        const uint32_t i = unit + kThreads * k + simt::Thread();
+        const uint32_t i = word + kThreads * k + simt::Thread();
         const uint32_t slot = first + i / in_slot;
         if (slot >= count_) continue;
         const int64_t at = offset + kBytes * (i % in_slot);
         const auto kept = static_cast<uint32_t>(simt::LoadGlobal(kept_ + slot));
-        auto* const from = reinterpret_cast<Unit*>(AddressOf(from_, kept) + at);
-        auto* const target = reinterpret_cast<Unit*>(AddressOf(to_, slot) + at);
+        auto* const from = reinterpret_cast<Word*>(AddressOf(from_, kept) + at);
+        auto* const target = reinterpret_cast<Word*>(AddressOf(to_, slot) + at);
         if (from == target) continue;
         held[k] = simt::LoadGlobal(from);
         to[k] = target;
@@ -94,9 +95,9 @@ class Mover {
       for (uint32_t k = 0; k < kUnderWay; ++k) {
         if (to[k] != nullptr) simt::StoreGlobal(to[k], held[k]);
       }
-      unit += kUnitsAtOnce;
-      first += unit / in_slot;
-      unit %= in_slot;
+      word += kWordsAtOnce;
+      first += word / in_slot;
+      word %= in_slot;
     }
   }
   KVASIR_DEVICE char* AddressOf(const int32_t* table, uint32_t slot) const {

@@ -1,14 +1,15 @@
 // evict_select on a GPU. One CTA chooses the slots of one unit in one eviction.
-// It computes the worth of every candidate again in each of six passes, because
-// that costs less than storing it: the first pass finds the ranges of masses
-// and errors, four passes find the threshold, and the last one writes the kept
-// slots.
+// It reads the candidates in six passes. The first one finds the ranges of
+// masses and errors, four find the threshold, and the last one writes the kept
+// slots. The last five passes compute each candidate's worth again, because
+// that costs less than storing it.
 //
 // The threshold is the worth of the last candidate that is kept. It is found by
-// radix selection: each pass counts the candidates by 8 more bits of their
-// worth. Candidates above the threshold are kept, and the lowest ones of those
-// that equal it, as many as there are places left. The CTA counts both kinds
-// in the order of slots, so the kept slots are written in ascending order.
+// radix selection: each pass counts the candidates whose higher bits equal
+// those of the threshold, by the next 8 bits of their worth. All candidates
+// above the threshold are kept. If several candidates equal it, the lowest
+// slots are kept until no place is left. The CTA counts both kinds in the order
+// of slots, so the kept slots are written in ascending order.
 //
 // Worth is computed by the float32 operations of evict_select.cc in the same
 // order, so a GPU keeps the same slots as a CPU.
@@ -17,9 +18,10 @@
 // next to each other, and neighbouring threads read neighbouring slots.
 //
 // Bytes per candidate and unit: 4 to 6 (mass and errors), read once from memory
-// and five times from caches. Operations: about 30 for each candidate and pass.
-// Lower bound of the time: the latency of about 6 n / 512 dependent steps for n
-// slots, because each unit has only one CTA.
+// and five times from caches. Decay reads and writes all masses. Operations:
+// about 30 for each candidate and pass. Lower bound of the time: the latency of
+// about 6 n / 512 dependent steps for n slots, because each unit has only one
+// CTA.
 #include "kernels/eviction/evict_select.h"
 #include "kernels/simt/grid.h"
 #include "kernels/simt/launch.h"
@@ -36,14 +38,14 @@ constexpr uint32_t kDigits = 256;
 constexpr uint32_t kLaneDigits = kDigits / simt::kWarp;
 constexpr int kRanges = 3;  // of the masses, the errors of keys, and of values
 
-// The shared memory of a CTA. Counts in `before` alternate between two arrays,
-// so that one barrier per step is enough.
+// The shared memory of a CTA. Consecutive turns of WriteBest use different
+// halves of `above` and `equal`, so one barrier per turn is enough.
 struct SelectMemory {
   float least[kRanges][kWarps];
   float greatest[kRanges][kWarps];
   uint32_t count[kDigits];
   uint32_t digit;   // the digit of the threshold in this pass
-  uint32_t places;  // how many candidates with the digits so far are kept
+  uint32_t places;  // how many candidates with the threshold's digits are kept
   int32_t above[2][kWarps];
   int32_t equal[2][kWarps];
 };
@@ -59,7 +61,7 @@ struct Range {
   }
 };
 
-// Chooses the slots of a unit. All threads of the CTA call each method.
+// Chooses the slots of a unit. All threads of the CTA must call Run.
 class SelectUnit {
  public:
   KVASIR_DEVICE SelectUnit(const EvictSelectArgs& args,
@@ -167,7 +169,7 @@ class SelectUnit {
     }
   }
 
-  // Returns the order of the candidate that takes the last of `places` places.
+  // Returns the threshold: the OrderOf of the last candidate that is kept.
   KVASIR_DEVICE Threshold FindThreshold(uint32_t places) const {
     SelectMemory* const memory = Memory();
     Threshold threshold = {0, places};

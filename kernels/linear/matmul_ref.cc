@@ -35,8 +35,8 @@ __attribute__((target("avx2,fma"))) PanelSums SumPanelByFma(const float* x,
 }
 #endif
 
-// Without FMA instructions, std::fma calls a function, and tests spent most of
-// their time in it. The bits are the same.
+// In code that is compiled without FMA instructions, std::fma calls a slow
+// function. Both versions give the same bits.
 template <typename T>
 PanelSums SumPanel(const float* x, const T* w, int64_t depth) {
 #if defined(__x86_64__)

@@ -240,8 +240,8 @@ class DeviceEngineTest : public ::testing::TestWithParam<Artifact> {};
 TEST_P(DeviceEngineTest, LogitsOfATextOnTheDeviceAreCloseToThoseOnTheCpu) {
   const Artifact& artifact = GetParam();
   const Sizes sizes = SizesHere();
-  // The emulated device runs too few tokens for eviction from the exact windows
-  // of rotated plans.
+  // On the emulated device the text is shorter than the exact window of rotated
+  // plans, so they would evict nothing.
   const std::string coded =
       artifact.evicts ? "dense-8bit" : plan::kRotatedPreset;
   if (!OnGpu() && !artifact.plan.empty() &&

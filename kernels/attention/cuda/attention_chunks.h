@@ -27,12 +27,12 @@ struct HostChunks {
 
 // Makes the chunks of all units. If the codec, layout or size of some part does
 // not allow chunks, the result has no units and `why_none` is set. The latents
-// of a part must be stored in aligned pieces of 16 bytes and have either
-//   - numbers of the activations' type, in a multiple of 8 channels; or
-//   - codes in runs of whole pieces, with float16 ranges in slots, or codes
-//   with
-//     levels. (If codes are in two planes, their low bits must be whole pieces,
-//     and the high bits that belong to a piece must be in one piece.)
+// of a part must be stored in aligned pieces of 16 bytes. They are numbers of
+// the activations' type, in a multiple of 8 channels, or codes with float16
+// ranges in slots, with static ranges, or with levels. Each run of codes must
+// fill whole pieces. If codes are in two planes, the low plane must fill whole
+// pieces, and the high bits that belong to one of these pieces must not be in
+// two pieces.
 // The part's exact rows must also be stored in aligned pieces and have the
 // activations' type. In the result, `head_column` points to host memory.
 HostChunks MakeChunks(const PagedAttentionArgs& params,

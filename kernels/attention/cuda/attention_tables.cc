@@ -456,7 +456,8 @@ absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
     }
   }
   if (params.mass.most_rows > 0) {
-    return NotServed("attention mass, which h2o and q-hitter evict by");
+    return NotServed(
+        "attention mass, which the eviction methods h2o and q-hitter need");
   }
   if (params.score_cap > 0.0f) return NotServed("scores with a cap");
   const int64_t width = MostOutWidth(PartsOf(params), params.num_kv_heads);

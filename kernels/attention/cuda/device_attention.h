@@ -53,11 +53,12 @@ struct HeadUnit {
 
 // A chunk: neighbouring channels of a group, which each slot stores in whole
 // pieces of 16 bytes, so that tensor cores can use them as an operand.
-// ChunkKind is the form of its channels: unquantized numbers, or codes of 8, of
-// 5 or 6, of 4, or of 1 to 3 bits, the latter two also with levels.
+// ChunkKind is the form of its channels: unquantized numbers, codes of 8 bits,
+// of 5 or 6 bits, of 4 bits, or of at most 3 bits. Codes of at most 4 bits may
+// have levels.
 //
 // Codes of 3, 5 and 6 bits are in two planes (LatentPart). The low plane has
-// the lowest 2 or 4 bits of each code, and pieces are counted in it. The high
+// the lowest 2 or 4 bits of each code; `pieces` counts its pieces. The high
 // plane has the other bits. Codes of 1 bit are treated as codes of 3 bits whose
 // low bits are 0 and not stored.
 enum class ChunkKind : uint8_t {
@@ -81,11 +82,11 @@ struct LatentChunkOnDevice {
   int32_t slot_stride = 0;
   int32_t piece_stride = 0;
   int32_t pieces = 0;
-  bool has_low = true;  // false: codes have 1 bit, or none
+  bool has_low = true;  // false: the codes have 0 or 1 bit
   // The high plane. high_bytes: how many of its bytes belong to a piece of the
-  // low plane (0: there is no high plane). high_byte: the first byte of the
-  // chunk in the first of its `high_pieces` pieces. high_offset: distance from
-  // the first piece of the low plane to this piece.
+  // low plane (0: there is no high plane). high_byte: the byte at which the
+  // chunk's high bits begin in the first of `high_pieces` pieces. high_offset:
+  // distance from codes_offset to this piece.
   int32_t high_bytes = 0;
   int32_t high_byte = 0;
   int32_t high_pieces = 0;
@@ -115,8 +116,8 @@ struct LatentChunkOnDevice {
   // (mma_digits.h). It is a multiple of 64.
   int32_t digit_column = 0;
   int32_t table = 0;  // index of the levels in AttentionDevice::levels
-  // A code or its level is `step` times the integer that is multiplied.
-  // level_words: the levels as integers, which are bytes in words.
+  // Kernels multiply integers. A code or its level is `step` times its integer.
+  // level_words: the integers of the levels, one in each byte.
   uint32_t level_words[kMaxNormLevels / 4] = {};
   float step = 1.0f;
   // Static ranges: the scales and minima of the chunk's channels. Null: slots
@@ -151,11 +152,14 @@ struct UnitChunks {
 // must fit into the sums of four warps.
 inline constexpr int64_t kMostKeyPieces = 8;
 inline constexpr int64_t kMostKeyPieces4 = 4;  // if the codes have 4 to 6 bits
-inline constexpr int64_t kMostKeyPieces3 = 2;  // if the codes have 1 to 3 bits
+// If the codes have at most 3 bits, or if they have 6 bits and their high plane
+// does not begin with a whole piece.
+inline constexpr int64_t kMostKeyPieces3 = 2;
 inline constexpr int64_t kMostNumberPieces = 8;
 inline constexpr int64_t kMostCodePieces = 4;
-// The kind of all chunks of a layer, or kAny if they have different kinds. The
-// kernel for tensor cores has an instance for each of these values.
+// The kind of all chunks of a layer. kAny: they have different kinds, or no
+// instance serves only their kind (codes of 1 to 3, 5 or 6 bits without levels,
+// static ranges). The kernel for tensor cores has an instance for each value.
 enum class MmaKind : uint8_t {
   kAny,
   kNumbers,

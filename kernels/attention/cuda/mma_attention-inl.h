@@ -24,8 +24,9 @@
 //   1 to 3 bits: like 4 bits, after the two parts of a code are joined;
 //   levels: signed bytes, which are looked up.
 // Queries and weights are written as digits for these products (mma_digits.h).
-// The scale and minimum of a key are applied to the sums of its run. Static
-// scales are multiplied into queries and into the sums of values. Weights
+// The scale and minimum of a key are applied to the sums of its run. With
+// static ranges, queries are multiplied by the scales of keys before they are
+// written as digits, and the sums of values by the scales of values. Weights
 // are multiplied by the scales of values before they are written as digits, and
 // the minima of values are summed separately in float32. Scales of values are
 // limited so that the greatest code gives at most 65504; this changes only runs
@@ -276,9 +277,10 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
     const auto load = [&](int32_t piece, uint32_t(&words)[4]) {
       simt::LoadMatrices<4>(words, from + piece * kWarpSlots * kPiece);
     };
-    // `lower` has the sums of levels and of codes. Only sums of odd codes of at
-    // most 4 bits are in `upper`, times 16. (So the units of these codes are
-    // divided by 16.)
+    // If the codes have at most 4 bits and no levels, `upper` has the sums of
+    // the odd codes, times 16, and `lower` those of the even ones. Then the
+    // result is 16 * lower + upper, and the unit is divided by 16. Otherwise
+    // `lower` has all sums.
     const bool halves =
         what == ChunkKind::kCodes4 || what == ChunkKind::kCodes3;
     DigitSums<row_tiles> lower, upper;
@@ -570,8 +572,8 @@ class MmaAttention : MmaRows<T, tiles, kind, exact> {
         // bytes 2g and 2g + 1 of two slots each (StagedSlot).
         uint32_t bytes = simt::PickBytes(words[i / 2 * 2], words[i / 2 * 2 + 1],
                                          i % 2 == 0 ? 0x6420u : 0x7531u);
-        // The lane's next byte of the high plane has the high bits of both
-        // bytes 2g and 2g + 1, those of the former in its lower bits.
+        // In high[i / 2], each byte belongs to one slot. Its lowest bits are
+        // the high bits of the codes in byte 2g; those of byte 2g + 1 follow.
         const uint32_t others = high[i / 2] >> (i % 2 * chunk.high_bytes / 2);
         if (HasTwoBits(what)) {
           bytes = FourBitCodes(chunk.has_low ? bytes : 0, others, first / 2);

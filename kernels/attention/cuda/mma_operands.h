@@ -29,7 +29,8 @@ KVASIR_DEVICE void Product(float (&d)[4], const uint32_t (&a)[4],
   }
 }
 
-// Returns whether pieces have 4 bits of each code, or 2 bits.
+// HasFourBits and HasTwoBits return whether a piece of the low plane has room
+// for 4 or 2 bits of each code.
 KVASIR_DEVICE bool HasFourBits(ChunkKind kind) {
   return kind == ChunkKind::kCodes4 || kind == ChunkKind::kLevels4 ||
          kind == ChunkKind::kCodes6;

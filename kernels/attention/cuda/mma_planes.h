@@ -15,14 +15,15 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Join low bits and high bits. The lowest bits of each byte of `high` belong to
-// the codes in the same byte of `low`. FourBitCodes: a byte of `low` has four
+// FourBitCodes and ByteCodes join low bits and high bits. The lowest bits of
+// each byte of `high` belong to the codes in the same byte of `low`.
+// FourBitCodes: a byte of `low` has four
 // codes. The result has two of them in each byte, the even ones (odd = 0) or
 // the odd ones (odd = 1), with 4 bits each. ByteCodes: a byte of `low` has two
 // codes, with `high_bits` (1 or 2) high bits each. The result has one of them
 // in each byte.
 KVASIR_DEVICE uint32_t FourBitCodes(uint32_t low, uint32_t high, int32_t odd) {
-  // The products move the high bits of two codes to bits 2 and 6.
+  // Multiplying by 20 or 10 moves the high bits of two codes to bits 2 and 6.
   const uint32_t moved =
       odd == 0 ? (high & 0x05050505u) * 20 : (high & 0x0a0a0a0au) * 10;
   return simt::AndOr(moved, 0x44444444u, low >> (2 * odd) & 0x33333333u);
@@ -33,9 +34,9 @@ KVASIR_DEVICE uint32_t ByteCodes(uint32_t low, uint32_t high, int32_t high_bits,
   return (low >> (4 * odd) & 0x0f0f0f0fu) |
          (high << (4 - odd * high_bits) & mask);
 }
-// SpreadFour moves every four bits of the lower half of a word to the lowest
-// bits of a byte, and SpreadTwo every two bits of its lowest byte. SpreadFour
-// does not clear the other bits.
+// SpreadFour moves each group of four bits in the lower half of a word to the
+// lowest bits of a byte of its own. It does not clear the other bits. SpreadTwo
+// does this with each two bits of a word that has only its lowest byte.
 KVASIR_DEVICE uint32_t SpreadFour(uint32_t word) {
   return simt::PickBytes(word, word >> 4, 0x5140u);
 }
@@ -46,7 +47,7 @@ KVASIR_DEVICE uint32_t SpreadTwo(uint32_t word) {
 
 // ---- keys: a stage has [piece][16 slots][16 bytes]
 
-// Returns the index in a stage of keys of the first piece of the high plane.
+// Returns the index of the first high-plane piece in a stage of keys.
 KVASIR_DEVICE int32_t FirstHigh(const LatentChunkOnDevice& chunk) {
   return (chunk.pieces + 1) / 2 * 2;
 }
@@ -107,9 +108,10 @@ KVASIR_DEVICE void AddHighBits(const LatentChunkOnDevice& chunk,
 // ---- values: a stage has a piece of the low plane and one of the high plane,
 // each [64 slots][16 bytes]
 
-// Returns the first byte of the high plane that belongs to piece `piece` of the
-// chunk, counted from the start of the chunk's first piece of the high plane.
-// HighPiece returns the distance in bytes from the piece to that of this byte.
+// HighByte returns the index of the first high-plane byte that belongs to piece
+// `piece` of the low plane. It counts from the start of the chunk's first
+// high-plane piece. HighPiece returns the distance in bytes from piece `piece`
+// to the high-plane piece that has this byte.
 KVASIR_DEVICE int32_t HighByte(const LatentChunkOnDevice& chunk,
                                int32_t piece) {
   return chunk.high_byte + piece * chunk.high_bytes;
@@ -120,8 +122,9 @@ KVASIR_DEVICE int32_t HighPiece(const LatentChunkOnDevice& chunk,
          (HighByte(chunk, piece) / 16 - piece) * chunk.piece_stride;
 }
 // Loads the lane's high bits of slots [32k, 32k + 32): in each word a byte for
-// each of four neighbouring slots (StagedSlot). The bits of lane g = lane / 4
-// begin at bit g * high_bytes, but LoadMatrices gives it the bits from 16g on.
+// each of four neighbouring slots (StagedSlot). The bits of the lanes with
+// g = lane / 4 begin at bit g * high_bytes, but LoadMatrices gives them those
+// from bit 16g on.
 KVASIR_DEVICE void LoadHighBytes(const LatentChunkOnDevice& chunk,
                                  int32_t piece, const char* stage, int32_t k,
                                  uint32_t (&high)[2]) {

@@ -170,8 +170,9 @@ class MmaRing {
   // each slot, and no row reads any of them as an exact row.
   KVASIR_DEVICE Blocks WholeBlocks(bool of_keys) const {
     if constexpr (!exact) return {first_whole_, end_whole_};
-    // With a reference, nvcc 13.0 keeps the whole object of the first instance
-    // in memory. With a copy, the other instances take more registers.
+    // The instance for 8 rows and any kind copies the blocks of a side: with a
+    // reference, nvcc 13.0 keeps its whole object in local memory. In the other
+    // instances, a copy would take more registers.
     using Side = std::conditional_t<tiles == 1 && kind == MmaKind::kAny,
                                     const SideBlocks, const SideBlocks&>;
     Side side = of_keys ? keys_ : values_;
@@ -234,9 +235,9 @@ class MmaRing {
     uint32_t tile_bytes;
     int32_t copies;     // how many pieces the lane copies
     uint32_t distance;  // from one of these pieces to the next, in bytes
-    // How many pieces of the high plane the lane copies. `high`: the offset of
-    // the first one from `from`. high_to: its offset in the stage. Two pieces
-    // are 32 slots apart.
+    // high_copies: the number of high-plane pieces that the lane copies. high:
+    // the distance in bytes from `from` to the first one. high_to: its offset
+    // in the stage. If there are two, they belong to slots that are 32 apart.
     int32_t high_copies;
     int32_t high;
     int32_t high_to;
@@ -452,7 +453,8 @@ class MmaRing {
                                       run.params_offset + s % kBlock * 4);
       return;
     }
-    // Lanes begin with different slots of their four, to avoid bank conflicts.
+    // Lanes begin with different ones of their four slots, because that avoids
+    // most bank conflicts.
     KVASIR_NO_UNROLL
     for (int32_t i = 0; i < 4; ++i) {
       const int32_t k = (i + lane_ / 4) % 4;

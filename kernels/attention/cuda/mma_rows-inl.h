@@ -199,7 +199,8 @@ class MmaRows : protected MmaRing<tiles, kind, exact> {
     }
     if (lane_ != 0) return;
     const float scale = kScaledDigits ? device_.scale * simt::kLog2E : 1.0f;
-    // The sums of 4-bit codes are multiplied by 16 (ScoreCodes).
+    // ScoreCodes computes 16 times the sums of codes of at most 4 bits that
+    // have no levels.
     const ChunkKind what = KindOf(chunk);
     const float step = what == ChunkKind::kCodes4 || what == ChunkKind::kCodes3
                            ? 0.0625f * chunk.step
