@@ -11,6 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "kernels/device/host_work.h"
@@ -278,7 +279,10 @@ EmulatedDevice::EmulatedDevice(std::shared_ptr<State> state,
              std::make_unique<Allocator>(state, options.memory_limit_bytes)),
       state_(std::move(state)),
       ops_(ops),
-      activations_(options.activations) {}
+      activations_(options.activations) {
+  // Kernels are compiled with these instructions (CMakeLists.txt).
+  KVASIR_CHECK(__builtin_cpu_supports("fma"));
+}
 
 EmulatedDevice::~EmulatedDevice() = default;
 

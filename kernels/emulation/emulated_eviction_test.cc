@@ -94,17 +94,17 @@ class Step {
 
   // Does not change the cache.
   Result OnEmulated(EmulatedTest& test) const {
-    std::deque<DeviceBuffer> arenas;
+    std::deque<Arena> arenas;
     std::vector<EvictPart> parts;
     for (size_t p = 0; p < units_.size(); ++p) {
       const TestPart& from = cache_.parts()[p];
-      arenas.push_back(test.Put(from.memory()));
       parts.push_back({OnDevice(from.part), units_[p].data()});
-      parts.back().latents.arena = arenas.back().data();
+      parts.back().latents.arena =
+          Put(test, from.part.arena, from.memory(), &arenas);
     }
-    arenas.push_back(test.Put(cache_.metadata_memory()));
     SlotMetadata metadata = OnDevice(cache_.metadata());
-    metadata.arena = arenas.back().data();
+    metadata.arena =
+        Put(test, cache_.metadata().arena, cache_.metadata_memory(), &arenas);
     std::deque<DeviceBuffer> tables;
     std::vector<Eviction> evictions = Evictions();
     for (size_t i = 0; i < evictions.size(); ++i) {
@@ -121,13 +121,36 @@ class Step {
         workspace);
     Result result;
     result.kept = test.Get<int32_t>(kept);
-    for (const DeviceBuffer& arena : arenas) {
-      result.arenas.push_back(test.Get<char>(arena));
+    for (const Arena& arena : arenas) {
+      std::vector<char>& bytes = result.arenas.emplace_back(arena.bytes);
+      KVASIR_EXPECT_OK(ReadBack(test.stream(), bytes.data(),
+                                arena.buffer.as<char>() + arena.before,
+                                arena.bytes));
     }
     return result;
   }
 
  private:
+  // An arena on the device, of which only the bytes from `before` on are used.
+  struct Arena {
+    DeviceBuffer buffer;
+    int64_t before;
+    size_t bytes;
+  };
+  // Copies the memory of an arena to the device. Returns the start of the arena
+  // there, which is equally far before the memory.
+  static DevicePtr<void> Put(EmulatedTest& test, const void* arena,
+                             const std::vector<char>& memory,
+                             std::deque<Arena>* arenas) {
+    const int64_t before = memory.data() - static_cast<const char*>(arena);
+    arenas->push_back({test.Memory(static_cast<size_t>(before) + memory.size()),
+                       before, memory.size()});
+    const DevicePtr<char> begin = arenas->back().buffer.as<char>();
+    KVASIR_EXPECT_OK(
+        test.device().Write(begin + before, memory.data(), memory.size()));
+    return begin;
+  }
+
   std::vector<Eviction> Evictions() const {
     std::vector<Eviction> evictions;
     for (const Plan& plan : plans_) evictions.push_back(plan.eviction);
@@ -263,6 +286,32 @@ TEST(EvictionCudaTest, KernelsKeepAndMoveTheSameSlotsAsOnACpu) {
       EXPECT_TRUE(got.arenas == expected.arenas);
     }
   }
+}
+
+// Pages begin more than 2^32 bytes after the start of their arena.
+TEST(EvictionCudaTest, PagesFarFromTheStartOfTheArenaAreFound) {
+  if (OnGpu()) GTEST_SKIP() << "arenas would take 20 GiB of its memory";
+  LatentSpec spec = kCodes;
+  spec.first_page = int64_t{1} << 21;
+  Plan plan = {0, Of(300, 120, 2, 33)};
+  plan.eviction.decay = 0.75f;
+  Step step(spec, {300, 64}, {plan}, Masses::kRandom, 3);
+  EmulatedTest test;
+  const Step::Result got = step.OnEmulated(test);
+  EXPECT_TRUE(got == step.OnCpu());
+}
+TEST(EvictionCudaTest, NothingIsLaunchedWithoutEvictions) {
+  LatentCache cache(kCodes, {64}, 1);
+  EmulatedTest test;
+  const DeviceBuffer arena = test.Put(cache.metadata_memory());
+  SlotMetadata metadata = OnDevice(cache.metadata());
+  metadata.arena = arena.data();
+  const auto prepared = Prepare(test.device(), metadata, {});
+  KVASIR_ASSERT_OK(prepared);
+  Workspace none(nullptr, 0);
+  KVASIR_EXPECT_OK(EvictSelect(test.stream(), *prepared, {}, {}, none));
+  KVASIR_EXPECT_OK(EvictCompact(test.stream(), *prepared, {}, none));
+  KVASIR_EXPECT_OK(test.stream().Synchronize());
 }
 
 // The context takes the kernels several turns. More than half of its slots are

@@ -273,7 +273,9 @@ class SelectUnit {
     for (uint32_t s = simt::Thread(); s < num_slots; s += kThreads) {
       const Place place = PlaceOf(s);
       float* const score = ScoresOf(metadata_, place.page, unit_) + place.slot;
-      simt::StoreGlobal(score, simt::LoadGlobal(score) * eviction_.decay);
+      const float mass = simt::LoadGlobal(score);
+      // A GPU would change the bits of a NaN.
+      if (mass == mass) simt::StoreGlobal(score, mass * eviction_.decay);
     }
   }
 

@@ -189,6 +189,7 @@ absl::Status Force(
     done += count;
   }
   EXPECT_EQ(num_received, text.size());
+  EXPECT_EQ(runner.slots(1, 0).evicted_at > 0, artifact.evicts);
   return absl::OkStatus();
 }
 
@@ -264,7 +265,9 @@ TEST_P(DeviceEngineTest, LogitsOfATextOnTheDeviceAreCloseToThoseOnTheCpu) {
             [&](size_t row, absl::Span<const float> logits) {
               device[row].assign(logits.begin(), logits.end());
             });
-  if (absl::IsUnimplemented(ran)) GTEST_SKIP() << ran.message();
+  if (absl::IsUnimplemented(ran) && !artifact.evicts) {
+    GTEST_SKIP() << ran.message();
+  }
   KVASIR_ASSERT_OK(ran);
 
   Comparison both;

@@ -245,7 +245,7 @@ class ChunkMaker {
                             kPieceBytes, " bytes");
       }
       if (!levels) {
-        BoundScale(run.bits, &chunk_);
+        if (run.bits > 0) BoundScale(run.bits, &chunk_);
         chunk_.step = run.bits == 1 ? 0.25f : 1.0f;
       }
       chunk_.kind = run.bits == 8  ? ChunkKind::kCodes8
