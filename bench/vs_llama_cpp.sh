@@ -4,7 +4,7 @@
 # the source package of llama-cpp-python (PyPI), in build/venv-llama-cpp.
 #
 #   bench/vs_llama_cpp.sh                        1 and 8 sequences of 8192 and 32768 tokens
-#   bench/vs_llama_cpp.sh --json FILE            also writes the rows to a file, in place of old ones
+#   bench/vs_llama_cpp.sh --json FILE            also writes the rows to a file, and replaces its rows of the same kind
 #   bench/vs_llama_cpp.sh --context 512 --pairs 2
 #   bench/vs_llama_cpp.sh --help                 all options
 #
