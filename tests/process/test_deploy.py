@@ -3,6 +3,8 @@ its flags, ports, health services and libraries. No image is built and no cluste
 available here."""
 
 import concurrent.futures
+import contextlib
+import http.client
 import json
 import os
 import pathlib
@@ -10,6 +12,7 @@ import re
 import shlex
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -22,6 +25,7 @@ import pytest
 import yaml
 
 from certificates import Authority
+from gateway import assert_keys_are_needed
 from kvasir_process import BINARY, OPERATOR_PORTS, ROOT, TINY, KvasirProcess, run, wait_until
 from prometheus import free_port
 
@@ -40,17 +44,22 @@ USER = 65532
 AUTOSCALED = "cpu and autoscaling"
 WITH_TLS = "cpu and tls"
 WITH_IDENTITIES = "cpu, tls and identities"
+WITH_TLS_TO_WORKERS = "cpu and tls-workers"
+SMG_WITH_TLS = "smg, tls-workers and tls-gateway"
 GPU_BEHIND_SMG = "smg and GPUs of a runtime class"
 GPUS_OF_NODES = "multi-node and GPUs of a runtime class"
 NODES_WITH_TLS = "multi-node and tls"
 OWN = {
     AUTOSCALED: ["cpu", "autoscaling"], WITH_TLS: ["cpu", "tls"], WITH_IDENTITIES: ["cpu", "tls", "identities"],
     GPU_BEHIND_SMG: ["smg", "gpu", "nvidia-runtime"], GPUS_OF_NODES: ["multi-node", "gpu", "nvidia-runtime"],
-    NODES_WITH_TLS: ["multi-node", "tls"],
+    NODES_WITH_TLS: ["multi-node", "tls"], WITH_TLS_TO_WORKERS: ["cpu", "tls-workers"],
+    SMG_WITH_TLS: ["smg", "tls-workers", "tls-gateway"],
 }
 ENCRYPTED = [WITH_TLS, WITH_IDENTITIES, NODES_WITH_TLS]
+# Routers and workers encrypt what they send each other.
+ENCRYPTED_INSIDE = [*ENCRYPTED, WITH_TLS_TO_WORKERS, SMG_WITH_TLS]
 ON_GPUS = ["overlays/single-gpu", "overlays/multi-gpu", GPU_BEHIND_SMG, GPUS_OF_NODES]
-BEHIND_SMG = ["overlays/smg", GPU_BEHIND_SMG]
+BEHIND_SMG = ["overlays/smg", GPU_BEHIND_SMG, SMG_WITH_TLS]
 # In these overlays, a replica is a group of a LeaderWorkerSet: one leader pod and the pods of ranks.
 GROUPED = ["overlays/multi-node", GPUS_OF_NODES, NODES_WITH_TLS]
 OVERLAYS = ["overlays/cpu", "overlays/smg", "overlays/single-gpu", "overlays/multi-gpu", "overlays/multi-node", *OWN]
@@ -72,21 +81,32 @@ def kustomize():
 
 
 @pytest.fixture(scope="session")
-def rendered(kustomize, tmp_path_factory):
-    """The resources of every overlay: {overlay: [resource]}."""
+def build(kustomize, tmp_path_factory):
+    """A function that renders an overlay, or one that it makes of an overlay and components: [overlay, component...]."""
     tree = tmp_path_factory.mktemp("tree") / "deploy"
     shutil.copytree(DEPLOY, tree)
-    out = {}
-    for overlay in OVERLAYS:
-        folder = tree / "kustomize" / overlay
-        if overlay in OWN:
-            base, *components = OWN[overlay]
-            folder = tree / "kustomize/overlays" / "-".join(OWN[overlay])
+
+    def render(overlay):
+        if isinstance(overlay, str):
+            folder = tree / "kustomize" / overlay
+        else:
+            base, *components = overlay
+            folder = tree / "kustomize/overlays" / "-".join(overlay)
             folder.mkdir()
             (folder / "kustomization.yaml").write_text(
                 yaml.dump({"resources": [f"../{base}"], "components": [f"../../components/{each}" for each in components]})
             )
-        done = subprocess.run([kustomize, "build", folder], capture_output=True, text=True, timeout=60)
+        return subprocess.run([kustomize, "build", folder], capture_output=True, text=True, timeout=60)
+
+    return render
+
+
+@pytest.fixture(scope="session")
+def rendered(build):
+    """The resources of every overlay: {overlay: [resource]}."""
+    out = {}
+    for overlay in OVERLAYS:
+        done = build(OWN.get(overlay, overlay))
         assert done.returncode == 0, done.stderr
         out[overlay] = list(yaml.safe_load_all(done.stdout))
     return out
@@ -452,14 +472,14 @@ def test_pods_without_tls_set_it_explicitly_and_pods_with_tls_have_its_files(ren
         if grouped:
             assert {"name": "ranks", "mountPath": "/ranks", "readOnly": True} in container(pod)["volumeMounts"]
             assert wanted["KVASIR_RANK_SECRET_FILE"] == "/ranks/secret"
-        if overlay not in ENCRYPTED:
-            assert (wanted["KVASIR_INSECURE"], files, secrets) == ("true", set(), grouped)
+        if overlay not in ENCRYPTED_INSIDE:
+            assert (files, secrets) == (set(), grouped)
             continue
-        assert wanted["KVASIR_INSECURE"] == "false"
         assert files == {"/tls/tls.crt", "/tls/tls.key", "/tls/ca.crt"}
         asks = overlay == WITH_IDENTITIES and name == "kvasir-router"
         own = "kvasir-worker" if name == "kvasir-rank" else name
-        assert secrets == grouped + [f"{own}-tls"] + ["kvasir-identities"] * asks
+        https = overlay == SMG_WITH_TLS and name == "kvasir-router"
+        assert sorted(secrets) == sorted(grouped + [f"{own}-tls"] + ["kvasir-identities"] * asks + ["kvasir-gateway-tls"] * https)
         assert ("KVASIR_RANK_TLS_CERT" in wanted) == bool(grouped)
         assert {"name": "tls", "mountPath": "/tls", "readOnly": True} in container(pod)["volumeMounts"]
         assert ("KVASIR_IDENTITIES" in wanted) == asks
@@ -488,8 +508,41 @@ def test_services_declare_http2_without_tls_only_if_tls_is_off(rendered, overlay
         for each in rendered[overlay] if each["kind"] == "Service"
         for port in each["spec"]["ports"] if port["targetPort"] in ("grpc", "worker")
     }
-    want = None if overlay in ENCRYPTED else "kubernetes.io/h2c"
-    assert spoken == dict.fromkeys(["kvasir", "kvasir-routers", "kvasir-worker"], want)
+    h2c = "kubernetes.io/h2c"
+    # Behind smg no Service has the router's gRPC port.
+    want = {} if overlay in BEHIND_SMG else dict.fromkeys(["kvasir", "kvasir-routers"], None if overlay in ENCRYPTED else h2c)
+    want["kvasir-worker"] = None if overlay in ENCRYPTED_INSIDE else h2c
+    assert spoken == want
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_prompts_leave_a_pod_in_plain_text_only_if_a_setting_says_insecure(rendered, overlay):
+    for name in ("kvasir-router", "kvasir-worker"):
+        wanted = settings(rendered[overlay], name)
+        listens = name == "kvasir-worker" or wanted["KVASIR_HOST"] != "127.0.0.1"
+        plain = (listens and "KVASIR_TLS_CERT" not in wanted) or (name == "kvasir-router" and "KVASIR_WORKER_TLS_CA" not in wanted)
+        assert wanted["KVASIR_INSECURE"] == ("true" if plain else "false"), name
+    if overlay in BEHIND_SMG:
+        args = container(pods(rendered[overlay])["kvasir-router"], "gateway")["args"]
+        assert ("--tls-cert-path" in args) == ("--tls-key-path" in args) == (overlay == SMG_WITH_TLS)
+
+
+@pytest.mark.parametrize("components", [["smg", "tls"], ["smg", "tls-gateway", "tls"], ["cpu", "tls-gateway"]])
+def test_kustomize_refuses_components_that_would_send_plain_text(build, components):
+    done = build(components)
+    assert done.returncode != 0 and "/spec/" in done.stderr, done.stderr
+
+
+def test_a_gateway_with_tls_answers_only_over_https(rendered, smg, tmp_path):
+    pair = Authority(tmp_path).sign("gateway", "IP:127.0.0.1")
+    gateway = container(pods(rendered[SMG_WITH_TLS])["kvasir-router"], "gateway")
+    assert all(gateway[f"{each}Probe"]["httpGet"]["scheme"] == "HTTPS" for each in ("startup", "readiness", "liveness"))
+    assert {"name": "gateway-tls", "mountPath": "/tls", "readOnly": True} in gateway["volumeMounts"]
+    with running_gateway(smg, gateway, tmp_path, {"/tls/tls.crt": str(pair), "/tls/tls.key": str(pair)}) as (address, _):
+        trusted = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+        wait_until(lambda: status_of(f"https://{address}/liveness", trusted) == 200, "the gateway lives")
+        assert status_of(f"https://{address}/workers", trusted) == 401
+        assert status_of(f"http://{address}/liveness") is None
 
 
 # The router and the worker require each other's names, as the settings of the manifests say.
@@ -690,26 +743,42 @@ def smg():
     return program
 
 
-def test_the_gateway_accepts_the_flags_and_answers_the_probes_of_its_pod(rendered, smg, tmp_path):
-    gateway = container(pods(rendered["overlays/smg"])["kvasir-router"], "gateway")
+@contextlib.contextmanager
+def running_gateway(smg, gateway, tmp_path, files=()):
+    """Runs the container's command line, with other `files` and without its router. Yields its address and keys."""
     (port,) = (each["containerPort"] for each in gateway["ports"])
     free = str(free_port())
-    args = [free if each == str(port) else each for each in gateway["args"]]
+    args = [free if each == str(port) else dict(files).get(each, each) for each in gateway["args"]]
     assert free in args
-    # Nothing listens at the router's port, so the gateway is alive but not ready.
+    keys = {}
+    for each in gateway["env"]:
+        if secret := each.get("valueFrom", {}).get("secretKeyRef"):
+            assert secret["name"] == "kvasir-gateway" and not secret.get("optional"), each
+            keys[secret["key"]] = f"the-{secret['key']}-of-a-test"
+            args = [arg.replace(f"$({each['name']})", keys[secret["key"]]) for arg in args]
+    assert not any("$(" in arg for arg in args), args
     args = [each.replace(":8001", f":{free_port()}") for each in args]
     with open(tmp_path / "log", "wb") as log:
-        process = subprocess.Popen([smg, *args], stdout=log, stderr=log, cwd=tmp_path)
+        process = subprocess.Popen([smg, *args, "--prometheus-port", str(free_port())], stdout=log, stderr=log, cwd=tmp_path)
     try:
-        url = f"http://127.0.0.1:{free}"
-        wait_until(lambda: process.poll() is not None or status_of(url + gateway["livenessProbe"]["httpGet"]["path"]) == 200,
-                   "the gateway lives")
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        assert status_of(url + gateway["startupProbe"]["httpGet"]["path"]) == 200
-        assert status_of(url + gateway["readinessProbe"]["httpGet"]["path"]) == 503
+        yield f"127.0.0.1:{free}", keys
+    except BaseException:
+        print((tmp_path / "log").read_text()[-2000:], file=sys.stderr)
+        raise
     finally:
         process.kill()
         process.wait()
+
+
+def test_the_gateway_of_a_pod_needs_keys_and_answers_its_probes(rendered, smg, tmp_path):
+    gateway = container(pods(rendered["overlays/smg"])["kvasir-router"], "gateway")
+    with running_gateway(smg, gateway, tmp_path) as (address, keys):
+        url = f"http://{address}"
+        wait_until(lambda: status_of(url + gateway["livenessProbe"]["httpGet"]["path"]) == 200, "the gateway lives")
+        assert status_of(url + gateway["startupProbe"]["httpGet"]["path"]) == 200
+        # Nothing listens at the router's port, so the gateway is alive but not ready.
+        assert status_of(url + gateway["readinessProbe"]["httpGet"]["path"]) == 503
+        assert_keys_are_needed(url, keys["tenant-key"], keys["control-plane-key"])
 
 
 # Runs a command as a pod's container: the root file system has only the program and its libraries and is read-only, and
@@ -771,13 +840,13 @@ def passes(probe, served):
             return False
 
 
-def status_of(url):
+def status_of(url, trusted=None):
     try:
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(url, timeout=10, context=trusted) as response:
             return response.status
     except urllib.error.HTTPError as error:
         return error.code
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return None
 
 

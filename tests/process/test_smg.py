@@ -19,11 +19,13 @@ import time
 import pytest
 from google.protobuf import descriptor_pb2
 
-from gateway import HttpGateway, ROOT, VENV, environment_of, idle, statuses_of_a_full_server, text_of, two_free_ports
+from gateway import (HttpGateway, ROOT, VENV, assert_keys_are_needed, environment_of, idle, statuses_of_a_full_server, text_of,
+                     two_free_ports)
 from kvasir_process import BINARY, OPERATOR_PORTS, TINY, KvasirProcess, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 SMG = environment_of("smg", "smg")
+CONTROL_PLANE_KEY = "control-plane-key-of-a-test"
 
 
 class Gateway(HttpGateway):
@@ -228,6 +230,14 @@ def test_requests_to_a_full_server_get_http_status_429():
             assert 429 in statuses and set(statuses) <= {200, 429}, statuses
 
 
+def test_a_key_for_the_gateway_must_be_long_and_without_separators():
+    for key in ("too-short", "tenant:key-with-a-colon", "sixteen characters and spaces"):
+        done = subprocess.run([ROOT / "scripts/serve", "--openai"], env={**os.environ, "KVASIR_OPENAI_KEY": key},
+                              capture_output=True, text=True)
+        assert done.returncode == 2 and "KVASIR_OPENAI_KEY: want at least 16" in done.stderr, done
+        assert key not in done.stderr
+
+
 def test_our_proto_files_agree_with_those_of_the_gateway(tmp_path):
     """Each of our fields and RPCs is one of smg's with the same number and type."""
     theirs = {}
@@ -289,10 +299,11 @@ def test_the_printed_openai_example_works_and_server_and_gateway_stop(tmp_path):
     (tmp_path / "build/release").mkdir(parents=True)
     (tmp_path / "build/release/kvasir").symlink_to(BINARY.resolve())
     port = two_free_ports()
+    # One key is the user's, the other one is made.
     process = subprocess.Popen(
         [tmp_path / "scripts/serve", "--openai", f"--openai-port={port}", "--model", TINY,
          "--grpc-port", "0", *OPERATOR_PORTS],
-        env={**os.environ, "KVASIR_VENV": str(VENV)}, stdout=subprocess.PIPE,
+        env={**os.environ, "KVASIR_VENV": str(VENV), "KVASIR_CONTROL_PLANE_KEY": CONTROL_PLANE_KEY}, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         printed = ""
@@ -300,13 +311,18 @@ def test_the_printed_openai_example_works_and_server_and_gateway_stop(tmp_path):
             line = process.stdout.readline()
             assert line, process.stderr.read()
             printed += line
+        (export, key), = re.findall(r"^(export KVASIR_OPENAI_KEY=(.*))$", printed, re.MULTILINE)
         (curl,) = re.findall(r"^curl .*$", printed, re.MULTILINE)
-        answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=60, check=True)
+        answer = subprocess.run(f"{export}\n{curl}", shell=True, capture_output=True, text=True, timeout=60, check=True)
         (choice,) = json.loads(answer.stdout)["choices"]
-        snippet = printed[printed.index("from openai import"):]
+        snippet = printed[printed.index("import os\n"):]
         done = subprocess.run([SMG / "python", "-c", snippet], capture_output=True, text=True,
-                              timeout=60, check=True)
+                              timeout=60, check=True, env={**os.environ, "KVASIR_OPENAI_KEY": key})
         assert done.stdout.strip() == choice["message"]["content"].strip() != ""
+        assert f"/workers, ...) is {CONTROL_PLANE_KEY}\n" in printed
+        assert_keys_are_needed(f"http://127.0.0.1:{port}", key, CONTROL_PLANE_KEY)
+        commands = subprocess.run(["ps", "-ww", "-o", "args=", "-g", str(process.pid)], capture_output=True, text=True).stdout
+        assert "smg::router" in commands and key not in commands and CONTROL_PLANE_KEY not in commands
         children = subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True)
         assert len(children.stdout.split()) >= 3  # the script, the server, the gateway
         os.killpg(process.pid, signal.SIGINT)

@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -144,6 +146,34 @@ class HttpGateway:
         come first: the server writes a line after the client has its answer."""
         wait_until(lambda: any("finish_reason=cancelled" in line for line in self.answers(server)[before:]),
                    "a request has been cancelled")
+
+
+def status_with_key(url, key, body=None):
+    """The status code of a GET, or of a POST of `body` as JSON, with this key or with none."""
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    request = urllib.request.Request(url, None if body is None else json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def assert_keys_are_needed(url, tenant, control_plane):
+    """smg at `url` runs prompts only with the tenant's key, and lets only the other key see or change its workers."""
+    wrong = [None, "wrong" + tenant, tenant[:-1]]
+    chat = {"model": "unknown", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    for path, body in (("/v1/chat/completions", chat), ("/v1/completions", {"model": "unknown", "prompt": "hi"}),
+                       ("/generate", {"text": "hi"}), ("/v1/tokenize", {"model": "unknown", "prompt": "hi"})):
+        for key in (*wrong, control_plane):
+            assert status_with_key(url + path, key, body) == 401, (path, key)
+        assert status_with_key(url + path, tenant, body) != 401, path
+    for path, body in (("/workers", None), ("/workers", {"url": "grpc://127.0.0.1:9"}), ("/flush_cache", {}), ("/get_loads", None),
+                       ("/v1/tokenizers", None)):
+        for key in (*wrong, tenant):
+            assert status_with_key(url + path, key, body) == 401, (path, key)
+    assert status_with_key(url + "/workers", control_plane) == 200
+    assert status_with_key(url + "/liveness", None) == 200
 
 
 def idle(server):
