@@ -23,6 +23,9 @@ absl::Status DeadlinePassed() {
   return absl::DeadlineExceededError("the request's deadline passed");
 }
 
+// A request that this many workers died of is not sent to another one.
+constexpr int kMaxLostWorkers = 2;
+
 // Returns true if another replica may succeed: the worker was lost, full or
 // draining, and did not find fault with the request itself.
 bool MayRunElsewhere(const absl::Status& status) {
@@ -58,8 +61,10 @@ bool RequestFlow::Cancel(CancelReason reason, absl::Time now) {
   return true;
 }
 
-void RequestFlow::OnAttempt(const std::string& replica, absl::Time now) {
+void RequestFlow::OnAttempt(const std::string& replica, absl::Time now,
+                            bool exact) {
   ++attempts_;
+  exact_ = exact;
   tried_.push_back(replica);
   if (!ContinuesFromTokens()) {
     for (Sample& sample : samples_) sample.to_repeat = sample.num_tokens();
@@ -184,7 +189,8 @@ bool RequestFlow::TimedOut(absl::Time now) const {
 
 bool RequestFlow::Retryable(const absl::Status& status, absl::Time now) const {
   if (attempts_ >= static_cast<uint32_t>(max_attempts_)) return false;
-  if (delivered_ && !request_.folded) return false;
+  if (delivered_ && !request_.folded && !exact_) return false;
+  if (lost_workers_ >= kMaxLostWorkers) return false;
   if (request_.deadline <= now) return false;
   return MayRunElsewhere(status);
 }
@@ -228,6 +234,9 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
     return Admission::TimedOut(request_);
   }
   last_error_ = end;
+  if (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value()) {
+    ++lost_workers_;
+  }
   if (Retryable(end, now)) return std::nullopt;
   return end;
 }

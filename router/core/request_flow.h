@@ -43,8 +43,11 @@ class RequestFlow {
   bool Cancel(CancelReason reason, absl::Time now);
   bool cancelled() const { return cancel_reason_.has_value(); }
 
-  // Call before a stream to `replica` is opened.
-  void OnAttempt(const std::string& replica, absl::Time now);
+  // Call before a stream to `replica` is opened. `exact` says whether an equal
+  // worker would continue the request with the same tokens. Only then may a
+  // stream move after the client has received tokens.
+  void OnAttempt(const std::string& replica, absl::Time now,
+                 bool exact = false);
   uint32_t attempts() const { return attempts_; }
   bool delivered() const { return delivered_; }
   // The replicas that have been asked to run the request. No replica is
@@ -131,8 +134,12 @@ class RequestFlow {
   absl::Time first_token_ = absl::InfiniteFuture();
   bool accepted_ = false;
   // True if the sink has received output. Another replica may then be asked
-  // only if the client gets the whole answer in one response.
+  // only if the client gets the whole answer in one response, or if `exact_`.
   bool delivered_ = false;
+  bool exact_ = false;
+  // How many workers were lost while they had the request. The request may be
+  // the cause.
+  int lost_workers_ = 0;
   std::vector<Sample> samples_;
   uint32_t output_tokens_ = 0;
   uint32_t cached_tokens_ = 0;

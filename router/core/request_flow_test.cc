@@ -186,10 +186,9 @@ TEST(RequestFlowTest, AWorkerThatRegeneratesDifferentTokensBreaksTheProtocol) {
             std::nullopt);
   flow.OnAttempt("b", At(4));
   EXPECT_FALSE(flow.OnEvent(Tokens({7}), At(5)).reset_attempt);
-  // If this worker is lost as well, while it repeats tokens, a third one
+  // If this worker refuses the request while it repeats tokens, a third one
   // is asked.
-  EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(6)),
-            std::nullopt);
+  EXPECT_EQ(flow.OnAttemptDone(Full(), At(6)), std::nullopt);
   flow.OnAttempt("c", At(7));
   EXPECT_TRUE(flow.OnEvent(Tokens({7, 9}), At(8)).reset_attempt);
   EXPECT_THAT(*flow.OnAttemptDone(absl::CancelledError(""), At(9)),
@@ -243,6 +242,54 @@ TEST(RequestFlowTest, TheLossOfAWorkerAfterTheFirstTokenEndsTheRequest) {
   EXPECT_THAT(*end,
               StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
   EXPECT_EQ(flow.Record(*end, At(3)).finish_reason, "lost");
+}
+
+TEST(RequestFlowTest, AStreamGoesOnAtAnotherWorkerIfTheTokensStayTheSame) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1), /*exact=*/true);
+  EXPECT_TRUE(flow.OnEvent(Tokens({7, 8}), At(2)).deliver);
+  EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("gone"), At(3)),
+            std::nullopt);
+  EXPECT_EQ(flow.emitted(), std::string("\7\0\0\0\10\0\0\0", 8));
+  flow.OnAttempt("b", At(4), /*exact=*/true);
+  const RequestFlow::Delivery rest = flow.OnEvent(Tokens({9}), At(5));
+  EXPECT_TRUE(rest.deliver);
+  EXPECT_EQ(rest.repeated_tokens, 0u);
+  EXPECT_FALSE(rest.time_to_first_token.has_value()) << "it is observed once";
+  EXPECT_EQ(rest.inter_token, absl::Milliseconds(3));
+  EXPECT_TRUE(flow.OnEvent(Finish(), At(6)).deliver);
+  KVASIR_EXPECT_OK(*flow.OnAttemptDone(absl::OkStatus(), At(7)));
+  EXPECT_EQ(flow.Record(absl::OkStatus(), At(7)).output_tokens, 3u);
+}
+
+TEST(RequestFlowTest, AStreamDoesNotMoveAfterItsDeadlineOrACancel) {
+  RequestFlow late = NewFlow();
+  late.OnAttempt("a", At(1), /*exact=*/true);
+  late.OnEvent(Tokens({7}), At(2));
+  EXPECT_TRUE(late.OnAttemptDone(absl::UnavailableError("gone"), At(10000))
+                  .has_value());
+  RequestFlow cancelled = NewFlow();
+  cancelled.OnAttempt("a", At(1), /*exact=*/true);
+  cancelled.OnEvent(Tokens({7}), At(2));
+  cancelled.Cancel(CancelReason::kClient, At(3));
+  EXPECT_TRUE(cancelled.OnAttemptDone(absl::UnavailableError("gone"), At(4))
+                  .has_value());
+}
+
+TEST(RequestFlowTest, ARequestThatTwoWorkersDiedOfIsNotSentToAThird) {
+  for (const bool delivered : {false, true}) {
+    RequestFlow flow = NewFlow(1, /*max_attempts=*/5);
+    flow.OnAttempt("a", At(1), /*exact=*/true);
+    if (delivered) flow.OnEvent(Tokens({7}), At(2));
+    EXPECT_EQ(flow.OnAttemptDone(Full(), At(3)), std::nullopt)
+        << "a refusal is no loss";
+    flow.OnAttempt("b", At(4), /*exact=*/true);
+    EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("gone"), At(5)),
+              std::nullopt);
+    flow.OnAttempt("c", At(6), /*exact=*/true);
+    EXPECT_THAT(*flow.OnAttemptDone(absl::UnavailableError("gone"), At(7)),
+                StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
+  }
 }
 
 TEST(RequestFlowTest, TheNumberOfAttemptsIsLimited) {
