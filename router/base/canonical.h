@@ -61,7 +61,7 @@ struct CanonicalRequest {
   int32_t priority = 0;
   // If true, the client gets the whole answer in one response at the end. So if
   // the worker is lost, another worker can continue from the tokens that the
-  // router has received, or generate them again.
+  // router has received, or generate them again, even if it rounds differently.
   bool folded = false;
   // The W3C trace context that the client sent; empty if it sent none.
   std::string traceparent;

@@ -7,6 +7,16 @@
 #include "router/core/request_router.h"
 
 namespace kvasir::router {
+namespace {
+
+// Returns true if an equal worker continues an answer with the same bits. GPUs
+// are left out, because their arithmetic may depend on the batch, and so are
+// plans that compute prompt and output tokens differently.
+bool ContinuesExactly(const std::optional<kvasir::v1::WorkerInfo>& info) {
+  return info.has_value() && info->device() == "cpu" && !info->lifts_prompts();
+}
+
+}  // namespace
 
 void ActiveRequest::Cancel(CancelReason reason) {
   std::shared_ptr<Attempt> attempt;
@@ -164,7 +174,7 @@ void ActiveRequest::Open(const std::shared_ptr<Replica>& replica) {
         replica->client()->NewAttempt(NewCall(*replica), shared_from_this());
     if (!flow_.delivered()) begun_on_ = replica->info();
     const absl::Time now = base::Clock::Real().Now();
-    flow_.OnAttempt(replica->target(), now);
+    flow_.OnAttempt(replica->target(), now, ContinuesExactly(begun_on_));
     if (flow_.attempts() == 1) {
       waited = flow_.Record(absl::OkStatus(), now).queue;
     }

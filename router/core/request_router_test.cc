@@ -367,6 +367,40 @@ TEST_F(RequestRouterTest, IfAllWorkersRefuseTheClientReceivesTheLastReason) {
   EXPECT_EQ(workers_[1]->attempts().size(), 1u);
 }
 
+TEST_F(RequestRouterTest, AStreamGoesOnAfterItsWorkerHasDied) {
+  Prepare(2);
+  for (const auto& worker : workers_) worker->info()->set_device("cpu");
+  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink);
+  WaitForAttempt(0)->Tokens({7, 8});
+  EXPECT_TRUE(Eventually([&] { return sink->ids().size() == 2; }));
+  workers_[0]->Die();
+  const auto second = WaitForAttempt(1);
+  EXPECT_EQ(second->call().emitted, std::string("\7\0\0\0\10\0\0\0", 8));
+  second->Tokens({9});
+  second->Finish(kvasir::v1::FINISH_LENGTH);
+  second->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(sink->Wait());
+  EXPECT_THAT(sink->ids(), ElementsAre(7, 8, 9));
+}
+
+TEST_F(RequestRouterTest, AStreamOfAPlanThatLiftsPromptsEndsWithItsWorker) {
+  Prepare(2);
+  for (const auto& worker : workers_) {
+    worker->info()->set_device("cpu");
+    worker->info()->set_lifts_prompts(true);
+  }
+  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink);
+  WaitForAttempt(0)->Tokens({1});
+  workers_[0]->Die();
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
+  EXPECT_TRUE(workers_[1]->attempts().empty());
+}
+
 TEST_F(RequestRouterTest, AWorkerThatDiesMidStreamEndsTheRequest) {
   KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
   const auto sink = std::make_shared<RecordingSink>();

@@ -182,7 +182,7 @@ class Workers:
         self.workers.remove(lost)
 
 
-def test_a_lost_worker_ends_only_its_stream_and_nothing_is_generated_twice():
+def test_answers_go_on_at_another_worker_and_nothing_is_generated_twice():
     with Workers() as behind, Gateway(behind.router) as gateway:
         long = {"max_tokens": 900, "ignore_eos": True}
         whole = gateway.chat("Once", **long)[1]["choices"][0]["message"]["content"]
@@ -197,15 +197,16 @@ def test_a_lost_worker_ends_only_its_stream_and_nothing_is_generated_twice():
             "model": gateway.model, "messages": [{"role": "user", "content": "Once"}], "stream": True, **long}),
             {"Content-Type": "application/json"})
         answer = client.getresponse()
-        assert answer.status == 200 and answer.readline().startswith(b"data:")
+        first = answer.readline().decode()
+        assert answer.status == 200 and first.startswith("data:")
         behind.lose_the_busy_one()
-        rest = answer.read().decode()
+        rest = first + answer.read().decode()
         client.close()
-        events = re.findall(r"^data: (\{.*)$", rest, re.MULTILINE)
-        errors = [event for event in events if "error" in json.loads(event)]
-        assert len(errors) == 1 and "lost" in errors[0], errors or rest[-500:]
-        wait_until(lambda: len(lines()) > before, "the loss is logged")
-        # No token of an answer that is not streamed was sent yet, so another worker continues it.
+        events = [json.loads(event) for event in re.findall(r"^data: (\{.*)$", rest, re.MULTILINE)]
+        assert not [event for event in events if "error" in event], rest[-500:]
+        parts = [choice["delta"].get("content") or "" for event in events for choice in event["choices"]]
+        assert "".join(parts) == whole
+        wait_until(lambda: len(lines()) > before, "the stream is logged")
         answers = []
         asks = threading.Thread(target=lambda: answers.append(gateway.chat("Once", **long)))
         tokens = behind.router.metric("kvasir_router_output_tokens_total")
@@ -215,9 +216,8 @@ def test_a_lost_worker_ends_only_its_stream_and_nothing_is_generated_twice():
         ((status, body),) = answers
         assert status == 200 and body["choices"][0]["message"]["content"] == whole
         wait_until(lambda: len(lines()) == before + 2, "both are logged")
-        lost, moved = lines()[before:]
-        assert "finish_reason=lost" in lost and "status=UNAVAILABLE" in lost and "attempts=1" in lost, lost
-        assert "finish_reason=length" in moved and "attempts=2" in moved, moved
+        for moved in lines()[before:]:
+            assert "finish_reason=length" in moved and "attempts=2" in moved, moved
         assert behind.router.metric("kvasir_router_output_tokens_total") == tokens + 900
 
 
