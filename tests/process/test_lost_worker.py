@@ -1,0 +1,146 @@
+"""Streams of a worker that is killed go on at another one, and the client gets the tokens of an undisturbed run."""
+
+import collections
+import contextlib
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from google.protobuf import message_factory
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import deserialize_bytes_tensor
+
+import access_log
+from kvasir_process import OPERATOR_PORTS, TINY, KvasirProcess, wait_until
+
+pytestmark = pytest.mark.timeout(120)
+# More than 300 tokens, so the evicting plans evict before and after the worker is lost.
+PROMPT = (TINY / "evaluation.txt").read_text()[2000:3400]
+MAX_TOKENS = 200
+BEGUN = 50  # responses that a client has received before the worker is lost
+SAMPLINGS = [
+    {"temperature": 0},
+    {"temperature": 1, "seed": 5, "top_p": 0.9, "logprobs": 2},
+    {"temperature": 0.8, "seed": 6, "repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+    {"temperature": 1, "seed": 7, "top_k": 20, "min_tokens": MAX_TOKENS, "ignore_eos": False},
+    {"temperature": 1, "seed": 8, "n": 3},
+]
+PLANS = [
+    [],
+    ["--eviction", "h2o", "--eviction-budget", "128", "--eviction-recent", "32", "--eviction-every", "64"],
+    ["--kv-plan", "rotated-4bit", "--eviction", "q-hitter", "--eviction-budget", "0.2"],
+    ["--eviction", "streaming", "--eviction-budget", "0.3"],
+]
+
+
+class Kserve:
+    def __init__(self, channel, model):
+        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self.model = model
+
+    def stream(self, sampling):
+        """Yields, for each response and sample, the sample's index, new text, new logprobs and finish reason."""
+        message = service_pb2.ModelInferRequest(model_name=self.model)
+        for name, value in (("text_input", PROMPT), ("sampling_parameters", json.dumps(sampling))):
+            message.inputs.add(name=name, datatype="BYTES", shape=[1]).contents.bytes_contents.append(value.encode())
+        for name in ("stream", "exclude_input_in_output", "return_finish_reason", "return_logprobs"):
+            message.inputs.add(name=name, datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
+        for response in self.stub.ModelStreamInfer(iter([message]), timeout=60):
+            assert not response.error_message
+            outputs = [deserialize_bytes_tensor(each) for each in response.infer_response.raw_output_contents]
+            for index, (text, reason, logprobs) in enumerate(zip(*outputs)):
+                yield index, text.decode(), json.loads(logprobs) or [], reason.decode()
+
+
+class VllmInference:
+    def __init__(self, channel, _):
+        pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
+        kind = {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"vllm.{name}"))
+                for name in ("GenerateRequest", "GenerateResponse")}
+        self.request = kind["GenerateRequest"]
+        self.call = channel.unary_stream(
+            "/vllm.Inference/GenerateStream", request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=kind["GenerateResponse"].FromString)
+
+    def stream(self, sampling):
+        request = self.request(text=PROMPT, temperature=sampling["temperature"])
+        for name in ("seed", "top_p", "top_k"):
+            if name in sampling:
+                setattr(request.sampling, name, sampling[name])
+        request.sampling.num_sequences = sampling.get("n", 1)
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if name in sampling:
+                setattr(request.decoding, name, sampling[name])
+        request.stopping.max_new_tokens = sampling["max_tokens"]
+        request.stopping.min_new_tokens = sampling.get("min_tokens", 0)
+        request.stopping.ignore_eos = sampling["ignore_eos"]
+        request.response.output_token_ids = True
+        request.response.output_logprobs = True
+        request.response.output_candidates.top_n = sampling.get("logprobs", 0)
+        for response in self.call(request, timeout=60):
+            out = response.outputs
+            tokens = zip(out.token_ids, out.logprobs, out.ranks, map(str, out.candidate_tokens), strict=True)
+            yield out.index, out.text, list(tokens), str(out.finish_info.finish_reason)
+
+
+FACADES = [Kserve, VllmInference]
+
+
+def read(stream, begun):
+    """Returns the text, the logprobs and the finish reason of each sample; counts the responses in `begun`."""
+    samples = collections.defaultdict(lambda: ["", [], ""])
+    for index, text, logprobs, reason in stream:
+        sample = samples[index]
+        sample[0] += text
+        sample[1] += logprobs
+        sample[2] = reason
+        begun.append(index)
+    return dict(samples)
+
+
+@pytest.mark.parametrize("flags", PLANS, ids=["dense", "h2o", "rotated-q-hitter", "streaming"])
+def test_streams_of_a_killed_worker_go_on_with_the_tokens_of_an_undisturbed_run(flags, tmp_path):
+    sockets = [f"unix:{tmp_path}/{name}" for name in "ab"]
+
+    def worker(address):
+        return KvasirProcess("worker", "--listen", address, *OPERATOR_PORTS, *flags, ports=False)
+
+    with contextlib.ExitStack() as stack:
+        lost = stack.enter_context(worker(sockets[0]))
+        # The other worker starts later, so the first has all streams.
+        router = stack.enter_context(KvasirProcess("router", "--workers", ",".join(sockets), "--log-format", "json"))
+        channel = stack.enter_context(grpc.insecure_channel(router.grpc))
+        facades = [make(channel, router.ready["model"]) for make in FACADES]
+        threads = stack.enter_context(ThreadPoolExecutor(len(FACADES) * len(SAMPLINGS)))
+
+        def start():
+            """Sends all requests; returns their answers to come, and lists that grow with their responses."""
+            begun = [[] for _ in FACADES for _ in SAMPLINGS]
+            streams = [facade.stream({"max_tokens": MAX_TOKENS, "ignore_eos": True} | sampling)
+                       for facade in facades for sampling in SAMPLINGS]
+            return [threads.submit(read, *each) for each in zip(streams, begun)], begun
+
+        want = [answer.result() for answer in start()[0]]
+        evicted = lost.metric("kvasir_evictions_total") if flags else 0
+        answers, begun = start()
+        wait_until(lambda: all(len(each) >= BEGUN for each in begun), "tokens of all streams")
+        if flags:
+            wait_until(lambda: lost.metric("kvasir_evictions_total") > evicted, "an eviction")
+        lost.process.send_signal(signal.SIGSTOP)
+        assert not any(answer.done() for answer in answers)
+        other = stack.enter_context(worker(sockets[1]))
+        wait_until(lambda: router.metric("kvasir_router_replicas", state="ready") == 2, "both workers")
+        lost.kill()
+        for answer, expected in zip(answers, want):
+            assert answer.result() == expected
+        wait_until(lambda: len(access_log.lines(router)) == 2 * len(answers), "all are logged")
+        moved = [line for line in access_log.lines(router) if line["attempts"] == 2]
+        assert len(moved) == len(answers)
+        if flags:
+            assert other.metric("kvasir_evictions_total") > 0
+        wait_until(lambda: other.metric("kvasir_kv_cache_used_pages") == 0, "an empty cache")
+        assert other.metric("kvasir_cache_leaked_pages") == 0
