@@ -17,7 +17,7 @@ from tritonclient.utils import deserialize_bytes_tensor
 import access_log
 from kvasir_process import OPERATOR_PORTS, TINY, KvasirProcess, wait_until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 # More than 300 tokens, so the evicting plans evict before and after the worker is lost.
 PROMPT = (TINY / "evaluation.txt").read_text()[2000:3400]
 MAX_TOKENS = 200
@@ -49,7 +49,7 @@ class Kserve:
             message.inputs.add(name=name, datatype="BYTES", shape=[1]).contents.bytes_contents.append(value.encode())
         for name in ("stream", "exclude_input_in_output", "return_finish_reason", "return_logprobs"):
             message.inputs.add(name=name, datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
-        for response in self.stub.ModelStreamInfer(iter([message]), timeout=60):
+        for response in self.stub.ModelStreamInfer(iter([message]), timeout=120):
             assert not response.error_message
             outputs = [deserialize_bytes_tensor(each) for each in response.infer_response.raw_output_contents]
             for index, (text, reason, logprobs) in enumerate(zip(*outputs)):
@@ -81,7 +81,7 @@ class VllmInference:
         request.response.output_token_ids = True
         request.response.output_logprobs = True
         request.response.output_candidates.top_n = sampling.get("logprobs", 0)
-        for response in self.call(request, timeout=60):
+        for response in self.call(request, timeout=120):
             out = response.outputs
             tokens = zip(out.token_ids, out.logprobs, out.ranks, map(str, out.candidate_tokens), strict=True)
             yield out.index, out.text, list(tokens), str(out.finish_info.finish_reason)
