@@ -9,11 +9,15 @@
 namespace kvasir::router {
 namespace {
 
-// Returns true if an equal worker continues an answer with the same bits. GPUs
-// are left out, because their arithmetic may depend on the batch, and so are
-// plans that compute prompt and output tokens differently.
-bool ContinuesExactly(const std::optional<kvasir::v1::WorkerInfo>& info) {
-  return info.has_value() && info->device() == "cpu" && !info->lifts_prompts();
+// Returns how a stream that began at this worker may go on at an equal one. Its
+// bits stay the same except on GPUs, whose arithmetic may depend on the batch,
+// and with plans that compute prompt and output tokens differently.
+MoveStreams Moves(MoveStreams allowed,
+                  const std::optional<kvasir::v1::WorkerInfo>& info) {
+  const bool exact =
+      info.has_value() && info->device() == "cpu" && !info->lifts_prompts();
+  if (exact && allowed != MoveStreams::kOff) return MoveStreams::kExact;
+  return allowed == MoveStreams::kRounding ? allowed : MoveStreams::kOff;
 }
 
 }  // namespace
@@ -174,7 +178,8 @@ void ActiveRequest::Open(const std::shared_ptr<Replica>& replica) {
         replica->client()->NewAttempt(NewCall(*replica), shared_from_this());
     if (!flow_.delivered()) begun_on_ = replica->info();
     const absl::Time now = base::Clock::Real().Now();
-    flow_.OnAttempt(replica->target(), now, ContinuesExactly(begun_on_));
+    flow_.OnAttempt(replica->target(), now,
+                    Moves(core_->options_.move_streams, begun_on_));
     if (flow_.attempts() == 1) {
       waited = flow_.Record(absl::OkStatus(), now).queue;
     }

@@ -62,9 +62,9 @@ bool RequestFlow::Cancel(CancelReason reason, absl::Time now) {
 }
 
 void RequestFlow::OnAttempt(const std::string& replica, absl::Time now,
-                            bool exact) {
+                            MoveStreams moves) {
   ++attempts_;
-  exact_ = exact;
+  moves_ = moves;
   tried_.push_back(replica);
   if (!ContinuesFromTokens()) {
     for (Sample& sample : samples_) sample.to_repeat = sample.num_tokens();
@@ -189,7 +189,7 @@ bool RequestFlow::TimedOut(absl::Time now) const {
 
 bool RequestFlow::Retryable(const absl::Status& status, absl::Time now) const {
   if (attempts_ >= static_cast<uint32_t>(max_attempts_)) return false;
-  if (delivered_ && !request_.folded && !exact_) return false;
+  if (delivered_ && !request_.folded && !StreamMoves()) return false;
   if (lost_workers_ >= kMaxLostWorkers) return false;
   if (request_.deadline <= now) return false;
   return MayRunElsewhere(status);

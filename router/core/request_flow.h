@@ -17,6 +17,16 @@
 
 namespace kvasir::router {
 
+// Whether a stream may go on at another replica after its client has received
+// tokens.
+enum class MoveStreams {
+  kOff,
+  kExact,  // yes: the replica continues it with the same tokens
+  // Yes, but rounding may differ, and so the tokens from there on. Streams that
+  // the replica would have to generate again from the start do not move.
+  kRounding,
+};
+
 // The state of one request. It contains all that another replica needs to
 // continue the request: the request itself, its seed and the tokens that have
 // been delivered.
@@ -43,11 +53,10 @@ class RequestFlow {
   bool Cancel(CancelReason reason, absl::Time now);
   bool cancelled() const { return cancel_reason_.has_value(); }
 
-  // Call before a stream to `replica` is opened. `exact` says whether an equal
-  // worker would continue the request with the same tokens. Only then may a
-  // stream move after the client has received tokens.
+  // Call before a stream to `replica` is opened. `moves` says what happens if
+  // it is lost.
   void OnAttempt(const std::string& replica, absl::Time now,
-                 bool exact = false);
+                 MoveStreams moves = MoveStreams::kOff);
   uint32_t attempts() const { return attempts_; }
   bool delivered() const { return delivered_; }
   // The replicas that have been asked to run the request. No replica is
@@ -112,6 +121,12 @@ class RequestFlow {
   // not, it generates them again, and the router drops them. A worker cannot
   // continue several samples, or a request for prompt log probabilities.
   bool ContinuesFromTokens() const;
+  // Returns true if another worker may be asked after the client of a stream
+  // has received tokens.
+  bool StreamMoves() const {
+    return moves_ == MoveStreams::kExact ||
+           (moves_ == MoveStreams::kRounding && ContinuesFromTokens());
+  }
   // Returns true if there is no output yet and the client's own timeout
   // has passed.
   bool TimedOut(absl::Time now) const;
@@ -134,9 +149,10 @@ class RequestFlow {
   absl::Time first_token_ = absl::InfiniteFuture();
   bool accepted_ = false;
   // True if the sink has received output. Another replica may then be asked
-  // only if the client gets the whole answer in one response, or if `exact_`.
+  // only if the client gets the whole answer in one response, or if `moves_`
+  // allows it.
   bool delivered_ = false;
-  bool exact_ = false;
+  MoveStreams moves_ = MoveStreams::kOff;
   // How many workers were lost while they had the request. The request may be
   // the cause.
   int lost_workers_ = 0;

@@ -244,14 +244,26 @@ TEST(RequestFlowTest, TheLossOfAWorkerAfterTheFirstTokenEndsTheRequest) {
   EXPECT_EQ(flow.Record(*end, At(3)).finish_reason, "lost");
 }
 
+TEST(RequestFlowTest,
+     AStreamWhoseRoundingMayDifferMovesOnlyIfNothingIsRepeated) {
+  for (const uint32_t n : {1, 2}) {
+    RequestFlow flow = NewFlow(n);
+    flow.OnAttempt("a", At(1), MoveStreams::kRounding);
+    EXPECT_TRUE(flow.OnEvent(Tokens({7}), At(2)).deliver);
+    EXPECT_EQ(
+        flow.OnAttemptDone(absl::UnavailableError("gone"), At(3)).has_value(),
+        n == 2);
+  }
+}
+
 TEST(RequestFlowTest, AStreamGoesOnAtAnotherWorkerIfTheTokensStayTheSame) {
   RequestFlow flow = NewFlow();
-  flow.OnAttempt("a", At(1), /*exact=*/true);
+  flow.OnAttempt("a", At(1), MoveStreams::kExact);
   EXPECT_TRUE(flow.OnEvent(Tokens({7, 8}), At(2)).deliver);
   EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("gone"), At(3)),
             std::nullopt);
   EXPECT_EQ(flow.emitted(), std::string("\7\0\0\0\10\0\0\0", 8));
-  flow.OnAttempt("b", At(4), /*exact=*/true);
+  flow.OnAttempt("b", At(4), MoveStreams::kExact);
   const RequestFlow::Delivery rest = flow.OnEvent(Tokens({9}), At(5));
   EXPECT_TRUE(rest.deliver);
   EXPECT_EQ(rest.repeated_tokens, 0u);
@@ -264,12 +276,12 @@ TEST(RequestFlowTest, AStreamGoesOnAtAnotherWorkerIfTheTokensStayTheSame) {
 
 TEST(RequestFlowTest, AStreamDoesNotMoveAfterItsDeadlineOrACancel) {
   RequestFlow late = NewFlow();
-  late.OnAttempt("a", At(1), /*exact=*/true);
+  late.OnAttempt("a", At(1), MoveStreams::kExact);
   late.OnEvent(Tokens({7}), At(2));
   EXPECT_TRUE(late.OnAttemptDone(absl::UnavailableError("gone"), At(10000))
                   .has_value());
   RequestFlow cancelled = NewFlow();
-  cancelled.OnAttempt("a", At(1), /*exact=*/true);
+  cancelled.OnAttempt("a", At(1), MoveStreams::kExact);
   cancelled.OnEvent(Tokens({7}), At(2));
   cancelled.Cancel(CancelReason::kClient, At(3));
   EXPECT_TRUE(cancelled.OnAttemptDone(absl::UnavailableError("gone"), At(4))
@@ -279,14 +291,14 @@ TEST(RequestFlowTest, AStreamDoesNotMoveAfterItsDeadlineOrACancel) {
 TEST(RequestFlowTest, ARequestThatTwoWorkersDiedOfIsNotSentToAThird) {
   for (const bool delivered : {false, true}) {
     RequestFlow flow = NewFlow(1, /*max_attempts=*/5);
-    flow.OnAttempt("a", At(1), /*exact=*/true);
+    flow.OnAttempt("a", At(1), MoveStreams::kExact);
     if (delivered) flow.OnEvent(Tokens({7}), At(2));
     EXPECT_EQ(flow.OnAttemptDone(Full(), At(3)), std::nullopt)
         << "a refusal is no loss";
-    flow.OnAttempt("b", At(4), /*exact=*/true);
+    flow.OnAttempt("b", At(4), MoveStreams::kExact);
     EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("gone"), At(5)),
               std::nullopt);
-    flow.OnAttempt("c", At(6), /*exact=*/true);
+    flow.OnAttempt("c", At(6), MoveStreams::kExact);
     EXPECT_THAT(*flow.OnAttemptDone(absl::UnavailableError("gone"), At(7)),
                 StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
   }

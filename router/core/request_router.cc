@@ -33,6 +33,14 @@ std::string NewIdPrefix() {
 
 }  // namespace
 
+absl::StatusOr<MoveStreams> ParseMoveStreams(const std::string& text) {
+  if (text == "off") return MoveStreams::kOff;
+  if (text == "exact") return MoveStreams::kExact;
+  if (text == "rounding") return MoveStreams::kRounding;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--move-streams '", text, "': it must be exact, rounding or off"));
+}
+
 RouterCore::RouterCore(RouterCoreOptions options, Parts parts)
     : options_(std::move(options)),
       parts_(parts),

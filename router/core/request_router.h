@@ -30,10 +30,14 @@
 #include "router/core/access_log.h"
 #include "router/core/admission.h"
 #include "router/core/observer.h"
+#include "router/core/request_flow.h"
 #include "router/policy/policy.h"
 #include "router/replicas/replica_registry.h"
 
 namespace kvasir::router {
+
+// Parses off, exact or rounding. Other texts are INVALID_ARGUMENT.
+absl::StatusOr<MoveStreams> ParseMoveStreams(const std::string& text);
 
 struct RouterCoreOptions {
   AdmissionLimits admission;
@@ -45,6 +49,9 @@ struct RouterCoreOptions {
   absl::Duration queue_timeout = absl::Seconds(30);
   // How many workers may be asked, one after the other, to run a request.
   int max_attempts = 3;
+  // kExact: streams of CPUs with plans that do not lift prompts go on at
+  // another replica. kRounding: also other streams of one sample.
+  MoveStreams move_streams = MoveStreams::kExact;
   uint32_t max_n = 128;
 };
 

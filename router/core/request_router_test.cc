@@ -385,20 +385,50 @@ TEST_F(RequestRouterTest, AStreamGoesOnAfterItsWorkerHasDied) {
   EXPECT_THAT(sink->ids(), ElementsAre(7, 8, 9));
 }
 
-TEST_F(RequestRouterTest, AStreamOfAPlanThatLiftsPromptsEndsWithItsWorker) {
+class MoveStreamsTest
+    : public RequestRouterTest,
+      public ::testing::WithParamInterface<std::tuple<MoveStreams, bool>> {};
+
+TEST_P(MoveStreamsTest,
+       StreamsMoveIfTheirTokensStayTheSameOrIfRoundingMayDiffer) {
+  const auto [moves, lifts] = GetParam();
   Prepare(2);
   for (const auto& worker : workers_) {
     worker->info()->set_device("cpu");
-    worker->info()->set_lifts_prompts(true);
+    worker->info()->set_lifts_prompts(lifts);
   }
-  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  KVASIR_ASSERT_OK(
+      Start(2, {.policy = PolicyKind::kRoundRobin, .move_streams = moves}));
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink);
   WaitForAttempt(0)->Tokens({1});
+  EXPECT_TRUE(Eventually([&] { return sink->ids().size() == 1; }));
   workers_[0]->Die();
-  EXPECT_THAT(sink->Wait(),
-              StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
-  EXPECT_TRUE(workers_[1]->attempts().empty());
+  if (moves == MoveStreams::kOff || (lifts && moves == MoveStreams::kExact)) {
+    EXPECT_THAT(sink->Wait(),
+                StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
+    EXPECT_TRUE(workers_[1]->attempts().empty());
+    return;
+  }
+  const auto second = WaitForAttempt(1);
+  second->Finish(kvasir::v1::FINISH_LENGTH);
+  second->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(sink->Wait());
+}
+INSTANTIATE_TEST_SUITE_P(
+    All, MoveStreamsTest,
+    ::testing::Combine(::testing::Values(MoveStreams::kOff, MoveStreams::kExact,
+                                         MoveStreams::kRounding),
+                       ::testing::Bool()));
+
+TEST(ParseMoveStreamsTest, AnUnknownTextIsRefusedWithTheKnownOnes) {
+  EXPECT_EQ(*ParseMoveStreams("rounding"), MoveStreams::kRounding);
+  EXPECT_EQ(*ParseMoveStreams("exact"), MoveStreams::kExact);
+  EXPECT_EQ(*ParseMoveStreams("off"), MoveStreams::kOff);
+  EXPECT_THAT(
+      ParseMoveStreams("on"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               "--move-streams 'on': it must be exact, rounding or off"));
 }
 
 TEST_F(RequestRouterTest, AWorkerThatDiesMidStreamEndsTheRequest) {

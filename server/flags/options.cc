@@ -383,6 +383,13 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
   AddFlag(app, "--policy", options->policy,
           "how the router chooses the replica for a request")
       ->check(CLI::IsMember({"least_loaded", "round_robin"}));
+  AddFlag(app, "--move-streams", options->move_streams,
+          "which streams go on at another replica after their worker is lost. "
+          "exact: if their tokens stay the same, i.e. on CPUs with plans that "
+          "do not lift prompts (--deterministic lifts none); rounding: all, "
+          "though their next tokens may be others; off: none, they end "
+          "UNAVAILABLE")
+      ->check(CLI::IsMember({"exact", "rounding", "off"}));
   AddFlag(app, "--max-inflight", options->max_inflight,
           "the most requests that are sent to workers at a time; "
           "further ones wait in the router")

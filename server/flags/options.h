@@ -132,6 +132,7 @@ struct RouterFlags {
   } worker_tls;
   std::vector<std::string> served_model_names;
   std::string policy = "least_loaded";  // or round_robin
+  std::string move_streams = "exact";   // or rounding, off
   int64_t max_inflight = 4096;
   int64_t max_queue = 1024;
   int64_t stream_buffer_bytes = 16 << 20;

@@ -220,6 +220,8 @@ absl::Status RouterRuntime::MakeCore(const RouterRuntimeOptions& options) {
   core.max_n = kMaxSamples;
   KVASIR_ASSIGN_OR_RETURN(core.policy,
                           router::ParsePolicy(options.router.policy));
+  KVASIR_ASSIGN_OR_RETURN(
+      core.move_streams, router::ParseMoveStreams(options.router.move_streams));
   core_ = std::make_unique<router::RouterCore>(
       core, router::RouterCore::Parts{.registry = registry_.get(),
                                       .timers = timers_.get(),
