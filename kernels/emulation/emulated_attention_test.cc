@@ -53,7 +53,12 @@ class DeviceLaunch {
       keys_.push_back({Latents(from), part.group_of_head, part.query_column,
                        nullptr, Exact(from)});
       if (part.rebuild == nullptr) continue;
-      keys_.back().rebuild = &rebuilds_.emplace_back(OnDevice(*part.rebuild));
+      KeyRebuild& rebuild = rebuilds_.emplace_back(OnDevice(*part.rebuild));
+      rebuild.bias =
+          Table(part.rebuild->bias, args.num_kv_heads * rebuild.dims);
+      rebuild.up =
+          Matrices(part.rebuild->up, part, rebuild.dims, args.num_kv_heads);
+      keys_.back().rebuild = &rebuild;
     }
     for (int64_t p = 0; p < args.num_value_parts; ++p) {
       const AttentionValuePartArgs& part = args.values[p];
@@ -62,7 +67,9 @@ class DeviceLaunch {
       values_.push_back(
           {Latents(from), part.group_of_head, part.out_column, Exact(from)});
       if (part.lift == nullptr) continue;
-      values_.back().lift = &lifts_.emplace_back(OnDevice(*part.lift));
+      ValueLift& lift = lifts_.emplace_back(OnDevice(*part.lift));
+      lift.up = Matrices(part.lift->up, part, lift.dims, args.num_kv_heads);
+      values_.back().lift = &lift;
     }
     shape_.keys = keys_.data();
     shape_.values = values_.data();
@@ -80,6 +87,7 @@ class DeviceLaunch {
       const int64_t from = asks[static_cast<size_t>(s)].sequence;
       buffers_.push_back(test.Put(cache.side_table(from)));
       sequence.side_pages = buffers_.back().as<int32_t>();
+      sequence.positions = Table(sequence.positions.device_address(), slots);
       sequences_.push_back(sequence);
       rows = std::max(rows, sequence.first_row + sequence.num_rows);
     }
@@ -141,6 +149,19 @@ class DeviceLaunch {
     buffers_.push_back(test_.Put(std::vector<T>(from, from + count)));
     return buffers_.back().template as<T>();
   }
+  // Copies the matrices of a part that is rebuilt or lifted, one per KV head.
+  template <typename Part>
+  const DevicePtr<const float>* Matrices(const LaunchPtr<const float>* up,
+                                         const Part& part, int64_t dims,
+                                         int64_t num_kv_heads) {
+    if (up == nullptr) return nullptr;
+    auto& matrices = up_.emplace_back();
+    for (int64_t j = 0; j < num_kv_heads; ++j) {
+      const LatentGroup& group = part.latents.groups[part.group_of_head[j]];
+      matrices.push_back(Table<float>(up[j], dims * group.width));
+    }
+    return matrices.data();
+  }
   LatentPart Latents(const TestPart& from) {
     LatentPart part = OnDevice(from.part);
     part.arena = Arena(from.part.arena, from.memory());
@@ -175,6 +196,7 @@ class DeviceLaunch {
   PagedAttentionParams shape_;
   std::deque<KeyRebuild> rebuilds_;
   std::deque<ValueLift> lifts_;
+  std::deque<std::vector<DevicePtr<const float>>> up_;
   std::deque<ExactRows> exact_;
   std::vector<AttentionKeyPart> keys_;
   std::vector<AttentionValuePart> values_;
@@ -293,16 +315,12 @@ LatentSpec OfHeads(int64_t heads, int64_t kv_heads, PartSpec key,
   return InTiles(spec, 0);
 }
 
-std::vector<LatentSpec> AbsorbedSpecs() {
-  std::vector<LatentSpec> specs = Specs();
-  std::erase_if(specs, [](const LatentSpec& spec) {
-    const auto makes = [](const PartSpec& part) {
-      return part.rebuild.dims > 0 || part.lift_dims > 0;
-    };
-    return std::any_of(spec.keys.begin(), spec.keys.end(), makes) ||
-           std::any_of(spec.values.begin(), spec.values.end(), makes);
-  });
-  return specs;
+bool Lifts(const LatentSpec& spec) {
+  const auto makes = [](const PartSpec& part) {
+    return part.rebuild.dims > 0 || part.lift_dims > 0;
+  };
+  return std::any_of(spec.keys.begin(), spec.keys.end(), makes) ||
+         std::any_of(spec.values.begin(), spec.values.end(), makes);
 }
 
 class EmulatedAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
@@ -326,12 +344,12 @@ TEST_P(EmulatedAttentionTest,
     ExpectRight(outcome, dtype);
     EXPECT_LT(outcome.items[0].first_partial, 0);
     EXPECT_EQ(outcome.items[2].first_partial >= 0, spec.window == 0);
+    EXPECT_FALSE(Lifts(spec) && outcome.tensor_cores);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, EmulatedAttentionTest,
-                         ::testing::ValuesIn(AbsorbedSpecs()),
-                         [](const auto& spec) {
+                         ::testing::ValuesIn(Specs()), [](const auto& spec) {
                            return std::string(spec.param.name);
                          });
 
@@ -2616,10 +2634,10 @@ TEST(AttentionCudaTest,
   };
   LatentSpec rebuilt = kDense;
   rebuilt.keys[0] = Rebuilt(Numbers({24}), {20, 0});
-  EXPECT_THAT(refusal(rebuilt, 0), refuses("keys that are rebuilt"));
-  LatentSpec lifted = kDense;
-  lifted.values[0] = Lifted(Numbers({24}), 16);
-  EXPECT_THAT(refusal(lifted, 0), refuses("values that are lifted"));
+  rebuilt.unit_of_head = {0, 1};
+  rebuilt.stored_positions = true;
+  EXPECT_THAT(refusal(rebuilt, 0),
+              refuses("keys that are rebuilt at positions stored in slots"));
   LatentSpec evicting = kDense;
   evicting.unit_of_head = {0, 1};
   EXPECT_THAT(refusal(evicting, 1), refuses("attention mass"));

@@ -410,6 +410,12 @@ HostChunks MakeChunks(const PagedAttentionArgs& params,
                       const std::vector<HeadUnit>& units) {
   HostChunks made;
   if (params.dtype == DType::kF32) return None("activations are float32");
+  for (int64_t p = 0; p < params.num_key_parts; ++p) {
+    if (params.keys[p].rebuild != nullptr) return None("keys are rebuilt");
+  }
+  for (int64_t p = 0; p < params.num_value_parts; ++p) {
+    if (params.values[p].lift != nullptr) return None("values are lifted");
+  }
   const int64_t each = params.num_heads / params.num_kv_heads;
   for (const HeadUnit& unit : units) {
     const int64_t head = heads[static_cast<size_t>(unit.first_head)];

@@ -20,22 +20,38 @@ struct HostPart {
   const int32_t* group_of_head;
   const int64_t* column;
   const ExactRowsArgs* exact;
+  const KeyRebuildArgs* rebuild = nullptr;
+  const ValueLiftArgs* lift = nullptr;
+
+  bool lifts() const { return rebuild != nullptr || lift != nullptr; }
+  // Returns how many numbers a query head has in a row of q or of out.
+  int64_t WidthOf(int64_t kv_head) const {
+    if (rebuild != nullptr) return rebuild->dims;
+    if (lift != nullptr) return lift->dims;
+    return latents->groups[group_of_head[kv_head]].width;
+  }
 };
 struct HostParts {
   std::vector<HostPart> keys;
   std::vector<HostPart> values;
+
+  bool lift() const {
+    const auto lifts = [](const HostPart& part) { return part.lifts(); };
+    return std::any_of(keys.begin(), keys.end(), lifts) ||
+           std::any_of(values.begin(), values.end(), lifts);
+  }
 };
 HostParts PartsOf(const PagedAttentionArgs& params) {
   HostParts parts;
   for (int64_t p = 0; p < params.num_key_parts; ++p) {
     const AttentionKeyPartArgs& part = params.keys[p];
-    parts.keys.push_back(
-        {&part.latents, part.group_of_head, part.query_column, part.exact});
+    parts.keys.push_back({&part.latents, part.group_of_head, part.query_column,
+                          part.exact, part.rebuild});
   }
   for (int64_t p = 0; p < params.num_value_parts; ++p) {
     const AttentionValuePartArgs& part = params.values[p];
-    parts.values.push_back(
-        {&part.latents, part.group_of_head, part.out_column, part.exact});
+    parts.values.push_back({&part.latents, part.group_of_head, part.out_column,
+                            part.exact, nullptr, part.lift});
   }
   return parts;
 }
@@ -48,7 +64,7 @@ absl::Status NotServed(absl::string_view what) {
 int64_t OutWidthOf(const std::vector<HostPart>& values, int64_t kv_head) {
   int64_t width = 0;
   for (const HostPart& part : values) {
-    width += part.latents->groups[part.group_of_head[kv_head]].width;
+    width += part.WidthOf(kv_head);
   }
   return width;
 }
@@ -61,7 +77,9 @@ int64_t MostOutWidth(const HostParts& parts, int64_t num_kv_heads) {
 }
 
 // The units of a layer. MakeUnits forms sets of KV heads that use the same
-// group in every part, and divides the query heads of each set into units.
+// group in every part, and divides the query heads of each set into units. If
+// keys are rebuilt or values lifted, each KV head has its own keys or values
+// and therefore its own set.
 struct Units {
   std::vector<int32_t> heads;
   std::vector<HeadUnit> units;
@@ -77,6 +95,7 @@ Units MakeUnits(const HostParts& parts, int64_t num_heads,
         groups.push_back(part.group_of_head[j]);
       }
     }
+    if (parts.lift()) groups.push_back(static_cast<int32_t>(j));
     const auto [found, added] = set_of_groups.emplace(groups, sets.size());
     if (added) sets.emplace_back();
     sets[found->second].push_back(j);
@@ -146,6 +165,44 @@ absl::Status AddExactSlots(const ExactSlots& host, DeviceTables* tables,
              tables, &slots->segments);
 }
 
+absl::Status AddRebuild(const HostPart& part, int64_t num_kv_heads,
+                        DeviceTables* tables, DeviceLift* lift) {
+  const KeyRebuildArgs& from = *part.rebuild;
+  lift->dims = from.dims;
+  lift->bias = from.bias;
+  lift->head_steps_stride = from.head_steps_stride;
+  lift->num_pairs = from.num_pairs;
+  lift->attention_factor = from.attention_factor;
+  std::vector<int32_t> order(from.pair_dims,
+                             from.pair_dims + 2 * from.num_pairs);
+  std::vector<bool> rotated(static_cast<size_t>(from.dims));
+  for (const int32_t dim : order) rotated[static_cast<size_t>(dim)] = true;
+  for (int32_t dim = 0; dim < from.dims; ++dim) {
+    if (!rotated[static_cast<size_t>(dim)]) order.push_back(dim);
+  }
+  KVASIR_RETURN_IF_ERROR(Add(order, tables, &lift->order));
+  if (from.num_pairs == 0) return absl::OkStatus();
+  const int64_t steps =
+      (num_kv_heads - 1) * from.head_steps_stride + from.num_pairs;
+  return Add(std::vector<uint64_t>(from.steps, from.steps + steps), tables,
+             &lift->steps);
+}
+absl::Status AddLift(const HostPart& part, int64_t num_kv_heads,
+                     DeviceTables* tables, DeviceLift* lift) {
+  const LaunchPtr<const float>* up = nullptr;
+  if (part.rebuild != nullptr) {
+    KVASIR_RETURN_IF_ERROR(AddRebuild(part, num_kv_heads, tables, lift));
+    up = part.rebuild->up;
+  } else {
+    lift->dims = part.lift->dims;
+    lift->of_values = true;
+    up = part.lift->up;
+  }
+  if (up == nullptr) return absl::OkStatus();
+  return Add(std::vector<const float*>(up, up + num_kv_heads), tables,
+             &lift->up);
+}
+
 absl::Status AddParts(const std::vector<HostPart>& side, bool exact,
                       const PagedAttentionArgs& params, DeviceTables* tables,
                       const DevicePart** parts) {
@@ -175,6 +232,10 @@ absl::Status AddParts(const std::vector<HostPart>& side, bool exact,
     }
     KVASIR_RETURN_IF_ERROR(Add(channels, tables, &part.channels));
     KVASIR_RETURN_IF_ERROR(Add(first_channel, tables, &part.first_channel));
+    if (host.lifts()) {
+      KVASIR_RETURN_IF_ERROR(
+          AddLift(host, params.num_kv_heads, tables, &part.lift));
+    }
     made.push_back(part);
   }
   return Add(made, tables, parts);
@@ -446,13 +507,8 @@ void ChooseKernels(AttentionDevice* device, AttentionKernels* kernels) {
 
 absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
   for (int64_t p = 0; p < params.num_key_parts; ++p) {
-    if (params.keys[p].rebuild != nullptr) {
-      return NotServed("keys that are rebuilt");
-    }
-  }
-  for (int64_t p = 0; p < params.num_value_parts; ++p) {
-    if (params.values[p].lift != nullptr) {
-      return NotServed("values that are lifted");
+    if (params.keys[p].rebuild != nullptr && params.mass.stored_positions) {
+      return NotServed("keys that are rebuilt at positions stored in slots");
     }
   }
   if (params.mass.most_rows > 0) {
@@ -480,6 +536,7 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
   device.num_value_parts = params.num_value_parts;
   device.num_heads = params.num_heads;
   device.num_kv_heads = params.num_kv_heads;
+  device.lifts = parts.lift();
   const Units made = MakeUnits(parts, params.num_heads, params.num_kv_heads);
   KVASIR_RETURN_IF_ERROR(Add(made.heads, tables, &device.heads));
   KVASIR_RETURN_IF_ERROR(Add(made.units, tables, &device.units));

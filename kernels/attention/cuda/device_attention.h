@@ -32,6 +32,24 @@ struct ChannelCode {
   uint8_t high_bits = 0;
 };
 
+// How the latents of a part become keys (KeyRebuild) or values (ValueLift) of
+// `dims` numbers. All pointers are device addresses.
+struct DeviceLift {
+  int64_t dims = 0;  // 0: the part is absorbed
+  // [Hkv]: one matrix per KV head, [dims, R'] for keys and [R', dims] for
+  // values. Null: a latent is itself the key before rotation.
+  const float* const* up = nullptr;
+  bool of_values = false;
+  const float* bias = nullptr;  // [Hkv, dims], or null
+  // [dims]: the order in which the numbers of a key are computed. The first
+  // 2 * num_pairs are the rotated pairs. Null: in ascending order.
+  const int32_t* order = nullptr;
+  const uint64_t* steps = nullptr;  // as in KeyRebuild
+  int64_t head_steps_stride = 0;
+  int64_t num_pairs = 0;
+  float attention_factor = 1.0f;
+};
+
 // A key part or a value part, on the device.
 struct DevicePart {
   LatentPartArgs latents;  // its lists are on the device
@@ -42,6 +60,7 @@ struct DevicePart {
   // unquantized numbers have no entries.
   const ChannelCode* channels = nullptr;
   const int64_t* first_channel = nullptr;  // [num_groups]
+  DeviceLift lift;
 };
 
 // Query heads that are computed together, at most kDeviceTileRows. In each
@@ -248,6 +267,7 @@ struct AttentionDevice {
   int64_t most_key_runs = 0;
   int64_t most_value_runs = 0;
   bool has_codes = false;  // true if at least one chunk has codes
+  bool lifts = false;      // true if keys are rebuilt or values are lifted
   bool has_exact = false;  // true if keys or values have exact slots
   // True if the decoding kernel stages queries as 16-bit numbers, which it
   // needs for unquantized keys and exact rows.
@@ -324,9 +344,12 @@ KVASIR_HOST_DEVICE inline int64_t PromptSharedBytes(
          rows * (4 * device.most_key_runs + 2 * PromptQueryStride(device));
 }
 inline constexpr int64_t kPlainFixedBytes = 54016;
+// The bytes of the tile that holds rebuilt keys or lifted values.
+inline constexpr int64_t kPlainLiftBytes = 16640;
 KVASIR_HOST_DEVICE inline int64_t PlainSharedBytes(
     const AttentionDevice& device) {
-  return kPlainFixedBytes + device.key_bias.shared_bytes() +
+  return kPlainFixedBytes + (device.lifts ? kPlainLiftBytes : 0) +
+         device.key_bias.shared_bytes() +
          kDeviceTileRows * 4 * device.out_width;
 }
 

@@ -36,7 +36,7 @@
 //
 // The kernel that computes items is chosen once for a layer, by its codecs and
 // by the types of activations and exact rows: `attention` on tensor cores
-// (mma_attention-inl.h), or `attention_plain` (plain_attention.h).
+// (mma_attention-inl.h), or `attention_plain` (plain_attention-inl.h).
 //
 // Memory traffic: an item reads the latents of the slots that its rows see once
 // for all rows. A partial result has 4 (out_width + 2) bytes per 512 slots and
@@ -45,7 +45,7 @@
 // latents divided by the memory bandwidth.
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_attention-inl.h"
-#include "kernels/attention/cuda/plain_attention.h"
+#include "kernels/attention/cuda/plain_attention-inl.h"
 #include "kernels/attention/cuda/prefill_attention.h"
 #include "kernels/attention/cuda/prefill_order.h"
 #include "kernels/simt/launch.h"
@@ -281,7 +281,9 @@ KVASIR_DEVICE T* ResultAt(const AttentionKernelArgs& args, int64_t row,
   for (int64_t p = 0; p < device.num_value_parts; ++p) {
     const DevicePart& part = device.values[p];
     const int64_t width =
-        part.latents.groups[part.group_of_head[kv_head]].width;
+        part.lift.dims > 0
+            ? part.lift.dims
+            : part.latents.groups[part.group_of_head[kv_head]].width;
     if (channel < width) {
       return static_cast<T*>(args.out) + row * device.out_row_stride +
              part.column[head] + channel;

@@ -8,7 +8,10 @@
 // the values) for half of the rows.
 //
 // Cost: an item reads its latents once for up to 16 rows, with a load for each
-// number or code. The passes over keys and over values each have 9 loads from
+// number or code. To rebuild keys or lift values, the CTA first multiplies the
+// latents of a block by the rows (or columns) of `up` that a chunk needs, with
+// two loads per multiply-add, and reads the latents again for each 64 numbers.
+// The passes over keys and over values each have 9 loads from
 // shared memory per 8 multiply-adds, and about 20 instructions per code. So
 // this kernel is far slower than the hardware allows. It is meant for float32
 // and for codecs that tensor cores do not support.
@@ -41,7 +44,8 @@ class PlainAttention {
     factors_ = q_ + kRows * kChunk;
     pages_ = reinterpret_cast<int32_t*>(factors_ + 4 * kRows);
     key_angles_ = factors_ + 4 * kRows + kBlock;
-    sums_ = key_angles_ + device_.key_bias.shared_bytes() / 4;
+    lifted_ = key_angles_ + device_.key_bias.shared_bytes() / 4;
+    sums_ = lifted_ + (device_.lifts ? kBlock * kTileStride : 0);
     lane_ = static_cast<int32_t>(simt::Thread()) % kBlock;
     first_row_ = static_cast<int32_t>(simt::Thread()) / kBlock * kHalf;
   }
@@ -79,6 +83,7 @@ class PlainAttention {
   static_assert(4 * (kRows * kSplit + kBlock * kTileStride + kRows * kChunk +
                      4 * kRows + kBlock) ==
                 kPlainFixedBytes);
+  static_assert(4 * kBlock * kTileStride == kPlainLiftBytes);
 
   // Calls visit with the first slot of each block of the split that has visible
   // slots.
@@ -125,11 +130,127 @@ class PlainAttention {
             Reads(exact, false, exact.sinks));
   }
 
-  // Decodes a part's channels [first, first + channels) of the block's slots
-  // into the tile [64][kTileStride]. Slots for which Reads is false get zeros.
+  // Returns how many numbers a key or value of this part has.
+  KVASIR_DEVICE int32_t WidthOf(const DevicePart& part) const {
+    if (part.lift.dims > 0) return static_cast<int32_t>(part.lift.dims);
+    return static_cast<int32_t>(
+        part.latents.groups[part.group_of_head[kv_head_]].width);
+  }
+  // Returns which number of a key or value is computed in place `i`.
+  KVASIR_DEVICE static int32_t NumberAt(const int32_t* order, int32_t i) {
+    return order == nullptr ? i : simt::LoadGlobal(order + i);
+  }
+
+  // Computes the numbers [first, first + count) of the keys or values of the
+  // block's slots, and returns their tile [64][kTileStride]. A barrier must
+  // follow before other threads read it.
+  KVASIR_DEVICE const float* FillNumbers(const DevicePart& part,
+                                         const ExactSlots& exact, bool as_exact,
+                                         int64_t block, int32_t first,
+                                         int32_t count) {
+    const DeviceLift& lift = part.lift;
+    if (lift.dims == 0 || lift.up == nullptr) {
+      FillTile(part, exact, as_exact, block, first, count, lift.order);
+      if (lift.dims == 0) return tile_;
+      // Now each thread can read the numbers that others decoded.
+      simt::SyncCta();
+      ForOwn(count, [&](int32_t i) {
+        simt::StoreShared(lifted_ + lane_ * kTileStride + i,
+                          simt::LoadShared(tile_ + lane_ * kTileStride + i));
+      });
+    } else {
+      Lift(part, exact, as_exact, block, first, count);
+    }
+    if (lift.bias != nullptr) {
+      ForOwn(count, [&](int32_t i) {
+        float* const number = lifted_ + lane_ * kTileStride + i;
+        simt::StoreShared(
+            number, simt::LoadShared(number) +
+                        simt::LoadGlobal(lift.bias + kv_head_ * lift.dims +
+                                         NumberAt(lift.order, first + i)));
+      });
+    }
+    Turn(lift, block, first, count);
+    return lifted_;
+  }
+  // Calls visit(i) for each number i < count of a chunk that this thread
+  // computes. One thread computes both numbers of a pair.
+  template <typename Visit>
+  KVASIR_DEVICE void ForOwn(int32_t count, const Visit& visit) const {
+    constexpr auto kEach = static_cast<int32_t>(kPlainThreads) / kBlock;
+    KVASIR_NO_UNROLL
+    for (int32_t i = static_cast<int32_t>(simt::Thread()) / kBlock * 2;
+         i < count; i += 2 * kEach) {
+      visit(i);
+      if (i + 1 < count) visit(i + 1);
+    }
+  }
+  // Multiplies the latents of the block's slots by `up`.
+  KVASIR_DEVICE void Lift(const DevicePart& part, const ExactSlots& exact,
+                          bool as_exact, int64_t block, int32_t first,
+                          int32_t count) {
+    const DeviceLift& lift = part.lift;
+    const float* const up = lift.up[kv_head_];
+    const auto width = static_cast<int32_t>(
+        part.latents.groups[part.group_of_head[kv_head_]].width);
+    const int64_t number_stride = lift.of_values ? 1 : width;
+    const int64_t channel_stride = lift.of_values ? lift.dims : 1;
+    for (int32_t channel = 0; channel < width; channel += kChunk) {
+      const int32_t channels =
+          width - channel < kChunk ? width - channel : kChunk;
+      // No thread uses the previous tile any more.
+      if (channel > 0) simt::SyncCta();
+      FillTile(part, exact, as_exact, block, channel, channels, nullptr);
+      simt::SyncCta();
+      ForOwn(count, [&](int32_t i) {
+        const float* const factors =
+            up + NumberAt(lift.order, first + i) * number_stride +
+            channel * channel_stride;
+        float* const number = lifted_ + lane_ * kTileStride + i;
+        float sum = channel > 0 ? simt::LoadShared(number) : 0.0f;
+        KVASIR_NO_UNROLL
+        for (int32_t c = 0; c < channels; ++c) {
+          sum =
+              simt::Fma(simt::LoadGlobal(factors + c * channel_stride),
+                        simt::LoadShared(tile_ + lane_ * kTileStride + c), sum);
+        }
+        simt::StoreShared(number, sum);
+      });
+    }
+  }
+  // Rotates the pairs of a chunk of keys. A chunk begins with an even number of
+  // the order, so it has both numbers of each of its pairs.
+  KVASIR_DEVICE void Turn(const DeviceLift& lift, int64_t block, int32_t first,
+                          int32_t count) {
+    if (simt::LoadShared(pages_ + lane_) < 0) return;
+    const auto* const positions =
+        simt::BitsAs<const int64_t*>(item_.sequence->positions);
+    const int64_t position = positions == nullptr
+                                 ? block + lane_
+                                 : simt::LoadGlobal(positions + block + lane_);
+    ForOwn(count, [&](int32_t i) {
+      const int64_t pair = (first + i) / 2;
+      if (i % 2 != 0 || pair >= lift.num_pairs) return;
+      const UnitVector at = UnitVectorAt(
+          simt::LoadGlobal(lift.steps + kv_head_ * lift.head_steps_stride +
+                           pair) *
+          static_cast<uint64_t>(position));
+      const float cosine = at.cosine * lift.attention_factor;
+      const float sine = at.sine * lift.attention_factor;
+      float* const numbers = lifted_ + lane_ * kTileStride + i;
+      const float a = simt::LoadShared(numbers);
+      const float b = simt::LoadShared(numbers + 1);
+      simt::StoreShared(numbers, simt::Fma(a, cosine, -(b * sine)));
+      simt::StoreShared(numbers + 1, simt::Fma(b, cosine, a * sine));
+    });
+  }
+
+  // Decodes a part's channels in places [first, first + channels) of `order`
+  // (null: ascending order) of the block's slots into the tile
+  // [64][kTileStride]. Slots for which Reads is false get zeros.
   KVASIR_DEVICE void FillTile(const DevicePart& part, const ExactSlots& exact,
                               bool as_exact, int64_t block, int32_t first,
-                              int32_t channels) {
+                              int32_t channels, const int32_t* order) {
     const int32_t page = simt::LoadShared(pages_ + lane_);
     const int64_t g = part.group_of_head[kv_head_];
     const int64_t slot = block + lane_;
@@ -147,8 +268,9 @@ class PlainAttention {
          c < channels; c += static_cast<int32_t>(kPlainThreads) / kBlock) {
       float number = 0.0f;
       if (reads) {
-        number = as_exact ? ExactNumber(rows, g, place, first + c)
-                          : LatentNumber(part, g, place, first + c);
+        const int32_t channel = NumberAt(order, first + c);
+        number = as_exact ? ExactNumber(rows, g, place, channel)
+                          : LatentNumber(part, g, place, channel);
       }
       simt::StoreShared(tile_ + lane_ * kTileStride + c, number);
     }
@@ -166,7 +288,8 @@ class PlainAttention {
         const T* const numbers =
             static_cast<const T*>(args_.q) +
             RowStart(args_, item_, row, part.column, device_.q_row_stride);
-        number = simt::ToFloat(simt::LoadGlobal(numbers + first + c));
+        number = simt::ToFloat(
+            simt::LoadGlobal(numbers + NumberAt(part.lift.order, first + c)));
       }
       simt::StoreShared(q_ + i, number);
     }
@@ -203,20 +326,19 @@ class PlainAttention {
     if (!ReadsBlock(device_.key_exact, as_exact, block)) return;
     for (int64_t p = 0; p < device_.num_key_parts; ++p) {
       const DevicePart& part = device_.keys[p];
-      const auto width = static_cast<int32_t>(
-          part.latents.groups[part.group_of_head[kv_head_]].width);
+      const int32_t width = WidthOf(part);
       for (int32_t first = 0; first < width; first += kChunk) {
         const int32_t channels =
             width - first < kChunk ? width - first : kChunk;
         // After this barrier, all threads can read the pages, and none uses the
         // previous tile any more.
         simt::SyncCta();
-        FillTile(part, device_.key_exact, as_exact, block, first, channels);
+        const float* const keys = FillNumbers(part, device_.key_exact, as_exact,
+                                              block, first, channels);
         FillQueries(part, first, channels);
         simt::SyncCta();
         for (int32_t c = 0; c < channels; ++c) {
-          const float number =
-              simt::LoadShared(tile_ + lane_ * kTileStride + c);
+          const float number = simt::LoadShared(keys + lane_ * kTileStride + c);
           KVASIR_UNROLL
           for (int32_t r = 0; r < kHalf; ++r) {
             scores[r] =
@@ -286,8 +408,7 @@ class PlainAttention {
     int32_t out = 0;
     for (int64_t p = 0; p < device_.num_value_parts; ++p) {
       const DevicePart& part = device_.values[p];
-      const auto width = static_cast<int32_t>(
-          part.latents.groups[part.group_of_head[kv_head_]].width);
+      const int32_t width = WidthOf(part);
       for (int32_t first = 0; first < width; first += kChunk) {
         visit(part, first, width - first < kChunk ? width - first : kChunk,
               out);
@@ -331,11 +452,12 @@ class PlainAttention {
     // After this barrier, all threads can read the pages and the weights, and
     // none uses the previous tile any more.
     simt::SyncCta();
-    FillTile(part, device_.value_exact, as_exact, block, first, channels);
+    const float* const values = FillNumbers(part, device_.value_exact, as_exact,
+                                            block, first, channels);
     simt::SyncCta();
     if (lane_ >= channels) return;
     for (int32_t s = 0; s < kBlock; ++s) {
-      const float number = simt::LoadShared(tile_ + s * kTileStride + lane_);
+      const float number = simt::LoadShared(values + s * kTileStride + lane_);
       KVASIR_UNROLL
       for (int32_t r = 0; r < kHalf; ++r) {
         const float weight = simt::LoadShared(
@@ -381,7 +503,9 @@ class PlainAttention {
   float* factors_;     // [4][rows], as EndSoftmax writes them
   int32_t* pages_;     // [64]
   float* key_angles_;  // for SplitKeyBias
-  float* sums_;        // [rows][out_width]
+  // [64][kTileStride]: rebuilt keys or lifted values, if there are any
+  float* lifted_;
+  float* sums_;  // [rows][out_width]
   // The slot of a block (or the channel of a chunk) that this thread computes.
   int32_t lane_;
   int32_t first_row_;
