@@ -66,7 +66,7 @@ def test_inspect_reports_page_sizes_in_the_layout_of_the_emulated_gpu():
 
 
 def test_the_error_for_a_plan_without_gpu_kernels_names_the_operation():
-    text = refused("serve", "--model", TINY.parent / "tiny-palu", "--grpc-port", 0,
+    text = refused("serve", "--model", TINY, "--grpc-port", 0, "--eviction", "h2o", "--eviction-budget", 64,
                    "--device", "emulated", *SMALL)
     assert REFUSAL.search(text), text
 
