@@ -2395,6 +2395,20 @@ TEST(AttentionCudaTest,
      LeavingOutAnySynchronizingLineOfThePlainKernelIsDetected) {
   ExpectEachSiteIsMissed("attention_plain", DType::kF32, 5);
 }
+// Latents and keys have more numbers than a tile.
+TEST(AttentionCudaTest,
+     LeavingOutAnySynchronizingLineIsDetectedWithRebuiltKeysAndLiftedValues) {
+  ExpectEachSiteIsMissed("attention_plain", DType::kF32, 7,
+                         OfHeads(2, 1, Rebuilt(Numbers({72}), {80, 30}),
+                                 Lifted(Numbers({72}), 72)));
+}
+TEST(AttentionCudaTest,
+     LeavingOutAnySynchronizingLineIsDetectedWithKeysThatAreOnlyRotated) {
+  ExpectEachSiteIsMissed(
+      "attention_plain", DType::kF32, 6,
+      OfHeads(2, 1, Rebuilt(Numbers({72}), {72, 30, false, true}),
+              Numbers({72})));
+}
 
 // If pages have granules, every global load reads whole sectors, and accesses
 // to shared memory have no bank conflicts.

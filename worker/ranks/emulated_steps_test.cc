@@ -117,7 +117,7 @@ DirectStep Output(uint64_t sequence, const int32_t& id) {
 
 std::vector<std::string> ServedPresets() {
   return {plan::kDensePreset, "dense-8bit", plan::kRotatedPreset,
-          "rap-50-4bit"};
+          "rap-50-4bit",      "palu-50-g2", "svdq-84442200"};
 }
 
 TEST(EmulatedStepsTest, LogitsOfASequenceDoNotDependOnOtherSequences) {

@@ -36,7 +36,8 @@
 //
 // The kernel that computes items is chosen once for a layer, by its codecs and
 // by the types of activations and exact rows: `attention` on tensor cores
-// (mma_attention-inl.h), or `attention_plain` (plain_attention-inl.h).
+// (mma_attention-inl.h), or `attention_plain` (plain_attention-inl.h), which
+// also computes all layers with rebuilt keys or lifted values.
 //
 // Memory traffic: an item reads the latents of the slots that its rows see once
 // for all rows. A partial result has 4 (out_width + 2) bytes per 512 slots and

@@ -260,9 +260,9 @@ struct AttentionMass {
 // (AttentionGrid); the other tables still belong to the caller.
 //
 // The GPU kernels add in another order (cuda/paged_attention_cuda.cu), so their
-// bits differ. They support neither mass nor capped scores; both are
-// UNIMPLEMENTED. Their workspace also holds the partial results of
-// splits.
+// bits differ. Mass, capped scores and keys that are rebuilt at positions
+// stored in slots are UNIMPLEMENTED there. Their workspace also holds the
+// partial results of splits.
 template <template <typename> class Ptr>
 struct PagedAttentionParamsIn {
   Ptr<const float> q = nullptr;  // [T, ...], rows q_row_stride apart

@@ -1,11 +1,10 @@
-"""Every model and plan that the emulated device serves is compared with the CPU: `kvasir serve` runs on both, with a
-real client."""
+"""The emulated device is compared with the CPU for each method of kvasir-compress and the named plans: `kvasir serve`
+runs on both, with a real client."""
 
 import json
 import os
 import pathlib
 import platform
-import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
@@ -40,8 +39,6 @@ METHODS = {
     "svdq": ["svdq", "--value-bits", 4],
     "channel": ["channel", "--average-bits", 4.5],
 }
-# A refusal names the op and the reason.
-REFUSAL = re.compile(r"UNIMPLEMENTED: [a-z_]+: \S.*")
 
 
 def best_two(server, prompt, tokens):
@@ -90,13 +87,8 @@ def differing(want, have):
 
 
 def served_like_the_cpu(model, *flags, prompts=PROMPTS, tokens=TOKENS):
-    """(number of tokens compared, number that differ), or None if the device refuses the plan and names the op."""
-    try:
-        have = answers(model, "emulated", prompts, tokens, flags)
-    except RuntimeError as error:
-        refusal = REFUSAL.search(str(error))
-        assert refusal, error
-        return None
+    """(number of tokens compared, number that differ)"""
+    have = answers(model, "emulated", prompts, tokens, flags)
     want = answers(model, "cpu", prompts, tokens, flags)
     counts = [differing(*pair) for pair in zip(want, have, strict=True)]
     return sum(compared for compared, _ in counts), sum(others for _, others in counts)
@@ -115,7 +107,6 @@ def test_on_the_emulated_gpu_the_tiny_model_gives_the_cpus_tokens_with_every_pla
     # The check of a plan takes long on this device, so only one plan is checked.
     check = {plan: [] if plan == "rotated-4bit" else ["--plan-check", "off"] for plan in PRESETS}
     found = {plan: served_like_the_cpu(model, "--kv-plan", plan, *check[plan]) for plan in PRESETS}
-    assert None not in found.values(), found
     if COMPRESS.exists():
         artifacts = {"tiny-palu": TINY.with_name("tiny-palu")}
         for name, method in METHODS.items():
@@ -126,8 +117,7 @@ def test_on_the_emulated_gpu_the_tiny_model_gives_the_cpus_tokens_with_every_pla
                 env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
         found |= {name: served_like_the_cpu(folder) for name, folder in artifacts.items()}
-        assert {name for name, counts in found.items() if counts} >= {"rap", "rap-4", "commuting"}, found
-    expect_few_differences([counts for counts in found.values() if counts], found)
+    expect_few_differences(found.values(), found)
 
 
 @pytest.mark.skipif(not os.environ.get("KVASIR_SOAK"), reason="takes a minute; scripts/soak device runs it")
