@@ -2631,6 +2631,34 @@ TEST(AttentionCudaTest,
                "supported");
 }
 
+TEST(AttentionCudaTest, CappedScoresAreComputedByThePlainKernel) {
+  LatentSpec biased = BiasedSpecs().front();
+  LatentSpec windowed = kDense;
+  windowed.window = 50;
+  uint64_t seed = 0;
+  for (LatentSpec spec : {kDense, windowed, biased}) {
+    // Scores are often above the low cap, and never near the high one.
+    for (const float cap : {0.5f, 50.0f}) {
+      spec.score_cap = cap;
+      for (const DType dtype : kDTypes) {
+        LatentCache cache(spec, {1, 65, 600}, 1);
+        const std::vector<LatentAsk> asks = {
+            {0, 0, 1}, {1, 40, 25}, {2, 599, 1}};
+        for (const LatentAsk& ask : asks) {
+          cache.Write(ask.sequence, 0, ask.start + ask.count);
+        }
+        cache.RoundQueries(dtype);
+        EmulatedTest test(++seed);
+        const Outcome outcome = Attend(test, {cache, asks, dtype});
+        SCOPED_TRACE(seed);
+        ExpectRight(outcome, dtype);
+        EXPECT_FALSE(outcome.tensor_cores);
+        EXPECT_EQ(outcome.prompt_items, 0);
+      }
+    }
+  }
+}
+
 TEST(AttentionCudaTest,
      TheErrorNamesThePlanFeatureThatTheGpuKernelsDoNotSupport) {
   const auto refusal = [](const LatentSpec& spec, int64_t most_rows) {

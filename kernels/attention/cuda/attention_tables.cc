@@ -515,7 +515,6 @@ absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
     return NotServed(
         "attention mass, which the eviction methods h2o and q-hitter need");
   }
-  if (params.score_cap > 0.0f) return NotServed("scores with a cap");
   const int64_t width = MostOutWidth(PartsOf(params), params.num_kv_heads);
   if (width <= kDeviceMostOutWidth) return absl::OkStatus();
   return NotServed(absl::StrCat("values of ", width,
@@ -550,6 +549,7 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
   device.q_row_stride = params.q_row_stride;
   device.out_row_stride = params.out_row_stride;
   device.scale = params.scale;
+  device.score_cap = params.score_cap;
   device.causal = params.causal;
   device.window = params.window;
   KVASIR_RETURN_IF_ERROR(
@@ -560,8 +560,12 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
   if (params.key_bias != nullptr) {
     KVASIR_RETURN_IF_ERROR(AddKeyBias(params, tables, &device.key_bias));
   }
-  KVASIR_RETURN_IF_ERROR(
-      AddChunks(params, made, tables, &device, &kernels->why));
+  if (params.score_cap > 0.0f) {
+    kernels->why = "scores have a cap";
+  } else {
+    KVASIR_RETURN_IF_ERROR(
+        AddChunks(params, made, tables, &device, &kernels->why));
+  }
   device.cta_shared_bytes = on.cta_shared_bytes();
   ChooseKernels(&device, kernels);
   const int64_t bytes = PlainSharedBytes(device);

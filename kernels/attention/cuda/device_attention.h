@@ -279,6 +279,7 @@ struct AttentionDevice {
   // How many rows an item of the kernel for prompts has. 0: the decoding kernel
   // computes prompts, too.
   int32_t prompt_rows = 0;
+  float score_cap = 0.0f;  // 0: scores have no cap
 
   // The number of floats of a partial result for one head: its weighted sums,
   // the maximum score and the sum of weights.

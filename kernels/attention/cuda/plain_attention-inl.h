@@ -13,13 +13,14 @@
 // two loads per multiply-add, and reads the latents again for each 64 numbers.
 // The passes over keys and over values each have 9 loads from
 // shared memory per 8 multiply-adds, and about 20 instructions per code. So
-// this kernel is far slower than the hardware allows. It is meant for float32
-// and for codecs that tensor cores do not support.
+// this kernel is far slower than the hardware allows. It is meant for float32,
+// capped scores, and codecs that tensor cores do not support.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/attention_key_bias.h"
 #include "kernels/attention/cuda/attention_latents.h"
+#include "kernels/simt/activations.h"
 #include "kernels/simt/grid.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
@@ -375,8 +376,10 @@ class PlainAttention {
       SplitKeyBias<T>(args_, key_angles_)
           .AddTo(
               item_, row, [lane](int32_t k) { return 32 * k + lane; }, weights);
+      const float cap = device_.score_cap * simt::kLog2E;
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 32; ++k) {
+        if (cap > 0.0f) weights[k] = simt::SoftCap(weights[k], cap);
         if (!sees(k)) weights[k] = kHidden;
         max = weights[k] > max ? weights[k] : max;
       }

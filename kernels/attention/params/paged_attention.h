@@ -260,8 +260,8 @@ struct AttentionMass {
 // (AttentionGrid); the other tables still belong to the caller.
 //
 // The GPU kernels add in another order (cuda/paged_attention_cuda.cu), so their
-// bits differ. Mass, capped scores and keys that are rebuilt at positions
-// stored in slots are UNIMPLEMENTED there. Their workspace also holds the
+// bits differ. Mass and keys that are rebuilt at positions stored in slots are
+// UNIMPLEMENTED there. Their workspace also holds the
 // partial results of splits.
 template <template <typename> class Ptr>
 struct PagedAttentionParamsIn {
@@ -279,7 +279,7 @@ struct PagedAttentionParamsIn {
   const AttentionSequence* sequences = nullptr;
   int64_t num_sequences = 0;
   float scale = 1.0f;
-  float score_cap = 0.0f;  // 0: scores have no cap. Only on a CPU.
+  float score_cap = 0.0f;  // 0: scores have no cap
   bool causal = true;
   // the most slots that a query sees, including its own; 0: all
   int64_t window = 0;
