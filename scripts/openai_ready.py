@@ -1,7 +1,8 @@
-"""Waits until a gateway of OpenAI's API answers, and prints its keys and an example request. Run
-by scripts/serve --openai, with the keys in KVASIR_OPENAI_KEY and KVASIR_CONTROL_PLANE_KEY.
+"""Waits until a gateway of OpenAI's API answers, and prints an example request. Run by
+scripts/serve --openai, with the keys in KVASIR_OPENAI_KEY and KVASIR_CONTROL_PLANE_KEY. Prints
+the values of only those that are named: scripts/serve has made them.
 
-    openai_ready.py PID PORT MODEL"""
+    openai_ready.py PID PORT MODEL [KEY...]"""
 
 import json
 import os
@@ -29,6 +30,7 @@ def ask(url: str, model: str, key: str, max_tokens: int) -> bool:
 
 def main() -> int:
     pid, port, model = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    made = "".join(f"export {name}={os.environ[name]}\n" for name in sys.argv[4:])
     key = os.environ["KVASIR_OPENAI_KEY"]
     url = f"http://127.0.0.1:{port}/v1"
     deadline = time.monotonic() + SECONDS
@@ -44,11 +46,9 @@ def main() -> int:
                        "messages": [{"role": "user", "content": QUESTION}]})
     print(f"""
 OpenAI's API is on {url} (the gateway smg in front of kvasir). Ctrl-C stops both.
-The key of smg's control plane (GET {url.removesuffix("/v1")}/workers, ...) is {os.environ["KVASIR_CONTROL_PLANE_KEY"]}
-In another terminal:
+The control plane of smg ({url.removesuffix("/v1")}/workers) has the key KVASIR_CONTROL_PLANE_KEY. In another terminal:
 
-export KVASIR_OPENAI_KEY={key}
-curl -s {url}/chat/completions -H "Authorization: Bearer $KVASIR_OPENAI_KEY" -H 'Content-Type: application/json' -d '{body}'
+{made}curl -s {url}/chat/completions -H "Authorization: Bearer $KVASIR_OPENAI_KEY" -H 'Content-Type: application/json' -d '{body}'
 
 or, in Python (`pip install openai`; build/venv-smg has it):
 

@@ -14,8 +14,8 @@ namespace {
 // and with plans that compute prompt and output tokens differently.
 MoveStreams Moves(MoveStreams allowed,
                   const std::optional<kvasir::v1::WorkerInfo>& info) {
-  const bool exact =
-      info.has_value() && info->device() == "cpu" && !info->lifts_prompts();
+  if (!info.has_value()) return MoveStreams::kOff;
+  const bool exact = info->device() == "cpu" && !info->lifts_prompts();
   if (exact && allowed != MoveStreams::kOff) return MoveStreams::kExact;
   return allowed == MoveStreams::kRounding ? allowed : MoveStreams::kOff;
 }
@@ -161,7 +161,8 @@ WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
 
 bool ActiveRequest::MayRunOn(const Replica& replica) const {
   base::MutexLock lock(&mutex_);
-  if (!flow_.delivered() || !begun_on_.has_value()) return true;
+  if (!flow_.delivered()) return true;
+  if (!begun_on_.has_value()) return false;
   const auto info = replica.info();
   return info.has_value() && info->weights_id() == begun_on_->weights_id() &&
          info->cache_id() == begun_on_->cache_id() &&

@@ -65,6 +65,7 @@ void RequestFlow::OnAttempt(const std::string& replica, absl::Time now,
                             MoveStreams moves) {
   ++attempts_;
   moves_ = moves;
+  attempt_began_ = false;
   tried_.push_back(replica);
   if (!ContinuesFromTokens()) {
     for (Sample& sample : samples_) sample.to_repeat = sample.num_tokens();
@@ -75,6 +76,7 @@ void RequestFlow::OnAttempt(const std::string& replica, absl::Time now,
 RequestFlow::Delivery RequestFlow::OnEvent(const GenerateEvent& event,
                                            absl::Time now) {
   if (cancelled() || !breach_.ok()) return {};
+  attempt_began_ = true;
   switch (event.event_case()) {
     case GenerateEvent::kAccepted: {
       // After a retry, the client already knows that its request was accepted.
@@ -233,11 +235,19 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
   if (TimedOut(now) && MayRunElsewhere(end)) {
     return Admission::TimedOut(request_);
   }
-  last_error_ = end;
-  if (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value()) {
+  if (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value() &&
+      attempt_began_) {
     ++lost_workers_;
   }
-  if (Retryable(end, now)) return std::nullopt;
+  const bool retry = Retryable(end, now);
+  // The client of a stream has lost its worker, whatever the reason why another
+  // one does not continue.
+  if (delivered_ && !request_.folded && !attempt_began_ &&
+      !absl::IsDeadlineExceeded(end)) {
+    end = absl::UnavailableError("the worker is lost");
+  }
+  last_error_ = end;
+  if (retry) return std::nullopt;
   return end;
 }
 

@@ -53,8 +53,8 @@ class RequestFlow {
   bool Cancel(CancelReason reason, absl::Time now);
   bool cancelled() const { return cancel_reason_.has_value(); }
 
-  // Call before a stream to `replica` is opened. `moves` says what happens if
-  // it is lost.
+  // Call before a stream to `replica` is opened. `moves` says whether a stream
+  // may move if this replica is lost.
   void OnAttempt(const std::string& replica, absl::Time now,
                  MoveStreams moves = MoveStreams::kOff);
   uint32_t attempts() const { return attempts_; }
@@ -153,8 +153,10 @@ class RequestFlow {
   // allows it.
   bool delivered_ = false;
   MoveStreams moves_ = MoveStreams::kOff;
-  // How many workers were lost while they had the request. The request may be
-  // the cause.
+  // True after the first event of the current attempt.
+  bool attempt_began_ = false;
+  // How many workers were lost after they had accepted the request. The request
+  // may be the cause.
   int lost_workers_ = 0;
   std::vector<Sample> samples_;
   uint32_t output_tokens_ = 0;

@@ -290,17 +290,43 @@ TEST(RequestFlowTest, AStreamDoesNotMoveAfterItsDeadlineOrACancel) {
 
 TEST(RequestFlowTest, ARequestThatTwoWorkersDiedOfIsNotSentToAThird) {
   for (const bool delivered : {false, true}) {
-    RequestFlow flow = NewFlow(1, /*max_attempts=*/5);
+    RequestFlow flow = NewFlow(1, /*max_attempts=*/6);
     flow.OnAttempt("a", At(1), MoveStreams::kExact);
     if (delivered) flow.OnEvent(Tokens({7}), At(2));
     EXPECT_EQ(flow.OnAttemptDone(Full(), At(3)), std::nullopt)
         << "a refusal is no loss";
+    flow.OnAttempt("unreachable", At(4), MoveStreams::kExact);
+    EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("refused"), At(4)),
+              std::nullopt)
+        << "a worker that has not received the request did not die of it";
     flow.OnAttempt("b", At(4), MoveStreams::kExact);
+    flow.OnEvent(Accepted(), At(4));
     EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("gone"), At(5)),
               std::nullopt);
     flow.OnAttempt("c", At(6), MoveStreams::kExact);
+    flow.OnEvent(Accepted(), At(6));
     EXPECT_THAT(*flow.OnAttemptDone(absl::UnavailableError("gone"), At(7)),
                 StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
+  }
+}
+
+TEST(RequestFlowTest,
+     AStreamThatNoOtherWorkerAcceptsEndsAsLostAndNotAsRefused) {
+  for (const absl::Status& error :
+       {Full(), absl::InvalidArgumentError("max_model_len is 5")}) {
+    RequestFlow flow = NewFlow();
+    flow.OnAttempt("a", At(1), MoveStreams::kExact);
+    flow.OnEvent(Tokens({7}), At(2));
+    EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("gone"), At(3)),
+              std::nullopt);
+    flow.OnAttempt("b", At(4), MoveStreams::kExact);
+    const auto end = flow.OnAttemptDone(error, At(5));
+    const absl::Status status =
+        end.has_value() ? *end : flow.NoReplica(absl::InternalError("x"));
+    EXPECT_THAT(status,
+                StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
+    EXPECT_FALSE(proto::RefusalOf(status).has_value());
+    EXPECT_EQ(flow.Record(status, At(5)).finish_reason, "lost");
   }
 }
 

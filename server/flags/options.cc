@@ -386,9 +386,9 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
   AddFlag(app, "--move-streams", options->move_streams,
           "which streams go on at another replica after their worker is lost. "
           "exact: if their tokens stay the same, i.e. on CPUs with plans that "
-          "do not lift prompts (--deterministic lifts none); rounding: all, "
-          "though their next tokens may be others; off: none, they end "
-          "UNAVAILABLE")
+          "do not lift prompts (--deterministic lifts none); rounding: also "
+          "others of one sample without prompt log probabilities, whose next "
+          "tokens may differ; off: none, they end UNAVAILABLE")
       ->check(CLI::IsMember({"exact", "rounding", "off"}));
   AddFlag(app, "--max-inflight", options->max_inflight,
           "the most requests that are sent to workers at a time; "

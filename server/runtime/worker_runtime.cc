@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/machine.h"
+#include "base/sha256.h"
 #include "base/status_macros.h"
 #include "cache/prefix/prefix_hash.h"
 #include "kernels/device/stream.h"
@@ -154,6 +155,22 @@ worker::WorkerConstants ConstantsOf(LoadedModel& model) {
   return constants;
 }
 
+// Returns "-evict-" and a hash of how the plan evicts and selects tokens, or
+// nothing if it does neither.
+std::string EvictionId(const kvasir::v1::KvPlan& plan) {
+  std::string bytes;
+  bool any = false;
+  for (const auto& layer : plan.layers()) {
+    any |= layer.has_eviction() || layer.has_selection();
+    for (const std::string& part : {layer.eviction().SerializeAsString(),
+                                    layer.selection().SerializeAsString()}) {
+      absl::StrAppend(&bytes, part.size(), ":", part);
+    }
+  }
+  if (!any) return "";
+  return absl::StrCat("-evict-", base::Sha256Hex(bytes).substr(0, 12));
+}
+
 worker::EvictionLimits EvictionLimitsOf(const EngineFlags& flags,
                                         const ModelSource& source) {
   worker::EvictionLimits limits = worker::EvictionLimitsOf(*source.plan);
@@ -247,9 +264,12 @@ RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
 }
 
 // Returns an id of this worker's arithmetic. It contains the number of ranks
-// and the collective, because they change how sums over ranks are rounded.
+// and the collective, because they change how sums over ranks are rounded, and
+// a hash of the plan's eviction, which the cache_id leaves out.
 std::string WorkerRuntime::NumericsId() const {
-  const std::string own = model_->rank().executor().numerics_id();
+  const std::string own =
+      absl::StrCat(model_->rank().executor().numerics_id(),
+                   EvictionId(model_->rank().plan().source));
   return group_ == nullptr ? own
                            : absl::StrCat(own, "-tp", group_->shard().size, "-",
                                           group_->collective_name());

@@ -524,6 +524,7 @@ def test_prompts_leave_a_pod_in_plain_text_only_if_a_setting_says_insecure(rende
         assert wanted["KVASIR_INSECURE"] == ("true" if plain else "false"), name
     if overlay in BEHIND_SMG:
         args = container(pods(rendered[overlay])["kvasir-router"], "gateway")["args"]
+        assert args[args.index("--prometheus-host") + 1] == "127.0.0.1"
         assert ("--tls-cert-path" in args) == ("--tls-key-path" in args) == (overlay == SMG_WITH_TLS)
 
 
@@ -531,6 +532,15 @@ def test_prompts_leave_a_pod_in_plain_text_only_if_a_setting_says_insecure(rende
 def test_kustomize_refuses_components_that_would_send_plain_text(build, components):
     done = build(components)
     assert done.returncode != 0 and "/spec/" in done.stderr, done.stderr
+
+
+def test_a_router_refuses_to_send_plain_text_out_of_a_pod_that_serves_https(build):
+    done = build(["smg", "tls-gateway"])
+    assert done.returncode == 0, done.stderr
+    wanted = settings(list(yaml.safe_load_all(done.stdout)), "kvasir-router")
+    refused = subprocess.run([BINARY, "router"], env={**os.environ, **wanted, "KVASIR_MODEL": str(TINY)},
+                             capture_output=True, text=True, timeout=60)
+    assert refused.returncode != 0 and "--worker-tls-ca" in refused.stderr, refused.stderr
 
 
 def test_a_gateway_with_tls_answers_only_over_https(rendered, smg, tmp_path):

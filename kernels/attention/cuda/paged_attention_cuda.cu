@@ -31,7 +31,7 @@
 // every chunk of the prompt. All these bits differ from those of a CPU.
 //
 // An infinite or NaN number in a latent affects only rows that see its slot. A
-// score of NaN or +inf makes its row NaN, unless a cap makes it finite. A score
+// score of NaN makes its row NaN. So does +inf, unless there is a cap. A score
 // of -inf has weight 0, but if all scores of a row are -inf, the row is NaN.
 //
 // The kernel that computes items is chosen once for a layer, by its codecs and

@@ -9,12 +9,12 @@
 //
 // Cost: an item reads its latents once for up to 16 rows, with a load for each
 // number or code. To rebuild keys or lift values, the CTA first multiplies the
-// latents of a block by the rows (or columns) of `up` that a chunk needs, with
-// two loads per multiply-add, and reads the latents again for each 64 numbers.
-// The passes over keys and over values each have 9 loads from
-// shared memory per 8 multiply-adds, and about 20 instructions per code. So
-// this kernel is far slower than the hardware allows. It is meant for float32,
-// capped scores, and codecs that tensor cores do not support.
+// latents of a block by the rows (or columns) of `up` that a chunk needs. That
+// takes two loads per multiply-add, and the latents are decoded again for each
+// 64 numbers of a key or value. The passes over keys and over values each have
+// 9 loads from shared memory per 8 multiply-adds, and about 20 instructions per
+// code. So this kernel is far slower than the hardware allows. It is meant for
+// float32, capped scores, and codecs that tensor cores do not support.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"

@@ -164,12 +164,14 @@ def assert_keys_are_needed(url, tenant, control_plane):
     wrong = [None, "wrong" + tenant, tenant[:-1]]
     chat = {"model": "unknown", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
     for path, body in (("/v1/chat/completions", chat), ("/v1/completions", {"model": "unknown", "prompt": "hi"}),
-                       ("/generate", {"text": "hi"}), ("/v1/tokenize", {"model": "unknown", "prompt": "hi"})):
+                       ("/generate", {"text": "hi"}), ("/v1/tokenize", {"model": "unknown", "prompt": "hi"}),
+                       ("/v1/messages", chat), ("/v1/responses", {"model": "unknown", "input": "hi"}),
+                       ("/v1/embeddings", {"model": "unknown", "input": "hi"})):
         for key in (*wrong, control_plane):
             assert status_with_key(url + path, key, body) == 401, (path, key)
         assert status_with_key(url + path, tenant, body) != 401, path
     for path, body in (("/workers", None), ("/workers", {"url": "grpc://127.0.0.1:9"}), ("/flush_cache", {}), ("/get_loads", None),
-                       ("/v1/tokenizers", None)):
+                       ("/v1/tokenizers", None), ("/wasm", None), ("/heap_profile", {})):
         for key in (*wrong, tenant):
             assert status_with_key(url + path, key, body) == 401, (path, key)
     assert status_with_key(url + "/workers", control_plane) == 200
