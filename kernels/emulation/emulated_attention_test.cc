@@ -2680,6 +2680,12 @@ TEST(AttentionCudaTest,
   rebuilt.stored_positions = true;
   EXPECT_THAT(refusal(rebuilt, 0),
               refuses("keys that are rebuilt at positions stored in slots"));
+  LatentSpec biased = kDense;
+  biased.key_bias = true;
+  biased.unit_of_head = {0, 1};
+  biased.stored_positions = true;
+  EXPECT_THAT(refusal(biased, 0),
+              refuses("key biases at positions stored in slots"));
   LatentSpec evicting = kDense;
   evicting.unit_of_head = {0, 1};
   EXPECT_THAT(refusal(evicting, 1), refuses("attention mass"));

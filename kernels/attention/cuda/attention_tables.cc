@@ -511,6 +511,9 @@ absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
       return NotServed("keys that are rebuilt at positions stored in slots");
     }
   }
+  if (params.key_bias != nullptr && params.mass.stored_positions) {
+    return NotServed("key biases at positions stored in slots");
+  }
   if (params.mass.most_rows > 0) {
     return NotServed(
         "attention mass, which the eviction methods h2o and q-hitter need");
