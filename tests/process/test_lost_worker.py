@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import json
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -152,3 +153,11 @@ def test_streams_of_a_killed_worker_go_on_with_the_tokens_of_an_undisturbed_run(
 
 def test_streams_of_a_worker_that_hangs_go_on_when_it_no_longer_answers_pings(tmp_path):
     streams_survive(lambda worker: worker.process.send_signal(signal.SIGSTOP), [], tmp_path)
+
+
+def test_workers_that_evict_differently_do_not_count_as_equal():
+    ids = []
+    for flags in (*PLANS, ["--eviction", "streaming", "--eviction-budget", "0.5"]):
+        with KvasirProcess("worker", "--listen", "127.0.0.1:0", *OPERATOR_PORTS, *flags, ports=False) as worker:
+            ids += re.findall(r'numerics="?([^ "]+)', worker.log())
+    assert len(ids) == len(set(ids)) == len(PLANS) + 1, ids
