@@ -106,9 +106,14 @@ void ActiveRequest::OnAttemptDone(const absl::Status& status) {
   core_->Release(self, /*ran=*/true);
 }
 
-std::vector<std::string> ActiveRequest::Tried() const {
+bool ActiveRequest::Waits() const {
   base::MutexLock lock(&mutex_);
-  return flow_.tried();
+  return flow_.Waits();
+}
+
+Admission::Waiting ActiveRequest::waiting() const {
+  base::MutexLock lock(&mutex_);
+  return flow_.waiting();
 }
 
 std::optional<absl::Status> ActiveRequest::Cancelled() const {
@@ -161,6 +166,7 @@ WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
 
 bool ActiveRequest::MayRunOn(const Replica& replica) const {
   base::MutexLock lock(&mutex_);
+  if (flow_.Tried(replica.target(), replica.connection())) return false;
   if (!flow_.delivered()) return true;
   if (!begun_on_.has_value()) return false;
   const auto info = replica.info();
@@ -175,12 +181,13 @@ void ActiveRequest::Open(const std::shared_ptr<Replica>& replica) {
   std::optional<absl::Duration> waited;
   {
     base::MutexLock lock(&mutex_);
+    const uint64_t connection = replica->connection();
     attempt =
         replica->client()->NewAttempt(NewCall(*replica), shared_from_this());
     if (!flow_.delivered()) begun_on_ = replica->info();
     const absl::Time now = base::Clock::Real().Now();
     flow_.OnAttempt(replica->target(), now,
-                    Moves(core_->options_.move_streams, begun_on_));
+                    Moves(core_->options_.move_streams, begun_on_), connection);
     if (flow_.attempts() == 1) {
       waited = flow_.Record(absl::OkStatus(), now).queue;
     }

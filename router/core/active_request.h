@@ -48,19 +48,18 @@ class ActiveRequest final : public RequestHandle,
   const CanonicalRequest& request() const ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return flow_.request();  // no lock: the flow's request never changes
   }
-  std::vector<std::string> Tried() const ABSL_LOCKS_EXCLUDED(mutex_);
   // The status with which the request ends if it was cancelled.
   std::optional<absl::Status> Cancelled() const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status NoReplica(const absl::Status& otherwise) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  absl::Time arrival() const ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    return flow_.arrival();  // never changes
-  }
+  // Returns true if the request waits when no replica can be asked.
+  bool Waits() const ABSL_LOCKS_EXCLUDED(mutex_);
+  Admission::Waiting waiting() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Returns whether `replica` may run the request. If tokens have already been
-  // received, it must have the same weights, cache format and arithmetic as the
-  // replica that produced them.
+  // Returns whether `replica` may run the request: it has not been asked in
+  // this connection, and, if tokens have already been received, it has the same
+  // weights, cache format and arithmetic as the replica that produced them.
   bool MayRunOn(const Replica& replica) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Starts an attempt: opens a stream to `replica`.
   void Open(const std::shared_ptr<Replica>& replica)

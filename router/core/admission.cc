@@ -90,11 +90,13 @@ absl::Status Admission::CheckRequest(const CanonicalRequest& request,
 }
 
 Admission::Patience Admission::PatienceOf(const CanonicalRequest& request,
-                                          absl::Time arrival,
+                                          const Waiting& waiting,
                                           absl::Duration ours,
                                           const absl::Status& then) {
-  const bool own = request.queue_timeout > absl::ZeroDuration();
-  const absl::Time expiry = arrival + (own ? request.queue_timeout : ours);
+  const bool own =
+      request.queue_timeout > absl::ZeroDuration() && !waiting.begun;
+  const absl::Time expiry =
+      own ? waiting.arrival + request.queue_timeout : waiting.since + ours;
   if (request.deadline < expiry) {
     return {request.deadline,
             absl::DeadlineExceededError(

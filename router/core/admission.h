@@ -46,6 +46,9 @@ class Admission {
   // Enters a ticket again that had left in order to wait for a replica. Such a
   // ticket is never refused.
   Answer Return(Ticket ticket, int32_t priority);
+  // The same for a request that has output already. It runs at once, even if
+  // this exceeds the limit for a while, because its client is reading.
+  void Resume() { ++in_flight_; }
   // From now on Enter refuses. Requests that run or wait are not affected.
   void BeginDrain() { draining_ = true; }
   bool draining() const { return draining_; }
@@ -68,6 +71,13 @@ class Admission {
                                    const kvasir::v1::WorkerInfo& info,
                                    uint32_t max_n, absl::Time now);
 
+  // What a request's patience depends on.
+  struct Waiting {
+    absl::Time arrival;  // when the request arrived at the router
+    absl::Time since;    // when it arrived, or last lost its worker
+    // True if it has output. Its own queue timeout then no longer applies.
+    bool begun = false;
+  };
   // How long a request waits: at the time `until` it ends with the
   // status `then`.
   struct Patience {
@@ -75,10 +85,10 @@ class Admission {
     absl::Status then;
   };
   // Returns the earlier of the request's deadline and its queue timeout. If the
-  // request has no queue timeout, `ours` (the operator's) applies, and the
-  // request then ends with `then`.
+  // request has no queue timeout, `ours` (the operator's) applies from
+  // `waiting.since` on, and the request then ends with `then`.
   static Patience PatienceOf(const CanonicalRequest& request,
-                             absl::Time arrival, absl::Duration ours,
+                             const Waiting& waiting, absl::Duration ours,
                              const absl::Status& then);
   // The status of a request that has waited for the operator's queue timeout.
   static absl::Status WaitedTooLong(absl::Duration queue_timeout);

@@ -136,21 +136,54 @@ TEST(AdmissionTest, TheSmallerOfTheWorkersAndTheRoutersLimitOfSamplesApplies) {
 TEST(AdmissionTest, AWaitingRequestEndsAtTheEarliestOfItsTimeouts) {
   CanonicalRequest request = NewRequest();
   const absl::Status full = Admission::WaitedTooLong(absl::Seconds(30));
+  Admission::Waiting waiting = {.arrival = kNow, .since = kNow};
   Admission::Patience patience =
-      Admission::PatienceOf(request, kNow, absl::Seconds(30), full);
+      Admission::PatienceOf(request, waiting, absl::Seconds(30), full);
   EXPECT_EQ(patience.until, kNow + absl::Seconds(30));
   EXPECT_EQ(proto::RefusalOf(patience.then)->reason(),
             kvasir::v1::Refusal::RETRY_ELSEWHERE);
   request.queue_timeout = absl::Seconds(2);
-  patience = Admission::PatienceOf(request, kNow, absl::Seconds(30), full);
+  patience = Admission::PatienceOf(request, waiting, absl::Seconds(30), full);
   EXPECT_EQ(patience.until, kNow + absl::Seconds(2));
   EXPECT_THAT(patience.then, StatusIs(absl::StatusCode::kDeadlineExceeded,
                                       HasSubstr("own timeout")));
   request.deadline = kNow + absl::Seconds(1);
-  patience = Admission::PatienceOf(request, kNow, absl::Seconds(30), full);
+  patience = Admission::PatienceOf(request, waiting, absl::Seconds(30), full);
   EXPECT_EQ(patience.until, request.deadline);
   EXPECT_THAT(patience.then, StatusIs(absl::StatusCode::kDeadlineExceeded,
                                       HasSubstr("the router's queue")));
+}
+
+TEST(AdmissionTest, TheQueueTimeoutCountsFromTheLossOfTheWorker) {
+  CanonicalRequest request = NewRequest();
+  Admission::Waiting waiting = {.arrival = kNow,
+                                .since = kNow + absl::Minutes(5)};
+  const absl::Status lost = absl::UnavailableError("lost");
+  EXPECT_EQ(
+      Admission::PatienceOf(request, waiting, absl::Seconds(30), lost).until,
+      waiting.since + absl::Seconds(30));
+  request.queue_timeout = absl::Seconds(2);
+  EXPECT_EQ(
+      Admission::PatienceOf(request, waiting, absl::Seconds(30), lost).until,
+      kNow + absl::Seconds(2))
+      << "the client's own timeout lasts until the first token";
+  waiting.begun = true;
+  const Admission::Patience begun =
+      Admission::PatienceOf(request, waiting, absl::Seconds(30), lost);
+  EXPECT_EQ(begun.until, waiting.since + absl::Seconds(30));
+  EXPECT_EQ(begun.then, lost);
+}
+
+TEST(AdmissionTest, ARequestThatResumesRunsAtOnceEvenAboveTheLimit) {
+  Admission admission({.max_in_flight = 1, .max_queue = 1});
+  KVASIR_ASSERT_OK(admission.Enter(1, 0));
+  KVASIR_ASSERT_OK(admission.Enter(2, 0));
+  EXPECT_THAT(admission.Leave(), ::testing::ElementsAre(2));
+  admission.Resume();
+  EXPECT_EQ(admission.in_flight(), 2u);
+  KVASIR_ASSERT_OK(admission.Enter(3, 0));
+  EXPECT_TRUE(admission.Leave().empty()) << "one still runs";
+  EXPECT_THAT(admission.Leave(), ::testing::ElementsAre(3));
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/refusal.h"
-#include "router/core/admission.h"
 
 namespace kvasir::router {
 
@@ -51,6 +50,7 @@ RequestFlow::RequestFlow(CanonicalRequest request, std::string id,
       id_(std::move(id)),
       max_attempts_(max_attempts),
       start_(now),
+      waits_since_(now),
       samples_(request_.sampling.n()) {}
 
 bool RequestFlow::Cancel(CancelReason reason, absl::Time now) {
@@ -62,15 +62,21 @@ bool RequestFlow::Cancel(CancelReason reason, absl::Time now) {
 }
 
 void RequestFlow::OnAttempt(const std::string& replica, absl::Time now,
-                            MoveStreams moves) {
+                            MoveStreams moves, uint64_t connection) {
   ++attempts_;
   moves_ = moves;
   attempt_began_ = false;
-  tried_.push_back(replica);
+  tried_.push_back({replica, connection});
   if (!ContinuesFromTokens()) {
     for (Sample& sample : samples_) sample.to_repeat = sample.num_tokens();
   }
   first_attempt_ = std::min(first_attempt_, now);
+}
+
+bool RequestFlow::Tried(const std::string& replica, uint64_t connection) const {
+  return std::any_of(tried_.begin(), tried_.end(), [&](const Asked& asked) {
+    return asked.replica == replica && asked.connection == connection;
+  });
 }
 
 RequestFlow::Delivery RequestFlow::OnEvent(const GenerateEvent& event,
@@ -235,10 +241,9 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
   if (TimedOut(now) && MayRunElsewhere(end)) {
     return Admission::TimedOut(request_);
   }
-  if (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value() &&
-      attempt_began_) {
-    ++lost_workers_;
-  }
+  lost_ = absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value();
+  if (lost_ && attempt_began_) ++lost_workers_;
+  waits_since_ = now;
   const bool retry = Retryable(end, now);
   // The client of a stream has lost its worker, whatever the reason why another
   // one does not continue.
@@ -253,7 +258,8 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
 
 absl::Status RequestFlow::NoReplica(const absl::Status& otherwise) const {
   if (cancelled()) return CancelledStatus();
-  return last_error_.ok() ? otherwise : last_error_;
+  if (last_error_.ok() || absl::IsDeadlineExceeded(otherwise)) return otherwise;
+  return last_error_;
 }
 
 absl::Status RequestFlow::CancelledStatus() const {
@@ -304,7 +310,7 @@ AccessRecord RequestFlow::Record(const absl::Status& status,
   record.tenant = request_.tenant;
   record.caller = request_.caller;
   record.model = request_.model;
-  if (!tried_.empty()) record.replica = tried_.back();
+  if (!tried_.empty()) record.replica = tried_.back().replica;
   record.prompt_tokens = static_cast<uint32_t>(request_.prompt.size_tokens());
   record.output_tokens = output_tokens_;
   record.cached_tokens = cached_tokens_;

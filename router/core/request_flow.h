@@ -14,6 +14,7 @@
 #include "proto/token_bytes.h"
 #include "router/base/canonical.h"
 #include "router/core/access_log.h"
+#include "router/core/admission.h"
 
 namespace kvasir::router {
 
@@ -54,14 +55,24 @@ class RequestFlow {
   bool cancelled() const { return cancel_reason_.has_value(); }
 
   // Call before a stream to `replica` is opened. `moves` says whether a stream
-  // may move if this replica is lost.
+  // may move if this replica is lost. `connection` is the number of times that
+  // the router has connected to the replica.
   void OnAttempt(const std::string& replica, absl::Time now,
-                 MoveStreams moves = MoveStreams::kOff);
+                 MoveStreams moves = MoveStreams::kOff,
+                 uint64_t connection = 0);
   uint32_t attempts() const { return attempts_; }
   bool delivered() const { return delivered_; }
-  // The replicas that have been asked to run the request. No replica is
-  // asked twice.
-  const std::vector<std::string>& tried() const { return tried_; }
+  // Returns true if the replica has been asked to run the request since this
+  // connection to it began. No replica is asked twice in one connection. A
+  // worker that was lost and has come back may be asked again.
+  bool Tried(const std::string& replica, uint64_t connection) const;
+  // Returns true if the request waits when no replica can be asked: it has not
+  // been tried, it has output, or it has lost its worker. A request that
+  // every replica has refused does not wait.
+  bool Waits() const { return tried_.empty() || delivered_ || lost_; }
+  Admission::Waiting waiting() const {
+    return {.arrival = start_, .since = waits_since_, .begun = delivered_};
+  }
 
   // How the router must react to an event from a worker.
   struct Delivery {
@@ -86,7 +97,8 @@ class RequestFlow {
   // request has no such timeout, or if a worker has begun to run it.
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const;
   // Returns the status of a request for which no other replica can be asked. It
-  // is the error of the last attempt, or `otherwise` if there was no attempt.
+  // is the error of the last attempt, or `otherwise` if there was no attempt or
+  // if a deadline passed.
   absl::Status NoReplica(const absl::Status& otherwise) const;
 
   absl::Status CancelledStatus() const;
@@ -136,11 +148,16 @@ class RequestFlow {
   const std::string id_;
   const int max_attempts_;
   const absl::Time start_;
+  absl::Time waits_since_;  // the arrival, or the end of the last attempt
 
   std::optional<CancelReason> cancel_reason_;
   bool cancelled_at_deadline_ = false;
   uint32_t attempts_ = 0;
-  std::vector<std::string> tried_;
+  struct Asked {
+    std::string replica;
+    uint64_t connection = 0;
+  };
+  std::vector<Asked> tried_;
   absl::Status last_error_;
   // An error if the worker has broken the protocol. Then its later events
   // are ignored.
@@ -158,6 +175,7 @@ class RequestFlow {
   // How many workers were lost after they had accepted the request. The request
   // may be the cause.
   int lost_workers_ = 0;
+  bool lost_ = false;  // the last attempt ended because its worker was lost
   std::vector<Sample> samples_;
   uint32_t output_tokens_ = 0;
   uint32_t cached_tokens_ = 0;

@@ -113,7 +113,8 @@ TEST(RequestFlowTest, ARequestThatAWorkerRefusesIsSentToAnotherWorker) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_FALSE(flow.OnAttemptDone(Full(), At(2)).has_value());
-  EXPECT_THAT(flow.tried(), ElementsAre("a"));
+  EXPECT_TRUE(flow.Tried("a", 0));
+  EXPECT_FALSE(flow.Tried("b", 0));
   flow.OnAttempt("b", At(3));
   EXPECT_EQ(flow.attempts(), 2u);
 }
@@ -272,6 +273,50 @@ TEST(RequestFlowTest, AStreamGoesOnAtAnotherWorkerIfTheTokensStayTheSame) {
   EXPECT_TRUE(flow.OnEvent(Finish(), At(6)).deliver);
   KVASIR_EXPECT_OK(*flow.OnAttemptDone(absl::OkStatus(), At(7)));
   EXPECT_EQ(flow.Record(absl::OkStatus(), At(7)).output_tokens, 3u);
+}
+
+TEST(RequestFlowTest, AWorkerThatHasComeBackMayBeAskedAgain) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1), MoveStreams::kExact, /*connection=*/4);
+  EXPECT_TRUE(flow.Tried("a", 4));
+  EXPECT_FALSE(flow.Tried("a", 5));
+}
+
+TEST(RequestFlowTest, ARequestWaitsIfItIsNewOrBegunOrHasLostItsWorker) {
+  RequestFlow flow = NewFlow();
+  EXPECT_TRUE(flow.Waits());
+  EXPECT_EQ(flow.waiting().since, kStart);
+  flow.OnAttempt("a", At(1), MoveStreams::kExact);
+  EXPECT_EQ(flow.OnAttemptDone(Full(), At(2)), std::nullopt);
+  EXPECT_FALSE(flow.Waits()) << "it was refused";
+  flow.OnAttempt("b", At(3), MoveStreams::kExact);
+  EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("gone"), At(4)),
+            std::nullopt);
+  EXPECT_TRUE(flow.Waits());
+  EXPECT_EQ(flow.waiting().since, At(4));
+  EXPECT_FALSE(flow.waiting().begun);
+
+  RequestFlow stream = NewFlow();
+  stream.OnAttempt("a", At(1), MoveStreams::kExact);
+  stream.OnEvent(Tokens({7}), At(2));
+  EXPECT_EQ(stream.OnAttemptDone(absl::UnavailableError("gone"), At(3)),
+            std::nullopt);
+  stream.OnAttempt("b", At(4), MoveStreams::kExact);
+  EXPECT_EQ(stream.OnAttemptDone(Full(), At(5)), std::nullopt);
+  EXPECT_TRUE(stream.Waits());
+  EXPECT_TRUE(stream.waiting().begun);
+  EXPECT_EQ(stream.waiting().arrival, kStart);
+}
+
+TEST(RequestFlowTest, ADeadlineThatPassesDuringTheWaitIsReportedAsSuch) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("gone"), At(4)),
+            std::nullopt);
+  EXPECT_THAT(flow.NoReplica(absl::UnavailableError("no replica")),
+              StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
+  EXPECT_THAT(flow.NoReplica(absl::DeadlineExceededError("late")),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "late"));
 }
 
 TEST(RequestFlowTest, AStreamDoesNotMoveAfterItsDeadlineOrACancel) {

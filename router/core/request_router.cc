@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -165,7 +164,7 @@ absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
 
 void RouterCore::WaitInQueue(const ActivePtr& active) {
   const Admission::Patience patience = Admission::PatienceOf(
-      active->request(), active->arrival(), options_.queue_timeout,
+      active->request(), active->waiting(), options_.queue_timeout,
       Admission::WaitedTooLong(options_.queue_timeout));
   SetQueueTimer(active, patience);
 }
@@ -181,8 +180,9 @@ absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
   const CanonicalRequest& request = active->request();
   const absl::Status none =
       Admission::NoReplica(request.model, /*all_drain=*/false);
-  const Admission::Patience patience = Admission::PatienceOf(
-      request, active->arrival(), options_.queue_timeout, none);
+  const Admission::Waiting waiting = active->waiting();
+  const Admission::Patience patience =
+      Admission::PatienceOf(request, waiting, options_.queue_timeout, none);
   // As soon as the request is in without_replica_, another thread may end it.
   // Then the router may be destroyed, unless the gate is entered.
   const std::shared_ptr<CallbackGate> gate = gate_;
@@ -194,7 +194,8 @@ absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
   {
     base::MutexLock lock(&mutex_);
     draining = admission_.draining();
-    waits = !draining && without_replica_.size() < options_.admission.max_queue;
+    waits = waiting.begun || (!draining && without_replica_.size() <
+                                               options_.admission.max_queue);
     if (waits) {
       without_replica_.emplace(PlaceOf(*active), active);
       // The request does not run while it waits, so another one, perhaps for
@@ -215,61 +216,67 @@ absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
     if (base::Clock::Real().Now() >= patience.until) {
       EndWaitingAt(absl::InfinitePast(), active, patience.then);
     }
-    if (CanDispatch(request.model)) RunSoon([this] { RetryWaiting(); });
+    if (CanDispatch(*active, parts_.registry->Candidates(request.model))) {
+      RunSoon([this] { RetryWaiting(); });
+    }
   }
   gate->Leave();
   if (waits) return absl::OkStatus();
   return active->NoReplica(draining ? Admission::ShuttingDown() : none);
 }
 
-bool RouterCore::CanDispatch(const std::string& model) const {
-  const std::vector<Candidate> candidates = parts_.registry->Candidates(model);
-  const auto ready = [](const Candidate& candidate) {
-    return candidate.view.eligible;
+bool RouterCore::CanDispatch(const ActiveRequest& active,
+                             const std::vector<Candidate>& candidates) {
+  const auto ready = [&](const Candidate& candidate) {
+    return candidate.view.eligible && active.MayRunOn(*candidate.replica);
   };
   const auto draining = [](const Candidate& candidate) {
     return candidate.replica->state() == ReplicaState::kDraining;
   };
   if (candidates.empty()) return false;
   return std::any_of(candidates.begin(), candidates.end(), ready) ||
-         std::all_of(candidates.begin(), candidates.end(), draining);
+         (!active.waiting().begun &&
+          std::all_of(candidates.begin(), candidates.end(), draining));
 }
 
 void RouterCore::RetryWaiting() {
-  std::set<std::string> models;
+  std::vector<ActivePtr> waiting;
+  bool draining = false;
   {
     base::MutexLock lock(&mutex_);
+    draining = admission_.draining();
     for (const auto& [place, active] : without_replica_) {
-      models.insert(active->request().model);
+      waiting.push_back(active);
     }
   }
-  std::erase_if(
-      models, [this](const std::string& model) { return !CanDispatch(model); });
-  std::vector<ActivePtr> refused;
-  std::vector<std::pair<ActivePtr, Admission::Answer>> returned;
-  {
-    base::MutexLock lock(&mutex_);
-    for (auto it = without_replica_.begin(); it != without_replica_.end();) {
-      const auto& [place, active] = *it;
-      if (admission_.draining()) {
-        refused.push_back(active);
-      } else if (models.contains(active->request().model)) {
-        returned.emplace_back(active,
-                              admission_.Return(active->ticket(), place.first));
-      } else {
-        ++it;
-        continue;
+  std::map<std::string, std::vector<Candidate>> candidates;
+  for (const ActivePtr& active : waiting) {
+    const bool begun = active->waiting().begun;
+    const bool refuse = draining && !begun;
+    if (!refuse) {
+      const std::string& model = active->request().model;
+      auto found = candidates.find(model);
+      if (found == candidates.end()) {
+        found =
+            candidates.emplace(model, parts_.registry->Candidates(model)).first;
       }
-      it = without_replica_.erase(it);
+      if (!CanDispatch(*active, found->second)) continue;
     }
-    ReportInFlight();
-  }
-  for (const ActivePtr& active : refused) {
-    active->Close(active->NoReplica(Admission::ShuttingDown()));
-    Release(active, /*ran=*/false);
-  }
-  for (const auto& [active, answer] : returned) {
-    if (answer == Admission::Answer::kRun) {
+    Admission::Answer answer = Admission::Answer::kRun;
+    {
+      base::MutexLock lock(&mutex_);
+      if (without_replica_.erase(PlaceOf(*active)) == 0) continue;
+      if (begun) {
+        admission_.Resume();
+      } else if (!refuse) {
+        answer = admission_.Return(active->ticket(), PlaceOf(*active).first);
+      }
+      ReportInFlight();
+    }
+    if (refuse) {
+      active->Close(active->NoReplica(Admission::ShuttingDown()));
+      Release(active, /*ran=*/false);
+    } else if (answer == Admission::Answer::kRun) {
       DispatchAdmitted(active);
     } else {
       WaitInQueue(active);
@@ -311,15 +318,11 @@ absl::Status RouterCore::Dispatch(const ActivePtr& active) {
   const CanonicalRequest& request = active->request();
   std::vector<Candidate> candidates =
       parts_.registry->Candidates(request.model);
-  const std::vector<std::string> tried = active->Tried();
   std::vector<ReplicaView> views;
   bool draining = !candidates.empty();
   for (Candidate& candidate : candidates) {
-    const std::string& target = candidate.replica->target();
     draining &= candidate.replica->state() == ReplicaState::kDraining;
-    candidate.view.eligible &=
-        std::find(tried.begin(), tried.end(), target) == tried.end() &&
-        active->MayRunOn(*candidate.replica);
+    candidate.view.eligible &= active->MayRunOn(*candidate.replica);
     views.push_back(candidate.view);
   }
   uint64_t turn;
@@ -330,7 +333,9 @@ absl::Status RouterCore::Dispatch(const ActivePtr& active) {
   const std::optional<size_t> picked =
       PickReplica(options_.policy, views, {request.prompt.size_tokens()}, turn);
   if (!picked.has_value()) {
-    if (tried.empty() && !draining) return WaitForReplica(active);
+    if (active->Waits() && (!draining || active->waiting().begun)) {
+      return WaitForReplica(active);
+    }
     return active->NoReplica(Admission::NoReplica(request.model, draining));
   }
   active->Open(candidates[*picked].replica);

@@ -117,22 +117,24 @@ class RouterCore final : public RequestRouter {
   void SetQueueTimer(const ActivePtr& active,
                      const Admission::Patience& patience);
   // Chooses a replica and opens a stream to it. If no replica can be asked, a
-  // new request waits until one is ready, and a request that has been tried
-  // before gets an error.
+  // request that is new or has lost its worker waits until one is ready, and
+  // another request gets an error.
   absl::Status Dispatch(const ActivePtr& active);
   // Dispatches a request that may run now. If this fails, ends the request.
   void DispatchAdmitted(const ActivePtr& active) ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes a running request wait for a replica; it then no longer counts as
-  // running. Returns an error if too many requests wait.
+  // running. Returns an error if too many requests wait, or in a drain, but
+  // never for a request that has output.
   absl::Status WaitForReplica(const ActivePtr& active)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Runs the waiting requests for which a replica is ready now. A request whose
-  // replicas are all draining gets an error. After BeginDrain, every waiting
-  // request gets one.
+  // replicas are all draining gets an error, and every waiting request gets one
+  // after BeginDrain, but not if it has output: then it waits on.
   void RetryWaiting() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns true if a request for this model need not wait for a replica: one
-  // is ready, or all are draining.
-  bool CanDispatch(const std::string& model) const;
+  // Returns true if the request need not wait for one of the candidates: one is
+  // ready that may run it, or all are draining and the request has no output.
+  static bool CanDispatch(const ActiveRequest& active,
+                          const std::vector<Candidate>& candidates);
   // Call this after the request has entered a queue. Ends the request if it was
   // cancelled before, because Cancel could not find it in a queue then.
   void EndWaitingIfCancelled(const ActivePtr& active);

@@ -264,16 +264,16 @@ class GrpcWorkerClient final : public WorkerClient {
     for (int i = 0; i < options.num_connections; ++i) {
       std::shared_ptr<grpc::Channel> channel = NewChannel(target, options, i);
       if (i == 0) control_ = v1::Worker::NewStub(channel);
-      stubs_.push_back(std::make_shared<GenerateStub>(std::move(channel)));
+      connections_.push_back(
+          {channel, std::make_shared<GenerateStub>(channel)});
     }
   }
   ~GrpcWorkerClient() override { Close(); }
 
   std::shared_ptr<Attempt> NewAttempt(
       WorkerCall call, std::shared_ptr<AttemptSink> sink) override {
-    const size_t turn = next_.fetch_add(1, std::memory_order_relaxed);
-    return GenerateAttempt::Make(
-        {stubs_[turn % stubs_.size()], open_calls_, std::move(sink)}, call);
+    return GenerateAttempt::Make({NextStub(), open_calls_, std::move(sink)},
+                                 call);
   }
 
   void GetInfo(absl::Duration timeout, InfoDone done) override {
@@ -311,6 +311,27 @@ class GrpcWorkerClient final : public WorkerClient {
   void Close() override { open_calls_->Close(); }
 
  private:
+  struct Connection {
+    std::shared_ptr<grpc::Channel> channel;
+    std::shared_ptr<GenerateStub> stub;
+  };
+
+  // The connections take turns. One that has just failed is passed over,
+  // because calls on it fail until it has paused and connected again. A worker
+  // that has come back is found by the first connection, perhaps earlier than
+  // by the others.
+  const std::shared_ptr<GenerateStub>& NextStub() {
+    const size_t turn = next_.fetch_add(1, std::memory_order_relaxed);
+    for (size_t i = 0; i < connections_.size(); ++i) {
+      const Connection& each = connections_[(turn + i) % connections_.size()];
+      if (each.channel->GetState(/*try_to_connect=*/true) !=
+          GRPC_CHANNEL_TRANSIENT_FAILURE) {
+        return each.stub;
+      }
+    }
+    return connections_[turn % connections_.size()].stub;
+  }
+
   static std::shared_ptr<grpc::Channel> NewChannel(
       const std::string& target, const GrpcWorkerClientOptions& options,
       int index) {
@@ -352,7 +373,7 @@ class GrpcWorkerClient final : public WorkerClient {
   const std::shared_ptr<OpenCalls> open_calls_ = std::make_shared<OpenCalls>();
   // Shared, because calls may outlive the client.
   std::shared_ptr<v1::Worker::Stub> control_;
-  std::vector<std::shared_ptr<GenerateStub>> stubs_;
+  std::vector<Connection> connections_;
   std::atomic<size_t> next_{0};
 };
 

@@ -78,6 +78,7 @@ absl::Status CheckWorker(const std::string& target,
 void Replica::OnInfo(const kvasir::v1::WorkerInfo& info) {
   base::MutexLock lock(&mutex_);
   info_ = info;
+  ++connection_;
   state_ = ReplicaState::kConnecting;
 }
 
@@ -109,6 +110,11 @@ void Replica::OnReport(const kvasir::v1::LoadReport& report) {
 ReplicaState Replica::state() const {
   base::MutexLock lock(&mutex_);
   return state_;
+}
+
+uint64_t Replica::connection() const {
+  base::MutexLock lock(&mutex_);
+  return connection_;
 }
 
 bool Replica::in_use() const {

@@ -78,6 +78,8 @@ class Replica {
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   ReplicaState state() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns the number of times that the router has connected to the worker.
+  uint64_t connection() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns true if the worker has passed its checks and is not lost. New
   // replicas of a model must agree with those in use.
   bool in_use() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -111,6 +113,7 @@ class Replica {
   std::string detail_ ABSL_GUARDED_BY(mutex_);
   std::optional<kvasir::v1::WorkerInfo> info_ ABSL_GUARDED_BY(mutex_);
   kvasir::v1::LoadReport report_ ABSL_GUARDED_BY(mutex_);
+  uint64_t connection_ ABSL_GUARDED_BY(mutex_) = 0;
   int failures_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
   // How many requests were sent and have not been accepted by the worker yet.

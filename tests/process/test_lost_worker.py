@@ -105,40 +105,60 @@ def read(stream, begun):
     return dict(samples)
 
 
+class Clients:
+    """Reads streams of all facades with all samplings at once."""
+
+    def __init__(self, stack, router):
+        channel = stack.enter_context(grpc.insecure_channel(router.grpc))
+        facades = [make(channel, router.ready["model"]) for make in FACADES]
+        (text, _, _), = read(facades[0].stream({"max_tokens": MAX_TOKENS, "ignore_eos": True} | SEEDED), []).values()
+        # A stop string near the end of the answer, so that most of it comes before.
+        samplings = [*SAMPLINGS, SEEDED | {"stop": [text[-20:-10]]}]
+        self.kinds = [(facade, {"max_tokens": MAX_TOKENS, "ignore_eos": True} | sampling)
+                      for facade in facades for sampling in samplings]
+        self.threads = stack.enter_context(ThreadPoolExecutor(len(self.kinds)))
+        self.router = router
+        self.want = [answer.result() for answer in self.start()[0]]
+
+    def start(self):
+        """Sends all requests; returns their answers to come, and lists that grow with their responses."""
+        begun = [[] for _ in self.kinds]
+        return [self.threads.submit(read, facade.stream(sampling), each)
+                for (facade, sampling), each in zip(self.kinds, begun)], begun
+
+    def begin(self):
+        """Sends all requests and waits until each has output."""
+        answers, begun = self.start()
+        wait_until(lambda: all(len(each) >= BEGUN for each in begun), "tokens of all streams")
+        return answers
+
+    def check(self, answers):
+        """Each answer is the one of an undisturbed run. Returns the streams' lines in the log."""
+        for answer, expected in zip(answers, self.want):
+            assert answer.result() == expected
+        count = 1 + 2 * len(self.kinds)
+        wait_until(lambda: len(access_log.lines(self.router)) == count, "all are logged")
+        return access_log.lines(self.router)[-len(answers):]
+
+
+def start_worker(stack, address, *flags):
+    return stack.enter_context(KvasirProcess("worker", "--listen", address, *OPERATOR_PORTS, *flags, ports=False))
+
+
 def streams_survive(end, flags, folder):
     """Reads streams of two workers, ends one of the workers in the middle, and compares them with an undisturbed run."""
     sockets = [f"unix:{folder}/{name}" for name in "ab"]
     with contextlib.ExitStack() as stack:
-        lost, other = (stack.enter_context(KvasirProcess("worker", "--listen", each, *OPERATOR_PORTS, *flags, ports=False))
-                       for each in sockets)
+        lost, other = (start_worker(stack, each, *flags) for each in sockets)
         router = stack.enter_context(KvasirProcess("router", "--workers", ",".join(sockets), "--log-format", "json"))
-        channel = stack.enter_context(grpc.insecure_channel(router.grpc))
-        facades = [make(channel, router.ready["model"]) for make in FACADES]
-        seeded = {"max_tokens": MAX_TOKENS, "ignore_eos": True} | SEEDED
-        (text, _, _), = read(facades[0].stream(seeded), []).values()
-        # A stop string near the end of the answer, so that most of it comes before.
-        samplings = [*SAMPLINGS, SEEDED | {"stop": [text[-20:-10]]}]
-        threads = stack.enter_context(ThreadPoolExecutor(len(FACADES) * len(samplings)))
-
-        def start():
-            """Sends all requests; returns their answers to come, and lists that grow with their responses."""
-            begun = [[] for _ in FACADES for _ in samplings]
-            streams = [facade.stream({"max_tokens": MAX_TOKENS, "ignore_eos": True} | sampling)
-                       for facade in facades for sampling in samplings]
-            return [threads.submit(read, *each) for each in zip(streams, begun)], begun
-
-        want = [answer.result() for answer in start()[0]]
+        clients = Clients(stack, router)
         evicted = lost.metric("kvasir_evictions_total") if flags else 0
-        answers, begun = start()
-        wait_until(lambda: all(len(each) >= BEGUN for each in begun), "tokens of all streams")
+        answers = clients.begin()
         if flags:
             wait_until(lambda: lost.metric("kvasir_evictions_total") > evicted, "an eviction")
         end(lost)
-        for answer, expected in zip(answers, want):
-            assert answer.result() == expected
-        wait_until(lambda: len(access_log.lines(router)) == 1 + 2 * len(answers), "all are logged")
         # The router spreads the streams over both workers, so about half of them move.
-        moved = [line for line in access_log.lines(router) if line["attempts"] == 2]
+        moved = [line for line in clients.check(answers) if line["attempts"] == 2]
         assert moved
         if flags:
             assert other.metric("kvasir_evictions_total") > 0
@@ -153,6 +173,20 @@ def test_streams_of_a_killed_worker_go_on_with_the_tokens_of_an_undisturbed_run(
 
 def test_streams_of_a_worker_that_hangs_go_on_when_it_no_longer_answers_pings(tmp_path):
     streams_survive(lambda worker: worker.process.send_signal(signal.SIGSTOP), [], tmp_path)
+
+
+def test_streams_go_on_at_their_only_worker_after_it_was_killed_and_started_again(tmp_path):
+    address = f"unix:{tmp_path}/a"
+    with contextlib.ExitStack() as stack:
+        worker = start_worker(stack, address)
+        router = stack.enter_context(KvasirProcess("router", "--workers", address, "--log-format", "json"))
+        clients = Clients(stack, router)
+        answers = clients.begin()
+        worker.kill()
+        again = start_worker(stack, address)
+        assert {line["attempts"] for line in clients.check(answers)} == {2}
+        wait_until(lambda: again.metric("kvasir_kv_cache_used_pages") == 0, "an empty cache")
+        assert again.metric("kvasir_cache_leaked_pages") == 0
 
 
 def test_workers_that_evict_differently_do_not_count_as_equal():

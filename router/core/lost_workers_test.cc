@@ -1,0 +1,259 @@
+// Tests of requests whose worker is lost, with scripted workers and without
+// gRPC.
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "proto/refusal.h"
+#include "router/core/request_router.h"
+#include "router/testing/fake_worker_client.h"
+#include "router/testing/recording_sink.h"
+
+namespace kvasir::router {
+namespace {
+
+using base::StatusIs;
+using ::testing::ElementsAre;
+
+template <typename Condition>
+bool Eventually(Condition condition) {
+  const absl::Time end = absl::Now() + absl::Seconds(20);
+  while (!condition()) {
+    if (absl::Now() > end) return false;
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  return true;
+}
+
+CanonicalRequest NewRequest() {
+  CanonicalRequest request;
+  request.model = "tiny";
+  request.prompt = TokenBytes::FromIds({5, 5, 5});
+  request.sampling = NeutralSampling();
+  return request;
+}
+
+class LostWorkersTest : public ::testing::Test {
+ protected:
+  void Start(size_t num_workers, RouterCoreOptions options = {}) {
+    ReplicaRegistryOptions registry;
+    for (size_t i = 0; i < num_workers; ++i) {
+      workers_.push_back(std::make_unique<FakeWorker>(&transport_));
+      workers_.back()->info()->set_device("cpu");
+      registry.targets.push_back(absl::StrCat("w", i));
+    }
+    registry_ = std::make_unique<ReplicaRegistry>(
+        registry,
+        [this](const std::string& target) {
+          return workers_[static_cast<size_t>(target[1] - '0')]->NewClient();
+        },
+        &timers_, nullptr);
+    KVASIR_ASSERT_OK(registry_->Start(absl::Seconds(20)));
+    options.policy = PolicyKind::kRoundRobin;
+    router_ = std::make_unique<RouterCore>(
+        options, RouterCore::Parts{registry_.get(), &timers_});
+  }
+
+  std::shared_ptr<RequestHandle> Submit(std::shared_ptr<RecordingSink> sink,
+                                        CanonicalRequest request) {
+    auto handle = router_->Submit(std::move(request), std::move(sink));
+    KVASIR_EXPECT_OK(handle);
+    return handle.ok() ? *handle : nullptr;
+  }
+
+  std::shared_ptr<FakeAttempt> WaitForAttempt(size_t worker, size_t index = 0) {
+    EXPECT_TRUE(Eventually([&] {
+      return workers_[worker]->attempts().size() > index &&
+             workers_[worker]->attempts()[index]->started();
+    }));
+    return workers_[worker]->attempts()[index];
+  }
+
+  // Submits a request to worker 0 and waits until its client has tokens 7, 8.
+  std::shared_ptr<RequestHandle> Begin(
+      const std::shared_ptr<RecordingSink>& sink,
+      CanonicalRequest request = NewRequest()) {
+    auto handle = Submit(sink, std::move(request));
+    const auto attempt = WaitForAttempt(0);
+    attempt->Accept();
+    attempt->Tokens({7, 8});
+    EXPECT_TRUE(Eventually([&] { return sink->ids().size() == 2; }));
+    return handle;
+  }
+
+  void Lose(size_t worker) {
+    workers_[worker]->Die();
+    EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  }
+
+  void GoOn(const std::shared_ptr<FakeAttempt>& attempt,
+            const std::shared_ptr<RecordingSink>& sink) {
+    EXPECT_EQ(attempt->call().emitted, std::string("\7\0\0\0\10\0\0\0", 8));
+    attempt->Accept();
+    attempt->Tokens({9});
+    attempt->Finish(kvasir::v1::FINISH_LENGTH);
+    attempt->End(absl::OkStatus());
+    KVASIR_EXPECT_OK(sink->Wait());
+    EXPECT_THAT(sink->ids(), ElementsAre(7, 8, 9));
+    EXPECT_EQ(sink->accepted(), 1);
+  }
+
+  TimerThread transport_;
+  std::vector<std::unique_ptr<FakeWorker>> workers_;
+  TimerThread timers_;
+  std::unique_ptr<ReplicaRegistry> registry_;
+  std::unique_ptr<RouterCore> router_;
+};
+
+TEST_F(LostWorkersTest, AStreamWaitsUntilItsWorkerHasComeBack) {
+  Start(1);
+  const auto sink = std::make_shared<RecordingSink>();
+  Begin(sink);
+  Lose(0);
+  EXPECT_FALSE(sink->done());
+  workers_[0]->SetReachable(true);
+  GoOn(WaitForAttempt(0, 1), sink);
+  EXPECT_EQ(workers_[0]->attempts().size(), 2u);
+}
+
+// The call to the worker may fail earlier than its load reports.
+TEST_F(LostWorkersTest, AStreamIsNotSentAgainBeforeTheRouterHasReconnected) {
+  Start(1);
+  const auto sink = std::make_shared<RecordingSink>();
+  Begin(sink);
+  workers_[0]->attempts()[0]->End(absl::UnavailableError("gone"));
+  // This request shows that the worker still counts as ready.
+  Submit(std::make_shared<RecordingSink>(), NewRequest());
+  WaitForAttempt(0, 1);
+  EXPECT_FALSE(sink->done());
+  Lose(0);
+  workers_[0]->SetReachable(true);
+  EXPECT_TRUE(Eventually([&] {
+    return workers_[0]->attempts().size() == 4;  // both requests
+  }));
+  const auto attempts = workers_[0]->attempts();
+  GoOn(attempts[attempts[2]->call().emitted.empty() ? 3 : 2], sink);
+}
+
+TEST_F(LostWorkersTest, AWorkerThatComesBackWithOtherWeightsGetsNoOldStream) {
+  Start(1, {.queue_timeout = absl::Seconds(1)});
+  const auto sink = std::make_shared<RecordingSink>();
+  Begin(sink);
+  Lose(0);
+  workers_[0]->info()->set_weights_id("others");
+  workers_[0]->SetReachable(true);
+  Submit(std::make_shared<RecordingSink>(), NewRequest());
+  EXPECT_EQ(WaitForAttempt(0, 1)->call().emitted, "");
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
+  EXPECT_EQ(workers_[0]->attempts().size(), 2u);
+}
+
+TEST_F(LostWorkersTest, AStreamThatNoReplicaContinuesEndsAtTheQueueTimeout) {
+  Start(1, {.queue_timeout = absl::Milliseconds(20)});
+  const auto sink = std::make_shared<RecordingSink>();
+  CanonicalRequest request = NewRequest();
+  // The stream has begun, so the client's own queue timeout no longer counts.
+  request.queue_timeout = absl::Seconds(100);
+  Begin(sink, std::move(request));
+  absl::SleepFor(absl::Milliseconds(20));
+  workers_[0]->Die();
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
+}
+
+TEST_F(LostWorkersTest, AStreamThatWaitsForAReplicaEndsAtItsDeadline) {
+  Start(1);
+  const auto sink = std::make_shared<RecordingSink>();
+  CanonicalRequest request = NewRequest();
+  request.deadline = absl::Now() + absl::Seconds(1);
+  Begin(sink, std::move(request));
+  workers_[0]->Die();
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::_));
+}
+
+TEST_F(LostWorkersTest, AStreamThatWaitsForAReplicaCanBeCancelled) {
+  Start(1);
+  const auto sink = std::make_shared<RecordingSink>();
+  const auto handle = Begin(sink);
+  Lose(0);
+  handle->Cancel(CancelReason::kClient);
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kCancelled, ::testing::_));
+  workers_[0]->SetReachable(true);
+  EXPECT_TRUE(Eventually([&] { return router_->Health().ready; }));
+  EXPECT_EQ(workers_[0]->attempts().size(), 1u);
+}
+
+TEST_F(LostWorkersTest, InADrainOnlyRequestsWithOutputWaitForAReplica) {
+  Start(1);
+  const auto stream = std::make_shared<RecordingSink>();
+  const auto fresh = std::make_shared<RecordingSink>();
+  Begin(stream);
+  Lose(0);
+  Submit(fresh, NewRequest());
+  router_->BeginDrain();
+  const absl::Status refused = fresh->Wait();
+  EXPECT_EQ(proto::RefusalOf(refused)->reason(), kvasir::v1::Refusal::DRAINING);
+  EXPECT_FALSE(stream->done());
+  workers_[0]->SetReachable(true);
+  GoOn(WaitForAttempt(0, 1), stream);
+}
+
+TEST_F(LostWorkersTest, AStreamThatWasLostDuringADrainGoesOn) {
+  Start(1);
+  const auto sink = std::make_shared<RecordingSink>();
+  Begin(sink);
+  router_->BeginDrain();
+  Lose(0);
+  workers_[0]->SetReachable(true);
+  GoOn(WaitForAttempt(0, 1), sink);
+}
+
+// The other replica may finish its own requests, and a third may come.
+TEST_F(LostWorkersTest, AStreamWaitsAlsoWhileTheOtherReplicasDrain) {
+  Start(2);
+  const auto sink = std::make_shared<RecordingSink>();
+  Begin(sink);
+  kvasir::v1::LoadReport draining;
+  draining.set_draining(true);
+  workers_[1]->Report(draining);
+  EXPECT_TRUE(Eventually([&] {
+    return registry_->replicas()[1]->state() == ReplicaState::kDraining;
+  }));
+  Lose(0);
+  EXPECT_FALSE(sink->done());
+  workers_[0]->SetReachable(true);
+  GoOn(WaitForAttempt(0, 1), sink);
+}
+
+// While the stream waits, other requests take its place among the running ones.
+TEST_F(LostWorkersTest, AStreamRunsAtOnceWhenAReplicaIsReadyEvenIfAllIsTaken) {
+  Start(1, {.admission = {.max_in_flight = 1, .max_queue = 8}});
+  const auto stream = std::make_shared<RecordingSink>();
+  const auto other = std::make_shared<RecordingSink>();
+  Begin(stream);
+  Submit(other, NewRequest());  // waits in the queue
+  workers_[0]->attempts()[0]->End(absl::UnavailableError("gone"));
+  const auto runs = WaitForAttempt(0, 1);
+  EXPECT_EQ(runs->call().emitted, "");
+  // The worker comes back. The call of the second request goes on, as if its
+  // connection had not been cut.
+  registry_->replicas()[0]->OnInfo(*workers_[0]->info());
+  workers_[0]->Report({});
+  GoOn(WaitForAttempt(0, 2), stream);
+  runs->Finish(kvasir::v1::FINISH_LENGTH);
+  runs->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(other->Wait());
+}
+
+TEST_F(LostWorkersTest, TheDestructorEndsStreamsThatWaitForAReplica) {
+  Start(1);
+  const auto sink = std::make_shared<RecordingSink>();
+  Begin(sink);
+  Lose(0);
+  router_.reset();
+  EXPECT_TRUE(sink->done());
+}
+
+}  // namespace
+}  // namespace kvasir::router
