@@ -164,8 +164,30 @@ WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
   return call;
 }
 
+void ActiveRequest::LeaveHungReplica(const std::vector<Candidate>& candidates) {
+  std::shared_ptr<Attempt> attempt;
+  {
+    base::MutexLock lock(&mutex_);
+    if (lease_ == nullptr || lease_->replica().state() != ReplicaState::kHung) {
+      return;
+    }
+    bool other = false;
+    for (const Candidate& candidate : candidates) {
+      other |= candidate.view.eligible && MayRun(*candidate.replica);
+    }
+    const bool stuck = lease_->replica().liveness() == Liveness::State::kStuck;
+    if (!other || !flow_.Leave(stuck, base::Clock::Real().Now())) return;
+    attempt = attempt_;
+  }
+  attempt->Cancel();
+}
+
 bool ActiveRequest::MayRunOn(const Replica& replica) const {
   base::MutexLock lock(&mutex_);
+  return MayRun(replica);
+}
+
+bool ActiveRequest::MayRun(const Replica& replica) const {
   if (flow_.Tried(replica.target(), replica.connection())) return false;
   if (!flow_.delivered()) return true;
   if (!begun_on_.has_value()) return false;

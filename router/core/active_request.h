@@ -13,6 +13,7 @@
 #include "router/core/observer.h"
 #include "router/core/request_flow.h"
 #include "router/replicas/replica.h"
+#include "router/replicas/replica_registry.h"
 #include "router/replicas/worker_client.h"
 
 namespace kvasir::router {
@@ -61,6 +62,10 @@ class ActiveRequest final : public RequestHandle,
   // this connection, and, if tokens have already been received, it has the same
   // weights, cache format and arithmetic as the replica that produced them.
   bool MayRunOn(const Replica& replica) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // If the replica that runs the request hangs, and another candidate may go on
+  // with it, resets the attempt, which makes the request move.
+  void LeaveHungReplica(const std::vector<Candidate>& candidates)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Starts an attempt: opens a stream to `replica`.
   void Open(const std::shared_ptr<Replica>& replica)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -79,6 +84,8 @@ class ActiveRequest final : public RequestHandle,
   AccessRecord Discard(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  bool MayRun(const Replica& replica) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   WorkerCall NewCall(const Replica& replica) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Passes tokens to the sink, except those that an earlier attempt

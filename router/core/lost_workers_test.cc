@@ -2,6 +2,7 @@
 // gRPC.
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "proto/load_heartbeat.h"
 #include "proto/refusal.h"
 #include "router/core/request_router.h"
 #include "router/testing/fake_worker_client.h"
@@ -253,6 +254,125 @@ TEST_F(LostWorkersTest, TheDestructorEndsStreamsThatWaitForAReplica) {
   Lose(0);
   router_.reset();
   EXPECT_TRUE(sink->done());
+}
+
+class HungWorkersTest : public LostWorkersTest {
+ protected:
+  // Lets the worker miss its heartbeats.
+  void Hang(size_t worker) {
+    workers_[worker]->SetSilent(true);
+    router_->CheckWorkers(proto::kMissedHeartbeats * proto::kLoadHeartbeat);
+    // The other workers answer in time.
+    for (size_t i = 0; i < workers_.size(); ++i) {
+      if (i != worker) workers_[i]->Report(Report(0, 0));
+    }
+    EXPECT_TRUE(Eventually([&] {
+      for (size_t i = 0; i < workers_.size(); ++i) {
+        if (StateOf(i) == ReplicaState::kHung && i != worker) return false;
+      }
+      return StateOf(worker) == ReplicaState::kHung;
+    }));
+    router_->CheckWorkers(absl::ZeroDuration());
+  }
+
+  ReplicaState StateOf(size_t worker) {
+    return registry_->replicas()[worker]->state();
+  }
+
+  static kvasir::v1::LoadReport Report(uint64_t step, uint32_t running) {
+    kvasir::v1::LoadReport report;
+    report.set_step(step);
+    report.set_running(running);
+    report.set_step_limit_ms(1000);
+    report.set_free_pages(100);
+    report.set_total_pages(100);
+    return report;
+  }
+};
+
+TEST_F(HungWorkersTest, StreamsOfAWorkerThatHangsGoOnAtAnother) {
+  Start(2);
+  const auto sink = std::make_shared<RecordingSink>();
+  Begin(sink);
+  Hang(0);
+  EXPECT_TRUE(workers_[0]->attempts()[0]->cancelled());
+  GoOn(WaitForAttempt(1), sink);
+}
+
+TEST_F(HungWorkersTest, AWorkerThatHangsGetsRequestsOnlyAfterItHasReported) {
+  Start(2);
+  Hang(0);
+  for (int i = 0; i < 4; ++i) {
+    Submit(std::make_shared<RecordingSink>(), NewRequest());
+  }
+  EXPECT_TRUE(workers_[0]->attempts().empty());
+  EXPECT_EQ(workers_[1]->attempts().size(), 4u);
+  workers_[0]->Report(Report(0, 0));
+  EXPECT_TRUE(Eventually([&] { return StateOf(0) == ReplicaState::kReady; }));
+  EXPECT_EQ(registry_->replicas()[0]->view().max_num_seqs, 1u)
+      << "it starts slowly";
+  for (int i = 0; i < 2; ++i) {
+    Submit(std::make_shared<RecordingSink>(), NewRequest());
+  }
+  WaitForAttempt(0);
+}
+
+// If all workers hang, perhaps the router's network was cut. The streams stay
+// with their workers, which may come back.
+TEST_F(HungWorkersTest, WhileAllWorkersHangStreamsStayWhereTheyAre) {
+  Start(1);
+  const auto sink = std::make_shared<RecordingSink>();
+  Begin(sink);
+  Hang(0);
+  const auto attempt = workers_[0]->attempts()[0];
+  EXPECT_FALSE(attempt->cancelled());
+  const auto waits = std::make_shared<RecordingSink>();
+  Submit(waits, NewRequest());
+  EXPECT_EQ(workers_[0]->attempts().size(), 1u);
+  workers_[0]->Report(Report(1, 1));
+  WaitForAttempt(0, 1);
+  attempt->Tokens({9});
+  attempt->Finish(kvasir::v1::FINISH_LENGTH);
+  attempt->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(sink->Wait());
+  EXPECT_THAT(sink->ids(), ElementsAre(7, 8, 9));
+}
+
+TEST_F(HungWorkersTest, AStreamThatMayNotMoveStaysAtAWorkerThatHangs) {
+  Start(2, {.move_streams = MoveStreams::kOff});
+  const auto sink = std::make_shared<RecordingSink>();
+  Begin(sink);
+  Hang(0);
+  EXPECT_FALSE(workers_[0]->attempts()[0]->cancelled());
+  EXPECT_FALSE(sink->done());
+}
+
+TEST_F(HungWorkersTest, ACancelledRequestOfAWorkerThatHangsDoesNotMove) {
+  Start(2);
+  const auto sink = std::make_shared<RecordingSink>();
+  Begin(sink)->Cancel(CancelReason::kClient);
+  Hang(0);
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kCancelled, ::testing::_));
+  EXPECT_TRUE(workers_[1]->attempts().empty());
+}
+
+TEST_F(HungWorkersTest, AWorkerWhoseEngineHangsCountsAsHungAlthoughItReports) {
+  Start(2);
+  const auto sink = std::make_shared<RecordingSink>();
+  Begin(sink);
+  workers_[0]->Report(Report(5, 1));
+  EXPECT_TRUE(Eventually([&] {
+    router_->CheckWorkers(absl::Milliseconds(100));
+    workers_[0]->Report(Report(5, 1));
+    workers_[1]->Report(Report(5, 0));
+    return StateOf(0) == ReplicaState::kHung;
+  }));
+  EXPECT_THAT(router_->Health().detail,
+              ::testing::HasSubstr("no step finishes: 1 requests run, 0 wait"));
+  EXPECT_EQ(StateOf(1), ReplicaState::kReady);
+  router_->CheckWorkers(absl::ZeroDuration());
+  GoOn(WaitForAttempt(1), sink);
 }
 
 }  // namespace

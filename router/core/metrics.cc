@@ -9,7 +9,7 @@ namespace {
 
 constexpr ReplicaState kStates[] = {
     ReplicaState::kConnecting, ReplicaState::kReady, ReplicaState::kDraining,
-    ReplicaState::kLost, ReplicaState::kRefused};
+    ReplicaState::kHung,       ReplicaState::kLost,  ReplicaState::kRefused};
 
 }  // namespace
 

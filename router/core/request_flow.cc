@@ -66,6 +66,8 @@ void RequestFlow::OnAttempt(const std::string& replica, absl::Time now,
   ++attempts_;
   moves_ = moves;
   attempt_began_ = false;
+  left_ = false;
+  blamed_ = false;
   tried_.push_back({replica, connection});
   if (!ContinuesFromTokens()) {
     for (Sample& sample : samples_) sample.to_repeat = sample.num_tokens();
@@ -77,6 +79,15 @@ bool RequestFlow::Tried(const std::string& replica, uint64_t connection) const {
   return std::any_of(tried_.begin(), tried_.end(), [&](const Asked& asked) {
     return asked.replica == replica && asked.connection == connection;
   });
+}
+
+bool RequestFlow::Leave(bool blamed, absl::Time now) {
+  if (left_ || cancelled() || !breach_.ok()) return false;
+  const int lost_workers = lost_workers_ + (blamed && attempt_began_ ? 1 : 0);
+  if (!Retryable(absl::UnavailableError(""), lost_workers, now)) return false;
+  left_ = true;
+  blamed_ = blamed;
+  return true;
 }
 
 RequestFlow::Delivery RequestFlow::OnEvent(const GenerateEvent& event,
@@ -195,10 +206,11 @@ bool RequestFlow::TimedOut(absl::Time now) const {
   return left.has_value() && *left <= absl::ZeroDuration() && !delivered_;
 }
 
-bool RequestFlow::Retryable(const absl::Status& status, absl::Time now) const {
+bool RequestFlow::Retryable(const absl::Status& status, int lost_workers,
+                            absl::Time now) const {
   if (attempts_ >= static_cast<uint32_t>(max_attempts_)) return false;
   if (delivered_ && !request_.folded && !StreamMoves()) return false;
-  if (lost_workers_ >= kMaxLostWorkers) return false;
+  if (lost_workers >= kMaxLostWorkers) return false;
   if (request_.deadline <= now) return false;
   return MayRunElsewhere(status);
 }
@@ -231,7 +243,8 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
     // that the worker has reset the call or is lost.
     end = request_.deadline <= now
               ? DeadlinePassed()
-              : absl::UnavailableError(absl::IsCancelled(end)
+              : absl::UnavailableError(left_ ? "the worker hangs"
+                                       : absl::IsCancelled(end)
                                            ? "the worker reset the stream"
                                            : "the worker is lost");
   }
@@ -242,9 +255,9 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
     return Admission::TimedOut(request_);
   }
   lost_ = absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value();
-  if (lost_ && attempt_began_) ++lost_workers_;
+  if (lost_ && attempt_began_ && (!left_ || blamed_)) ++lost_workers_;
   waits_since_ = now;
-  const bool retry = Retryable(end, now);
+  const bool retry = Retryable(end, lost_workers_, now);
   // The client of a stream has lost its worker, whatever the reason why another
   // one does not continue.
   if (delivered_ && !request_.folded && !attempt_began_ &&

@@ -74,6 +74,11 @@ class RequestFlow {
     return {.arrival = start_, .since = waits_since_, .begun = delivered_};
   }
 
+  // The replica of the current attempt hangs. Returns true if the attempt must
+  // be reset, so that another replica is asked. `blamed` is true if the request
+  // may be the cause; then this counts as a worker that died of it.
+  bool Leave(bool blamed, absl::Time now);
+
   // How the router must react to an event from a worker.
   struct Delivery {
     bool deliver = false;  // pass the event to the sink
@@ -128,7 +133,10 @@ class RequestFlow {
   // Compares tokens that this worker generates again with those that an earlier
   // attempt has delivered. Returns an error if they differ.
   absl::Status TakeRepeated(absl::Span<const int32_t> ids, Sample* sample);
-  bool Retryable(const absl::Status& status, absl::Time now) const;
+  // `lost_workers` is the number of workers that were lost, including the
+  // present one.
+  bool Retryable(const absl::Status& status, int lost_workers,
+                 absl::Time now) const;
   // Returns true if another worker can continue from the delivered tokens. If
   // not, it generates them again, and the router drops them. A worker cannot
   // continue several samples, or a request for prompt log probabilities.
@@ -172,6 +180,9 @@ class RequestFlow {
   MoveStreams moves_ = MoveStreams::kOff;
   // True after the first event of the current attempt.
   bool attempt_began_ = false;
+  // True if the current attempt was reset because its replica hangs.
+  bool left_ = false;
+  bool blamed_ = false;
   // How many workers were lost after they had accepted the request. The request
   // may be the cause.
   int lost_workers_ = 0;

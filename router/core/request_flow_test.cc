@@ -375,6 +375,52 @@ TEST(RequestFlowTest,
   }
 }
 
+// A worker that hangs did not die of the request, unless its engine is stuck.
+TEST(RequestFlowTest, ARequestLeavesAWorkerThatHangs) {
+  for (const bool blamed : {false, true}) {
+    RequestFlow flow = NewFlow(1, /*max_attempts=*/9);
+    for (int i = 0; i < 3; ++i) {
+      flow.OnAttempt(std::string(1, static_cast<char>('a' + i)), At(4 * i),
+                     MoveStreams::kExact);
+      flow.OnEvent(Tokens({7}), At(4 * i + 1));
+      // The last worker that a request may die of is not left.
+      EXPECT_EQ(flow.Leave(blamed, At(4 * i + 2)), !blamed || i == 0);
+      EXPECT_FALSE(flow.Leave(blamed, At(4 * i + 2))) << "it is left once";
+      if (blamed && i > 0) break;
+      // Tokens that were on their way are still delivered, and not repeated.
+      EXPECT_EQ(flow.OnAttemptDone(absl::CancelledError(""), At(4 * i + 3)),
+                std::nullopt);
+    }
+    EXPECT_EQ(flow.emitted().size(), (blamed ? 2u : 3u) * 4);
+  }
+}
+
+TEST(RequestFlowTest, ARequestThatMayNotBeSentAgainStaysAtAWorkerThatHangs) {
+  RequestFlow stream = NewFlow();
+  stream.OnAttempt("a", At(1));
+  stream.OnEvent(Tokens({7}), At(2));
+  EXPECT_FALSE(stream.Leave(false, At(3)));
+  RequestFlow late = NewFlow();
+  late.OnAttempt("a", At(1));
+  EXPECT_FALSE(late.Leave(false, At(10000)));
+  RequestFlow cancelled = NewFlow();
+  cancelled.OnAttempt("a", At(1));
+  cancelled.Cancel(CancelReason::kClient, At(2));
+  EXPECT_FALSE(cancelled.Leave(false, At(3)));
+  RequestFlow last = NewFlow(1, /*max_attempts=*/1);
+  last.OnAttempt("a", At(1));
+  EXPECT_FALSE(last.Leave(false, At(2)));
+}
+
+TEST(RequestFlowTest, TheEndOfARequestThatLeftItsWorkerNamesTheCause) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  EXPECT_TRUE(flow.Leave(false, At(2)));
+  EXPECT_EQ(flow.OnAttemptDone(absl::CancelledError(""), At(3)), std::nullopt);
+  EXPECT_THAT(flow.NoReplica(absl::InternalError("x")),
+              StatusIs(absl::StatusCode::kUnavailable, "the worker hangs"));
+}
+
 TEST(RequestFlowTest, TheNumberOfAttemptsIsLimited) {
   RequestFlow flow = NewFlow(1, 2);
   flow.OnAttempt("a", At(1));

@@ -51,6 +51,33 @@ RouterCore::RouterCore(RouterCoreOptions options, Parts parts)
     RunSoon([this] { RetryWaiting(); });
     gate->Leave();
   });
+  TickLater();
+}
+
+void RouterCore::TickLater() {
+  const absl::Time now = base::Clock::Real().Now();
+  parts_.timers->At(now + kLivenessTick, [this, gate = gate_] {
+    if (!gate->Enter()) return;
+    CheckWorkers(running_time_.Advance(base::Clock::Real().Now()));
+    TickLater();
+    gate->Leave();
+  });
+}
+
+void RouterCore::CheckWorkers(absl::Duration elapsed) {
+  parts_.registry->Tick(elapsed);
+  bool hung = false;
+  for (const auto& replica : parts_.registry->replicas()) {
+    hung |= replica->state() == ReplicaState::kHung;
+  }
+  if (!hung) return;
+  std::map<std::string, std::vector<Candidate>> candidates;
+  for (const ModelStatus& model : parts_.registry->Models()) {
+    candidates[model.name] = parts_.registry->Candidates(model.name);
+  }
+  for (const ActivePtr& active : All()) {
+    active->LeaveHungReplica(candidates[active->request().model]);
+  }
 }
 
 RouterCore::~RouterCore() {

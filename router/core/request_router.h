@@ -98,6 +98,9 @@ class RouterCore final : public RequestRouter {
   // false if the deadline passes first.
   bool WaitIdle(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   void CancelAll(CancelReason reason) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Finds workers that hang, and moves their requests to others. The router
+  // calls it in every tick; a test may pass another time that has passed.
+  void CheckWorkers(absl::Duration elapsed) ABSL_LOCKS_EXCLUDED(mutex_);
   // The number of requests that have been submitted and have not ended.
   size_t in_flight() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -135,6 +138,8 @@ class RouterCore final : public RequestRouter {
   // ready that may run it, or all are draining and the request has no output.
   static bool CanDispatch(const ActiveRequest& active,
                           const std::vector<Candidate>& candidates);
+  // Makes the timer thread call CheckWorkers in every tick.
+  void TickLater();
   // Call this after the request has entered a queue. Ends the request if it was
   // cancelled before, because Cancel could not find it in a queue then.
   void EndWaitingIfCancelled(const ActivePtr& active);
@@ -159,6 +164,7 @@ class RouterCore final : public RequestRouter {
 
   const RouterCoreOptions options_;
   const Parts parts_;
+  RunningTime running_time_;  // used only by the timer thread
   const std::shared_ptr<CallbackGate> gate_ = std::make_shared<CallbackGate>();
 
   mutable base::Mutex mutex_;

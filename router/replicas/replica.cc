@@ -32,6 +32,8 @@ const char* ReplicaStateName(ReplicaState state) {
       return "ready";
     case ReplicaState::kDraining:
       return "draining";
+    case ReplicaState::kHung:
+      return "hung";
     case ReplicaState::kLost:
       return "lost";
     case ReplicaState::kRefused:
@@ -79,6 +81,7 @@ void Replica::OnInfo(const kvasir::v1::WorkerInfo& info) {
   base::MutexLock lock(&mutex_);
   info_ = info;
   ++connection_;
+  liveness_.OnConnected();
   state_ = ReplicaState::kConnecting;
 }
 
@@ -99,12 +102,43 @@ absl::Duration Replica::OnLost(const absl::Status& why) {
 
 void Replica::OnReport(const kvasir::v1::LoadReport& report) {
   base::MutexLock lock(&mutex_);
-  state_ = report.draining() ? ReplicaState::kDraining : ReplicaState::kReady;
   detail_.clear();
   report_ = report;
+  liveness_.OnReport(report);
+  state_ = StateOfReport();
   failures_ = 0;
   fresh_ = 0;
   fresh_tokens_ = 0;
+}
+
+void Replica::OnTick(absl::Duration elapsed) {
+  base::MutexLock lock(&mutex_);
+  liveness_.OnTick(elapsed, /*busy=*/in_flight_ > 0);
+  if (state_ != ReplicaState::kReady && state_ != ReplicaState::kDraining) {
+    return;
+  }
+  state_ = StateOfReport();
+}
+
+ReplicaState Replica::StateOfReport() {
+  switch (liveness_.state()) {
+    case Liveness::State::kAlive:
+      return report_.draining() ? ReplicaState::kDraining
+                                : ReplicaState::kReady;
+    case Liveness::State::kSilent:
+      detail_ = "no load report";
+      break;
+    case Liveness::State::kStuck:
+      detail_ = absl::StrCat("no step finishes: ", report_.running(),
+                             " requests run, ", report_.waiting(), " wait");
+      break;
+  }
+  return ReplicaState::kHung;
+}
+
+Liveness::State Replica::liveness() const {
+  base::MutexLock lock(&mutex_);
+  return liveness_.state();
 }
 
 ReplicaState Replica::state() const {
@@ -148,7 +182,7 @@ ReplicaView Replica::view() const {
   view.total_pages = report_.total_pages();
   if (info_.has_value()) {
     view.page_tokens = info_->page_tokens();
-    view.max_num_seqs = info_->max_num_seqs();
+    view.max_num_seqs = liveness_.OpenSeats(info_->max_num_seqs());
   }
   view.unreported_requests = unaccepted_ + fresh_;
   view.unreported_tokens = unaccepted_tokens_ + fresh_tokens_;

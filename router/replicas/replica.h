@@ -15,6 +15,7 @@
 #include "base/mutex.h"
 #include "proto/kvasir/v1/worker.pb.h"
 #include "router/policy/policy.h"
+#include "router/replicas/liveness.h"
 #include "router/replicas/worker_client.h"
 
 namespace kvasir::router {
@@ -25,6 +26,7 @@ enum class ReplicaState {
   kConnecting,  // the worker has not been reached yet
   kReady,
   kDraining,
+  kHung,     // the worker is connected, but does not work (Liveness)
   kLost,     // the connection is lost; the router tries to connect again
   kRefused,  // the worker has failed its checks (CheckWorker)
 };
@@ -76,8 +78,13 @@ class Replica {
   // Call this for each load report. The first report makes the replica ready.
   void OnReport(const kvasir::v1::LoadReport& report)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Call this regularly with the time that has passed (RunningTime). It marks a
+  // ready or draining replica as hung. The next report takes the mark back.
+  void OnTick(absl::Duration elapsed) ABSL_LOCKS_EXCLUDED(mutex_);
 
   ReplicaState state() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns whether and how the worker hangs.
+  Liveness::State liveness() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns the number of times that the router has connected to the worker.
   uint64_t connection() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns true if the worker has passed its checks and is not lost. New
@@ -91,7 +98,7 @@ class Replica {
   std::optional<std::string> model_name() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns the data for the policy. `eligible` is true if the replica is
   // ready. The caller must set it to false if it has already sent the request
-  // to this replica.
+  // to this replica. `max_num_seqs` is the number of open seats.
   ReplicaView view() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns the number of requests that were sent to the replica and have
   // not ended.
@@ -104,6 +111,8 @@ class Replica {
   void OnEnded(uint64_t prompt_tokens, bool accepted)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration NextBackoff() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the state of a worker that is connected and has sent report_.
+  ReplicaState StateOfReport() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string target_;
   const std::unique_ptr<WorkerClient> client_;
@@ -113,6 +122,7 @@ class Replica {
   std::string detail_ ABSL_GUARDED_BY(mutex_);
   std::optional<kvasir::v1::WorkerInfo> info_ ABSL_GUARDED_BY(mutex_);
   kvasir::v1::LoadReport report_ ABSL_GUARDED_BY(mutex_);
+  Liveness liveness_ ABSL_GUARDED_BY(mutex_);
   uint64_t connection_ ABSL_GUARDED_BY(mutex_) = 0;
   int failures_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -135,6 +145,8 @@ class ReplicaLease {
   ~ReplicaLease() { replica_->OnEnded(prompt_tokens_, accepted_); }
   ReplicaLease(const ReplicaLease&) = delete;
   ReplicaLease& operator=(const ReplicaLease&) = delete;
+
+  const Replica& replica() const { return *replica_; }
 
   void OnAccepted() {
     if (!accepted_) replica_->OnAccepted(prompt_tokens_);

@@ -109,6 +109,16 @@ void ReplicaRegistry::Stop() {
   gate_->Close();
 }
 
+void ReplicaRegistry::Tick(absl::Duration elapsed) {
+  if (!gate_->Enter()) return;
+  for (const auto& replica : replicas_) {
+    const ReplicaState before = replica->state();
+    replica->OnTick(elapsed);
+    if (replica->state() != before) ReportState(*replica, before);
+  }
+  gate_->Leave();
+}
+
 void ReplicaRegistry::SetListener(std::function<void()> listener) {
   base::MutexLock lock(&listener_mutex_);
   listener_ = std::move(listener);

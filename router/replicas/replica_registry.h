@@ -69,6 +69,9 @@ class ReplicaRegistry {
   // Resets all calls to workers. After Stop has returned, no callback runs.
   // Stop may be called again.
   void Stop();
+  // Call this regularly with the time that has passed (RunningTime), so that
+  // replicas that hang are found.
+  void Tick(absl::Duration elapsed);
   // Sets a function that is called right after every call of on_change. It
   // replaces the previous function.
   void SetListener(std::function<void()> listener)

@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "base/clock.h"
+#include "proto/load_heartbeat.h"
+
 namespace kvasir::router {
 
 FakeAttempt::FakeAttempt(WorkerCall call, std::shared_ptr<AttemptSink> sink,
@@ -95,6 +98,29 @@ FakeWorker::FakeWorker(TimerThread* transport) : transport_(transport) {
   info_.set_page_tokens(16);
   report_.set_free_pages(100);
   report_.set_total_pages(100);
+  Beat();
+}
+
+void FakeWorker::Beat() {
+  transport_->At(base::Clock::Real().Now() + proto::kLoadHeartbeat,
+                 [this, gate = gate_] {
+                   if (!gate->Enter()) return;
+                   std::shared_ptr<LoadSink> watch;
+                   kvasir::v1::LoadReport report;
+                   {
+                     base::MutexLock lock(&mutex_);
+                     if (!silent_) watch = watch_;
+                     report = report_;
+                   }
+                   if (watch != nullptr) watch->OnReport(report);
+                   Beat();
+                   gate->Leave();
+                 });
+}
+
+void FakeWorker::SetSilent(bool silent) {
+  base::MutexLock lock(&mutex_);
+  silent_ = silent;
 }
 
 void FakeWorker::SetReachable(bool reachable) {

@@ -10,6 +10,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"
+#include "router/base/callback_gate.h"
 #include "router/base/timer_thread.h"
 #include "router/replicas/worker_client.h"
 
@@ -60,6 +61,7 @@ class FakeAttempt final : public Attempt,
 class FakeWorker {
  public:
   explicit FakeWorker(TimerThread* transport);
+  ~FakeWorker() { gate_->Close(); }
 
   // The worker's properties. The test may change them before a client asks
   // for them.
@@ -70,7 +72,10 @@ class FakeWorker {
   // Sets a function that NewAttempt calls with each new attempt.
   void OnAttempt(std::function<void(const std::shared_ptr<FakeAttempt>&)> then);
 
+  // Sends a report. Without calls, the last one is repeated as a heartbeat.
   void Report(const kvasir::v1::LoadReport& report);
+  // Stops or starts the heartbeats.
+  void SetSilent(bool silent);
   // Breaks the connection to the worker: ends the watch and all attempts.
   void Die();
 
@@ -84,11 +89,15 @@ class FakeWorker {
 
   void OnTransport(TimerThread::Task task);
   void EndWatch(const absl::Status& status);
+  // Sends a heartbeat, now and again.
+  void Beat();
 
   TimerThread* const transport_;
   kvasir::v1::WorkerInfo info_;
   mutable base::Mutex mutex_;
+  const std::shared_ptr<CallbackGate> gate_ = std::make_shared<CallbackGate>();
   bool reachable_ ABSL_GUARDED_BY(mutex_) = true;
+  bool silent_ ABSL_GUARDED_BY(mutex_) = false;
   std::function<void()> on_info_asked_ ABSL_GUARDED_BY(mutex_);
   kvasir::v1::LoadReport report_ ABSL_GUARDED_BY(mutex_);
   std::function<void(const std::shared_ptr<FakeAttempt>&)> on_attempt_

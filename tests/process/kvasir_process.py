@@ -159,21 +159,24 @@ def run(*args, check=True, timeout=300, **options):
 
 
 class CuttableProxy:
-    """A TCP proxy to `target`. It can cut all connections, as if the client's machine had crashed."""
+    """A TCP proxy to `target`. It can cut all connections, as if a machine had crashed, and accept new ones again."""
 
     def __init__(self, target):
         host, port = target.rsplit(":", 1)
         self.target = (host, int(port))
         self.lock = threading.Lock()
-        self.sockets = []  # None after the cut
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self._listen(0)
         self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
 
-    def _accept(self):
+    def _listen(self, port):
+        self.sockets = []  # None after a cut
+        self.listener = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self._accept, args=[self.listener], daemon=True).start()
+
+    def _accept(self, listener):
         while True:
             try:
-                client, _ = self.listener.accept()
+                client, _ = listener.accept()
             except OSError:  # cut
                 return
             server = socket.create_connection(self.target)
@@ -195,7 +198,8 @@ class CuttableProxy:
             pass
 
     def cut(self):
-        """Resets every connection, without a half-close or RST_STREAM."""
+        """Resets every connection, without a half-close or RST_STREAM, and refuses new ones."""
+        self.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept()
         self.listener.close()
         with self.lock:
             sockets, self.sockets = self.sockets, None
@@ -207,6 +211,9 @@ class CuttableProxy:
             except OSError:
                 pass
             each.close()
+
+    def heal(self):
+        self._listen(int(self.address.rsplit(":", 1)[1]))
 
 
 def altered_model(folder, source=TINY, **fields):

@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -16,7 +17,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor
 
 import access_log
-from kvasir_process import OPERATOR_PORTS, TINY, KvasirProcess, wait_until
+from kvasir_process import OPERATOR_PORTS, TINY, CuttableProxy, KvasirProcess, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 # More than 300 tokens, so the evicting plans evict before and after the worker is lost.
@@ -94,14 +95,14 @@ FACADES = [Kserve, VllmInference]
 
 
 def read(stream, begun):
-    """Returns the text, the logprobs and the finish reason of each sample; counts the responses in `begun`."""
+    """Returns the text, the logprobs and the finish reason of each sample; adds the time of each response to `begun`."""
     samples = collections.defaultdict(lambda: ["", [], ""])
     for index, text, logprobs, reason in stream:
         sample = samples[index]
         sample[0] += text
         sample[1] += logprobs
         sample[2] = reason
-        begun.append(index)
+        begun.append(time.time())
     return dict(samples)
 
 
@@ -119,60 +120,122 @@ class Clients:
         self.threads = stack.enter_context(ThreadPoolExecutor(len(self.kinds)))
         self.router = router
         self.want = [answer.result() for answer in self.start()[0]]
+        self.logged = 1 + len(self.kinds)
+        self.responses = []  # for each stream of begin(), the times of its responses
 
     def start(self):
-        """Sends all requests; returns their answers to come, and lists that grow with their responses."""
+        """Sends all requests; returns their answers to come, and for each a list that grows with its responses."""
         begun = [[] for _ in self.kinds]
         return [self.threads.submit(read, facade.stream(sampling), each)
                 for (facade, sampling), each in zip(self.kinds, begun)], begun
 
     def begin(self):
         """Sends all requests and waits until each has output."""
-        answers, begun = self.start()
-        wait_until(lambda: all(len(each) >= BEGUN for each in begun), "tokens of all streams")
+        answers, self.responses = self.start()
+        wait_until(lambda: all(len(each) >= BEGUN for each in self.responses), "tokens of all streams")
         return answers
 
     def check(self, answers):
         """Each answer is the one of an undisturbed run. Returns the streams' lines in the log."""
         for answer, expected in zip(answers, self.want):
             assert answer.result() == expected
-        count = 1 + 2 * len(self.kinds)
-        wait_until(lambda: len(access_log.lines(self.router)) == count, "all are logged")
-        return access_log.lines(self.router)[-len(answers):]
+        return self.new_lines(len(answers))
+
+    def new_lines(self, count):
+        """Waits until so many more requests are in the log, and returns their lines."""
+        first, self.logged = self.logged, self.logged + count
+        wait_until(lambda: len(access_log.lines(self.router)) == self.logged, "all are logged")
+        return access_log.lines(self.router)[first:]
+
+    def ask(self, count):
+        """Sends requests one after the other; returns their lines in the log."""
+        for _ in range(count):
+            read(self.kinds[0][0].stream({"max_tokens": 1}), [])
+        return self.new_lines(count)
 
 
 def start_worker(stack, address, *flags):
     return stack.enter_context(KvasirProcess("worker", "--listen", address, *OPERATOR_PORTS, *flags, ports=False))
 
 
-def streams_survive(end, flags, folder):
-    """Reads streams of two workers, ends one of the workers in the middle, and compares them with an undisturbed run."""
-    sockets = [f"unix:{folder}/{name}" for name in "ab"]
-    with contextlib.ExitStack() as stack:
-        lost, other = (start_worker(stack, each, *flags) for each in sockets)
-        router = stack.enter_context(KvasirProcess("router", "--workers", ",".join(sockets), "--log-format", "json"))
-        clients = Clients(stack, router)
-        evicted = lost.metric("kvasir_evictions_total") if flags else 0
-        answers = clients.begin()
-        if flags:
-            wait_until(lambda: lost.metric("kvasir_evictions_total") > evicted, "an eviction")
-        end(lost)
-        # The router spreads the streams over both workers, so about half of them move.
-        moved = [line for line in clients.check(answers) if line["attempts"] == 2]
-        assert moved
-        if flags:
-            assert other.metric("kvasir_evictions_total") > 0
-        wait_until(lambda: other.metric("kvasir_kv_cache_used_pages") == 0, "an empty cache")
-        assert other.metric("kvasir_cache_leaked_pages") == 0
+def states(router, address):
+    """The states that the router has logged for this worker."""
+    return [line["state"] for line in access_log.lines(router, "replica") if line["worker"] == address]
+
+
+class Two:
+    """A router with two workers, of which it can reach the second one only while the proxy is not cut."""
+
+    def __init__(self, stack, *flags):
+        self.lost, self.other = (start_worker(stack, "127.0.0.1:0", *flags) for _ in range(2))
+        self.proxy = CuttableProxy(self.other.grpc)
+        workers = f"{self.lost.grpc},{self.proxy.address}"
+        self.router = stack.enter_context(KvasirProcess("router", "--workers", workers, "--log-format", "json"))
+        self.clients = Clients(stack, self.router)
+
+    def begin(self, evicts=False):
+        """Sends all requests to the first worker, stops it, so that none of them ends, and lets the other come back."""
+        self.proxy.cut()
+        wait_until(lambda: states(self.router, self.proxy.address)[-1] == "lost", "the cut")
+        evicted = self.lost.metric("kvasir_evictions_total") if evicts else 0
+        answers = self.clients.begin()
+        if evicts:
+            wait_until(lambda: self.lost.metric("kvasir_evictions_total") > evicted, "an eviction")
+        self.lost.process.send_signal(signal.SIGSTOP)
+        self.stopped = time.time()
+        self.proxy.heal()
+        wait_until(lambda: states(self.router, self.proxy.address)[-1] == "ready", "the other worker")
+        return answers
+
+    def check_moved(self, answers):
+        assert {(line["attempts"], line["replica"]) for line in self.clients.check(answers)} == {(2, self.proxy.address)}
+
+
+def check_empty(worker):
+    wait_until(lambda: worker.metric("kvasir_kv_cache_used_pages") == 0, "an empty cache")
+    assert worker.metric("kvasir_cache_leaked_pages") == 0
 
 
 @pytest.mark.parametrize("flags", PLANS, ids=["dense", "h2o", "rotated-q-hitter", "streaming"])
-def test_streams_of_a_killed_worker_go_on_with_the_tokens_of_an_undisturbed_run(flags, tmp_path):
-    streams_survive(KvasirProcess.kill, flags, tmp_path)
+def test_streams_of_a_killed_worker_go_on_with_the_tokens_of_an_undisturbed_run(flags):
+    with contextlib.ExitStack() as stack:
+        two = Two(stack, *flags)
+        answers = two.begin(evicts=bool(flags))
+        two.lost.kill()
+        two.check_moved(answers)
+        if flags:
+            assert two.other.metric("kvasir_evictions_total") > 0
+        check_empty(two.other)
 
 
-def test_streams_of_a_worker_that_hangs_go_on_when_it_no_longer_answers_pings(tmp_path):
-    streams_survive(lambda worker: worker.process.send_signal(signal.SIGSTOP), [], tmp_path)
+def test_streams_of_a_worker_that_hangs_go_on_elsewhere_and_it_may_come_back():
+    with contextlib.ExitStack() as stack:
+        two = Two(stack)
+        lost, router, clients = two.lost, two.router, two.clients
+        answers = two.begin()
+        wait_until(lambda: states(router, lost.grpc)[-1] == "hung", "a worker that hangs")
+        noticed = time.time() - two.stopped
+        two.check_moved(answers)
+        assert {line["replica"] for line in clients.ask(4)} == {two.proxy.address}
+        paused = max(after - before for times in clients.responses for before, after in zip(times, times[1:]))
+        # The times are bounded loosely, because other processes may use the whole machine.
+        print(f"noticed after {noticed:.1f} s, streams paused for at most {paused:.1f} s")
+        assert noticed < 15 and paused < 20
+        lost.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: states(router, lost.grpc)[-1] == "ready", "the worker that has come back")
+        check_empty(lost)
+        assert lost.grpc in {line["replica"] for line in clients.ask(8)}
+
+
+def test_a_router_that_was_stopped_does_not_regard_its_worker_as_hung(tmp_path):
+    with contextlib.ExitStack() as stack:
+        worker = start_worker(stack, f"unix:{tmp_path}/a")
+        router = stack.enter_context(KvasirProcess("router", "--workers", worker.grpc, "--log-format", "json"))
+        router.process.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        router.process.send_signal(signal.SIGCONT)
+        time.sleep(1)
+        assert states(router, worker.grpc) == ["ready"]
 
 
 def test_streams_go_on_at_their_only_worker_after_it_was_killed_and_started_again(tmp_path):
@@ -185,8 +248,7 @@ def test_streams_go_on_at_their_only_worker_after_it_was_killed_and_started_agai
         worker.kill()
         again = start_worker(stack, address)
         assert {line["attempts"] for line in clients.check(answers)} == {2}
-        wait_until(lambda: again.metric("kvasir_kv_cache_used_pages") == 0, "an empty cache")
-        assert again.metric("kvasir_cache_leaked_pages") == 0
+        check_empty(again)
 
 
 def test_workers_that_evict_differently_do_not_count_as_equal():

@@ -38,6 +38,12 @@ class NullSink final : public EngineSink {
   void OnFailed(const Refusal&) override {}
 };
 
+// A step that takes this many times as long as the longest one so far, but at
+// least kShortestLimit, hangs. The warm-up runs the largest batch. With the
+// longest contexts, attention makes a step a few times longer.
+constexpr int kLimitFactor = 10;
+constexpr absl::Duration kShortestLimit = absl::Seconds(10);
+
 // Implements Engine with its own threads. mutex_ is the only lock; no callback
 // runs while it is held.
 class ThreadedEngine final : public Engine, private EngineObserver {
@@ -106,6 +112,9 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   // Updates live_ and load_ for other threads, and passes a changed load to
   // listeners.
   void Publish() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns LoadSnapshot.step_limit_ms: at most the watchdog's limit, if there
+  // is one.
+  uint32_t StepLimitMs() const;
   void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   void EndAll() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -140,6 +149,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   const StepPlan* in_flight_ = nullptr;
   absl::Time enqueued_at_;
   absl::Duration planning_;
+  absl::Duration longest_step_;
 
   mutable base::Mutex mutex_;
   base::CondVar wake_;  // wakes the engine's thread for commands and Stop
@@ -562,10 +572,22 @@ absl::Status ThreadedEngine::Enqueue(const StepPlan& plan) {
 absl::StatusOr<kvasir::v1::StepResult> ThreadedEngine::Await() {
   absl::StatusOr<kvasir::v1::StepResult> result = executor_->Await();
   in_flight_ = nullptr;
+  const absl::Time now = options_.clock->Now();
+  longest_step_ = std::max(longest_step_, now - enqueued_at_);
   MutexLock lock(&mutex_);
   executing_ = nullptr;
-  progress_at_ = options_.clock->Now();
+  progress_at_ = now;
   return result;
+}
+
+uint32_t ThreadedEngine::StepLimitMs() const {
+  absl::Duration limit = std::max(kShortestLimit, kLimitFactor * longest_step_);
+  if (options_.watchdog > absl::ZeroDuration()) {
+    limit = std::min(limit, options_.watchdog);
+  }
+  return static_cast<uint32_t>(
+      std::clamp<int64_t>(absl::ToInt64Milliseconds(limit), 1,
+                          absl::ToInt64Milliseconds(absl::Hours(24))));
 }
 
 void ThreadedEngine::Publish() {
@@ -575,6 +597,7 @@ void ThreadedEngine::Publish() {
     MutexLock lock(&mutex_);
     scheduler_queued_ = scheduler_->num_queued();
     load.draining = draining_;
+    load.step_limit_ms = StepLimitMs();
     const bool wanted = std::exchange(load_wanted_, false);
     const bool changed = load != load_;
     load_ = load;

@@ -45,6 +45,8 @@ struct LoadSnapshot {
   uint64_t total_pages = 0;
   bool draining = false;
   uint64_t queued_tokens = 0;  // tokens to prefill for waiting sequences
+  // If there is work and no step finishes for so long, the engine hangs.
+  uint32_t step_limit_ms = 0;
 
   friend bool operator==(const LoadSnapshot&, const LoadSnapshot&) = default;
 };

@@ -54,6 +54,7 @@ kvasir::v1::LoadReport ToLoadReport(const LoadSnapshot& from) {
   to.set_total_pages(from.total_pages);
   to.set_draining(from.draining);
   to.set_queued_tokens(from.queued_tokens);
+  to.set_step_limit_ms(from.step_limit_ms);
   return to;
 }
 

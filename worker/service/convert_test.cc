@@ -62,6 +62,25 @@ TEST(ConvertTest, EveryFieldOfAGenerateRequestIsConverted) {
       << to.sampling.DebugString();
 }
 
+TEST(ConvertTest, EveryFieldOfALoadIsConverted) {
+  const kvasir::v1::LoadReport report = ToLoadReport({.step = 1,
+                                                      .running = 2,
+                                                      .waiting = 3,
+                                                      .free_pages = 4,
+                                                      .total_pages = 5,
+                                                      .draining = true,
+                                                      .queued_tokens = 7,
+                                                      .step_limit_ms = 8});
+  EXPECT_EQ(report.step(), 1u);
+  EXPECT_EQ(report.running(), 2u);
+  EXPECT_EQ(report.waiting(), 3u);
+  EXPECT_EQ(report.free_pages(), 4u);
+  EXPECT_EQ(report.total_pages(), 5u);
+  EXPECT_TRUE(report.draining());
+  EXPECT_EQ(report.queued_tokens(), 7u);
+  EXPECT_EQ(report.step_limit_ms(), 8u);
+}
+
 TEST(ConvertTest, AnEvictionBudgetIsConvertedIfTheRequestHasOne) {
   kvasir::v1::GenerateRequest from;
   KVASIR_ASSERT_OK_AND_ASSIGN(const Request none,

@@ -7,6 +7,7 @@
 
 #include "absl/time/time.h"
 #include "proto/kvasir/v1/worker.grpc.pb.h"
+#include "proto/load_heartbeat.h"
 #include "worker/engine/served_engine.h"
 #include "worker/service/load_publisher.h"
 #include "worker/service/output_pump.h"
@@ -20,7 +21,7 @@ struct WorkerServiceOptions {
   // The most bytes that a stream may queue while its client reads slowly. If
   // more are queued, the call is reset.
   size_t max_queued_bytes = 1 << 20;
-  absl::Duration load_heartbeat = absl::Seconds(1);
+  absl::Duration load_heartbeat = proto::kLoadHeartbeat;
 };
 
 // Owns: the threads for output and load reports.
