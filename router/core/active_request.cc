@@ -164,7 +164,7 @@ WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
   return call;
 }
 
-void ActiveRequest::LeaveHungReplica(const std::vector<Candidate>& candidates) {
+void ActiveRequest::LeaveHungReplica(const CandidateList& candidates) {
   std::shared_ptr<Attempt> attempt;
   {
     base::MutexLock lock(&mutex_);

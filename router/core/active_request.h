@@ -64,7 +64,7 @@ class ActiveRequest final : public RequestHandle,
   bool MayRunOn(const Replica& replica) const ABSL_LOCKS_EXCLUDED(mutex_);
   // If the replica that runs the request hangs, and another candidate may go on
   // with it, resets the attempt, which makes the request move.
-  void LeaveHungReplica(const std::vector<Candidate>& candidates)
+  void LeaveHungReplica(const CandidateList& candidates)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Starts an attempt: opens a stream to `replica`.
   void Open(const std::shared_ptr<Replica>& replica)

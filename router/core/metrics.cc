@@ -127,6 +127,16 @@ void RouterMetrics::OnReplicaState(const std::string& target,
                                    ReplicaState state) {
   base::MutexLock lock(&mutex_);
   states_[target] = state;
+  CountStates();
+}
+
+void RouterMetrics::OnReplicaRemoved(const std::string& target) {
+  base::MutexLock lock(&mutex_);
+  states_.erase(target);
+  CountStates();
+}
+
+void RouterMetrics::CountStates() {
   for (const ReplicaState one : kStates) {
     int count = 0;
     for (const auto& [unused, current] : states_) count += current == one;

@@ -29,12 +29,14 @@ class RouterMetrics final : public RouterObserver {
   void OnRetry(const absl::Status& why) override;
   void OnRequestEnd(const AccessRecord& record) override;
   void OnReplicaState(const std::string& target, ReplicaState state) override;
+  void OnReplicaRemoved(const std::string& target) override;
   void OnInFlight(size_t in_flight, size_t queued) override;
 
   // The metrics server exports this registry.
   std::shared_ptr<prometheus::Registry> registry() const { return registry_; }
 
  private:
+  void CountStates() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   prometheus::Histogram& AddHistogram(const std::string& name,
                                       const std::string& help,
                                       const std::vector<double>& buckets);

@@ -46,6 +46,16 @@ TEST(RouterMetricsTest, EachReplicaIsCountedOnlyInItsCurrentState) {
             std::string::npos);
 }
 
+TEST(RouterMetricsTest, ARemovedReplicaIsNotCounted) {
+  RouterMetrics metrics("1");
+  metrics.OnReplicaState("a", ReplicaState::kReady);
+  metrics.OnReplicaRemoved("a");
+  const std::string text = Text(metrics);
+  EXPECT_NE(text.find("kvasir_router_replicas{state=\"ready\"} 0\n"),
+            std::string::npos)
+      << text;
+}
+
 TEST(RouterMetricsTest,
      TheTimeBetweenTwoDeliveriesIsDividedEquallyAmongTheirTokens) {
   RouterMetrics metrics("1");

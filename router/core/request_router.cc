@@ -71,7 +71,7 @@ void RouterCore::CheckWorkers(absl::Duration elapsed) {
     hung |= replica->state() == ReplicaState::kHung;
   }
   if (!hung) return;
-  std::map<std::string, std::vector<Candidate>> candidates;
+  std::map<std::string, CandidateList> candidates;
   for (const ModelStatus& model : parts_.registry->Models()) {
     candidates[model.name] = parts_.registry->Candidates(model.name);
   }
@@ -253,7 +253,7 @@ absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
 }
 
 bool RouterCore::CanDispatch(const ActiveRequest& active,
-                             const std::vector<Candidate>& candidates) {
+                             const CandidateList& candidates) {
   const auto ready = [&](const Candidate& candidate) {
     return candidate.view.eligible && active.MayRunOn(*candidate.replica);
   };
@@ -276,7 +276,7 @@ void RouterCore::RetryWaiting() {
       waiting.push_back(active);
     }
   }
-  std::map<std::string, std::vector<Candidate>> candidates;
+  std::map<std::string, CandidateList> candidates;
   for (const ActivePtr& active : waiting) {
     const bool begun = active->waiting().begun;
     const bool refuse = draining && !begun;
@@ -343,8 +343,7 @@ void RouterCore::RunSoon(std::function<void()> task) {
 
 absl::Status RouterCore::Dispatch(const ActivePtr& active) {
   const CanonicalRequest& request = active->request();
-  std::vector<Candidate> candidates =
-      parts_.registry->Candidates(request.model);
+  CandidateList candidates = parts_.registry->Candidates(request.model);
   std::vector<ReplicaView> views;
   bool draining = !candidates.empty();
   for (Candidate& candidate : candidates) {

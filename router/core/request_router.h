@@ -137,7 +137,7 @@ class RouterCore final : public RequestRouter {
   // Returns true if the request need not wait for one of the candidates: one is
   // ready that may run it, or all are draining and the request has no output.
   static bool CanDispatch(const ActiveRequest& active,
-                          const std::vector<Candidate>& candidates);
+                          const CandidateList& candidates);
   // Makes the timer thread call CheckWorkers in every tick.
   void TickLater();
   // Call this after the request has entered a queue. Ends the request if it was

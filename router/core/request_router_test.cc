@@ -111,15 +111,16 @@ class RequestRouterTest : public ::testing::Test {
     Prepare(num_workers);
     ReplicaRegistryOptions registry_options;
     for (int i = 0; i < num_workers; ++i) {
-      registry_options.targets.push_back(absl::StrCat("w", i));
+      registry_options.workers.push_back({absl::StrCat("w", i)});
     }
     registry_options.served_names = served_names_;
     registry_options.others_patience = absl::Milliseconds(200);
     registry_options.on_change = [this] { ++changes_; };
     registry_ = std::make_unique<ReplicaRegistry>(
         registry_options,
-        [this](const std::string& target) {
-          return workers_[static_cast<size_t>(target[1] - '0')]->NewClient();
+        [this](const WorkerAddress& worker) {
+          return workers_[static_cast<size_t>(worker.target[1] - '0')]
+              ->NewClient();
         },
         &timers_, &observer_);
     KVASIR_RETURN_IF_ERROR(registry_->Start(patience));
@@ -922,11 +923,6 @@ TEST_F(RequestRouterTest,
   });
   KVASIR_ASSERT_OK(Start(2, {}, absl::InfiniteDuration()));
   EXPECT_TRUE(router_->Health().ready);
-}
-
-TEST_F(RequestRouterTest, TheRouterRefusesToStartWithAnEmptyListOfWorkers) {
-  EXPECT_THAT(Start(0), StatusIs(absl::StatusCode::kInvalidArgument,
-                                 HasSubstr("--workers")));
 }
 
 TEST_F(RequestRouterTest, ClientsUseTheServedNameInsteadOfTheModelsOwnName) {

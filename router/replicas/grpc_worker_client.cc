@@ -259,10 +259,10 @@ void AskInfo(const std::shared_ptr<v1::Worker::Stub>& stub,
 
 class GrpcWorkerClient final : public WorkerClient {
  public:
-  GrpcWorkerClient(const std::string& target,
+  GrpcWorkerClient(const WorkerAddress& worker,
                    const GrpcWorkerClientOptions& options) {
     for (int i = 0; i < options.num_connections; ++i) {
-      std::shared_ptr<grpc::Channel> channel = NewChannel(target, options, i);
+      std::shared_ptr<grpc::Channel> channel = NewChannel(worker, options, i);
       if (i == 0) control_ = v1::Worker::NewStub(channel);
       connections_.push_back(
           {channel, std::make_shared<GenerateStub>(channel)});
@@ -333,7 +333,7 @@ class GrpcWorkerClient final : public WorkerClient {
   }
 
   static std::shared_ptr<grpc::Channel> NewChannel(
-      const std::string& target, const GrpcWorkerClientOptions& options,
+      const WorkerAddress& worker, const GrpcWorkerClientOptions& options,
       int index) {
     grpc::ChannelArguments arguments;
     const auto milliseconds = [](absl::Duration duration) {
@@ -363,7 +363,7 @@ class GrpcWorkerClient final : public WorkerClient {
     // address share one.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt("kvasir.connection", index);
-    return grpc::CreateCustomChannel(target,
+    return grpc::CreateCustomChannel(worker.target,
                                      options.credentials == nullptr
                                          ? grpc::InsecureChannelCredentials()
                                          : options.credentials,
@@ -380,12 +380,12 @@ class GrpcWorkerClient final : public WorkerClient {
 }  // namespace
 
 std::unique_ptr<WorkerClient> NewGrpcWorkerClient(
-    const std::string& target, const GrpcWorkerClientOptions& options) {
+    const WorkerAddress& worker, const GrpcWorkerClientOptions& options) {
   // Keep gRPC's callback threads: calls that are cancelled at the end of
   // the process may still run callbacks after clients and servers have
   // been destroyed.
   base::KeepGrpcCallbackThreads();
-  return std::make_unique<GrpcWorkerClient>(target, options);
+  return std::make_unique<GrpcWorkerClient>(worker, options);
 }
 
 }  // namespace kvasir::router

@@ -26,9 +26,8 @@ struct GrpcWorkerClientOptions {
   std::shared_ptr<grpc::ChannelCredentials> credentials;
 };
 
-// Creates a client for the worker at `target`: "host:port" or "unix:/path". It
-// connects when it is first used.
+// Creates a client for a worker. It connects when it is first used.
 std::unique_ptr<WorkerClient> NewGrpcWorkerClient(
-    const std::string& target, const GrpcWorkerClientOptions& options);
+    const WorkerAddress& worker, const GrpcWorkerClientOptions& options);
 
 }  // namespace kvasir::router

@@ -39,6 +39,8 @@ class ReplicaObserver {
   virtual ~ReplicaObserver() = default;
   virtual void OnReplicaState(const std::string& /*target*/,
                               ReplicaState /*state*/) {}
+  // The worker is no longer in the router's list.
+  virtual void OnReplicaRemoved(const std::string& /*target*/) {}
 };
 
 // The properties that a worker must have.

@@ -29,67 +29,82 @@ void AddLoad(const ReplicaView& view, ModelLoad* load) {
 struct ReplicaRegistry::FirstAnswers {
   base::Mutex mutex;
   base::CondVar changed;
-  std::set<const Replica*> answered ABSL_GUARDED_BY(mutex);
+  std::set<std::string> answered ABSL_GUARDED_BY(mutex);
   std::vector<absl::Status> refusals ABSL_GUARDED_BY(mutex);
 
   void Add(const Replica& replica, const absl::Status& refusal)
       ABSL_LOCKS_EXCLUDED(mutex) {
     base::MutexLock lock(&mutex);
-    if (answered.insert(&replica).second && !refusal.ok()) {
+    if (answered.insert(replica.target()).second && !refusal.ok()) {
       refusals.push_back(refusal);
     }
     changed.SignalAll();
   }
+  bool HasAll(const ReplicaList& replicas)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    for (const auto& replica : replicas) {
+      if (!answered.contains(replica->target())) return false;
+    }
+    return true;
+  }
 };
 
+bool ReplicaList::Contains(const Replica& replica) const {
+  return std::any_of(begin(), end(), [&replica](const auto& each) {
+    return each.get() == &replica;
+  });
+}
+
+// The watch does not keep its replica alive: a removed replica without requests
+// is destroyed, and its client then ends the watch.
 class ReplicaRegistry::Watch final : public LoadSink {
  public:
-  Watch(ReplicaRegistry* registry, std::shared_ptr<Replica> replica)
-      : registry_(registry), replica_(std::move(replica)) {}
+  Watch(ReplicaRegistry* registry, const std::shared_ptr<Replica>& replica)
+      : registry_(registry), replica_(replica) {}
 
   void OnReport(const kvasir::v1::LoadReport& report) override {
-    const ReplicaState before = replica_->state();
-    replica_->OnReport(report);
-    if (replica_->state() == before) return;
-    registry_->ReportState(*replica_, before);
-    registry_->first_answers_->Add(*replica_, absl::OkStatus());
+    const std::shared_ptr<Replica> replica = replica_.lock();
+    if (replica == nullptr) return;
+    const ReplicaState before = replica->state();
+    replica->OnReport(report);
+    if (replica->state() == before) return;
+    registry_->ReportState(*replica, before);
+    registry_->first_answers_->Add(*replica, absl::OkStatus());
   }
   void OnWatchEnded(const absl::Status& status) override {
-    registry_->OnWatchEnded(replica_, status);
+    registry_->OnWatchEnded(replica_.lock(), status);
   }
 
  private:
   ReplicaRegistry* const registry_;
-  const std::shared_ptr<Replica> replica_;
+  const std::weak_ptr<Replica> replica_;
 };
 
 ReplicaRegistry::ReplicaRegistry(ReplicaRegistryOptions options,
-                                 const WorkerClientFactory& new_client,
+                                 WorkerClientFactory new_client,
                                  TimerThread* timers, ReplicaObserver* observer)
     : options_(std::move(options)),
+      new_client_(std::move(new_client)),
       timers_(timers),
       observer_(observer),
       first_answers_(std::make_unique<FirstAnswers>()) {
-  for (const std::string& target : options_.targets) {
-    replicas_.push_back(std::make_shared<Replica>(target, new_client(target)));
-  }
+  SetWorkers(options_.workers);
 }
 
 ReplicaRegistry::~ReplicaRegistry() { Stop(); }
 
 absl::Status ReplicaRegistry::Start(absl::Duration patience) {
-  if (replicas_.empty()) {
-    return absl::InvalidArgumentError(
-        "no workers: name at least one with --workers");
+  ReplicaList known;
+  {
+    base::MutexLock lock(&change_mutex_);
+    started_ = true;
+    known = replicas();
   }
-  for (const auto& replica : replicas_) {
-    NotifyObserver(*replica);
-    Connect(replica);
-  }
+  for (const auto& replica : known) Connect(replica);
   absl::Time deadline = base::Clock::Real().Now() + patience;
   FirstAnswers& first = *first_answers_;
   base::MutexLock lock(&first.mutex);
-  while (first.answered.size() < replicas_.size() && first.refusals.empty()) {
+  while (!first.HasAll(known) && first.refusals.empty()) {
     const absl::Time now = base::Clock::Real().Now();
     // One worker suffices to begin. So after the first answer, wait only a
     // limited time for the others.
@@ -102,10 +117,84 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
   return first.refusals.empty() ? absl::OkStatus() : first.refusals.front();
 }
 
+void ReplicaRegistry::SetWorkers(const std::vector<WorkerAddress>& workers) {
+  ReplicaList::Replicas added;
+  ReplicaList::Replicas removed;
+  bool connect = false;
+  {
+    base::MutexLock lock(&change_mutex_);
+    if (stopping_) return;
+    std::map<std::string, const WorkerAddress*> wanted;
+    for (const WorkerAddress& worker : workers) {
+      wanted.emplace(worker.target, &worker);
+    }
+    ReplicaList::Replicas kept;
+    for (const auto& replica : replicas()) {
+      (wanted.erase(replica->target()) > 0 ? kept : removed).push_back(replica);
+    }
+    for (const WorkerAddress& worker : workers) {
+      if (wanted.erase(worker.target) == 0) continue;
+      added.push_back(
+          std::make_shared<Replica>(worker.target, new_client_(worker)));
+    }
+    if (added.empty() && removed.empty()) return;
+    Swap(std::move(kept), added, removed);
+    connect = started_;
+  }
+  if (!connect) return;
+  for (const auto& replica : added) {
+    base::Log(base::LogLevel::kInfo, "worker added",
+              {{"worker", replica->target()}});
+    Connect(replica);
+  }
+  for (const auto& replica : removed) {
+    base::Log(base::LogLevel::kInfo, "worker removed",
+              {{"worker", replica->target()},
+               {"state", ReplicaStateName(replica->state())},
+               {"requests", replica->in_flight()}});
+  }
+  NotifyListeners();
+}
+
+void ReplicaRegistry::Swap(ReplicaList::Replicas kept,
+                           const ReplicaList::Replicas& added,
+                           const ReplicaList::Replicas& removed) {
+  std::erase_if(leaving_,
+                [](const auto& replica) { return replica.expired(); });
+  leaving_.insert(leaving_.end(), removed.begin(), removed.end());
+  kept.insert(kept.end(), added.begin(), added.end());
+  ReplicaList list(std::move(kept));
+  std::optional<kvasir::v1::WorkerInfo> last;
+  for (const auto& replica : removed) {
+    if (auto info = replica->info()) last = std::move(info);
+  }
+  base::MutexLock observer_lock(&observer_mutex_);
+  {
+    base::MutexLock lock(&list_mutex_);
+    replicas_ = std::move(list);
+    if (last.has_value()) last_info_ = std::move(last);
+  }
+  if (observer_ == nullptr) return;
+  for (const auto& replica : removed) {
+    observer_->OnReplicaRemoved(replica->target());
+  }
+  for (const auto& replica : added) {
+    observer_->OnReplicaState(replica->target(), replica->state());
+  }
+}
+
 void ReplicaRegistry::Stop() {
   stopping_ = true;
   gate_->Shut();
-  for (const auto& replica : replicas_) replica->client()->Close();
+  std::vector<std::weak_ptr<Replica>> leaving;
+  {
+    base::MutexLock lock(&change_mutex_);
+    leaving = leaving_;
+  }
+  for (const auto& replica : replicas()) replica->client()->Close();
+  for (const auto& each : leaving) {
+    if (const auto replica = each.lock()) replica->client()->Close();
+  }
   gate_->Close();
 }
 
@@ -136,6 +225,7 @@ void ReplicaRegistry::Connect(const std::shared_ptr<Replica>& replica) {
 
 void ReplicaRegistry::OnInfo(const std::shared_ptr<Replica>& replica,
                              absl::StatusOr<kvasir::v1::WorkerInfo> info) {
+  if (!replicas().Contains(*replica)) return;
   if (!info.ok()) {
     Retry(replica, replica->OnLost(info.status()));
     return;
@@ -145,7 +235,8 @@ void ReplicaRegistry::OnInfo(const std::shared_ptr<Replica>& replica,
   if (!compatible.ok()) {
     const absl::Duration after = replica->OnRefused(compatible);
     ReportState(*replica, before);
-    first_answers_->Add(*replica, compatible);
+    first_answers_->Add(
+        *replica, options_.refusal_fails_start ? compatible : absl::OkStatus());
     Retry(replica, after);
     return;
   }
@@ -158,10 +249,12 @@ void ReplicaRegistry::OnInfo(const std::shared_ptr<Replica>& replica,
 void ReplicaRegistry::OnWatchEnded(const std::shared_ptr<Replica>& replica,
                                    const absl::Status& status) {
   const std::shared_ptr<CallbackGate> gate = gate_;
-  const ReplicaState before = replica->state();
-  const absl::Duration after = replica->OnLost(status);
-  ReportState(*replica, before);
-  Retry(replica, after);
+  if (replica != nullptr) {
+    const ReplicaState before = replica->state();
+    const absl::Duration after = replica->OnLost(status);
+    ReportState(*replica, before);
+    if (replicas().Contains(*replica)) Retry(replica, after);
+  }
   gate->Leave();
 }
 
@@ -178,6 +271,8 @@ void ReplicaRegistry::Retry(const std::shared_ptr<Replica>& replica,
 
 void ReplicaRegistry::NotifyObserver(const Replica& replica) const {
   if (observer_ == nullptr) return;
+  base::MutexLock lock(&observer_mutex_);
+  if (!replicas().Contains(replica)) return;
   observer_->OnReplicaState(replica.target(), replica.state());
 }
 
@@ -186,6 +281,10 @@ void ReplicaRegistry::ReportState(const Replica& replica,
   const ReplicaState state = replica.state();
   if (state != before && !stopping_) Log(replica, state);
   NotifyObserver(replica);
+  NotifyListeners();
+}
+
+void ReplicaRegistry::NotifyListeners() const {
   if (options_.on_change) options_.on_change();
   std::function<void()> listener;
   {
@@ -209,7 +308,7 @@ absl::Status ReplicaRegistry::Admit(Replica* replica,
   base::MutexLock lock(&admit_mutex_);
   Expected expected;
   expected.tokenizer_hash = options_.tokenizer_hash;
-  for (const auto& other : replicas_) {
+  for (const auto& other : replicas()) {
     if (other.get() == replica || !other->in_use()) continue;
     const std::optional<kvasir::v1::WorkerInfo> peer = other->info();
     if (!peer.has_value()) continue;
@@ -236,23 +335,37 @@ std::vector<std::string> ReplicaRegistry::NamesOf(
   return {*std::move(name)};
 }
 
-std::vector<Candidate> ReplicaRegistry::Candidates(
-    const std::string& model) const {
-  std::vector<Candidate> candidates;
-  for (const auto& replica : replicas_) {
-    const std::vector<std::string> names = NamesOf(*replica);
-    if (std::find(names.begin(), names.end(), model) == names.end()) continue;
-    candidates.push_back({replica, replica->view()});
+bool ReplicaRegistry::Serves(const Replica& replica,
+                             const std::string& model) const {
+  const std::vector<std::string>& names = options_.served_names;
+  if (names.empty()) return replica.model_name() == model;
+  return std::find(names.begin(), names.end(), model) != names.end();
+}
+
+CandidateList ReplicaRegistry::Candidates(const std::string& model) const {
+  const ReplicaList list = replicas();
+  CandidateList candidates(list);
+  for (const auto& replica : list) {
+    if (Serves(*replica, model)) candidates.Add(replica);
   }
   return candidates;
 }
 
 std::vector<ModelStatus> ReplicaRegistry::Models() const {
+  ReplicaList list;
+  std::optional<kvasir::v1::WorkerInfo> last;
+  {
+    base::MutexLock lock(&list_mutex_);
+    list = replicas_;
+    last = last_info_;
+  }
   std::map<std::string, ModelStatus> models;
   for (const std::string& name : options_.served_names)
     models[name].name = name;
-  for (const auto& replica : replicas_) {
+  bool any_known = false;
+  for (const auto& replica : list) {
     const std::optional<kvasir::v1::WorkerInfo> info = replica->info();
+    any_known |= info.has_value();
     for (const std::string& name : NamesOf(*replica)) {
       ModelStatus& model = models[name];
       model.name = name;
@@ -277,14 +390,18 @@ std::vector<ModelStatus> ReplicaRegistry::Models() const {
       if (info->lifts_prompts()) model.info->set_lifts_prompts(true);
     }
   }
-  std::vector<ModelStatus> list;
-  for (auto& [name, model] : models) list.push_back(std::move(model));
-  return list;
+  if (!any_known && last.has_value()) {
+    if (models.empty()) models[last->model_name()].name = last->model_name();
+    for (auto& [name, model] : models) model.info = last;
+  }
+  std::vector<ModelStatus> statuses;
+  for (auto& [name, model] : models) statuses.push_back(std::move(model));
+  return statuses;
 }
 
 std::string ReplicaRegistry::Problems() const {
   std::vector<std::string> problems;
-  for (const auto& replica : replicas_) {
+  for (const auto& replica : replicas()) {
     const ReplicaState state = replica->state();
     if (state == ReplicaState::kReady) continue;
     const std::string detail = replica->detail();

@@ -14,6 +14,11 @@
 
 namespace kvasir::router {
 
+// Where the router reaches a worker.
+struct WorkerAddress {
+  std::string target;  // "host:port" or "unix:/path"
+};
+
 // The data of one attempt to run a request at a worker.
 struct WorkerCall {
   // The request without token ids. prompt_token_ids and emitted_token_ids are

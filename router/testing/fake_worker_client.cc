@@ -102,20 +102,22 @@ FakeWorker::FakeWorker(TimerThread* transport) : transport_(transport) {
 }
 
 void FakeWorker::Beat() {
-  transport_->At(base::Clock::Real().Now() + proto::kLoadHeartbeat,
-                 [this, gate = gate_] {
-                   if (!gate->Enter()) return;
-                   std::shared_ptr<LoadSink> watch;
-                   kvasir::v1::LoadReport report;
-                   {
-                     base::MutexLock lock(&mutex_);
-                     if (!silent_) watch = watch_;
-                     report = report_;
-                   }
-                   if (watch != nullptr) watch->OnReport(report);
-                   Beat();
-                   gate->Leave();
-                 });
+  transport_->At(
+      base::Clock::Real().Now() + proto::kLoadHeartbeat, [this, gate = gate_] {
+        if (!gate->Enter()) return;
+        std::map<const FakeWorkerClient*, std::shared_ptr<LoadSink>> watches;
+        kvasir::v1::LoadReport report;
+        {
+          base::MutexLock lock(&mutex_);
+          if (!silent_) watches = watches_;
+          report = report_;
+        }
+        for (const auto& [client, watch] : watches) {
+          watch->OnReport(report);
+        }
+        Beat();
+        gate->Leave();
+      });
 }
 
 void FakeWorker::SetSilent(bool silent) {
@@ -140,19 +142,29 @@ void FakeWorker::OnAttempt(
 }
 
 void FakeWorker::Report(const kvasir::v1::LoadReport& report) {
-  std::shared_ptr<LoadSink> watch;
+  std::map<const FakeWorkerClient*, std::shared_ptr<LoadSink>> watches;
   {
     base::MutexLock lock(&mutex_);
     report_ = report;
-    watch = watch_;
+    watches = watches_;
   }
-  if (watch != nullptr)
-    OnTransport([watch, report] { watch->OnReport(report); });
+  for (const auto& [client, watch] : watches) {
+    OnTransport([watch = watch, report] { watch->OnReport(report); });
+  }
 }
 
 void FakeWorker::Die() {
   SetReachable(false);
-  EndWatch(absl::UnavailableError("connection lost"));
+  std::map<const FakeWorkerClient*, std::shared_ptr<LoadSink>> watches;
+  {
+    base::MutexLock lock(&mutex_);
+    watches.swap(watches_);
+  }
+  for (const auto& [client, watch] : watches) {
+    OnTransport([watch = watch] {
+      watch->OnWatchEnded(absl::UnavailableError("connection lost"));
+    });
+  }
   for (const auto& attempt : attempts()) {
     attempt->End(absl::UnavailableError("connection lost"));
   }
@@ -165,22 +177,23 @@ std::vector<std::shared_ptr<FakeAttempt>> FakeWorker::attempts() const {
 
 bool FakeWorker::watched() const {
   base::MutexLock lock(&mutex_);
-  return watch_ != nullptr;
+  return !watches_.empty();
 }
 
 void FakeWorker::OnTransport(TimerThread::Task task) {
   transport_->At(absl::InfinitePast(), std::move(task));
 }
 
-void FakeWorker::EndWatch(const absl::Status& status) {
+void FakeWorker::EndWatch(const FakeWorkerClient* client) {
   std::shared_ptr<LoadSink> watch;
   {
     base::MutexLock lock(&mutex_);
-    watch.swap(watch_);
+    const auto found = watches_.find(client);
+    if (found == watches_.end()) return;
+    watch = std::move(found->second);
+    watches_.erase(found);
   }
-  if (watch != nullptr) {
-    OnTransport([watch, status] { watch->OnWatchEnded(status); });
-  }
+  OnTransport([watch] { watch->OnWatchEnded(absl::CancelledError("closed")); });
 }
 
 std::shared_ptr<Attempt> FakeWorkerClient::NewAttempt(
@@ -224,7 +237,7 @@ void FakeWorkerClient::WatchLoad(absl::Duration,
   {
     base::MutexLock lock(&worker_->mutex_);
     alive = worker_->reachable_ && !closed_;
-    if (alive) worker_->watch_ = sink;
+    if (alive) worker_->watches_[this] = sink;
     report = worker_->report_;
   }
   worker_->OnTransport([sink, report, alive] {
@@ -236,12 +249,14 @@ void FakeWorkerClient::WatchLoad(absl::Duration,
   });
 }
 
+FakeWorkerClient::~FakeWorkerClient() { worker_->EndWatch(this); }
+
 void FakeWorkerClient::Close() {
   {
     base::MutexLock lock(&worker_->mutex_);
     closed_ = true;
   }
-  worker_->EndWatch(absl::CancelledError("closed"));
+  worker_->EndWatch(this);
   for (const auto& attempt : worker_->attempts()) attempt->Cancel();
 }
 

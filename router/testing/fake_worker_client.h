@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,6 +57,8 @@ class FakeAttempt final : public Attempt,
   bool reachable_ ABSL_GUARDED_BY(mutex_) = true;
 };
 
+class FakeWorkerClient;
+
 // A fake worker that a test controls. It must outlive its clients.
 // Threads: its methods may be called from any thread.
 class FakeWorker {
@@ -88,7 +91,7 @@ class FakeWorker {
   friend class FakeWorkerClient;
 
   void OnTransport(TimerThread::Task task);
-  void EndWatch(const absl::Status& status);
+  void EndWatch(const FakeWorkerClient* client);
   // Sends a heartbeat, now and again.
   void Beat();
 
@@ -103,12 +106,14 @@ class FakeWorker {
   std::function<void(const std::shared_ptr<FakeAttempt>&)> on_attempt_
       ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<FakeAttempt>> attempts_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<LoadSink> watch_ ABSL_GUARDED_BY(mutex_);
+  std::map<const FakeWorkerClient*, std::shared_ptr<LoadSink>> watches_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 class FakeWorkerClient final : public WorkerClient {
  public:
   explicit FakeWorkerClient(FakeWorker* worker) : worker_(worker) {}
+  ~FakeWorkerClient() override;
 
   std::shared_ptr<Attempt> NewAttempt(
       WorkerCall call, std::shared_ptr<AttemptSink> sink) override;

@@ -192,18 +192,21 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
 absl::Status RouterRuntime::ConnectReplicas(
     const RouterRuntimeOptions& options) {
   router::ReplicaRegistryOptions registry;
-  registry.targets = options.router.workers;
+  for (const std::string& worker : options.router.workers) {
+    registry.workers.push_back({worker});
+  }
   registry.served_names = options.router.served_model_names;
   if (tokenizer_ != nullptr) registry.tokenizer_hash = tokenizer_->hash();
   registry.on_change = [this] { UpdateHealth(); };
   registry_ = std::make_unique<router::ReplicaRegistry>(
       std::move(registry),
       [credentials = options.worker_credentials,
-       in_process = options.workers_in_process](const std::string& target) {
+       in_process =
+           options.workers_in_process](const router::WorkerAddress& worker) {
         router::GrpcWorkerClientOptions client;
         client.credentials = credentials;
         if (in_process) client.keepalive_time = absl::InfiniteDuration();
-        return router::NewGrpcWorkerClient(target, client);
+        return router::NewGrpcWorkerClient(worker, client);
       },
       timers_.get(), metrics_.get());
   WarnOfSeveralAddresses(options.router.workers, name_check_);

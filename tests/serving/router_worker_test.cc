@@ -94,12 +94,12 @@ class RouterWorkerTest : public ::testing::Test {
     router::ReplicaRegistryOptions options;
     for (const auto& worker : workers_) {
       KVASIR_RETURN_IF_ERROR(worker->Start());
-      options.targets.push_back(worker->target());
+      options.workers.push_back({worker->target()});
     }
     registry_ = std::make_unique<router::ReplicaRegistry>(
         options,
-        [this](const std::string& target) {
-          return router::NewGrpcWorkerClient(target, client_options_);
+        [this](const router::WorkerAddress& worker) {
+          return router::NewGrpcWorkerClient(worker, client_options_);
         },
         &timers_, nullptr);
     KVASIR_RETURN_IF_ERROR(registry_->Start(absl::Seconds(20)));
@@ -212,7 +212,7 @@ TEST(GrpcWorkerClientTest,
     TestWorker worker;
     KVASIR_ASSERT_OK(worker.Start());
     absl::Notification answered;
-    auto client = router::NewGrpcWorkerClient(worker.target(), {});
+    auto client = router::NewGrpcWorkerClient({worker.target()}, {});
     client->GetInfo(absl::Seconds(20), [&](const auto& info) {
       KVASIR_EXPECT_OK(info.status());
       worker.server.reset();
@@ -421,9 +421,9 @@ TEST(GrpcWorkerClientTest,
   router::GrpcWorkerClientOptions options;
   options.keepalive_time = absl::Seconds(1);
   options.keepalive_timeout = absl::Milliseconds(200);
-  const auto pings = router::NewGrpcWorkerClient(peer.target(), options);
+  const auto pings = router::NewGrpcWorkerClient({peer.target()}, options);
   options.keepalive_time = absl::InfiniteDuration();
-  const auto waits = router::NewGrpcWorkerClient(peer.target(), options);
+  const auto waits = router::NewGrpcWorkerClient({peer.target()}, options);
   const auto given_up = std::make_shared<WatchEnd>();
   const auto waited = std::make_shared<WatchEnd>();
   waits->WatchLoad(absl::ZeroDuration(), waited);
