@@ -105,9 +105,10 @@ class ChangingWorkersTest : public ::testing::Test {
     const auto found = states.find(absl::StrCat("w", worker));
     return found != states.end() && found->second == ReplicaState::kReady;
   }
-  std::shared_ptr<RecordingSink> Submit() {
+  std::shared_ptr<RecordingSink> Submit(
+      CanonicalRequest request = NewRequest()) {
     const auto sink = std::make_shared<RecordingSink>();
-    KVASIR_EXPECT_OK(router_->Submit(NewRequest(), sink));
+    KVASIR_EXPECT_OK(router_->Submit(std::move(request), sink));
     return sink;
   }
   std::shared_ptr<FakeAttempt> WaitForAttempt(size_t worker) {
@@ -257,11 +258,14 @@ TEST_F(ChangingWorkersTest, ADiscoveredWorkerThatIsRefusedIsOnlyLeftOut) {
 
 TEST_F(ChangingWorkersTest, AStopAlsoEndsTheCallsToRemovedWorkers) {
   KVASIR_ASSERT_OK(Start({0}));
-  const auto sink = Submit();
+  CanonicalRequest request = NewRequest();
+  request.queue_timeout = absl::Milliseconds(20);
+  const auto sink = Submit(std::move(request));
   WaitForAttempt(0)->Accept();
   SetWorkers({});
   registry_->Stop();
-  EXPECT_THAT(sink->Wait(), StatusIs(absl::StatusCode::kUnavailable, _));
+  // The request waits for another worker until its own timeout.
+  EXPECT_THAT(sink->Wait(), StatusIs(absl::StatusCode::kDeadlineExceeded, _));
   SetWorkers({1});
   EXPECT_TRUE(registry_->replicas().empty());
 }

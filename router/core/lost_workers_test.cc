@@ -39,12 +39,13 @@ class LostWorkersTest : public ::testing::Test {
     for (size_t i = 0; i < num_workers; ++i) {
       workers_.push_back(std::make_unique<FakeWorker>(&transport_));
       workers_.back()->info()->set_device("cpu");
-      registry.targets.push_back(absl::StrCat("w", i));
+      registry.workers.push_back({absl::StrCat("w", i)});
     }
     registry_ = std::make_unique<ReplicaRegistry>(
         registry,
-        [this](const std::string& target) {
-          return workers_[static_cast<size_t>(target[1] - '0')]->NewClient();
+        [this](const WorkerAddress& worker) {
+          return workers_[static_cast<size_t>(worker.target[1] - '0')]
+              ->NewClient();
         },
         &timers_, nullptr);
     KVASIR_ASSERT_OK(registry_->Start(absl::Seconds(20)));

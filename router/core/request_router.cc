@@ -73,10 +73,11 @@ void RouterCore::CheckWorkers(absl::Duration elapsed) {
   if (!hung) return;
   std::map<std::string, CandidateList> candidates;
   for (const ModelStatus& model : parts_.registry->Models()) {
-    candidates[model.name] = parts_.registry->Candidates(model.name);
+    candidates.emplace(model.name, parts_.registry->Candidates(model.name));
   }
   for (const ActivePtr& active : All()) {
-    active->LeaveHungReplica(candidates[active->request().model]);
+    const auto found = candidates.find(active->request().model);
+    if (found != candidates.end()) active->LeaveHungReplica(found->second);
   }
 }
 

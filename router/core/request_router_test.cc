@@ -154,7 +154,8 @@ class RequestRouterTest : public ::testing::Test {
   // Submits a request whose client gets the whole answer in one response. Then
   // loses worker 0 after the first token.
   std::shared_ptr<RecordingSink> LoseAFoldedAnswer() {
-    KVASIR_EXPECT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+    KVASIR_EXPECT_OK(Start(2, {.policy = PolicyKind::kRoundRobin,
+                               .queue_timeout = absl::Seconds(1)}));
     CanonicalRequest request = NewRequest();
     request.folded = true;
     const auto sink = std::make_shared<RecordingSink>();

@@ -200,7 +200,7 @@ void ReplicaRegistry::Stop() {
 
 void ReplicaRegistry::Tick(absl::Duration elapsed) {
   if (!gate_->Enter()) return;
-  for (const auto& replica : replicas_) {
+  for (const auto& replica : replicas()) {
     const ReplicaState before = replica->state();
     replica->OnTick(elapsed);
     if (replica->state() != before) ReportState(*replica, before);
