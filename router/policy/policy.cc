@@ -1,7 +1,6 @@
 #include "router/policy/policy.h"
 
 #include <algorithm>
-#include <tuple>
 
 #include "absl/strings/str_cat.h"
 
@@ -11,7 +10,7 @@ namespace {
 constexpr uint64_t kFreeShareSteps = 16;
 
 uint64_t PagesOf(uint64_t tokens, const ReplicaView& replica) {
-  if (replica.page_tokens == 0) return 0;
+  if (tokens == 0 || replica.page_tokens == 0) return 0;
   return (tokens + replica.page_tokens - 1) / replica.page_tokens;
 }
 
@@ -20,16 +19,20 @@ uint64_t FreePages(const ReplicaView& replica) {
   return replica.free_pages > taken ? replica.free_pages - taken : 0;
 }
 
-// Returns how many requests would wait at the replica if it got this request
-// too; 0 if the request could start at once.
-uint64_t WouldWait(const ReplicaView& replica, const PolicyRequest& request) {
+// How many requests would have no place in the batch.
+uint64_t BeyondSeats(const ReplicaView& replica) {
   const uint64_t seats = replica.max_num_seqs;
-  const uint64_t wanted = uint64_t{replica.running} + replica.waiting +
-                          replica.unreported_requests + 1;
-  const uint64_t beyond = wanted > seats ? wanted - seats : 0;
-  const bool no_room =
-      FreePages(replica) < PagesOf(request.prompt_tokens, replica);
-  return std::max<uint64_t>({replica.waiting, beyond, no_room ? 1u : 0u});
+  const uint64_t wanted = RequestsAt(replica) + 1;
+  return wanted > seats ? wanted - seats : 0;
+}
+
+bool HasPages(const ReplicaView& replica, const PolicyRequest& request) {
+  return FreePages(replica) >= PagesOf(request.prompt_tokens, replica);
+}
+
+uint64_t WouldWait(const ReplicaView& replica, const PolicyRequest& request) {
+  return std::max<uint64_t>({replica.waiting, BeyondSeats(replica),
+                             HasPages(replica, request) ? 0u : 1u});
 }
 
 uint64_t UsedShare(const ReplicaView& replica) {
@@ -38,20 +41,37 @@ uint64_t UsedShare(const ReplicaView& replica) {
          FreePages(replica) * kFreeShareSteps / replica.total_pages;
 }
 
-auto LoadOf(const ReplicaView& replica, const PolicyRequest& request) {
-  return std::make_tuple(
-      WouldWait(replica, request), UsedShare(replica),
-      uint64_t{replica.running} + replica.unreported_requests);
+}  // namespace
+
+uint64_t RequestsAt(const ReplicaView& replica) {
+  return uint64_t{replica.running} + replica.waiting +
+         replica.unreported_requests;
 }
 
-}  // namespace
+bool HasRoom(const ReplicaView& replica, const PolicyRequest& request) {
+  return BeyondSeats(replica) == 0 && HasPages(replica, request);
+}
+
+Load LoadOf(const ReplicaView& replica, const PolicyRequest& request) {
+  return {WouldWait(replica, request), UsedShare(replica),
+          uint64_t{replica.running} + replica.unreported_requests};
+}
+
+uint64_t StableHash(absl::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
+  for (const char c : text) {
+    hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
+  }
+  return hash;
+}
 
 absl::StatusOr<PolicyKind> ParsePolicy(absl::string_view name) {
   if (name == "round_robin") return PolicyKind::kRoundRobin;
   if (name == "least_loaded") return PolicyKind::kLeastLoaded;
-  return absl::InvalidArgumentError(
-      absl::StrCat("policy '", name,
-                   "' is unknown: it must be round_robin or least_loaded"));
+  if (name == "prefix_affinity") return PolicyKind::kPrefixAffinity;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "policy '", name,
+      "' is unknown: it must be round_robin, least_loaded or prefix_affinity"));
 }
 
 std::optional<size_t> PickReplica(PolicyKind kind,
@@ -62,7 +82,7 @@ std::optional<size_t> PickReplica(PolicyKind kind,
     const size_t index = (turn + i) % replicas.size();
     if (!replicas[index].eligible) continue;
     if (!best.has_value() ||
-        (kind == PolicyKind::kLeastLoaded &&
+        (kind != PolicyKind::kRoundRobin &&
          LoadOf(replicas[index], request) < LoadOf(replicas[*best], request))) {
       best = index;
     }

@@ -126,9 +126,10 @@ TEST(PolicyTest, ABurstOfRequestsBetweenReportsIsSpreadOverTheReplicas) {
 TEST(PolicyTest, PolicyNamesAreParsed) {
   EXPECT_EQ(*ParsePolicy("round_robin"), PolicyKind::kRoundRobin);
   EXPECT_EQ(*ParsePolicy("least_loaded"), PolicyKind::kLeastLoaded);
+  EXPECT_EQ(*ParsePolicy("prefix_affinity"), PolicyKind::kPrefixAffinity);
   EXPECT_THAT(ParsePolicy("random"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("round_robin or least_loaded")));
+                       HasSubstr("round_robin, least_loaded or")));
 }
 
 }  // namespace
