@@ -26,6 +26,7 @@ import yaml
 
 from certificates import Authority
 from gateway import assert_keys_are_needed
+from manifests import HTTP_ROUTE, judge, selectors, selects
 from kvasir_process import BINARY, OPERATOR_PORTS, ROOT, TINY, KvasirProcess, run, wait_until
 from prometheus import free_port
 
@@ -67,6 +68,8 @@ OVERLAYS = ["overlays/cpu", "overlays/smg", "overlays/single-gpu", "overlays/mul
 SET = "leaderworkerset.sigs.k8s.io/name"
 GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
+# The leaders and ranks of an installation.
+GROUP = {"app.kubernetes.io/component": "group", "app.kubernetes.io/instance": "kvasir"}
 # The ports that Linux chooses by itself (net.ipv4.ip_local_port_range). Collectives use them.
 PICKED_PORTS = (32768, 60999)
 SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
@@ -86,16 +89,18 @@ def build(kustomize, tmp_path_factory):
     tree = tmp_path_factory.mktemp("tree") / "deploy"
     shutil.copytree(DEPLOY, tree)
 
-    def render(overlay):
+    def render(overlay, colour=None):
         if isinstance(overlay, str):
             folder = tree / "kustomize" / overlay
         else:
             base, *components = overlay
-            folder = tree / "kustomize/overlays" / "-".join(overlay)
+            overlays = tree / "kustomize/overlays"
+            folder = overlays / "-".join([*overlay, *([colour] if colour else [])])
             folder.mkdir()
-            (folder / "kustomization.yaml").write_text(
-                yaml.dump({"resources": [f"../{base}"], "components": [f"../../components/{each}" for each in components]})
-            )
+            # A colour may be one of any overlay, in place of its own.
+            own = yaml.safe_load((overlays / "blue-green" / colour / "kustomization.yaml").read_text()) if colour else {}
+            own |= {"resources": [f"../{base}"], "components": [f"../../components/{each}" for each in components]}
+            (folder / "kustomization.yaml").write_text(yaml.dump(own))
         return subprocess.run([kustomize, "build", folder], capture_output=True, text=True, timeout=60)
 
     return render
@@ -330,9 +335,9 @@ def test_ports_match_the_program_and_every_reference_to_a_port_exists(watched, o
         if resource["kind"] not in selecting:
             continue
         labels, named = selecting[resource["kind"]]
-        if SET in labels(resource["spec"]):
+        if "app.kubernetes.io/component" in labels(resource["spec"]):
             # These resources select leaders and ranks.
-            assert overlay in GROUPED and labels(resource["spec"])[SET] == "kvasir-worker"
+            assert overlay in GROUPED and GROUP.items() <= labels(resource["spec"]).items()
             assert resource["kind"] == "PodDisruptionBudget" or resource["metadata"]["name"].startswith("kvasir-group-")
             name = "kvasir-worker"
         else:
@@ -387,7 +392,7 @@ def test_a_group_of_ranks_has_one_pod_per_rank_and_restarts_as_a_whole(rendered,
     port = leader["KVASIR_RANK_LISTEN"].rsplit(":", 1)[1]
     assert rank["KVASIR_LEADER"] == f"kvasir-worker-0.kvasir-worker.kvasir:{port}"
     budget = find(resources, "PodDisruptionBudget", "kvasir-worker")["spec"]
-    assert budget == {"maxUnavailable": 1, "selector": {"matchLabels": {SET: "kvasir-worker"}}}
+    assert budget == {"maxUnavailable": 1, "selector": {"matchLabels": GROUP}}
     assert not [each for each in resources if each["kind"] == "StatefulSet"]
 
 
@@ -400,7 +405,7 @@ def test_ports_of_ranks_are_open_only_within_their_group(rendered, overlay):
     groups = [each for each in policies if GROUP_INDEX in each["podSelector"]["matchLabels"]]
     replicas = find(resources, "LeaderWorkerSet", "kvasir-worker")["spec"]["replicas"] if overlay in GROUPED else 0
     assert [each["podSelector"]["matchLabels"] for each in groups] == [
-        {SET: "kvasir-worker", GROUP_INDEX: str(index)} for index in range(replicas)]
+        {**GROUP, GROUP_INDEX: str(index)} for index in range(replicas)]
     for each in groups:
         own = [{"podSelector": each["podSelector"]}]
         assert each["policyTypes"] == ["Ingress", "Egress"]
@@ -433,9 +438,107 @@ def test_admin_ports_stay_within_the_pod_and_workers_admit_only_routers(rendered
     for name in pods(rendered[overlay]):
         assert "KVASIR_ADMIN_HOST" not in settings(rendered[overlay], name)  # the default is loopback
     (rule,) = [r for r in policies["kvasir-worker"]["ingress"] if {"port": "worker"} in r["ports"]]
-    assert rule["from"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "kvasir-router"}}}]
+    assert rule["from"] == [{"podSelector": {"matchLabels": {
+        "app.kubernetes.io/name": "kvasir-router", "app.kubernetes.io/instance": "kvasir"}}}]
     clients = policies["kvasir-router"]["ingress"][0]
     assert clients["ports"] == [{"port": "http" if overlay in BEHIND_SMG else "grpc"}]
+
+
+def labels_of_pods(resources):
+    """The labels of each pod that the resources make: [labels]."""
+    found = []
+    for each in resources:
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            found.append(each["spec"]["template"]["metadata"]["labels"])
+        if each["kind"] == "LeaderWorkerSet":
+            for index in range(each["spec"]["replicas"]):
+                own = {SET: each["metadata"]["name"], GROUP_INDEX: str(index)}
+                found += [{**each["spec"]["leaderWorkerTemplate"][side]["metadata"]["labels"], **own}
+                          for side in ("leaderTemplate", "workerTemplate")]
+    return found
+
+
+def selected(resource, resources):
+    """How many of the pods each selector of a resource selects: {path: count}."""
+    return {path: sum(selects(wanted, labels) for labels in labels_of_pods(resources)) for path, wanted in selectors(resource)}
+
+
+def names_in(value, name):
+    """All values of fields with this name, at any depth."""
+    if isinstance(value, list):
+        return [found for each in value for found in names_in(each, name)]
+    if isinstance(value, dict):
+        return [found for key, each in value.items() for found in ([each] if key == name else names_in(each, name))]
+    return []
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_two_installations_in_one_namespace_share_neither_pods_nor_resources(build, watched, overlay):
+    stacks = {"kvasir": watched[overlay]}
+    for colour in ("blue", "green"):
+        done = build([*OWN.get(overlay, [overlay.removeprefix("overlays/")]), "monitors"], colour)
+        assert done.returncode == 0, done.stderr
+        stacks[colour] = list(yaml.safe_load_all(done.stdout))
+    for name, own in stacks.items():
+        counted = 0
+        for resource in own:
+            for path, count in selected(resource, own).items():
+                counted += 1
+                # Without groups, no pod is a rank.
+                assert count or (resource["kind"] == "PodMonitor" and "rank" in resource["metadata"]["name"]), (resource, path)
+            for other in stacks.keys() - {name}:
+                assert not any(selected(resource, stacks[other]).values()), (resource["kind"], resource["metadata"])
+        assert counted > 14
+        have = {(each["kind"], each["metadata"]["name"]) for each in own}
+        for other in stacks.keys() - {name}:
+            assert not have & {(each["kind"], each["metadata"]["name"]) for each in stacks[other]}
+        # Deleting one colour must not delete the namespace.
+        assert (("Namespace", "kvasir") in have) == (name == "kvasir")
+        # References follow the names.
+        for kind, field in (("PersistentVolumeClaim", "claimName"), ("Service", "serviceName")):
+            assert {(kind, found) for found in names_in(own, field)} <= have
+        assert {("ConfigMap", found["name"]) for found in names_in(own, "configMapRef")} <= have
+        assert {(found["kind"], found["name"]) for found in names_in(own, "scaleTargetRef")} <= have
+        (router,) = [each["data"] for each in own if each["kind"] == "ConfigMap" and "KVASIR_WORKERS" in each["data"]]
+        for address in router["KVASIR_WORKERS"].split(","):
+            service = address.rpartition(":")[0].rpartition("/")[2].rpartition(".")[2]
+            assert ("Service", service) in have, address
+
+
+@pytest.mark.parametrize("kind,field", [
+    ("Service", ("spec", "selector")), ("PodDisruptionBudget", ("spec", "selector", "matchLabels")),
+    ("NetworkPolicy", ("spec", "podSelector", "matchLabels")), ("PodMonitor", ("spec", "selector", "matchLabels"))])
+def test_a_selector_without_the_label_of_its_installation_is_found(build, watched, kind, field):
+    resource = next(each for each in watched["overlays/cpu"] if each["kind"] == kind and each["metadata"]["name"] != "kvasir-rank")
+    assert all(selected(resource, watched["overlays/cpu"]).values())
+    resource = yaml.safe_load(yaml.dump(resource))
+    part = resource
+    for name in field:
+        part = part[name]
+    assert part.pop("app.kubernetes.io/instance") == "kvasir"
+    blue = list(yaml.safe_load_all(build("overlays/blue-green/blue").stdout))
+    assert any(selected(resource, blue).values())
+
+
+def test_the_route_divides_clients_between_the_services_of_both_colours(build):
+    (route,) = yaml.safe_load_all(build("overlays/blue-green/route").stdout)
+    assert (route["apiVersion"], route["kind"]) == ("gateway.networking.k8s.io/v1", "HTTPRoute")
+    judge(route["spec"], HTTP_ROUTE)
+    for name, change in (("filter", []), ("backendRefs", [{"name": "kvasir-blue"}]), ("timeouts", {"request": "never"})):
+        wrong = yaml.safe_load(yaml.dump(route["spec"]))
+        wrong["rules"][0][name] = change
+        with pytest.raises(ValueError):
+            judge(wrong, HTTP_ROUTE)
+    (rule,) = route["spec"]["rules"]
+    # The control plane's paths (/workers) stay inside.
+    assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
+    backends = rule["backendRefs"]
+    assert sum(each["weight"] for each in backends) == 100
+    for colour, backend in zip(("blue", "green"), backends, strict=True):
+        resources = list(yaml.safe_load_all(build(f"overlays/blue-green/{colour}").stdout))
+        assert backend["port"] in [port["port"] for port in find(resources, "Service", f"kvasir-{colour}")["spec"]["ports"]]
+        assert backend["name"] == f"kvasir-{colour}"
+        assert {each["metadata"]["namespace"] for each in resources} == {route["metadata"]["namespace"]}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
