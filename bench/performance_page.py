@@ -8,6 +8,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent / name) for name in ("gpu", "measured")]
 
+import codes_page  # noqa: E402
 import gpu_page  # noqa: E402
 import llama_cpp_page  # noqa: E402
 
@@ -200,6 +201,11 @@ def llama_cpp(_) -> str:
     return llama_cpp_page.marked(json.loads(llama_cpp_page.RESULTS.read_text()))
 
 
+def codes(_) -> str:
+    """Returns the section on caches of codes, from committed results."""
+    return codes_page.marked(json.loads(codes_page.RESULTS.read_text()))
+
+
 def capacity(results) -> str:
     report = results["capacity"]
     tokens = report["figures"]["sequence_tokens"]
@@ -233,7 +239,7 @@ SECTIONS = {
     "attention_prefill": attention_prefill,
     "attention_prefill_deterministic": attention_prefill_deterministic,
     "decode_plans": decode_plans, "breakdown": breakdown,
-    "llama_cpp": llama_cpp, "capacity": capacity,
+    "codes": codes, "llama_cpp": llama_cpp, "capacity": capacity,
 }
 
 

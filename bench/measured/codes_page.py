@@ -16,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
-import performance_page  # noqa: E402
 import provenance  # noqa: E402
+from llama_cpp_page import table  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "codes.json"
 PAGES = [ROOT / "docs" / name for name in ("performance.md", "performance-avx2.md")]
@@ -41,7 +41,7 @@ ATTENTION_TARGETS = {
     ("AVX2", "llama-2-7b", "rotated-4bit"): 1.5,
     ("AVX2", "llama-3-8b", "rotated-4bit"): 1.5,
 }
-# The same for whole steps with AVX-512.
+# The least ratio that whole steps should reach with AVX-512.
 STEP_TARGETS = {
     8192: {"rotated-4bit": 1.30, "rotated-3bit": 1.35, "dense-8bit": 1.15},
     16384: {"rotated-4bit": 1.6, "rotated-3bit": 1.7, "dense-8bit": 1.3},
@@ -127,9 +127,9 @@ def section(report) -> str:
         f"{counted[True]} of {sum(counted.values())} ratios with a target meet it, {counted[None]} "
         "are undecided; those that miss it are **bold**.", "",
         "Attention of one layer at 16384 tokens, 4 sequences:", "",
-        performance_page.table(["shape", *head[1:]], attention), "",
+        table(["shape", *head[1:]], attention), "",
         f"Whole decode steps of tinyllama-1.1b, {BATCH} sequences (bytes: weights and cache):", "",
-        performance_page.table(["context", *head[1:]], steps)])
+        table(["context", *head[1:]], steps)])
 
 
 def marked(report) -> str:

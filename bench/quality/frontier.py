@@ -256,6 +256,35 @@ class Study:
                 passages[0].tokens)
         return found
 
+    # ----------------------------------------------------------- decode steps
+
+    def times(self, rows: list[Row], passages: list[Passage], measure: bool
+              ) -> dict[str, dict]:
+        """Returns the time of a decode step of each timed row, divided by that of the bf16
+        cache. Measures what the store lacks if `measure` is true."""
+        keys = {row: digest("decode step", self.key(row, passages[0]), settings.TIME_SHAPE,
+                            settings.TIME_BATCH, LONG) for row in settings.TIMED if row in rows}
+        todo = [row for row, key in keys.items() if key not in self.store] if measure else []
+        if todo:
+            plans = [settings.TIMED[row] or
+                     str(self.artifact(row.artifact) / "kv_plan.json") for row in todo]
+            report = json.loads(subprocess.run(
+                [self.engine, "bench", "decode", "--shape", settings.TIME_SHAPE,
+                 "--random-weights", "--batch", str(settings.TIME_BATCH), "--context",
+                 str(LONG), "--plan", ",".join(plans), "--pairs", "15", "--json"],
+                stdout=subprocess.PIPE, text=True, check=True).stdout)
+            machine = report["machine"]
+            timed = [one for one in report["rows"] if "speedup_spread" in one][-len(todo):]
+            for row, one in zip(todo, timed, strict=True):
+                self.store.put(keys[row], f"decode step: {row.name}", {
+                    "time": 1 / one["speedup_over_dense"], "spread": one["speedup_spread"],
+                    "attention_time": 1 / one["attention_speedup"],
+                    "cpu": machine["cpu"], "simd": machine["simd"],
+                    "threads": machine["threads"]})
+        self.used += [key for key in keys.values() if key in self.store]
+        return {row.name: self.store.get(key) for row, key in keys.items()
+                if key in self.store}
+
     # ----------------------------------------------------------------- engine
 
     def compare(self, rows: list[Row], only_known: bool) -> list[quality_engine.Comparison]:
@@ -324,6 +353,9 @@ def main() -> None:
                         help="full: every row, up to three hours on 2 cores; quick: "
                         "fewer rows and windows, about 40 minutes, "
                         "calibration included")
+    parser.add_argument("--times", action="store_true",
+                        help="measure the decode steps that the store lacks; needs a quiet "
+                        "machine")
     add_store_options(parser, MEASURED / "smollm2.jsonl")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
     args = parser.parse_args()
@@ -338,9 +370,11 @@ def main() -> None:
     if not short:
         parser.error("--known: no row has all its measurements; measure first")
     long = study.measure(budget.long_rows(), study.long_passages(), args.known)
+    times = study.times([row for row in budget.long_rows() if row.name in long],
+                        study.long_passages(), args.times)
     compared = study.compare(budget.rows(), args.known) if budget.engine else []
     run = page.Run(
-        budget=budget, short=short, long=long, compared=compared,
+        budget=budget, short=short, long=long, times=times, compared=compared,
         predictions={row.name: found for row in budget.rows() + budget.long_rows()
                      if row.artifact is not None and not row.exact
                      and row.name in short | long

@@ -71,6 +71,7 @@ class Run:
     budget: Budget
     short: dict[str, Measured]  # the keys are names of rows
     long: dict[str, Measured]
+    times: dict[str, dict]  # of decode steps, relative to the bf16 cache
     compared: list[quality_engine.Comparison]
     predictions: dict[str, dict]
     version: str
@@ -245,7 +246,7 @@ def engine_lines(run: Run) -> list[str]:
 def chart(run: Run, groups: dict[str, dict[str, list[Row]]], tokens: int,
           title: str) -> str:
     # Includes groups without rows, because a group's place in the list decides its colour and
-    # shape. So a group looks the same in both charts.
+    # shape. So a group looks the same in all charts.
     found: dict[str, dict[str, list[quality_chart.Point]]] = {
         group: {} for group in settings.CHART}
     for group, series in groups.items():
@@ -263,10 +264,48 @@ def chart(run: Run, groups: dict[str, dict[str, list[Row]]], tokens: int,
         ("bf16", settings.DENSE_BYTES))
 
 
+def time_chart(run: Run) -> str:
+    found: dict[str, dict[str, list[quality_chart.Point]]] = {
+        group: {} for group in settings.CHART}
+    for group, series in settings.TIME_CHART.items():
+        for name, rows in series.items():
+            points = [quality_chart.Point(run.times[row.name]["time"], one.kl.mean,
+                                          one.kl.half, row.name)
+                      for row in rows if row.name in run.times
+                      if (one := run.of(row, LONG)) is not None]
+            if points:
+                found[group][name] = points
+    return quality_chart.frontier(
+        found, f"SmolLM2-135M: divergence against time, {settings.TIME_BATCH} × {LONG} tokens",
+        "time of a decode step, divided by that of the bf16 cache",
+        "KL divergence from the uncompressed cache, nats per token", ("bf16", 1.0),
+        unit="of the bf16 cache's time",
+        x_steps=(1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9))
+
+
+def time_lines(run: Run) -> list[str]:
+    lines = ["| cache | time of a step | spread | time of attention | KL |",
+             "|---|--:|--:|--:|--:|"]
+    for row in settings.TIMED:
+        if row.name not in run.times:
+            continue
+        one = run.times[row.name]
+        undecided = " (undecided)" if one["spread"] > 0.15 else ""
+        lines.append(f"| {row.name} | {one['time']:.2f}{undecided} | {100 * one['spread']:.0f} % "
+                     f"| {one['attention_time']:.2f} | {run.of(row, LONG).kl.mean:.4f} |")
+    machines = sorted({f"{one['cpu']}, {one['simd']}, {one['threads']} threads"
+                       for one in run.times.values()})
+    return [f"Decode steps of {settings.TIME_BATCH} sequences of {LONG} tokens with random "
+            f"weights, relative to the bf16 cache, on a CPU ({'; '.join(machines)}). Only rows "
+            "that the server runs have a time.", "",
+            "![Divergence against decode time](frontier-time.svg)", "", *lines]
+
+
 def charts(run: Run) -> dict[str, str]:
     """Returns the pictures by their names in docs/."""
     name = "SmolLM2-135M: what fewer bytes of KV cache cost"
-    return {
+    timed = {"frontier-time.svg": time_chart(run)} if run.times else {}
+    return timed | {
         "frontier.svg": chart(run, settings.CHART, SHORT, name),
         "frontier-8k.svg": chart(run, settings.LONG_CHART, LONG,
                                  f"{name}, at {LONG} tokens"),
@@ -343,6 +382,7 @@ def part(run: Run) -> str:
         f"### At {LONG} tokens", "",
         f"![Divergence against bytes at {LONG} tokens](frontier-8k.svg)", "",
         *row_lines(run, settings.LONG_ROWS, LONG), "",
+        *([*time_lines(run), ""] if run.times else []),
     ]
     for title, found in (("Predicted and measured", prediction_lines(run)),
                          ("The server", engine_lines(run))):

@@ -121,11 +121,13 @@ LEGEND_STEP = 18
 
 
 def frontier(groups: dict[str, dict[str, list[Point]]], title: str, x_title: str,
-             y_title: str, reference: tuple[str, float], floor: float = 1e-4) -> str:
+             y_title: str, reference: tuple[str, float], floor: float = 1e-4,
+             unit: str = "bytes", x_steps=(1, 2, 3, 5, 7)) -> str:
     """Draws groups of curves with logarithmic scales. Less is better on both axes.
     groups: group -> series -> points. All points of a group have one shape, all points of a
     series one colour. Points with a y below `floor` are drawn hollow at `floor`.
-    reference: the name and the x of the cache whose y is 0."""
+    reference: the name and the x of the cache whose y is 0. unit: of x. x_steps: where each
+    decade of x has marks."""
     points = [point for series in groups.values() for line in series.values()
               for point in line]
     x_low = min([reference[1]] + [p.x for p in points]) / 1.25
@@ -154,10 +156,10 @@ def frontier(groups: dict[str, dict[str, list[Point]]], title: str, x_title: str
         f'<text x="{left}" y="26" font-size="15" font-weight="bold">'
         f'{escape(title)}</text>',
     ]
-    for tick in decades(x_low, x_high, (1, 2, 3, 5, 7)):
+    for tick in decades(x_low, x_high, x_steps):
         out.append(f'<line class="g" x1="{x(tick):.1f}" x2="{x(tick):.1f}" '
                    f'y1="{TOP}" y2="{bottom}"/><text x="{x(tick):.1f}" '
-                   f'y="{bottom + 16}" text-anchor="middle">{tick:,.0f}</text>')
+                   f'y="{bottom + 16}" text-anchor="middle">{tick:,g}</text>')
     for tick in decades(y_low, y_high):
         label = f"≤ {tick:g}" if tick == floor else f"{tick:g}"
         out.append(f'<line class="g" x1="{left}" x2="{right}" y1="{y(tick):.1f}" '
@@ -171,7 +173,7 @@ def frontier(groups: dict[str, dict[str, list[Point]]], title: str, x_title: str
         f'<text x="{left + 8}" y="{bottom - 10}">↙ better</text>',
         f'<path d="M{x(reference[1]):.1f} {bottom - 7}l7 7l-7 7l-7 -7z" '
         'fill="none" stroke="#64748b" stroke-width="2"><title>'
-        f'{escape(reference[0])}: {reference[1]:.0f}, 0</title></path>'
+        f'{escape(reference[0])}: {reference[1]:g}, 0</title></path>'
         f'<text x="{x(reference[1]) - 12:.1f}" y="{bottom - 10}" '
         f'text-anchor="end">{escape(reference[0])}</text>',
     ]
@@ -185,7 +187,7 @@ def frontier(groups: dict[str, dict[str, list[Point]]], title: str, x_title: str
         row += LEGEND_STEP
         for number, (name, line) in enumerate(series.items()):
             colour = colours[number % len(colours)]
-            out += drawn(sorted(line), colour, marker, x, y, floor)
+            out += drawn(sorted(line), colour, marker, x, y, floor, unit)
             out.append(f'<path transform="translate({right + 20} {row})" '
                        f'd="{marker}" fill="{colour}"/><text x="{right + 32}" '
                        f'y="{row + 4}">{escape(name)}</text>')
@@ -195,8 +197,8 @@ def frontier(groups: dict[str, dict[str, list[Point]]], title: str, x_title: str
     return "\n".join(out) + "\n"
 
 
-def drawn(line: list[Point], colour: str, marker: str, x, y, floor: float
-          ) -> list[str]:
+def drawn(line: list[Point], colour: str, marker: str, x, y, floor: float,
+          unit: str) -> list[str]:
     """Returns the SVG of a series: its line, the points' intervals and the points."""
     path = " ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in line)
     out = [f'<polyline points="{path}" fill="none" stroke="{colour}" '
@@ -208,7 +210,7 @@ def drawn(line: list[Point], colour: str, marker: str, x, y, floor: float
                    f'y1="{y(p.y - half):.1f}" y2="{y(p.y + half):.1f}" '
                    f'stroke="{colour}"/><path transform="translate({x(p.x):.1f} '
                    f'{y(p.y):.1f})" d="{marker}" stroke="{colour}" {fill}>'
-                   f'<title>{escape(p.name)}: {p.x:,.0f} bytes, {p.y:.4f} ± '
+                   f'<title>{escape(p.name)}: {p.x:,.6g} {unit}, {p.y:.4f} ± '
                    f'{half:.4f}</title></path>')
     return out
 

@@ -81,7 +81,7 @@ def test_row_names_are_unique_and_claims_and_charts_use_only_measured_rows():
     for groups, tokens in ((settings.CHART, SHORT), (settings.LONG_CHART, LONG)):
         for series in groups.values():
             assert all(row in at[tokens] for rows in series.values() for row in rows)
-    assert len(settings.LONG_ROWS) <= 8 and set(settings.QUICK_LONG_ROWS) <= set(
+    assert len(settings.LONG_ROWS) <= 13 and set(settings.QUICK_LONG_ROWS) <= set(
         settings.LONG_ROWS)
     assert set(settings.QUICK.rows()) < set(settings.FULL.rows()) == set(settings.ROWS)
 
@@ -168,6 +168,9 @@ def some_run(budget=settings.FULL, factor=lambda row: 1.0):
     return page.Run(
         budget=budget, short=results(budget, source, SHORT, 10, factor),
         long=results(budget, source, LONG, budget.long_windows, factor),
+        times={row.name: {"time": 0.5 + 0.1 * i, "spread": 0.2 * (i == 0), "attention_time": 0.4,
+                          "cpu": "a CPU", "simd": "AVX3", "threads": 2}
+               for i, row in enumerate(settings.TIMED)},
         compared=[engine.Comparison("an artifact", "codes", 0.0001, True)],
         predictions={row.name: {"kl": 0.01 * (1 + i), "kl_low": 0.005, "kl_high": 0.02}
                      for i, row in enumerate(settings.PLANNED)},
@@ -189,6 +192,9 @@ def test_the_page_shows_every_row_every_family_of_claims_and_claims_that_fail(ca
     text = page.part(some_run(factor=lambda row: 1e4 if row is settings.STORAGE[2.25] else 1))
     for row in settings.ROWS + settings.LONG_ROWS:
         assert f"| {row.name} |" in text
+    first, second, *_ = settings.TIMED
+    assert f"| {first.name} | 0.50 (undecided) | 20 % | 0.40 |" in text
+    assert f"| {second.name} | 0.60 | 0 % | 0.40 |" in text
     counts = [sum(claim.family == name for claim in settings.CLAIMS)
               for name in ("targets", "order")]
     assert f"{counts[0]} of targets, {counts[1]} of order" in text
@@ -268,10 +274,11 @@ def words(svg):
     return found
 
 
-@pytest.mark.parametrize("name", ["frontier.svg", "frontier-8k.svg"])
-def test_every_series_is_drawn_and_named_inside_the_chart(name):
+@pytest.mark.parametrize("name, groups", [
+    ("frontier.svg", settings.CHART), ("frontier-8k.svg", settings.LONG_CHART),
+    ("frontier-time.svg", settings.TIME_CHART)])
+def test_every_series_is_drawn_and_named_inside_the_chart(name, groups):
     svg = page.charts(some_run())[name]
-    groups = settings.LONG_CHART if "8k" in name else settings.CHART
     found = words(svg)
     for text, left, right, y in found:
         assert 0 <= left and right <= chart.WIDTH, text

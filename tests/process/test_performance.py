@@ -20,7 +20,8 @@ sys.path.insert(0, str(ROOT / "bench"))
 import llama_cpp_cache  # noqa: E402
 import llama_cpp_gguf  # noqa: E402
 import performance_page as page  # noqa: E402
-import llama_cpp_page  # noqa: E402  # performance_page adds its folder to the path
+import codes_page  # noqa: E402  # performance_page adds its folder to the path
+import llama_cpp_page  # noqa: E402
 import vs_llama_cpp as versus  # noqa: E402
 
 
@@ -182,13 +183,29 @@ def test_the_section_on_llama_cpp_marks_missed_and_undecided_ratios():
     assert "| 8192 | 8 | llama.cpp, tokens/s |  | 7.3 |  | 8.0 | 4.0 |" in text
 
 
+@pytest.mark.parametrize("section", [llama_cpp_page, codes_page])
 @pytest.mark.parametrize("name", ["performance.md", "performance-avx2.md"])
-def test_the_documents_have_the_committed_figures_of_llama_cpp(name):
+def test_the_documents_have_the_committed_figures(name, section):
     text = (ROOT / "docs" / name).read_text()
-    measured = json.loads(llama_cpp_page.RESULTS.read_text())
-    assert llama_cpp_page.rewritten(text, measured) == text
+    measured = json.loads(section.RESULTS.read_text())
+    assert section.rewritten(text, measured) == text
     with pytest.raises(ValueError, match="the page has no"):
-        llama_cpp_page.rewritten(text.replace(llama_cpp_page.BEGIN, ""), measured)
+        section.rewritten(text.replace(section.BEGIN, ""), measured)
+
+
+def test_the_section_on_codes_marks_missed_and_undecided_ratios():
+    def measured(**ratios):
+        return [{"cache": cache.replace("_", "-"), "bytes_ratio": 2.0, "ratio": ratio, "spread": spread}
+                for cache, (ratio, spread) in ratios.items()]
+    text = codes_page.section({
+        "machine": {"cpu": "a CPU", "threads": 2}, "date": "2026-11-30", "pairs": 7, "binary": "0" * 64,
+        "attention": {"AVX-512, llama-2-7b": measured(rotated_4bit=(3.2, 0.15), rotated_3bit=(3.3, 0.1)),
+                      "AVX2, llama-2-7b": measured(rotated_4bit=(9.0, 0.16))},
+        "steps": {"AVX-512, 8192": measured(dense_8bit=(1.2, 0.0))}})
+    assert "2 of 4 ratios with a target meet it, 1 are undecided" in text
+    assert "| llama-2-7b | rotated-4bit | 2.00 | 3.20 | ≥ 3.20 | 9.00 (undecided) | ≥ 1.50 |" in text
+    assert "| llama-2-7b | rotated-3bit | 2.00 | **3.30** | ≥ 3.40 |  |  |" in text
+    assert "| 8192 | dense-8bit | 2.00 | 1.20 | ≥ 1.15 |  |  |" in text
 
 
 @pytest.mark.parametrize("code", [0, 3])
