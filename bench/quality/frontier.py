@@ -266,12 +266,11 @@ class Study:
                             settings.TIME_BATCH, LONG) for row in settings.TIMED if row in rows}
         todo = [row for row, key in keys.items() if key not in self.store] if measure else []
         if todo:
-            plans = [settings.TIMED[row] or
-                     str(self.artifact(row.artifact) / "kv_plan.json") for row in todo]
             report = json.loads(subprocess.run(
                 [self.engine, "bench", "decode", "--shape", settings.TIME_SHAPE,
                  "--random-weights", "--batch", str(settings.TIME_BATCH), "--context",
-                 str(LONG), "--plan", ",".join(plans), "--pairs", "15", "--json"],
+                 str(LONG), "--plan", ",".join(settings.TIMED[row] for row in todo),
+                 "--pairs", "15", "--json"],
                 stdout=subprocess.PIPE, text=True, check=True).stdout)
             machine = report["machine"]
             timed = [one for one in report["rows"] if "speedup_spread" in one][-len(todo):]

@@ -296,8 +296,8 @@ def time_lines(run: Run) -> list[str]:
     machines = sorted({f"{one['cpu']}, {one['simd']}, {one['threads']} threads"
                        for one in run.times.values()})
     return [f"Decode steps of {settings.TIME_BATCH} sequences of {LONG} tokens with random "
-            f"weights, relative to the bf16 cache, on a CPU ({'; '.join(machines)}). Only rows "
-            "that the server runs have a time.", "",
+            f"weights, relative to the bf16 cache, on a CPU ({'; '.join(machines)}). Only named "
+            "plans have been timed.", "",
             "![Divergence against decode time](frontier-time.svg)", "", *lines]
 
 

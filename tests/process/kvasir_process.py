@@ -42,6 +42,7 @@ class KvasirProcess:
         self.args += ["--ready-file", str(self.ready_path), *map(str, flags)]
         self.process = None
         self.ready = None
+        self.draining = False  # a test sets it when it asks a router to stop
 
     def start(self):
         # A killed process may leave files. They go to this folder, which is removed. No test reuses results of others.
@@ -165,6 +166,7 @@ class CuttableProxy:
         host, port = target.rsplit(":", 1)
         self.target = (host, int(port))
         self.lock = threading.Lock()
+        self.silent = threading.Event()
         self._listen(0)
         self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
 
@@ -173,13 +175,21 @@ class CuttableProxy:
         self.listener = socket.create_server(("127.0.0.1", port))
         threading.Thread(target=self._accept, args=[self.listener], daemon=True).start()
 
+    def silence(self):
+        """Passes no more bytes, and keeps all connections open, until they are cut."""
+        self.silent.set()
+
     def _accept(self, listener):
         while True:
             try:
                 client, _ = listener.accept()
             except OSError:  # cut
                 return
-            server = socket.create_connection(self.target)
+            try:
+                server = socket.create_connection(self.target)
+            except OSError:  # nothing listens there now
+                client.close()
+                continue
             with self.lock:
                 if self.sockets is None:
                     client.close()
@@ -189,13 +199,19 @@ class CuttableProxy:
             for source, sink in ((client, server), (server, client)):
                 threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
 
-    @staticmethod
-    def _pump(source, sink):
+    def _pump(self, source, sink):
         try:
             while data := source.recv(65536):
-                sink.sendall(data)
+                if not self.silent.is_set():
+                    sink.sendall(data)
         except OSError:
             pass
+        else:
+            # Passes on that one side has closed its half.
+            try:
+                sink.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
 
     def cut(self):
         """Resets every connection, without a half-close or RST_STREAM, and refuses new ones."""
@@ -203,6 +219,7 @@ class CuttableProxy:
         self.listener.close()
         with self.lock:
             sockets, self.sockets = self.sockets, None
+        self.silent.clear()
         for each in sockets:
             each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             # A closed socket stays alive while a thread is in recv() on it.
