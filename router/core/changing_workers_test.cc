@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "router/core/request_router.h"
@@ -81,6 +82,11 @@ class ChangingWorkersTest : public ::testing::Test {
   // Starts the router with some of the workers "w0", "w1", ...
   absl::Status Start(const std::vector<size_t>& workers,
                      bool refusal_fails_start = true) {
+    MakeRegistry(workers, refusal_fails_start);
+    return StartWithin(absl::Seconds(20));
+  }
+  void MakeRegistry(const std::vector<size_t>& workers,
+                    bool refusal_fails_start = true) {
     ReplicaRegistryOptions options;
     options.workers = Addresses(workers);
     options.refusal_fails_start = refusal_fails_start;
@@ -91,7 +97,9 @@ class ChangingWorkersTest : public ::testing::Test {
               ->NewClient();
         },
         &timers_, &observer_);
-    KVASIR_RETURN_IF_ERROR(registry_->Start(absl::Seconds(20)));
+  }
+  absl::Status StartWithin(absl::Duration patience) {
+    KVASIR_RETURN_IF_ERROR(registry_->Start(patience));
     router_ = std::make_unique<RouterCore>(
         RouterCoreOptions{},
         RouterCore::Parts{registry_.get(), &timers_, nullptr, &observer_});
@@ -135,7 +143,8 @@ class ChangingWorkersTest : public ::testing::Test {
 
 TEST_F(ChangingWorkersTest,
        ARouterWithoutWorkersStartsAndIsReadyAfterTheFirstIsAdded) {
-  KVASIR_ASSERT_OK(Start({}));
+  MakeRegistry({});
+  KVASIR_ASSERT_OK(StartWithin(absl::ZeroDuration()));
   EXPECT_FALSE(router_->Health().ready);
   EXPECT_THAT(router_->Submit(NewRequest(), std::make_shared<RecordingSink>()),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no worker")));
@@ -144,6 +153,14 @@ TEST_F(ChangingWorkersTest,
   const auto sink = Submit();
   Answer(WaitForAttempt(0));
   KVASIR_EXPECT_OK(sink->Wait());
+}
+
+TEST_F(ChangingWorkersTest, TheStartWaitsForAWorkerThatIsFoundMeanwhile) {
+  MakeRegistry({});
+  timers_.At(base::Clock::Real().Now() + absl::Milliseconds(20),
+             [this] { SetWorkers({0}); });
+  KVASIR_ASSERT_OK(StartWithin(absl::Seconds(20)));
+  EXPECT_TRUE(router_->Health().ready);
 }
 
 TEST_F(ChangingWorkersTest, AnAddedWorkerGetsRequests) {

@@ -45,7 +45,7 @@ class CallersGrpcTest : public FacadeServerTest {
 
   void Serve(const std::string& entries, bool tls, bool ask_for_certificates) {
     FacadeOptions facade;
-    facade.codecs["tiny"] = std::make_shared<ByteCodec>();
+    facade.codec = std::make_shared<ByteCodec>();
     facade.callers = CallersOf(entries);
     facades_ = NewFacades(facade, &router_);
     base::GrpcServerOptions options;

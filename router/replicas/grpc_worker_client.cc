@@ -363,6 +363,9 @@ class GrpcWorkerClient final : public WorkerClient {
     // address share one.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt("kvasir.connection", index);
+    if (!worker.tls_name.empty()) {
+      arguments.SetSslTargetNameOverride(worker.tls_name);
+    }
     return grpc::CreateCustomChannel(worker.target,
                                      options.credentials == nullptr
                                          ? grpc::InsecureChannelCredentials()

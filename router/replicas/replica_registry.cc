@@ -104,7 +104,8 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
   absl::Time deadline = base::Clock::Real().Now() + patience;
   FirstAnswers& first = *first_answers_;
   base::MutexLock lock(&first.mutex);
-  while (!first.HasAll(known) && first.refusals.empty()) {
+  while ((first.answered.empty() || !first.HasAll(replicas())) &&
+         first.refusals.empty()) {
     const absl::Time now = base::Clock::Real().Now();
     // One worker suffices to begin. So after the first answer, wait only a
     // limited time for the others.
@@ -117,7 +118,12 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
   return first.refusals.empty() ? absl::OkStatus() : first.refusals.front();
 }
 
-void ReplicaRegistry::SetWorkers(const std::vector<WorkerAddress>& workers) {
+void ReplicaRegistry::SetWorkers(const std::vector<WorkerAddress>& workers,
+                                 std::string problems) {
+  {
+    base::MutexLock lock(&list_mutex_);
+    list_problems_ = std::move(problems);
+  }
   ReplicaList::Replicas added;
   ReplicaList::Replicas removed;
   bool connect = false;
@@ -399,9 +405,24 @@ std::vector<ModelStatus> ReplicaRegistry::Models() const {
   return statuses;
 }
 
+bool ReplicaRegistry::IsConnected(const std::string& target) const {
+  for (const auto& replica : replicas()) {
+    if (replica->target() != target) continue;
+    const ReplicaState state = replica->state();
+    return state == ReplicaState::kReady || state == ReplicaState::kDraining;
+  }
+  return false;
+}
+
 std::string ReplicaRegistry::Problems() const {
   std::vector<std::string> problems;
-  for (const auto& replica : replicas()) {
+  ReplicaList list;
+  {
+    base::MutexLock lock(&list_mutex_);
+    list = replicas_;
+    if (!list_problems_.empty()) problems.push_back(list_problems_);
+  }
+  for (const auto& replica : list) {
     const ReplicaState state = replica->state();
     if (state == ReplicaState::kReady) continue;
     const std::string detail = replica->detail();

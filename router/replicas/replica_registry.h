@@ -117,17 +117,22 @@ class ReplicaRegistry {
                   ReplicaObserver* observer);
   ~ReplicaRegistry();
 
-  // Connects to all workers. Returns when every worker has answered, when
-  // `patience` has passed, or when others_patience has passed since the first
-  // answer. A worker that cannot be reached is no error, because the registry
-  // keeps trying. If refusal_fails_start is set, returns FAILED_PRECONDITION if
-  // a worker fails its checks (CheckWorker); the text contains the values.
+  // Connects to all workers. Returns when every worker has answered (at least
+  // one), when `patience` has passed, or when others_patience has passed since
+  // the first answer. A worker that cannot be reached is no error, because the
+  // registry keeps trying. If refusal_fails_start is set, returns
+  // FAILED_PRECONDITION if a worker fails its checks (CheckWorker); the text
+  // contains the values.
   absl::Status Start(absl::Duration patience)
       ABSL_LOCKS_EXCLUDED(change_mutex_);
   // Replaces the list of workers. Addresses that occur twice count once. A
-  // removed worker gets no new requests; requests at it go on.
-  void SetWorkers(const std::vector<WorkerAddress>& workers)
+  // removed worker gets no new requests; requests at it go on. `problems` is a
+  // text for people that says what the list may lack.
+  void SetWorkers(const std::vector<WorkerAddress>& workers,
+                  std::string problems = "")
       ABSL_LOCKS_EXCLUDED(change_mutex_, list_mutex_, observer_mutex_);
+  // Returns whether a worker is in the list and connected.
+  bool IsConnected(const std::string& target) const;
   // Resets all calls to workers. After Stop has returned, no callback runs.
   // Stop may be called again.
   void Stop() ABSL_LOCKS_EXCLUDED(change_mutex_);
@@ -147,7 +152,7 @@ class ReplicaRegistry {
   std::vector<ModelStatus> Models() const ABSL_LOCKS_EXCLUDED(list_mutex_);
   // Returns a line of text for people, which names the replicas that are not
   // ready and the causes.
-  std::string Problems() const;
+  std::string Problems() const ABSL_LOCKS_EXCLUDED(list_mutex_);
   ReplicaList replicas() const ABSL_LOCKS_EXCLUDED(list_mutex_) {
     base::MutexLock lock(&list_mutex_);
     return replicas_;
@@ -210,6 +215,7 @@ class ReplicaRegistry {
   std::vector<std::weak_ptr<Replica>> leaving_ ABSL_GUARDED_BY(change_mutex_);
   mutable base::Mutex list_mutex_;
   ReplicaList replicas_ ABSL_GUARDED_BY(list_mutex_);
+  std::string list_problems_ ABSL_GUARDED_BY(list_mutex_);
   // The properties of the last removed replica that had been reached.
   std::optional<kvasir::v1::WorkerInfo> last_info_ ABSL_GUARDED_BY(list_mutex_);
 };

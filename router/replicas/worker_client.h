@@ -17,6 +17,9 @@ namespace kvasir::router {
 // Where the router reaches a worker.
 struct WorkerAddress {
   std::string target;  // "host:port" or "unix:/path"
+  // The name that the worker's certificate must have, unless other names are
+  // allowed. If empty, the target's host.
+  std::string tls_name = "";
 };
 
 // The data of one attempt to run a request at a worker.

@@ -70,7 +70,7 @@ class SingleCallTest : public ::testing::Test {
 
   void SetUp() override {
     backend_->router = &router_;
-    backend_->codecs["tiny"] = std::make_shared<ByteCodec>();
+    backend_->codec = std::make_shared<ByteCodec>();
     backend_->facade = "vllm";
     backend_->tokenizer = tokenizer_;
   }
@@ -118,7 +118,7 @@ class SingleCallTest : public ::testing::Test {
       asked.prepare =
           typename Call::Prepare([this, prepare, request = *request]() mutable {
             return prepare(std::move(request), *router_.Model("tiny")->info,
-                           backend_->CodecOf("tiny"), backend_->limits);
+                           backend_->codec, backend_->limits);
           });
       return asked;
     });

@@ -4,10 +4,12 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/cli/flags.h"
 #include "base/net/grpc_server.h"
 #include "base/status_macros.h"
 #include "model/known_models.h"
+#include "router/replicas/worker_source.h"
 #include "server/commands/commands.h"
 #include "server/commands/program.h"
 #include "server/runtime/identity_watch.h"
@@ -15,6 +17,8 @@
 
 namespace kvasir::cli {
 namespace {
+
+constexpr absl::Duration kLeastWorkersRefresh = absl::Milliseconds(100);
 
 struct RouterConfig {
   std::string tokenizer_folder;
@@ -25,7 +29,15 @@ struct RouterConfig {
   RouterFlags router;
   CommonFlags common;
 
-  void CheckUsage() const {}
+  void CheckUsage() const {
+    RequireUsable(router::ParseWorkers(router.workers).status());
+    if (router.workers_refresh < kLeastWorkersRefresh) {
+      RequireUsable(absl::InvalidArgumentError(absl::StrCat(
+          "--workers-refresh ", absl::FormatDuration(router.workers_refresh),
+          ": it must be at least ",
+          absl::FormatDuration(kLeastWorkersRefresh))));
+    }
+  }
   absl::StatusOr<int> Run(const CLI::App& command,
                           SurfaceOptions surface) const;
 };
@@ -76,9 +88,9 @@ void AddRouterCommand(CLI::App* app, int* exit_code) {
                "of a known model; without it, requests must contain token "
                "ids");
   AddDuration(command, "--start-timeout", config->start_timeout,
-              "how long the first worker may take to answer at the "
-              "start; the router uses the others as soon as they "
-              "answer");
+              "how long the start waits for the first worker; then the router "
+              "starts without one, is not ready, and uses workers as soon as "
+              "they answer");
   AddDuration(command, "--queue-timeout", config->queue_timeout,
               "how long a request may wait for a place or for a "
               "ready worker");

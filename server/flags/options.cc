@@ -366,11 +366,15 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
             "of them; default: the host that is called")
         ->delimiter(',');
     AddFlag(app, "--workers", options->workers,
-            "addresses of the workers, separated by commas: host:port or "
-            "unix:/path; a host name with several addresses counts as "
-            "one worker")
+            "the workers, separated by commas. host:port or unix:/path: one "
+            "worker; dns:///host:port: one worker for each address of the "
+            "host; file:PATH: a file with one worker in each line. dns and "
+            "file entries may be empty at first, and are followed while the "
+            "router runs")
         ->delimiter(',')
         ->required();
+    AddDuration(app, "--workers-refresh", options->workers_refresh,
+                "how often dns and file entries of --workers are looked up");
     AddFlag(app, "--max-queue", options->max_queue,
             "the most requests that may wait in the router; further ones "
             "are refused (RESOURCE_EXHAUSTED)")

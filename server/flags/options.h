@@ -123,7 +123,8 @@ enum class CalledBy { kClients, kRouters, kOperators };
 void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers);
 
 struct RouterFlags {
-  std::vector<std::string> workers;  // host:port or unix:/path
+  std::vector<std::string> workers;  // see router::ParseWorkers
+  absl::Duration workers_refresh = absl::Seconds(5);
   struct WorkerTls {
     std::string ca;  // empty: plain text
     std::string certificate;

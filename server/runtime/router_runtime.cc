@@ -47,6 +47,11 @@ constexpr absl::Duration kGoAwayDelay = absl::Milliseconds(500);
 // If no call runs and none has begun for this time, the drain does not wait for
 // clients to leave.
 constexpr absl::Duration kSilence = absl::Milliseconds(200);
+// While no replica can answer, the log says so at this interval.
+constexpr absl::Duration kReportInterval = absl::Seconds(10);
+// The limit of messages is that of a model of this length if no worker is known
+// yet. Requests that are too long for their model are refused in any case.
+constexpr int64_t kLongestModel = 1 << 20;
 // The most samples of a request: the workers' own limit.
 constexpr uint32_t kMaxSamples = worker::RequestLimits{}.max_n;
 
@@ -103,10 +108,10 @@ void TrimWhenSilent(router::TimerThread* timers,
 // such a name as one worker, but gRPC may connect to any of the addresses, so
 // load reports of several workers would be mixed. Uses a detached thread, so
 // that a slow resolver delays neither start nor end.
-void WarnOfSeveralAddresses(std::vector<std::string> workers,
+void WarnOfSeveralAddresses(std::vector<router::WorkerAddress> workers,
                             std::shared_ptr<NameCheck> check) {
   std::thread([workers = std::move(workers), check = std::move(check)] {
-    for (const std::string& worker : workers) {
+    for (const auto& [worker, unused] : workers) {
       if (absl::StartsWith(worker, "unix:")) continue;
       const std::string host = worker.substr(0, worker.rfind(':'));
       const int addresses = base::CountAddresses(host);
@@ -120,7 +125,7 @@ void WarnOfSeveralAddresses(std::vector<std::string> workers,
           "worker",
           {{"worker", worker},
            {"addresses", addresses},
-           {"want", "a separate name in --workers for each address"}});
+           {"want", absl::StrCat("dns:///", worker)}});
     }
   }).detach();
 }
@@ -175,11 +180,17 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   runtime->timers_ = std::make_unique<router::TimerThread>();
   KVASIR_RETURN_IF_ERROR(runtime->ConnectReplicas(options));
   KVASIR_RETURN_IF_ERROR(runtime->MakeCore(options));
-  KVASIR_ASSIGN_OR_RETURN(const int64_t max_model_len,
-                          runtime->LongestModel(options.start_timeout));
+  const int64_t max_model_len = runtime->LongestModel();
+  if (max_model_len == 0 && options.workers_in_process) {
+    return absl::UnavailableError(
+        absl::StrCat("the worker of this process did not answer within ",
+                     absl::FormatDuration(options.start_timeout), ": ",
+                     runtime->registry_->Problems()));
+  }
   runtime->facades_ = router::NewFacades(runtime->OptionsOfFacades(options),
                                          runtime->core_.get());
-  KVASIR_RETURN_IF_ERROR(runtime->Listen(options, max_model_len));
+  KVASIR_RETURN_IF_ERROR(runtime->Listen(
+      options, max_model_len > 0 ? max_model_len : kLongestModel));
   {
     base::MutexLock lock(&runtime->health_mutex_);
     runtime->health_follows_ = true;
@@ -191,10 +202,13 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
 
 absl::Status RouterRuntime::ConnectReplicas(
     const RouterRuntimeOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(router::WorkerList list,
+                          router::ParseWorkers(options.router.workers));
   router::ReplicaRegistryOptions registry;
-  for (const std::string& worker : options.router.workers) {
-    registry.workers.push_back({worker});
-  }
+  registry.workers = list.fixed;
+  // A worker that is found later may belong to a rolling update, and must not
+  // keep a router from starting.
+  registry.refusal_fails_start = list.sources.empty();
   registry.served_names = options.router.served_model_names;
   if (tokenizer_ != nullptr) registry.tokenizer_hash = tokenizer_->hash();
   registry.on_change = [this] { UpdateHealth(); };
@@ -209,8 +223,27 @@ absl::Status RouterRuntime::ConnectReplicas(
         return router::NewGrpcWorkerClient(worker, client);
       },
       timers_.get(), metrics_.get());
-  WarnOfSeveralAddresses(options.router.workers, name_check_);
-  return registry_->Start(options.start_timeout);
+  WarnOfSeveralAddresses(list.fixed, name_check_);
+  ReportMissingWorkersLater();
+  const absl::Time deadline = base::Clock::Real().Now() + options.start_timeout;
+  if (!list.sources.empty()) {
+    discovery_ = std::make_unique<router::Discovery>(
+        std::move(list),
+        router::Discovery::Options{
+            .refresh = options.router.workers_refresh,
+            .apply =
+                [this](const std::vector<router::WorkerAddress>& workers,
+                       const std::string& problems) {
+                  registry_->SetWorkers(workers, problems);
+                },
+            .alive =
+                [this](const std::string& target) {
+                  return registry_->IsConnected(target);
+                }},
+        timers_.get());
+    discovery_->Start(options.start_timeout);
+  }
+  return registry_->Start(deadline - base::Clock::Real().Now());
 }
 
 absl::Status RouterRuntime::MakeCore(const RouterRuntimeOptions& options) {
@@ -233,18 +266,31 @@ absl::Status RouterRuntime::MakeCore(const RouterRuntimeOptions& options) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> RouterRuntime::LongestModel(
-    absl::Duration start_timeout) const {
+void RouterRuntime::ReportMissingWorkersLater() {
+  timers_->At(base::Clock::Real().Now() + kReportInterval,
+              [this, gate = report_gate_] {
+                if (!gate->Enter()) return;
+                bool ready = false;
+                for (const router::ModelStatus& model : registry_->Models()) {
+                  ready |= model.ready;
+                }
+                if (!ready) {
+                  base::LogWarning("not ready: no worker can answer",
+                                   {{"workers", registry_->Problems()}});
+                }
+                ReportMissingWorkersLater();
+                gate->Leave();
+              });
+}
+
+int64_t RouterRuntime::LongestModel() const {
   int64_t longest = 0;
   for (const router::ModelStatus& model : core_->Models()) {
     if (model.info.has_value()) {
       longest = std::max(longest, int64_t{model.info->max_model_len()});
     }
   }
-  if (longest > 0) return longest;
-  return absl::UnavailableError(absl::StrCat(
-      "no worker answered within ", absl::FormatDuration(start_timeout), ": ",
-      registry_->Problems(), " (check the addresses in --workers)"));
+  return longest;
 }
 
 router::FacadeOptions RouterRuntime::OptionsOfFacades(
@@ -266,9 +312,7 @@ router::FacadeOptions RouterRuntime::OptionsOfFacades(
         return FilesOfGguf(path);
       };
     }
-    const auto codec =
-        std::make_shared<const router::TokenizerCodec>(tokenizer_);
-    for (const std::string& name : model_names()) facade.codecs[name] = codec;
+    facade.codec = std::make_shared<const router::TokenizerCodec>(tokenizer_);
   }
   facade.calls = calls_;
   facade.callers = options.callers;
@@ -324,6 +368,8 @@ void RouterRuntime::StopServing() {
 RouterRuntime::RouterRuntime() : name_check_(std::make_shared<NameCheck>()) {}
 
 RouterRuntime::~RouterRuntime() {
+  report_gate_->Close();
+  discovery_.reset();
   {
     base::MutexLock lock(&name_check_->mutex);
     name_check_->stopped = true;
@@ -345,6 +391,11 @@ std::vector<std::string> RouterRuntime::model_names() const {
   return names;
 }
 
+std::string RouterRuntime::model_name() const {
+  const std::vector<std::string> names = model_names();
+  return names.empty() ? "" : names.front();
+}
+
 // Waits until clients have left. gRPC sends GOAWAY to a client when its
 // connection reaches max_connection_age_ (plus or minus a tenth). Until then
 // clients are served, because they would not retry a refused call elsewhere.
@@ -362,6 +413,8 @@ void RouterRuntime::WaitForClientsToLeave(absl::Duration patience) {
 DrainOutcome RouterRuntime::Drain(absl::Duration deadline) {
   const base::Clock& clock = base::Clock::Real();
   const absl::Time end = clock.Now() + deadline;
+  report_gate_->Close();
+  discovery_.reset();
   StopServing();
   core_->AnnounceDrain();
   server_->StopListening();

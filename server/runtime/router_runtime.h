@@ -13,12 +13,14 @@
 #include "base/net/grpc_server.h"
 #include "model/tokenizer/tokenizer.h"
 #include "prometheus/collectable.h"
+#include "router/base/callback_gate.h"
 #include "router/base/client_calls.h"
 #include "router/base/timer_thread.h"
 #include "router/core/access_log.h"
 #include "router/core/metrics.h"
 #include "router/core/request_router.h"
 #include "router/facades/facades.h"
+#include "router/replicas/discovery.h"
 #include "router/replicas/replica_registry.h"
 #include "server/flags/options.h"
 #include "server/runtime/node.h"
@@ -41,8 +43,8 @@ struct RouterRuntimeOptions {
   absl::Duration max_connection_age = absl::Seconds(10);
   absl::Duration queue_timeout = absl::Seconds(30);
   int64_t default_max_tokens = 256;
-  // At least one worker must answer within this time. Otherwise Create fails;
-  // the error names all workers and their problems.
+  // How long Create waits for the first worker. Then the router starts without
+  // one, and is not ready until one answers.
   absl::Duration start_timeout = absl::Seconds(30);
   // If null, requests must contain token ids instead of text.
   std::shared_ptr<const model::Tokenizer> tokenizer;
@@ -68,7 +70,8 @@ class RouterRuntime final : public Node {
     return {
         .grpc = target(), .model = model_name(), .tokenizer = tokenizer_.get()};
   }
-  std::string model_name() const override { return model_names().front(); }
+  // Empty if no worker has been reached yet.
+  std::string model_name() const override;
   MetricsSources Metrics() const override { return {metrics_->registry()}; }
   bool ready() const { return core_->Health().ready; }
 
@@ -83,9 +86,11 @@ class RouterRuntime final : public Node {
   // The steps of Create, in the order in which it calls them.
   absl::Status ConnectReplicas(const RouterRuntimeOptions& options);
   absl::Status MakeCore(const RouterRuntimeOptions& options);
-  // Returns the largest max_model_len of the workers that have answered.
-  // UNAVAILABLE if none has answered.
-  absl::StatusOr<int64_t> LongestModel(absl::Duration start_timeout) const;
+  // Returns the largest max_model_len of the workers that have answered; 0 if
+  // none has answered.
+  int64_t LongestModel() const;
+  // Logs at intervals which workers are missing, while no replica can answer.
+  void ReportMissingWorkersLater();
   router::FacadeOptions OptionsOfFacades(
       const RouterRuntimeOptions& options) const;
   absl::Status Listen(const RouterRuntimeOptions& options,
@@ -108,12 +113,15 @@ class RouterRuntime final : public Node {
   const std::shared_ptr<router::ClientCalls> calls_ =
       std::make_shared<router::ClientCalls>();
   const std::shared_ptr<NameCheck> name_check_;
+  const std::shared_ptr<router::CallbackGate> report_gate_ =
+      std::make_shared<router::CallbackGate>();
   // The order of the members matters: they are destroyed from the last to
   // the first.
   std::unique_ptr<router::RouterMetrics> metrics_;
   std::unique_ptr<router::AccessLogSink> log_;
   std::unique_ptr<router::TimerThread> timers_;
   std::unique_ptr<router::ReplicaRegistry> registry_;
+  std::unique_ptr<router::Discovery> discovery_;
   std::unique_ptr<router::RouterCore> core_;
   router::Facades facades_;
   std::unique_ptr<base::GrpcServer> server_;

@@ -168,7 +168,7 @@ int Main(int argc, char** argv) {
 
   EchoRouter router(absl::Milliseconds(token_delay_ms));
   router::FacadeOptions options;
-  options.codecs[kModel] = std::make_shared<router::ByteCodec>();
+  options.codec = std::make_shared<router::ByteCodec>();
   options.server_version = "test";
   router::KserveService service(options, &router);
   auto server = base::GrpcServer::Start({}, {&service});

@@ -21,7 +21,7 @@ import triton
 from google.protobuf.descriptor_pool import DescriptorPool
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from kvasir_process import BINARY, OPERATOR_PORTS, TINY, KvasirProcess, run, wait_until
+from kvasir_process import OPERATOR_PORTS, TINY, KvasirProcess, run, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 NUM_CLIENTS = 24
@@ -253,20 +253,21 @@ def with_files(files):
     return command
 
 
-# Workers are not discovered by DNS: a name with several addresses is one worker, and gRPC chooses one of them.
+# Only dns:/// makes each address a worker. Otherwise the name is one worker, and gRPC chooses one of its addresses.
 def test_a_worker_name_with_several_addresses_causes_a_warning(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost one\n127.0.0.1 pods\n127.0.0.2 pods\n")
-    command = [BINARY, "router", "--workers", "pods:9,one:9", "--insecure", "--start-timeout", "1s", "--grpc-port", "0",
-               *OPERATOR_PORTS]
-    done = subprocess.run([*with_files({"/etc/hosts": hosts}), *command], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "kvasir router:" in done.stderr, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if "several addresses" in line]
-    assert "worker=pods:9 addresses=2" in line
+    router = KvasirProcess("router", "--workers", "pods:9,one:9", "--insecure", "--start-timeout", "1s")
+    router.args = [*with_files({"/etc/hosts": hosts}), *router.args]
+    with router:
+        wait_until(lambda: "several addresses" in router.log(), "the log line")
+        (line,) = [line for line in router.log().splitlines() if "several addresses" in line]
+        assert "worker=pods:9 addresses=2 want=dns:///pods:9" in line
 
 
 # Waiting for the system's resolver would take two minutes.
-def test_a_router_that_ends_does_not_wait_for_a_resolver(tmp_path):
+@pytest.mark.parametrize("entry", ["pods.example", "dns:///pods.example"])
+def test_a_router_that_ends_does_not_wait_for_a_resolver(entry, tmp_path):
     resolver = tmp_path / "resolv.conf"
     resolver.write_text("nameserver 127.0.0.77\noptions timeout:30 attempts:5\n")
     sources = tmp_path / "nsswitch.conf"
@@ -277,14 +278,13 @@ def test_a_router_that_ends_does_not_wait_for_a_resolver(tmp_path):
             deaf.bind(("127.0.0.77", 53))
         except OSError as error:
             pytest.skip(f"no name server can listen on this machine: {error}")
-        command = [BINARY, "router", "--workers", "pods.example:9", "--insecure", "--start-timeout", "1s",
-                   "--grpc-port", "0", *OPERATOR_PORTS]
-        done = subprocess.run([*files, *command], capture_output=True, text=True, timeout=90)
-        assert done.returncode == 1 and "no worker answered" in done.stderr, done.stderr
-        # The name server was asked, by the system's resolver or by gRPC's own; both ask the same. If the router waited
-        # for the system's resolver, the command above would time out.
-        deaf.settimeout(1)
-        assert b"pods" in deaf.recv(512)
+        router = KvasirProcess("router", "--workers", f"{entry}:9", "--insecure", "--start-timeout", "1s")
+        router.args = [*files, *router.args]
+        with router:
+            # The name server was asked. If the end waited for the system's resolver, it would take too long.
+            deaf.settimeout(20)
+            assert b"pods" in deaf.recv(512)
+            assert router.stop() == 0
 
 
 def test_the_admin_port_stays_on_loopback_when_the_other_ports_are_open():

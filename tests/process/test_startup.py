@@ -201,11 +201,22 @@ def test_unknown_flags_and_values_are_usage_errors():
     assert run("worker", "--model", TINY, "--grpc-port", "1", check=False).returncode == 2
 
 
-def test_a_router_names_the_worker_that_does_not_answer():
+def test_a_router_without_a_reachable_worker_starts_and_names_the_worker_that_does_not_answer():
     with tempfile.TemporaryDirectory() as folder:
-        text = refused("router", "--workers", f"unix:{folder}/none.sock", "--model", TINY,
-                       "--start-timeout", "1s", "--grpc-port", "0", *OPERATOR_PORTS)
-    assert "none.sock" in text
+        with KvasirProcess("router", "--workers", f"unix:{folder}/none.sock", "--start-timeout", "1s") as router:
+            assert "model" not in router.ready
+            wait_until(lambda: re.search("not ready: no worker can answer.*none.sock", router.log()), "the log line")
+            assert router.stop() == 0
+
+
+@pytest.mark.parametrize("flags, wrong", [
+    (["--workers", "dns:///workers"], "dns:///workers"),
+    (["--workers", "dns://8.8.8.8/workers:1"], "name server"),
+    (["--workers", "a:1", "--workers-refresh", "1ms"], "--workers-refresh"),
+])
+def test_wrong_entries_of_workers_are_usage_errors(flags, wrong):
+    done = run("router", *flags, check=False)
+    assert done.returncode == 2 and wrong in done.stderr
 
 
 def test_print_config_shows_flags_environment_and_defaults(monkeypatch):

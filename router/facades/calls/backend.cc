@@ -11,12 +11,6 @@
 
 namespace kvasir::router {
 
-std::shared_ptr<const TextCodec> FacadeBackend::CodecOf(
-    const std::string& model) const {
-  const auto found = codecs.find(model);
-  return found == codecs.end() ? nullptr : found->second;
-}
-
 absl::StatusOr<Caller> IdentifyCaller(const FacadeBackend& backend,
                                       const CallIdentity& call,
                                       Caller* refused) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 
@@ -43,21 +42,16 @@ struct FacadeLimits {
   int num_stream_threads = 2;
 };
 
-// The text codec of each model, by served name (including aliases). Models that
-// are not in this map accept only token ids.
-using Codecs = std::map<std::string, std::shared_ptr<const TextCodec>>;
-
 // State that all calls of a facade share.
 // Threads: any thread may use it, because its members are constant or
 // protect themselves.
 struct FacadeBackend {
-  // Returns null for a model that accepts only token ids.
-  std::shared_ptr<const TextCodec> CodecOf(const std::string& model) const;
-
   RequestRouter* router = nullptr;
   // The protocol's name in the access log and in metrics.
   std::string facade;
-  Codecs codecs;
+  // The codec of all models, because the router accepts only workers with its
+  // tokenizer. Null if requests must contain token ids.
+  std::shared_ptr<const TextCodec> codec;
   FacadeLimits limits;
   // The server's version, as the protocol reports it.
   std::string server_version;

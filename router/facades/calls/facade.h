@@ -21,7 +21,8 @@ namespace kvasir::router {
 // Options of a facade. All facades get the same options, and each ignores those
 // that it does not need.
 struct FacadeOptions {
-  Codecs codecs;
+  // The codec of all models; null if requests must contain token ids.
+  std::shared_ptr<const TextCodec> codec;
   FacadeLimits limits;
   // If null, callers need no credentials.
   std::shared_ptr<const Callers> callers;
@@ -91,7 +92,7 @@ class FacadeThreads {
     backend->facade = facade;
     backend->router = router;
     backend->callers = options.callers;
-    backend->codecs = options.codecs;
+    backend->codec = options.codec;
     backend->limits = options.limits;
     backend->server_version = options.server_version;
     backend->calls = options.calls;

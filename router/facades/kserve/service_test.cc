@@ -28,7 +28,7 @@ class KserveServiceTest : public FacadeServerTest {
  protected:
   void SetUp() override {
     FacadeOptions options;
-    options.codecs["tiny"] = std::make_shared<ByteCodec>();
+    options.codec = std::make_shared<ByteCodec>();
     options.server_version = "1.2.3";
     options.limits.max_waiting_bytes_per_stream = 1 << 20;
     service_ = std::make_unique<KserveService>(options, &router_);

@@ -205,8 +205,7 @@ absl::Status KserveStream::BeginGeneration(
       CheckResponseSize(request, backend_->limits.max_response_bytes,
                         MostTokens(request, backend_->limits.default_max_tokens,
                                    info.max_model_len())));
-  const std::shared_ptr<const TextCodec> codec =
-      backend_->CodecOf(request.model_name);
+  const std::shared_ptr<const TextCodec> codec = backend_->codec;
   const bool needs_text = request.schema != KserveSchema::kTrtTokens;
   if (needs_text && codec == nullptr) {
     return absl::UnimplementedError(

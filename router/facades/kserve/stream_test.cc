@@ -35,7 +35,7 @@ class KserveStreamTest : public ::testing::Test {
   void Start(KserveCall call = {}) {
     backend_->router = &router_;
     backend_->facade = "kserve";
-    backend_->codecs["tiny"] = std::make_shared<ByteCodec>();
+    backend_->codec = std::make_shared<ByteCodec>();
     backend_->tokenizer = tokenizer_;
     stream_ = std::make_shared<KserveStream>(backend_, std::move(call), strand_,
                                              &sink_);
@@ -645,7 +645,7 @@ TEST_F(KserveStreamTest, EveryRefusalOfTheFacadeIsLoggedAndCountedOnce) {
   tokenizer_->max_queued = 0;
   Send(Vllm("full"));
   tokenizer_->max_queued = 1;
-  backend_->codecs.clear();
+  backend_->codec = nullptr;
   Send(Vllm("no-tokenizer"));
   RunWrites();
   std::vector<std::string> ids;
@@ -686,7 +686,7 @@ TEST_F(KserveStreamTest, ARefusedUnaryCallIsLoggedWithoutItsBadTenant) {
 
 TEST_F(KserveStreamTest, AModelWithoutATokenizerAcceptsOnlyTokenIds) {
   Start();
-  backend_->codecs.clear();
+  backend_->codec = nullptr;
   Send(Vllm("a"));
   RunWrites();
   EXPECT_THAT(LastError(), HasSubstr("'input_ids'"));

@@ -220,7 +220,7 @@ TEST_F(VllmEngineCallTest, ATextPromptIsTokenizedByTheServer) {
 
 TEST_F(VllmEngineCallTest,
        AServerWithoutATokenizerRefusesTextPromptsAndStopStrings) {
-  backend_->codecs.clear();
+  backend_->codec = nullptr;
   GenerateRequest message = Message(true);
   message.mutable_sampling_params()->add_stop("x");
   Send(message);

@@ -27,11 +27,11 @@ absl::StatusOr<Call::Prepare> ReadRequest(
   KVASIR_RETURN_IF_ERROR(CheckVllmRequestId(message.request_id()));
   KVASIR_ASSIGN_OR_RETURN(VllmEngineRequest request,
                           ParseVllmEngineRequest(message));
-  return [backend, request = std::move(request), name = model->name,
+  return [backend, request = std::move(request),
           info = std::move(model->info)
                      .value_or(kvasir::v1::WorkerInfo())]() mutable {
-    return PrepareVllmEngineCall(std::move(request), info,
-                                 backend->CodecOf(name), backend->limits);
+    return PrepareVllmEngineCall(std::move(request), info, backend->codec,
+                                 backend->limits);
   };
 }
 

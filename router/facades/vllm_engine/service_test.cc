@@ -30,7 +30,7 @@ class VllmEngineServiceTest : public FacadeServerTest {
     }
     folder_.Write("tokenizer.json", noise);
     FacadeOptions options;
-    options.codecs["tiny"] = std::make_shared<ByteCodec>();
+    options.codec = std::make_shared<ByteCodec>();
     options.server_version = "1.2.3";
     options.tokenizer_folder = folder_.path();
     options.share_tokenizer = shares_tokenizer;

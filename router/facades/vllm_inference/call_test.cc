@@ -103,7 +103,7 @@ TEST_F(VllmInferenceCallTest, StreamsTextTokenIdsAndCounts) {
 
 // vllm-router requests only ids and converts them to text itself.
 TEST_F(VllmInferenceCallTest, ARequestForTokenIdsOnlyNeedsNoTokenizer) {
-  backend_->codecs.clear();
+  backend_->codec = nullptr;
   GenerateRequest message = Message();
   message.mutable_response()->set_output_text(false);
   message.mutable_response()->set_output_token_ids(true);
@@ -117,7 +117,7 @@ TEST_F(VllmInferenceCallTest, ARequestForTokenIdsOnlyNeedsNoTokenizer) {
 
 TEST_F(VllmInferenceCallTest,
        WithoutATokenizerTheErrorForATextRequestNamesTheAlternative) {
-  backend_->codecs.clear();
+  backend_->codec = nullptr;
   const auto refused = [this](const GenerateRequest& message) {
     writer_.end.reset();
     Send(message);

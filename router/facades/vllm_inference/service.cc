@@ -26,11 +26,11 @@ absl::StatusOr<Call::Prepare> ReadRequest(const Backend& backend,
   KVASIR_RETURN_IF_ERROR(CheckVllmRequestId(message.request_id()));
   KVASIR_ASSIGN_OR_RETURN(VllmInferenceRequest request,
                           ParseVllmInferenceRequest(message, streaming));
-  return [backend, request = std::move(request), name = model->name,
+  return [backend, request = std::move(request),
           info = std::move(model->info)
                      .value_or(kvasir::v1::WorkerInfo())]() mutable {
-    return PrepareVllmInferenceCall(std::move(request), info,
-                                    backend->CodecOf(name), backend->limits);
+    return PrepareVllmInferenceCall(std::move(request), info, backend->codec,
+                                    backend->limits);
   };
 }
 
@@ -121,7 +121,7 @@ VllmInferenceService::GenerateStream(::grpc::CallbackServerContext* context,
     const auto model = OnlyModel(*backend_->router);
     if (!model.ok()) return model.status();
     *response = ControlModelInfoOf(*model, backend_->router->Models(),
-                                   backend_->CodecOf(model->name) != nullptr);
+                                   backend_->codec != nullptr);
     return absl::OkStatus();
   });
 }

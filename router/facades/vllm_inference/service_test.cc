@@ -24,7 +24,7 @@ class VllmInferenceServiceTest : public FacadeServerTest {
   void SetUp() override {
     FacadeOptions options;
     options.server_version = "1.2.3";
-    options.codecs["tiny"] = std::make_shared<ByteCodec>();
+    options.codec = std::make_shared<ByteCodec>();
     service_ = std::make_unique<VllmInferenceService>(options, &router_);
     Listen(service_->services());
     stub_ = vllm::Inference::NewStub(channel_);
