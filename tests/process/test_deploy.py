@@ -555,25 +555,32 @@ def test_a_pod_has_enough_time_to_finish_its_drain(rendered, overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_settings_of_routers_list_every_worker_that_may_exist(rendered, overlay):
+def test_routers_find_every_worker_by_the_name_of_its_headless_service(rendered, overlay):
     resources = rendered[overlay]
-    kind = "LeaderWorkerSet" if overlay in GROUPED else "StatefulSet"
-    workers = find(resources, kind, "kvasir-worker")["spec"]
+    workers = find(resources, "LeaderWorkerSet" if overlay in GROUPED else "StatefulSet", "kvasir-worker")["spec"]
     if overlay == AUTOSCALED:
         scaler = find(resources, "HorizontalPodAutoscaler", "kvasir-worker")["spec"]
         fixed = find(rendered["overlays/cpu"], "StatefulSet", "kvasir-worker")["spec"]
         assert scaler["minReplicas"] == fixed["replicas"]
         # Otherwise every `kubectl apply` would undo the scaler's number.
         assert "replicas" not in workers
-        count = scaler["maxReplicas"]
+    assert settings(resources, "kvasir-router")["KVASIR_WORKERS"] == "dns:///kvasir-worker:8100"
+    service = find(resources, "Service", "kvasir-worker")["spec"]
+    # A headless Service's name has an address for each pod, also while the pod drains.
+    assert service["clusterIP"] == "None" and service["publishNotReadyAddresses"]
+    if overlay in GROUPED:
+        template = workers["leaderWorkerTemplate"]
+        chosen, others = template["leaderTemplate"], template["workerTemplate"]
+        # Ranks are no workers. Leaders are in the Service of the set's own name, unless networkConfig changes that.
+        assert not service["selector"].items() <= others["metadata"]["labels"].items()
+        assert "networkConfig" not in workers
     else:
-        count = workers["replicas"]
-    names = settings(resources, "kvasir-router")["KVASIR_WORKERS"].split(",")
-    # A group's leader has the name that a Service of the set's own name gives it, unless networkConfig changes that.
-    assert "networkConfig" not in workers
-    service = workers.get("serviceName", "kvasir-worker")
-    assert names == [f"kvasir-worker-{i}.{service}:8100" for i in range(count)]
-    assert find(resources, "Service", service)["spec"]["clusterIP"] == "None"
+        chosen = workers["template"]
+        assert workers["serviceName"] == "kvasir-worker"
+    assert service["selector"].items() <= chosen["metadata"]["labels"].items()
+    # Without workers a router is alive, but not ready.
+    router = container(pods(resources)["kvasir-router"])
+    assert router["startupProbe"]["httpGet"] == router["livenessProbe"]["httpGet"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
