@@ -7,21 +7,6 @@
 #include "router/core/request_router.h"
 
 namespace kvasir::router {
-namespace {
-
-// Returns how a stream that began at this worker may go on at an equal one. Its
-// bits stay the same except on GPUs, whose arithmetic may depend on the batch,
-// and with plans that compute prompt and output tokens differently.
-MoveStreams Moves(MoveStreams allowed,
-                  const std::optional<kvasir::v1::WorkerInfo>& info) {
-  if (!info.has_value()) return MoveStreams::kOff;
-  const bool exact = info->device() == "cpu" && !info->lifts_prompts();
-  if (exact && allowed != MoveStreams::kOff) return MoveStreams::kExact;
-  return allowed == MoveStreams::kRounding ? allowed : MoveStreams::kOff;
-}
-
-}  // namespace
-
 void ActiveRequest::Cancel(CancelReason reason) {
   std::shared_ptr<Attempt> attempt;
   absl::Status status;
@@ -44,14 +29,20 @@ void ActiveRequest::Cancel(CancelReason reason) {
 void ActiveRequest::OnEvent(const kvasir::v1::GenerateEvent& event) {
   RequestFlow::Delivery delivery;
   std::shared_ptr<Attempt> attempt;
+  int64_t kept_bytes = 0;
   {
     base::MutexLock lock(&mutex_);
+    kept_bytes = -flow_.kept_bytes();
     delivery = flow_.OnEvent(event, base::Clock::Real().Now());
+    kept_bytes += flow_.kept_bytes();
     if (lease_ != nullptr) lease_->OnAccepted();
     attempt = attempt_;
   }
   if (delivery.reset_attempt && attempt != nullptr) attempt->Cancel();
   if (!delivery.deliver) return;
+  if (kept_bytes > 0 && observer_ != nullptr) {
+    observer_->OnKeptBytes(kept_bytes);
+  }
   if (event.has_tokens()) {
     DeliverTokens(event.tokens(), delivery);
   } else if (event.has_finish()) {
@@ -201,6 +192,7 @@ void ActiveRequest::Open(const std::shared_ptr<Replica>& replica) {
   std::shared_ptr<Attempt> attempt;
   bool cancelled = false;
   std::optional<absl::Duration> waited;
+  std::optional<std::pair<MoveReason, uint64_t>> moved;
   {
     base::MutexLock lock(&mutex_);
     const uint64_t connection = replica->connection();
@@ -209,7 +201,13 @@ void ActiveRequest::Open(const std::shared_ptr<Replica>& replica) {
     if (!flow_.delivered()) begun_on_ = replica->info();
     const absl::Time now = base::Clock::Real().Now();
     flow_.OnAttempt(replica->target(), now,
-                    Moves(core_->options_.move_streams, begun_on_), connection);
+                    begun_on_.has_value()
+                        ? MovesFrom(core_->options_.move_streams, *begun_on_)
+                        : MoveStreams::kOff,
+                    connection);
+    if (flow_.attempts() > 1 && flow_.delivered()) {
+      moved = {flow_.move_reason(), flow_.tokens_to_prefill()};
+    }
     if (flow_.attempts() == 1) {
       waited = flow_.Record(absl::OkStatus(), now).queue;
     }
@@ -220,6 +218,9 @@ void ActiveRequest::Open(const std::shared_ptr<Replica>& replica) {
   }
   if (waited.has_value() && observer_ != nullptr) {
     observer_->OnDispatched(*waited);
+  }
+  if (moved.has_value() && observer_ != nullptr) {
+    observer_->OnMove(moved->first, moved->second);
   }
   attempt->Start();
   if (cancelled) attempt->Cancel();
@@ -238,9 +239,18 @@ std::optional<TimerThread::TimerId> ActiveRequest::TakeQueueTimer() {
 }
 
 AccessRecord ActiveRequest::Discard(const absl::Status& status) {
-  base::MutexLock lock(&mutex_);
-  done_ = true;
-  return flow_.Record(status, base::Clock::Real().Now());
+  AccessRecord record;
+  int64_t kept_bytes = 0;
+  {
+    base::MutexLock lock(&mutex_);
+    done_ = true;
+    kept_bytes = flow_.kept_bytes();
+    record = flow_.Record(status, base::Clock::Real().Now());
+  }
+  if (observer_ != nullptr && kept_bytes > 0) {
+    observer_->OnKeptBytes(-kept_bytes);
+  }
+  return record;
 }
 
 void ActiveRequest::Close(const absl::Status& status) {

@@ -46,7 +46,7 @@ class Admission {
   // Enters a ticket again that had left in order to wait for a replica. Such a
   // ticket is never refused.
   Answer Return(Ticket ticket, int32_t priority);
-  // The same for a request that has output already. It runs at once, even if
+  // Enters a ticket again whose request has output. It runs at once, even if
   // this exceeds the limit for a while, because its client is reading.
   void Resume() { ++in_flight_; }
   // From now on Enter refuses. Requests that run or wait are not affected.
@@ -71,7 +71,7 @@ class Admission {
                                    const kvasir::v1::WorkerInfo& info,
                                    uint32_t max_n, absl::Time now);
 
-  // What a request's patience depends on.
+  // A request's state on which its patience depends.
   struct Waiting {
     absl::Time arrival;  // when the request arrived at the router
     absl::Time since;    // when it arrived, or last lost its worker

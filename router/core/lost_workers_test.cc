@@ -1,5 +1,8 @@
 // Tests of requests whose worker is lost, with scripted workers and without
 // gRPC.
+#include <atomic>
+#include <map>
+
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "proto/load_heartbeat.h"
@@ -32,6 +35,36 @@ CanonicalRequest NewRequest() {
   return request;
 }
 
+// Keeps what the router reports about moves.
+class KeptMoves final : public RouterObserver {
+ public:
+  void OnMove(MoveReason reason, uint64_t tokens) override {
+    base::MutexLock lock(&mutex_);
+    moves_.emplace_back(reason, tokens);
+  }
+  void OnKeptBytes(int64_t bytes) override { kept_bytes += bytes; }
+  void OnReplicasByMoves(MoveStreams moves, size_t replicas) override {
+    base::MutexLock lock(&mutex_);
+    replicas_[moves] = replicas;
+  }
+  std::vector<std::pair<MoveReason, uint64_t>> moves() const {
+    base::MutexLock lock(&mutex_);
+    return moves_;
+  }
+  size_t replicas(MoveStreams moves) const {
+    base::MutexLock lock(&mutex_);
+    const auto found = replicas_.find(moves);
+    return found == replicas_.end() ? 0 : found->second;
+  }
+
+  std::atomic<int64_t> kept_bytes{0};
+
+ private:
+  mutable base::Mutex mutex_;
+  std::vector<std::pair<MoveReason, uint64_t>> moves_ ABSL_GUARDED_BY(mutex_);
+  std::map<MoveStreams, size_t> replicas_ ABSL_GUARDED_BY(mutex_);
+};
+
 class LostWorkersTest : public ::testing::Test {
  protected:
   void Start(size_t num_workers, RouterCoreOptions options = {}) {
@@ -51,7 +84,8 @@ class LostWorkersTest : public ::testing::Test {
     KVASIR_ASSERT_OK(registry_->Start(absl::Seconds(20)));
     options.policy = PolicyKind::kRoundRobin;
     router_ = std::make_unique<RouterCore>(
-        options, RouterCore::Parts{registry_.get(), &timers_});
+        options, RouterCore::Parts{registry_.get(), &timers_,
+                                   /*log=*/nullptr, &moves_});
   }
 
   std::shared_ptr<RequestHandle> Submit(std::shared_ptr<RecordingSink> sink,
@@ -83,7 +117,9 @@ class LostWorkersTest : public ::testing::Test {
 
   void Lose(size_t worker) {
     workers_[worker]->Die();
-    EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+    EXPECT_TRUE(Eventually([&] {
+      return registry_->replicas()[worker]->state() == ReplicaState::kLost;
+    }));
   }
 
   void GoOn(const std::shared_ptr<FakeAttempt>& attempt,
@@ -101,6 +137,7 @@ class LostWorkersTest : public ::testing::Test {
   TimerThread transport_;
   std::vector<std::unique_ptr<FakeWorker>> workers_;
   TimerThread timers_;
+  KeptMoves moves_;
   std::unique_ptr<ReplicaRegistry> registry_;
   std::unique_ptr<RouterCore> router_;
 };
@@ -114,6 +151,32 @@ TEST_F(LostWorkersTest, AStreamWaitsUntilItsWorkerHasComeBack) {
   workers_[0]->SetReachable(true);
   GoOn(WaitForAttempt(0, 1), sink);
   EXPECT_EQ(workers_[0]->attempts().size(), 2u);
+  EXPECT_THAT(moves_.moves(),
+              ElementsAre(std::pair(MoveReason::kLost, uint64_t{3 + 2})));
+}
+
+TEST_F(LostWorkersTest, OutputIsKeptUntilTheRequestEnds) {
+  Start(1);
+  const auto sink = std::make_shared<RecordingSink>();
+  Begin(sink);
+  EXPECT_EQ(moves_.kept_bytes, 8);
+  Lose(0);
+  workers_[0]->SetReachable(true);
+  GoOn(WaitForAttempt(0, 1), sink);
+  EXPECT_EQ(moves_.kept_bytes, 0);
+}
+
+TEST_F(LostWorkersTest, ReplicasAreCountedByHowTheirStreamsMayMove) {
+  Start(2, {.move_streams = MoveStreams::kRounding});
+  EXPECT_TRUE(
+      Eventually([&] { return moves_.replicas(MoveStreams::kExact) == 2; }));
+  workers_[1]->info()->set_device("cuda");
+  Lose(1);
+  workers_[1]->SetReachable(true);
+  EXPECT_TRUE(
+      Eventually([&] { return moves_.replicas(MoveStreams::kRounding) == 1; }));
+  EXPECT_EQ(moves_.replicas(MoveStreams::kExact), 1u);
+  EXPECT_EQ(moves_.replicas(MoveStreams::kOff), 0u);
 }
 
 // The call to the worker may fail earlier than its load reports.

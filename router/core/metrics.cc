@@ -47,6 +47,24 @@ RouterMetrics::RouterMetrics(const std::string& version)
                    .Help("Requests sent to another replica after a failed "
                          "attempt, by the failure's status code")
                    .Register(*registry_)),
+      moves_(prometheus::BuildCounter()
+                 .Name("kvasir_router_moves_total")
+                 .Help("Requests with output that went on at another replica, "
+                       "by the reason for leaving the last one")
+                 .Register(*registry_)),
+      moved_tokens_(prometheus::BuildCounter()
+                        .Name("kvasir_router_moved_tokens_total")
+                        .Help("Tokens that replicas had to prefill because "
+                              "requests with output moved")
+                        .Register(*registry_)
+                        .Add({})),
+      kept_bytes_(AddGauge("kvasir_router_kept_output_bytes",
+                           "Output tokens of running requests that are kept so "
+                           "that the requests can move")),
+      replica_moves_(prometheus::BuildGauge()
+                         .Name("kvasir_router_replica_moves")
+                         .Help("Replicas in use by how their streams may move")
+                         .Register(*registry_)),
       output_tokens_(prometheus::BuildCounter()
                          .Name("kvasir_router_output_tokens_total")
                          .Help("Output tokens of requests that ended")
@@ -85,6 +103,15 @@ RouterMetrics::RouterMetrics(const std::string& version)
   for (const ReplicaState state : kStates) {
     replicas_.Add({{"state", ReplicaStateName(state)}});
   }
+  for (const MoveReason reason :
+       {MoveReason::kLost, MoveReason::kHung, MoveReason::kDrained,
+        MoveReason::kAborted, MoveReason::kRefused}) {
+    moves_.Add({{"reason", MoveReasonName(reason)}});
+  }
+  for (const MoveStreams moves :
+       {MoveStreams::kOff, MoveStreams::kExact, MoveStreams::kRounding}) {
+    replica_moves_.Add({{"moves", MoveStreamsName(moves)}});
+  }
   for (const absl::StatusCode code :
        {absl::StatusCode::kResourceExhausted, absl::StatusCode::kUnavailable}) {
     refused_.Add({{"code", absl::StatusCodeToString(code)}});
@@ -113,6 +140,20 @@ void RouterMetrics::OnInterToken(absl::Duration gap, size_t tokens) {
 
 void RouterMetrics::OnRetry(const absl::Status& why) {
   retries_.Add({{"code", absl::StatusCodeToString(why.code())}}).Increment();
+}
+
+void RouterMetrics::OnMove(MoveReason reason, uint64_t tokens) {
+  moves_.Add({{"reason", MoveReasonName(reason)}}).Increment();
+  moved_tokens_.Increment(static_cast<double>(tokens));
+}
+
+void RouterMetrics::OnKeptBytes(int64_t bytes) {
+  kept_bytes_.Increment(static_cast<double>(bytes));
+}
+
+void RouterMetrics::OnReplicasByMoves(MoveStreams moves, size_t replicas) {
+  replica_moves_.Add({{"moves", MoveStreamsName(moves)}})
+      .Set(static_cast<double>(replicas));
 }
 
 void RouterMetrics::OnRequestEnd(const AccessRecord& record) {

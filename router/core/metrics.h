@@ -27,6 +27,9 @@ class RouterMetrics final : public RouterObserver {
   void OnFirstToken(absl::Duration since_submit) override;
   void OnInterToken(absl::Duration gap, size_t tokens) override;
   void OnRetry(const absl::Status& why) override;
+  void OnMove(MoveReason reason, uint64_t tokens) override;
+  void OnKeptBytes(int64_t bytes) override;
+  void OnReplicasByMoves(MoveStreams moves, size_t replicas) override;
   void OnRequestEnd(const AccessRecord& record) override;
   void OnReplicaState(const std::string& target, ReplicaState state) override;
   void OnReplicaRemoved(const std::string& target) override;
@@ -46,6 +49,10 @@ class RouterMetrics final : public RouterObserver {
   prometheus::Family<prometheus::Counter>& requests_;
   prometheus::Family<prometheus::Counter>& refused_;
   prometheus::Family<prometheus::Counter>& retries_;
+  prometheus::Family<prometheus::Counter>& moves_;
+  prometheus::Counter& moved_tokens_;
+  prometheus::Gauge& kept_bytes_;
+  prometheus::Family<prometheus::Gauge>& replica_moves_;
   prometheus::Counter& output_tokens_;
   prometheus::Gauge& in_flight_;
   prometheus::Gauge& queued_;

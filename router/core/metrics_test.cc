@@ -56,6 +56,25 @@ TEST(RouterMetricsTest, ARemovedReplicaIsNotCounted) {
       << text;
 }
 
+TEST(RouterMetricsTest, CountsMovesByReasonAndTheTokensThatAreKeptForThem) {
+  RouterMetrics metrics("1");
+  metrics.OnKeptBytes(12);
+  metrics.OnMove(MoveReason::kHung, 40);
+  metrics.OnMove(MoveReason::kLost, 2);
+  metrics.OnKeptBytes(-8);
+  metrics.OnReplicasByMoves(MoveStreams::kExact, 3);
+  const std::string text = Text(metrics);
+  for (const char* line : {"kvasir_router_moves_total{reason=\"hung\"} 1\n",
+                           "kvasir_router_moves_total{reason=\"lost\"} 1\n",
+                           "kvasir_router_moves_total{reason=\"drained\"} 0\n",
+                           "kvasir_router_moved_tokens_total 42\n",
+                           "kvasir_router_kept_output_bytes 4\n",
+                           "kvasir_router_replica_moves{moves=\"exact\"} 3\n",
+                           "kvasir_router_replica_moves{moves=\"off\"} 0\n"}) {
+    EXPECT_NE(text.find(line), std::string::npos) << line << text;
+  }
+}
+
 TEST(RouterMetricsTest,
      TheTimeBetweenTwoDeliveriesIsDividedEquallyAmongTheirTokens) {
   RouterMetrics metrics("1");

@@ -44,6 +44,40 @@ bool IsComplete(kvasir::v1::FinishReason reason) {
 
 }  // namespace
 
+const char* MoveStreamsName(MoveStreams moves) {
+  switch (moves) {
+    case MoveStreams::kOff:
+      return "off";
+    case MoveStreams::kExact:
+      return "exact";
+    case MoveStreams::kRounding:
+      return "rounding";
+  }
+  return "unknown";
+}
+
+MoveStreams MovesFrom(MoveStreams allowed, const kvasir::v1::WorkerInfo& info) {
+  const bool exact = info.device() == "cpu" && !info.lifts_prompts();
+  if (exact && allowed != MoveStreams::kOff) return MoveStreams::kExact;
+  return allowed == MoveStreams::kRounding ? allowed : MoveStreams::kOff;
+}
+
+const char* MoveReasonName(MoveReason reason) {
+  switch (reason) {
+    case MoveReason::kLost:
+      return "lost";
+    case MoveReason::kHung:
+      return "hung";
+    case MoveReason::kDrained:
+      return "drained";
+    case MoveReason::kAborted:
+      return "aborted";
+    case MoveReason::kRefused:
+      return "refused";
+  }
+  return "unknown";
+}
+
 RequestFlow::RequestFlow(CanonicalRequest request, std::string id,
                          int max_attempts, absl::Time now)
     : request_(std::move(request)),
@@ -215,6 +249,16 @@ bool RequestFlow::Retryable(const absl::Status& status, int lost_workers,
   return MayRunElsewhere(status);
 }
 
+MoveReason RequestFlow::ReasonOf(const absl::Status& status) const {
+  if (left_) return MoveReason::kHung;
+  if (status.ok()) return MoveReason::kAborted;
+  const auto refusal = proto::RefusalOf(status);
+  if (!refusal.has_value()) return MoveReason::kLost;
+  return refusal->reason() == kvasir::v1::Refusal::DRAINING
+             ? MoveReason::kDrained
+             : MoveReason::kRefused;
+}
+
 bool RequestFlow::ContinuesFromTokens() const {
   return samples_.size() == 1 && !request_.sampling.has_prompt_logprobs();
 }
@@ -254,6 +298,7 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
   if (TimedOut(now) && MayRunElsewhere(end)) {
     return Admission::TimedOut(request_);
   }
+  move_reason_ = ReasonOf(status);
   lost_ = absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value();
   if (lost_ && attempt_began_ && (!left_ || blamed_)) ++lost_workers_;
   waits_since_ = now;

@@ -28,6 +28,24 @@ enum class MoveStreams {
   kRounding,
 };
 
+const char* MoveStreamsName(MoveStreams moves);
+
+// Returns how a stream that began at this worker may go on at an equal one if
+// the operator allows `allowed`. Its bits stay the same except on GPUs, whose
+// arithmetic may depend on the batch, and with plans that compute prompt and
+// output tokens differently.
+MoveStreams MovesFrom(MoveStreams allowed, const kvasir::v1::WorkerInfo& info);
+
+// Why a request left a replica.
+enum class MoveReason {
+  kLost,     // the connection broke
+  kHung,     // see Liveness
+  kDrained,  // the worker drains
+  kAborted,  // the worker ended the stream before its samples had finished
+  kRefused,  // the worker was full
+};
+const char* MoveReasonName(MoveReason reason);
+
 // The state of one request. It contains all that another replica needs to
 // continue the request: the request itself, its seed and the tokens that have
 // been delivered.
@@ -61,6 +79,19 @@ class RequestFlow {
                  MoveStreams moves = MoveStreams::kOff,
                  uint64_t connection = 0);
   uint32_t attempts() const { return attempts_; }
+  MoveReason move_reason() const { return move_reason_; }
+  // How many tokens a replica that goes on with the request must prefill. A
+  // request is sent at most max_attempts times, so in all its moves together
+  // these are at most max_attempts - 1 times the longest sequence.
+  uint64_t tokens_to_prefill() const {
+    return request_.prompt.size_tokens() +
+           (ContinuesFromTokens() ? output_tokens_ : 0);
+  }
+  // The bytes of the delivered tokens, which are kept so that another replica
+  // can go on. They also count in request().bytes.
+  int64_t kept_bytes() const {
+    return int64_t{output_tokens_} * proto::kBytesPerTokenId;
+  }
   bool delivered() const { return delivered_; }
   // Returns true if the replica has been asked to run the request since this
   // connection to it began. No replica is asked twice in one connection. A
@@ -137,6 +168,8 @@ class RequestFlow {
   // present one.
   bool Retryable(const absl::Status& status, int lost_workers,
                  absl::Time now) const;
+  // Why the present attempt ends with this status of its call.
+  MoveReason ReasonOf(const absl::Status& status) const;
   // Returns true if another worker can continue from the delivered tokens. If
   // not, it generates them again, and the router drops them. A worker cannot
   // continue several samples, or a request for prompt log probabilities.
@@ -183,6 +216,7 @@ class RequestFlow {
   // True if the current attempt was reset because its replica hangs.
   bool left_ = false;
   bool blamed_ = false;
+  MoveReason move_reason_ = MoveReason::kLost;  // of the last attempt
   // How many workers were lost after they had accepted the request. The request
   // may be the cause.
   int lost_workers_ = 0;

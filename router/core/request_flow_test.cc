@@ -375,6 +375,31 @@ TEST(RequestFlowTest,
   }
 }
 
+TEST(RequestFlowTest, NamesTheReasonForEachMoveAndItsTokens) {
+  const absl::Status drains =
+      proto::RefusedError(kvasir::v1::Refusal::DRAINING, "drains");
+  for (const auto& [status, reason] :
+       {std::pair(absl::OkStatus(), MoveReason::kAborted),
+        std::pair(absl::UnavailableError("gone"), MoveReason::kLost),
+        std::pair(drains, MoveReason::kDrained),
+        std::pair(Full(), MoveReason::kRefused)}) {
+    RequestFlow flow = NewFlow();
+    flow.OnAttempt("a", At(1), MoveStreams::kExact);
+    flow.OnEvent(Tokens({7, 8}), At(2));
+    EXPECT_EQ(flow.OnAttemptDone(status, At(3)), std::nullopt);
+    EXPECT_EQ(flow.move_reason(), reason) << status;
+    EXPECT_EQ(flow.tokens_to_prefill(), 5u);
+    EXPECT_EQ(flow.kept_bytes(), 8);
+  }
+  RequestFlow hung = NewFlow(/*n=*/2);
+  hung.OnAttempt("a", At(1), MoveStreams::kExact);
+  hung.OnEvent(Tokens({7, 8}), At(2));
+  EXPECT_TRUE(hung.Leave(false, At(3)));
+  EXPECT_EQ(hung.OnAttemptDone(absl::CancelledError(""), At(3)), std::nullopt);
+  EXPECT_EQ(hung.move_reason(), MoveReason::kHung);
+  EXPECT_EQ(hung.tokens_to_prefill(), 3u) << "samples are generated again";
+}
+
 // A worker that hangs did not die of the request, unless its engine is stuck.
 TEST(RequestFlowTest, ARequestLeavesAWorkerThatHangs) {
   for (const bool blamed : {false, true}) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "router/base/refusal_reason.h"
 #include "router/core/active_request.h"
@@ -48,10 +49,39 @@ RouterCore::RouterCore(RouterCoreOptions options, Parts parts)
       admission_(options_.admission) {
   parts_.registry->SetListener([this, gate = gate_] {
     if (!gate->Enter()) return;
-    RunSoon([this] { RetryWaiting(); });
+    RunSoon([this] {
+      RetryWaiting();
+      ReportMoves();
+    });
     gate->Leave();
   });
+  RunSoon([this] { ReportMoves(); });
   TickLater();
+}
+
+void RouterCore::ReportMoves() {
+  std::map<MoveStreams, size_t> counts = {{MoveStreams::kOff, 0},
+                                          {MoveStreams::kExact, 0},
+                                          {MoveStreams::kRounding, 0}};
+  for (const auto& replica : parts_.registry->replicas()) {
+    const uint64_t connection = replica->connection();
+    const auto info = replica->info();
+    if (!replica->in_use() || !info.has_value()) continue;
+    const MoveStreams moves = MovesFrom(options_.move_streams, *info);
+    ++counts[moves];
+    uint64_t& logged = moves_logged_[replica->target()];
+    if (std::exchange(logged, connection) == connection) continue;
+    base::Log(base::LogLevel::kInfo, "streams",
+              {{"worker", replica->target()},
+               {"move", MoveStreamsName(moves)},
+               {"allowed", MoveStreamsName(options_.move_streams)},
+               {"device", info->device()},
+               {"lifts_prompts", info->lifts_prompts() ? "yes" : "no"}});
+  }
+  if (parts_.observer == nullptr) return;
+  for (const auto& [moves, count] : counts) {
+    parts_.observer->OnReplicasByMoves(moves, count);
+  }
 }
 
 void RouterCore::TickLater() {

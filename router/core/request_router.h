@@ -138,6 +138,9 @@ class RouterCore final : public RequestRouter {
   // ready that may run it, or all are draining and the request has no output.
   static bool CanDispatch(const ActiveRequest& active,
                           const CandidateList& candidates);
+  // Logs for each newly connected worker whether its streams may move, and
+  // counts the replicas of each kind. Runs on the timer thread.
+  void ReportMoves();
   // Makes the timer thread call CheckWorkers in every tick.
   void TickLater();
   // Call this after the request has entered a queue. Ends the request if it was
@@ -164,7 +167,10 @@ class RouterCore final : public RequestRouter {
 
   const RouterCoreOptions options_;
   const Parts parts_;
-  RunningTime running_time_;  // used only by the timer thread
+  // Used only by the timer thread. moves_logged_ has the last connection to
+  // each worker that ReportMoves has logged.
+  RunningTime running_time_;
+  std::map<std::string, uint64_t> moves_logged_;
   const std::shared_ptr<CallbackGate> gate_ = std::make_shared<CallbackGate>();
 
   mutable base::Mutex mutex_;

@@ -155,7 +155,7 @@ class RequestRouterTest : public ::testing::Test {
   // loses worker 0 after the first token.
   std::shared_ptr<RecordingSink> LoseAFoldedAnswer() {
     KVASIR_EXPECT_OK(Start(2, {.policy = PolicyKind::kRoundRobin,
-                               .queue_timeout = absl::Seconds(1)}));
+                               .queue_timeout = absl::Milliseconds(100)}));
     CanonicalRequest request = NewRequest();
     request.folded = true;
     const auto sink = std::make_shared<RecordingSink>();

@@ -1,6 +1,6 @@
 // Remembers which replicas were sent which prompts, page by page, in a fixed
-// number of bytes. The map is a guess: it forgets pages, and does not know which
-// pages a worker has evicted.
+// number of bytes. The map is a guess: it forgets pages, and does not know
+// which pages a worker has evicted.
 //
 // Replicas have slots (numbers). An entry of the table says which slots of a
 // block of 64 have a page: (page, block) -> 64 bits. So a page of one replica

@@ -38,11 +38,10 @@ class NullSink final : public EngineSink {
   void OnFailed(const Refusal&) override {}
 };
 
-// A step that takes this many times as long as the longest one so far, but at
-// least kShortestLimit, hangs. The warm-up runs the largest batch. With the
-// longest contexts, attention makes a step a few times longer.
-constexpr int kLimitFactor = 10;
-constexpr absl::Duration kShortestLimit = absl::Seconds(10);
+// A step hangs if it takes this many times as long as the longest one so far.
+// The warm-up runs the largest batch; longer contexts take a few times longer.
+constexpr int kStepLimitFactor = 10;
+constexpr absl::Duration kLeastStepLimit = absl::Seconds(10);
 
 // Implements Engine with its own threads. mutex_ is the only lock; no callback
 // runs while it is held.
@@ -112,9 +111,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   // Updates live_ and load_ for other threads, and passes a changed load to
   // listeners.
   void Publish() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns LoadSnapshot.step_limit_ms: at most the watchdog's limit, if there
-  // is one.
-  uint32_t StepLimitMs() const;
+  uint32_t StepLimitMs() const;  // for LoadSnapshot
   void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   void EndAll() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -581,13 +578,9 @@ absl::StatusOr<kvasir::v1::StepResult> ThreadedEngine::Await() {
 }
 
 uint32_t ThreadedEngine::StepLimitMs() const {
-  absl::Duration limit = std::max(kShortestLimit, kLimitFactor * longest_step_);
-  if (options_.watchdog > absl::ZeroDuration()) {
-    limit = std::min(limit, options_.watchdog);
-  }
-  return static_cast<uint32_t>(
-      std::clamp<int64_t>(absl::ToInt64Milliseconds(limit), 1,
-                          absl::ToInt64Milliseconds(absl::Hours(24))));
+  const absl::Duration limit = std::clamp(kStepLimitFactor * longest_step_,
+                                          kLeastStepLimit, absl::Hours(24));
+  return static_cast<uint32_t>(absl::ToInt64Milliseconds(limit));
 }
 
 void ThreadedEngine::Publish() {
