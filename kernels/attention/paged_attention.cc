@@ -588,7 +588,9 @@ absl::Status PagedAttention(Stream& stream, PreparedAttention& prepared,
   const DevicePtr<float> scratch = workspace.Take<float>(
       on_gpu ? DeviceScratchFloats(device, rows.num_sequences)
              : grid.scratch().floats * grid.threads());
-  const DevicePtr<float> mass = workspace.Take<float>(grid.mass().floats);
+  // On a GPU, the scratch has the memory for attention mass.
+  const DevicePtr<float> mass =
+      workspace.Take<float>(on_gpu ? 0 : grid.mass().floats);
   if (workspace.counting()) return CheckServed(kKernels, stream);
   if (!workspace.status().ok()) return workspace.status();
   if (grid.mass().any()) {

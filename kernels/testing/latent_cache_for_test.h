@@ -3,6 +3,7 @@
 // rows that no query reads.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -281,6 +282,10 @@ class LatentCache {
   const SlotMetadataArgs& metadata() const { return metadata_; }
   // The memory of the arena of metadata().
   const std::vector<char>& metadata_memory() const { return metadata_memory_; }
+  // Overwrites this memory. `memory` must have the same size.
+  void SetMetadata(const std::vector<char>& memory) {
+    std::copy(memory.begin(), memory.end(), metadata_memory_.begin());
+  }
   const std::deque<TestPart>& parts() const { return parts_; }
 
   // Returns the output of a request by definition, computed in float64 from the

@@ -18,6 +18,9 @@ struct AttentionKernelArgs {
   SequenceItems* items = nullptr;  // [num_sequences + 1]
   // The partial results: [most_partials, Hq, partial_floats()].
   float* partials = nullptr;
+  // [most_mass_rows, Hq, 2]: the maximum score and 1 / the sum of weights of
+  // each row's whole softmax. Set only for rows that add mass.
+  float* mass_totals = nullptr;
   // How many rows an item of the kernel for prompts has. 0: that kernel does
   // not run.
   int32_t prompt_rows = 0;

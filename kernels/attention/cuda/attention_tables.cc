@@ -79,13 +79,14 @@ int64_t MostOutWidth(const HostParts& parts, int64_t num_kv_heads) {
 // The units of a layer. MakeUnits forms sets of KV heads that use the same
 // group in every part, and divides the query heads of each set into units. If
 // keys are rebuilt or values lifted, each KV head has its own keys or values
-// and therefore its own set.
+// and therefore its own set. With attention mass, the heads of a set also
+// belong to one unit of eviction (`unit_of_head`; null: there is no mass).
 struct Units {
   std::vector<int32_t> heads;
   std::vector<HeadUnit> units;
 };
-Units MakeUnits(const HostParts& parts, int64_t num_heads,
-                int64_t num_kv_heads) {
+Units MakeUnits(const HostParts& parts, int64_t num_heads, int64_t num_kv_heads,
+                const int32_t* unit_of_head) {
   std::vector<std::vector<int64_t>> sets;
   std::map<std::vector<int32_t>, size_t> set_of_groups;
   for (int64_t j = 0; j < num_kv_heads; ++j) {
@@ -96,6 +97,7 @@ Units MakeUnits(const HostParts& parts, int64_t num_heads,
       }
     }
     if (parts.lift()) groups.push_back(static_cast<int32_t>(j));
+    if (unit_of_head != nullptr) groups.push_back(unit_of_head[j]);
     const auto [found, added] = set_of_groups.emplace(groups, sets.size());
     if (added) sets.emplace_back();
     sets[found->second].push_back(j);
@@ -466,6 +468,36 @@ absl::Status AddKeyBias(const PagedAttentionArgs& params, DeviceTables* tables,
   return Add(KeyBiasTurns(from, params.num_kv_heads), tables, &bias->turns);
 }
 
+// Makes the tables for attention mass. The device's most_heads, lifts, key_bias
+// and cta_shared_bytes must be set. An item has fewer tokens on a device whose
+// CTAs have little shared memory.
+absl::Status AddMass(const PagedAttentionArgs& params, const Units& units,
+                     DeviceTables* tables, AttentionDevice* device) {
+  device->most_mass_rows = params.mass.most_rows;
+  const int64_t room =
+      device->cta_shared_bytes - PlainScoreBytes(*device) - 4 * kDeviceTileRows;
+  device->mass_tokens = static_cast<int32_t>(
+      std::clamp<int64_t>(room / (4 * kAttentionSplitSlots), 1,
+                          kDeviceTileRows / device->most_heads));
+  const int64_t each = params.num_heads / params.num_kv_heads;
+  std::map<int32_t, std::vector<int32_t>> of_unit;
+  for (size_t u = 0; u < units.units.size(); ++u) {
+    const auto first = static_cast<size_t>(units.units[u].first_head);
+    of_unit[params.unit_of_head[units.heads[first] / each]].push_back(
+        static_cast<int32_t>(u));
+  }
+  std::vector<MassUnitOnDevice> mass_units;
+  std::vector<int32_t> heads;
+  for (const auto& [unit, list] : of_unit) {
+    mass_units.push_back({unit, static_cast<int32_t>(heads.size()),
+                          static_cast<int32_t>(list.size())});
+    heads.insert(heads.end(), list.begin(), list.end());
+  }
+  device->num_mass_units = static_cast<int32_t>(mass_units.size());
+  KVASIR_RETURN_IF_ERROR(Add(mass_units, tables, &device->mass_units));
+  return Add(heads, tables, &device->mass_heads);
+}
+
 // Chooses the fastest kernels whose shared memory a CTA can have. If there are
 // no chunks, `kernels->why` must already have the reason.
 void ChooseKernels(AttentionDevice* device, AttentionKernels* kernels) {
@@ -506,18 +538,6 @@ void ChooseKernels(AttentionDevice* device, AttentionKernels* kernels) {
 }  // namespace
 
 absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
-  for (int64_t p = 0; p < params.num_key_parts; ++p) {
-    if (params.keys[p].rebuild != nullptr && params.mass.stored_positions) {
-      return NotServed("keys that are rebuilt at positions stored in slots");
-    }
-  }
-  if (params.key_bias != nullptr && params.mass.stored_positions) {
-    return NotServed("key biases at positions stored in slots");
-  }
-  if (params.mass.most_rows > 0) {
-    return NotServed(
-        "attention mass, which the eviction methods h2o and q-hitter need");
-  }
   const int64_t width = MostOutWidth(PartsOf(params), params.num_kv_heads);
   if (width <= kDeviceMostOutWidth) return absl::OkStatus();
   return NotServed(absl::StrCat("values of ", width,
@@ -539,7 +559,9 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
   device.num_heads = params.num_heads;
   device.num_kv_heads = params.num_kv_heads;
   device.lifts = parts.lift();
-  const Units made = MakeUnits(parts, params.num_heads, params.num_kv_heads);
+  const bool has_mass = params.mass.most_rows > 0;
+  const Units made = MakeUnits(parts, params.num_heads, params.num_kv_heads,
+                               has_mass ? params.unit_of_head : nullptr);
   KVASIR_RETURN_IF_ERROR(Add(made.heads, tables, &device.heads));
   KVASIR_RETURN_IF_ERROR(Add(made.units, tables, &device.units));
   device.num_units = static_cast<int64_t>(made.units.size());
@@ -563,13 +585,24 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
   if (params.key_bias != nullptr) {
     KVASIR_RETURN_IF_ERROR(AddKeyBias(params, tables, &device.key_bias));
   }
+  if (params.metadata.num_units > 0) {
+    device.metadata = params.metadata;
+    device.stored_positions = params.mass.stored_positions;
+    KVASIR_RETURN_IF_ERROR(
+        Add(std::vector<int32_t>(params.unit_of_head,
+                                 params.unit_of_head + params.num_kv_heads),
+            tables, &device.unit_of_head));
+  }
+  device.cta_shared_bytes = on.cta_shared_bytes();
+  if (has_mass) KVASIR_RETURN_IF_ERROR(AddMass(params, made, tables, &device));
   if (params.score_cap > 0.0f) {
     kernels->why = "scores have a cap";
+  } else if (params.key_bias != nullptr && device.stored_positions) {
+    kernels->why = "the key bias depends on positions stored in slots";
   } else {
     KVASIR_RETURN_IF_ERROR(
         AddChunks(params, made, tables, &device, &kernels->why));
   }
-  device.cta_shared_bytes = on.cta_shared_bytes();
   ChooseKernels(&device, kernels);
   const int64_t bytes = PlainSharedBytes(device);
   if (device.chunks == nullptr && bytes > device.cta_shared_bytes) {
@@ -577,6 +610,10 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
         "values of ", device.out_width, " numbers per head: they need ", bytes,
         " bytes of shared memory, but a CTA of device ", on.name(),
         " has only ", device.cta_shared_bytes));
+  }
+  if (has_mass && MassSharedBytes(device) > device.cta_shared_bytes) {
+    return NotServed(TooLittleShared("attention mass, which",
+                                     MassSharedBytes(device), device));
   }
   device.most_partials = std::min(
       params.most_partials,

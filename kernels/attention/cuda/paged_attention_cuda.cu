@@ -1,4 +1,5 @@
-// paged_attention on a GPU has three launches. `attention_divide`, a single
+// paged_attention on a GPU has three launches, and two more if the layer has
+// attention mass (attention_mass-inl.h). `attention_divide`, a single
 // warp, reads the lengths of the sequences and makes the list of work items.
 // `attention`, a persistent grid, computes the items in the order of their
 // numbers. `attention_merge` merges the splits of each row. Sequences of more
@@ -45,6 +46,7 @@
 // read once per 32 channels. The lower bound of the time is the bytes of the
 // latents divided by the memory bandwidth.
 #include "kernels/attention/cuda/attention_items.h"
+#include "kernels/attention/cuda/attention_mass.h"
 #include "kernels/attention/cuda/mma_attention-inl.h"
 #include "kernels/attention/cuda/plain_attention-inl.h"
 #include "kernels/attention/cuda/prefill_attention.h"
@@ -463,6 +465,9 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
   args.items = reinterpret_cast<SequenceItems*>(scratch);
   args.partials =
       reinterpret_cast<float*>(args.items + launch.sequence_count + 1);
+  args.mass_totals = args.partials + args.device.most_partials *
+                                         args.device.num_heads *
+                                         args.device.partial_floats();
 
   KernelLaunch prompts;
   // The kernel for prompts reads queries in pieces of 16 bytes.
@@ -492,6 +497,7 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
     merge.shared_bytes = kMergeThreads * sizeof(SplitFactors);
     simt::Launch(launcher, merge, MergeKernel<T>, args);
   });
+  if (args.device.most_mass_rows > 0) LaunchMass(args, launcher);
 }
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

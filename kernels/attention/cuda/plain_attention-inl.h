@@ -52,30 +52,62 @@ class PlainAttention {
   }
 
   KVASIR_DEVICE void Compute(const Item& item) {
+    Begin(item);
+    for (int32_t s = 0; s < item.num_splits; ++s) {
+      if (item.partial >= 0) item_.partial = item.partial + s;
+      // A partial result must be written even if the item sees no slot of the
+      // split.
+      if (!Enter(item.first_split + s) && item.partial < 0) continue;
+      WeighSplit();
+      Sum();
+      Continue();
+    }
+    if (item.partial < 0) Finish();
+  }
+
+  // The steps of Compute that attention mass needs, too. All threads must call
+  // them. Begin starts an item. Enter starts a split, and returns whether the
+  // item sees one of its slots. WeighSplit computes the split's weights and
+  // totals. Continue makes the totals of the next split include this split.
+  KVASIR_DEVICE void Begin(const Item& item) {
     item_ = item;
     kv_head_ = Quotient(device_.heads[item.unit.first_head],
                         Quotient(device_.num_heads, device_.num_kv_heads));
     seen_ =
         RowsSlots(device_, *item.sequence, item.first_token, item.num_tokens);
     merged_ = false;
-    for (int32_t s = 0; s < item.num_splits; ++s) {
-      slots_ = Both(SplitSlots(item.first_split + s), seen_);
-      if (slots_.end <= slots_.begin) slots_ = {0, 0};
-      split_ = (item.first_split + s) * kSplit;
-      if (item.partial >= 0) item_.partial = item.partial + s;
-      // A partial result must be written even if the item sees no slot of the
-      // split.
-      if (slots_.end == 0 && item.partial < 0) continue;
-      Score();
+  }
+  KVASIR_DEVICE bool Enter(int64_t split) {
+    slots_ = Both(SplitSlots(split), seen_);
+    if (slots_.end <= slots_.begin) slots_ = {0, 0};
+    split_ = split * kSplit;
+    return slots_.end > 0;
+  }
+  KVASIR_DEVICE void WeighSplit() {
+    Score();
+    if (!device_.stored_positions) {
       SplitKeyBias<T>(args_, key_angles_)
           .Fill(item_, split_, int32_t{kPlainThreads});
-      simt::SyncCta();
-      Weigh();
-      Sum();
-      merged_ = item.partial < 0;
     }
-    if (item.partial < 0) Finish();
+    simt::SyncCta();
+    Weigh();
   }
+  KVASIR_DEVICE void Continue() { merged_ = item_.partial < 0; }
+
+  // Only after WeighSplit and a barrier, and only if the item writes no partial
+  // results. The weight of slot `i` of the split, relative to the greatest
+  // score of the split; and the totals of a row, which are not set if the item
+  // saw no slot.
+  KVASIR_DEVICE float WeightOf(int32_t row, int32_t i) const {
+    const float weight = simt::LoadShared(weights_ + row * kSplit + i);
+    return weight < 0.0f ? -weight : weight;
+  }
+  KVASIR_DEVICE RowTotal TotalOf(int32_t row) const {
+    return {simt::LoadShared(factors_ + 3 * kRows + row),
+            simt::LoadShared(factors_ + 2 * kRows + row)};
+  }
+  // The shared memory that only Compute uses, and that follows all other.
+  KVASIR_DEVICE float* memory_for_sums() const { return sums_; }
 
  private:
   static constexpr int32_t kHalf = kRows / 2;
@@ -219,16 +251,24 @@ class PlainAttention {
       });
     }
   }
+  // Returns the position of a slot of the block whose pages FindPages found.
+  KVASIR_DEVICE int64_t PositionOf(int64_t slot) const {
+    if (device_.stored_positions) {
+      const int32_t page = simt::LoadShared(pages_ + lane_);
+      return simt::LoadGlobal(
+          PositionsOf(device_.metadata, page, device_.unit_of_head[kv_head_]) +
+          Remainder(slot, device_.page_tokens));
+    }
+    const auto* const positions =
+        simt::BitsAs<const int64_t*>(item_.sequence->positions);
+    return positions == nullptr ? slot : simt::LoadGlobal(positions + slot);
+  }
   // Rotates the pairs of a chunk of keys. A chunk begins with an even number of
   // the order, so it has both numbers of each of its pairs.
   KVASIR_DEVICE void Turn(const DeviceLift& lift, int64_t block, int32_t first,
                           int32_t count) {
     if (simt::LoadShared(pages_ + lane_) < 0) return;
-    const auto* const positions =
-        simt::BitsAs<const int64_t*>(item_.sequence->positions);
-    const int64_t position = positions == nullptr
-                                 ? block + lane_
-                                 : simt::LoadGlobal(positions + block + lane_);
+    const int64_t position = PositionOf(block + lane_);
     ForOwn(count, [&](int32_t i) {
       const int64_t pair = (first + i) / 2;
       if (i % 2 != 0 || pair >= lift.num_pairs) return;
@@ -305,13 +345,18 @@ class PlainAttention {
       AddScores(block, /*as_exact=*/false, scores);
       float of_exact[kHalf] = {};
       AddScores(block, /*as_exact=*/true, of_exact);
+      float of_bias[kHalf] = {};
+      if (device_.stored_positions && device_.key_bias.steps != nullptr) {
+        AddKeyBias(block, of_bias);
+      }
       KVASIR_UNROLL
       for (int32_t r = 0; r < kHalf; ++r) {
         const int32_t row = first_row_ + r;
         const bool exact = HasExact(device_.key_exact, row, block + lane_);
-        simt::StoreShared(
-            weights_ + row * kSplit + (block - split_) + lane_,
-            (exact ? of_exact[r] : scores[r]) * (device_.scale * simt::kLog2E));
+        simt::StoreShared(weights_ + row * kSplit + (block - split_) + lane_,
+                          simt::Fma(of_bias[r], device_.key_bias.unit,
+                                    exact ? of_exact[r] : scores[r]) *
+                              (device_.scale * simt::kLog2E));
       }
     });
   }
@@ -338,16 +383,76 @@ class PlainAttention {
                                               block, first, channels);
         FillQueries(part, first, channels);
         simt::SyncCta();
-        for (int32_t c = 0; c < channels; ++c) {
-          const float number = simt::LoadShared(keys + lane_ * kTileStride + c);
-          KVASIR_UNROLL
-          for (int32_t r = 0; r < kHalf; ++r) {
-            scores[r] =
-                simt::Fma(simt::LoadShared(q_ + (first_row_ + r) * kChunk + c),
-                          number, scores[r]);
-          }
-        }
+        AddProducts(keys, channels, scores);
       }
+    }
+  }
+  // Adds the products of the first `count` numbers of queries and keys.
+  KVASIR_DEVICE void AddProducts(const float* keys, int32_t count,
+                                 float (&scores)[kHalf]) const {
+    for (int32_t c = 0; c < count; ++c) {
+      const float number = simt::LoadShared(keys + lane_ * kTileStride + c);
+      KVASIR_UNROLL
+      for (int32_t r = 0; r < kHalf; ++r) {
+        scores[r] =
+            simt::Fma(simt::LoadShared(q_ + (first_row_ + r) * kChunk + c),
+                      number, scores[r]);
+      }
+    }
+  }
+
+  // Adds the key bias at the positions that the block's slots store. The
+  // cosines and sines of the pairs' angles take the place of a key.
+  KVASIR_DEVICE void AddKeyBias(int64_t block, float (&scores)[kHalf]) {
+    const DeviceKeyBias& bias = device_.key_bias;
+    const int32_t pairs = bias.tile_pairs + bias.exact_pairs;
+    constexpr int32_t kPairs = kChunk / 2;
+    for (int32_t first = 0; first < pairs; first += kPairs) {
+      const int32_t count = pairs - first < kPairs ? pairs - first : kPairs;
+      // As in AddScores.
+      simt::SyncCta();
+      FillAngles(block, first, count);
+      FillBiasQueries(first, count);
+      simt::SyncCta();
+      AddProducts(tile_, 2 * count, scores);
+    }
+  }
+  KVASIR_DEVICE void FillAngles(int64_t block, int32_t first, int32_t count) {
+    const DeviceKeyBias& bias = device_.key_bias;
+    const uint64_t* const steps =
+        bias.steps + kv_head_ * (bias.tile_pairs + bias.exact_pairs);
+    const bool has_slot = simt::LoadShared(pages_ + lane_) >= 0;
+    const int64_t position = has_slot ? PositionOf(block + lane_) : 0;
+    ForOwn(2 * count, [&](int32_t i) {
+      if (i % 2 != 0) return;
+      const int32_t pair = first + i / 2;
+      const int64_t angle =
+          pair < bias.tile_pairs ? KeyBiasCentre(position) : position;
+      const UnitVector at = UnitVectorAt(simt::LoadGlobal(steps + pair) *
+                                         static_cast<uint64_t>(angle));
+      float* const numbers = tile_ + lane_ * kTileStride + i;
+      simt::StoreShared(numbers, at.cosine);
+      simt::StoreShared(numbers + 1, at.sine);
+    });
+  }
+  KVASIR_DEVICE void FillBiasQueries(int32_t first, int32_t count) {
+    const DeviceKeyBias& bias = device_.key_bias;
+    KVASIR_NO_UNROLL
+    for (auto i = static_cast<int32_t>(simt::Thread()); i < kRows * kChunk;
+         i += static_cast<int32_t>(kPlainThreads)) {
+      const int32_t row = i / kChunk;
+      const int32_t pair = first + i % kChunk / 2;
+      float number = 0.0f;
+      if (row < item_.rows() && i % kChunk < 2 * count) {
+        const T* const numbers =
+            static_cast<const T*>(args_.q) +
+            RowStart(args_, item_, row, bias.column, device_.q_row_stride);
+        const int32_t exact = pair - bias.tile_pairs;
+        number = simt::ToFloat(simt::LoadGlobal(
+            numbers + (exact < 0 ? pair + i % 2 * bias.tile_pairs
+                                 : bias.tile_columns + 2 * exact + i % 2)));
+      }
+      simt::StoreShared(q_ + i, number);
     }
   }
 
@@ -373,9 +478,12 @@ class PlainAttention {
       for (int32_t k = 0; k < kSplit / 32; ++k) {
         weights[k] = sees(k) ? simt::LoadShared(of_row + 32 * k) : kHidden;
       }
-      SplitKeyBias<T>(args_, key_angles_)
-          .AddTo(
-              item_, row, [lane](int32_t k) { return 32 * k + lane; }, weights);
+      if (!device_.stored_positions) {
+        SplitKeyBias<T>(args_, key_angles_)
+            .AddTo(
+                item_, row, [lane](int32_t k) { return 32 * k + lane; },
+                weights);
+      }
       const float cap = device_.score_cap * simt::kLog2E;
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 32; ++k) {

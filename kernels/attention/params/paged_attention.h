@@ -260,9 +260,8 @@ struct AttentionMass {
 // (AttentionGrid); the other tables still belong to the caller.
 //
 // The GPU kernels add in another order (cuda/paged_attention_cuda.cu), so their
-// bits differ. Mass, and key biases and rebuilt keys at positions stored in
-// slots, are UNIMPLEMENTED there. Their workspace also holds the
-// partial results of splits.
+// bits differ. Their workspace also holds the partial results of splits, and no
+// weights.
 template <template <typename> class Ptr>
 struct PagedAttentionParamsIn {
   Ptr<const float> q = nullptr;  // [T, ...], rows q_row_stride apart

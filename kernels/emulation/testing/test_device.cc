@@ -36,10 +36,12 @@ void SkipWithoutEmulator() {
       ::testing::TestPartResult::kSkip, __FILE__, __LINE__, kWhy));
 }
 
-std::unique_ptr<Device> MakeTestDevice(const EmulatorOptions& options) {
+std::unique_ptr<Device> MakeTestDevice(const EmulatorOptions& options,
+                                       DType activations) {
   if (OnGpu()) return test_gpu.make();
   return std::make_unique<EmulatedDevice>(
-      EmulatedDeviceOptions{.emulator = options}, emulated::Ops());
+      EmulatedDeviceOptions{.emulator = options, .activations = activations},
+      emulated::Ops());
 }
 
 }  // namespace kvasir::kernels::emulation

@@ -6,6 +6,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/device/device.h"
+#include "kernels/device/dtype.h"
 #include "kernels/emulation/emulator.h"
 
 namespace kvasir::kernels::emulation {
@@ -33,7 +34,9 @@ bool HasBulkCopies();
 // the emulated device, because those tests fork.
 base::ThreadPool* HostThreads();
 
-// Makes the device for one test. A GPU ignores the options.
-std::unique_ptr<Device> MakeTestDevice(const EmulatorOptions& options);
+// Makes the device for one test. A GPU ignores the options and the type of
+// activations.
+std::unique_ptr<Device> MakeTestDevice(const EmulatorOptions& options,
+                                       DType activations = DType::kBf16);
 
 }  // namespace kvasir::kernels::emulation
