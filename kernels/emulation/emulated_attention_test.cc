@@ -2245,6 +2245,14 @@ TEST(AttentionCudaTest,
      LeavingOutAnySynchronizingLineOfThePlainKernelIsDetected) {
   ExpectEachSiteIsMissed("attention_plain", DType::kF32, 5);
 }
+TEST(AttentionCudaTest,
+     LeavingOutAnySynchronizingLineIsDetectedWithKeyBiasesAtStoredPositions) {
+  LatentSpec biased = OfHeads(5, 1, Codes({128}, {4}), Codes({64}, {4}));
+  biased.key_bias = true;
+  biased.unit_of_head = {0};
+  biased.stored_positions = true;
+  ExpectEachSiteIsMissed("attention_plain", DType::kF32, 7, biased);
+}
 // Latents and keys have more numbers than a tile.
 TEST(AttentionCudaTest,
      LeavingOutAnySynchronizingLineIsDetectedWithRebuiltKeysAndLiftedValues) {
