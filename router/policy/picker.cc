@@ -1,7 +1,6 @@
 #include "router/policy/picker.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -11,8 +10,9 @@ namespace {
 
 // A slot whose replica was not seen for so many turns may be given away.
 constexpr uint64_t kForgottenAfterTurns = 4096;
-// So many requests are no load: a batch of them takes hardly longer than one.
-constexpr double kFewRequests = 4.0;
+// Fewer requests than this are no load if all of them run: a batch of them
+// takes hardly longer than one.
+constexpr uint64_t kFewRequests = 4;
 constexpr size_t kNoSlot = std::numeric_limits<size_t>::max();
 
 uint64_t SeatsOf(const ReplicaView& replica) {
@@ -29,11 +29,8 @@ struct Choice {
 
 }  // namespace
 
-ReplicaPicker::ReplicaPicker(const PickerOptions& options) : options_(options) {
-  if (options_.policy == PolicyKind::kPrefixAffinity) {
-    prefixes_.emplace(options_.prefix_bytes, options_.seed);
-  }
-}
+ReplicaPicker::ReplicaPicker(const PickerOptions& options)
+    : options_(options) {}
 
 std::vector<uint64_t> ReplicaPicker::KeysOf(const proto::TokenBytes& prompt,
                                             absl::string_view salt,
@@ -83,6 +80,9 @@ std::optional<size_t> ReplicaPicker::Pick(
 
 std::optional<size_t> ReplicaPicker::PickByPrefix(
     absl::Span<const ReplicaView> replicas, const PolicyRequest& request) {
+  if (!prefixes_.has_value()) {
+    prefixes_.emplace(options_.prefix_bytes, options_.seed);
+  }
   uint64_t requests = 1;  // this one
   uint64_t seats = 0;
   bool any_has_room = false;
@@ -100,73 +100,70 @@ std::optional<size_t> ReplicaPicker::PickByPrefix(
   }
   if (choices.empty()) return std::nullopt;
 
-  const double mean_per_seat =
-      static_cast<double>(requests) / static_cast<double>(seats);
-  const auto share = [&](const ReplicaView& replica) {
-    return mean_per_seat * static_cast<double>(SeatsOf(replica));
+  const double bound_per_seat = options_.load_factor *
+                                static_cast<double>(requests) /
+                                static_cast<double>(seats);
+  const auto bound_of = [&](const Choice& choice) {
+    return bound_per_seat *
+           static_cast<double>(SeatsOf(replicas[choice.index]));
   };
-  std::erase_if(choices, [&](const Choice& choice) {
-    return choice.has_room < any_has_room ||
-           static_cast<double>(choice.requests + 1) >
-               std::max(kFewRequests, std::ceil(options_.load_factor *
-                                                share(replicas[choice.index])));
-  });
-  // The replica with the smallest share of requests is within the first bound,
-  // but it may be outside the second.
-  if (choices.empty()) {
-    return PickReplica(PolicyKind::kLeastLoaded, replicas, request, turn_);
-  }
-
   const uint64_t place =
       request.session != 0 ? request.session : request.pages[0];
-  const auto rank = [&](const Choice& choice) {
+  const auto rank_of = [&](const Choice& choice) {
     return MixBits(place, replicas[choice.index].name);
   };
-  const auto less_loaded = [&](const Choice& a, const Choice& b) {
-    if (a.load != b.load) return a.load < b.load;
-    return rank(a) > rank(b);
+  const auto precedes = [&](const Choice& a, const Choice& b) {
+    if (request.session == 0 && a.load != b.load) return a.load < b.load;
+    return rank_of(a) > rank_of(b);
   };
-  // Equal holders of a common prefix take turns.
-  const auto less_loaded_in_turn = [&](const Choice& a, const Choice& b) {
-    if (a.load != b.load) return a.load < b.load;
-    const size_t first = turn_ % replicas.size();
-    return std::pair(a.index < first, a.index) <
-           std::pair(b.index < first, b.index);
-  };
-  // A replica that is not within the bounds gets no slot, because it is not
-  // looked for.
+  Choice* best = nullptr;
   SlotSet among(slots_.size() / 64);
   for (Choice& choice : choices) {
+    // An integer is below the bound if it is at most the bound, rounded up,
+    // after this request has been added.
+    const bool only_few = choice.requests < kFewRequests &&
+                          choice.requests == replicas[choice.index].running;
+    if (choice.has_room != any_has_room ||
+        (!only_few &&
+         static_cast<double>(choice.requests) >= bound_of(choice))) {
+      continue;
+    }
+    if (best == nullptr || precedes(choice, *best)) best = &choice;
     choice.slot = SlotOf(choice.index, replicas[choice.index].incarnation);
     if (choice.slot == kNoSlot) continue;
-    among.resize(slots_.size() / 64);
+    if (among.size() < slots_.size() / 64) among.resize(slots_.size() / 64);
     among[choice.slot / 64] |= uint64_t{1} << (choice.slot % 64);
   }
-
-  const auto least =
-      std::min_element(choices.begin(), choices.end(), less_loaded);
-  auto best = least;
-  if (request.session != 0) {
-    best = std::max_element(
-        choices.begin(), choices.end(),
-        [&](const Choice& a, const Choice& b) { return rank(a) < rank(b); });
-  } else {
+  // The replica with the smallest share of requests is within the first bound,
+  // but it may have no room.
+  if (best == nullptr) {
+    return PickReplica(PolicyKind::kLeastLoaded, replicas, request, turn_);
+  }
+  if (request.session == 0) {
+    Choice* const idle = best;
     const PrefixMap::Hit hit = prefixes_->LongestHit(request.pages, among);
+    // Equal holders of a common prefix take turns.
+    const auto before_in_turn = [&](const Choice& a, const Choice& b) {
+      if (a.load != b.load) return a.load < b.load;
+      const size_t first = turn_ % replicas.size();
+      return std::pair(a.index < first, a.index) <
+             std::pair(b.index < first, b.index);
+    };
     size_t holders = 0;
-    if (hit.pages > 0) {
-      for (auto it = choices.begin(); it != choices.end(); ++it) {
-        if (it->slot == kNoSlot ||
-            (hit.holders[it->slot / 64] >> (it->slot % 64) & 1) == 0) {
-          continue;
-        }
-        if (holders == 0 || less_loaded_in_turn(*it, *best)) best = it;
-        ++holders;
+    for (Choice& choice : choices) {
+      if (hit.pages == 0) break;
+      if (choice.slot == kNoSlot ||
+          (hit.holders[choice.slot / 64] >> (choice.slot % 64) & 1) == 0) {
+        continue;
       }
+      if (holders == 0 || before_in_turn(choice, *best)) best = &choice;
+      ++holders;
     }
+    const double mean = bound_of(*idle) / options_.load_factor;
     if (holders > 1 &&
-        options_.load_factor * static_cast<double>(least->requests + 1) <=
-            share(replicas[least->index])) {
-      best = least;
+        options_.load_factor * static_cast<double>(idle->requests + 1) <=
+            mean) {
+      best = idle;
     }
   }
   if (best->slot != kNoSlot) prefixes_->Add(best->slot, request.pages);

@@ -6,8 +6,8 @@
 // a bound. The bounds are those of "Consistent Hashing with Bounded Loads"
 // (Mirrokni, Thorup and Zadimoghaddam, 2018): with n replicas and m requests in
 // flight, a replica gets at most load_factor * (m + 1) / n of them, rounded up,
-// in proportion to max_num_seqs, or 4 if that is more. If a replica has a place
-// in its batch and pages for the request, those that have not are left out.
+// in proportion to max_num_seqs, or 4 if all of them run already. A replica that
+// has no place in its batch or no pages for it is left out if another has both.
 //
 // Among the replicas within the bound:
 // 1. With a session, rendezvous hashing of the session and the replicas' names
@@ -97,6 +97,7 @@ class ReplicaPicker {
   uint64_t turn_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string cache_id_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const cache::PrefixHasher> hasher_ ABSL_GUARDED_BY(mutex_);
+  // Made when it is first needed.
   std::optional<PrefixMap> prefixes_ ABSL_GUARDED_BY(mutex_);
   std::vector<Slot> slots_ ABSL_GUARDED_BY(mutex_);
   std::vector<size_t> free_slots_ ABSL_GUARDED_BY(mutex_);
