@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import socket
 import ssl
@@ -28,6 +27,7 @@ from certificates import Authority
 from gateway import assert_keys_are_needed
 from manifests import HTTP_ROUTE, judge, selectors, selects
 from kvasir_process import BINARY, OPERATOR_PORTS, ROOT, TINY, KvasirProcess, run, wait_until
+from pod_security import violations
 from prometheus import free_port
 
 sys.path.insert(0, str(ROOT / "deploy/metrics"))
@@ -89,20 +89,21 @@ def build(kustomize, tmp_path_factory):
     tree = tmp_path_factory.mktemp("tree") / "deploy"
     shutil.copytree(DEPLOY, tree)
 
-    def render(overlay, colour=None):
+    def render(overlay, colour=None, again=False, **more):
         if isinstance(overlay, str):
             folder = tree / "kustomize" / overlay
         else:
             base, *components = overlay
             overlays = tree / "kustomize/overlays"
-            folder = overlays / "-".join([*overlay, *([colour] if colour else [])])
-            folder.mkdir()
+            folder = overlays / "-".join(["of", *overlay, *([colour] if colour else [])])
+            folder.mkdir(exist_ok=again)
             # A colour may be one of any overlay, in place of its own.
             own = yaml.safe_load((overlays / "blue-green" / colour / "kustomization.yaml").read_text()) if colour else {}
             own |= {"resources": [f"../{base}"], "components": [f"../../components/{each}" for each in components]}
-            (folder / "kustomization.yaml").write_text(yaml.dump(own))
+            (folder / "kustomization.yaml").write_text(yaml.dump(own | more))
         return subprocess.run([kustomize, "build", folder], capture_output=True, text=True, timeout=60)
 
+    render.tree = tree
     return render
 
 
@@ -541,17 +542,60 @@ def test_the_route_divides_clients_between_the_services_of_both_colours(build):
         assert {each["metadata"]["namespace"] for each in resources} == {route["metadata"]["namespace"]}
 
 
+@pytest.fixture
+def calls_of(tmp_path):
+    """A function that runs a hook with a `sleep` and a `kvasir` that only print their arguments: [line]."""
+    for name in ("sleep", "kvasir"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*"\n')
+        (tmp_path / name).chmod(0o755)
+
+    def run_it(hook, environment):
+        done = subprocess.run(hook["exec"]["command"], env={"PATH": f"{tmp_path}:/usr/bin:/bin", **environment},
+                              capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.splitlines()
+
+    return run_it
+
+
+def assert_pods_end_in(resources, seconds, calls_of):
+    """Every pod has `seconds` to end, and finishes its drain well before."""
+    for name, pod in pods(resources).items():
+        wanted = settings(resources, name)
+        assert pod["terminationGracePeriodSeconds"] == seconds
+        assert wanted["KVASIR_DRAIN_TIMEOUT"] == f"{seconds}s"
+        *sleeps, drain = calls_of(container(pod)["lifecycle"]["preStop"], wanted)
+        assert sleeps == (["sleep 10"] if name == "kvasir-router" else [])
+        assert drain == f"kvasir drain --deadline {seconds - 60}s"
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_pod_has_enough_time_to_finish_its_drain(rendered, overlay):
-    for name, pod in pods(rendered[overlay]).items():
-        (drain,) = re.findall(r"^(\d+)s$", settings(rendered[overlay], name)["KVASIR_DRAIN_TIMEOUT"])
-        command = container(pod)["lifecycle"]["preStop"]["exec"]["command"]
-        sleep = sum(map(int, re.findall(r"sleep (\d+)", " ".join(command))))
-        ends = sleep + int(drain)
-        assert ends + 10 <= pod["terminationGracePeriodSeconds"]
-        if overlay in BEHIND_SMG and name == "kvasir-router":
-            (gateway,) = re.findall(r"\d+", " ".join(container(pod, "gateway")["lifecycle"]["preStop"]["exec"]["command"]))
-            assert ends <= int(gateway) <= pod["terminationGracePeriodSeconds"] - 10
+def test_a_pod_has_ten_minutes_for_answers_and_finishes_its_drain(rendered, overlay, calls_of):
+    assert_pods_end_in(rendered[overlay], 600 + 60, calls_of)
+
+
+@pytest.mark.parametrize("overlay", [["cpu"], ["multi-gpu"], ["multi-node"], ["smg"], ["smg", "tls-workers", "tls-gateway"]])
+def test_drains_grace_periods_and_hooks_follow_one_setting(build, overlay, calls_of):
+    plain, same = (build(each, again=True) for each in (overlay, [*overlay, "time-to-end"]))
+    assert plain.returncode == 0 and same.stdout == plain.stdout, "the defaults agree with each other"
+    own = {"name": "kvasir-time-to-end", "behavior": "merge", "literals": ["seconds=120"]}
+    done = build([*overlay, "time-to-end"], again=True, configMapGenerator=[own])
+    assert done.returncode == 0, done.stderr
+    resources = list(yaml.safe_load_all(done.stdout))
+    assert not [each for each in resources if "time-to-end" in each["metadata"]["name"]]
+    assert_pods_end_in(resources, 120, calls_of)
+    if overlay[0] != "smg":
+        return
+    gateway = container(pods(resources)["kvasir-router"], "gateway")
+    (source,) = [each["valueFrom"]["configMapKeyRef"] for each in gateway["env"] if each["name"] == "TIME_TO_END"]
+    (settings_of_router,) = [each["data"] for each in resources if each["metadata"]["name"] == source["name"]]
+    environment = {"TIME_TO_END": settings_of_router[source["key"]]}
+    text = json.dumps(gateway["lifecycle"]["preStop"])
+    assert text.count("/127.0.0.1/8004)") == 1
+    with socket.create_server(("127.0.0.1", 0)) as router:
+        hook = json.loads(text.replace("/8004)", f"/{router.getsockname()[1]})"))
+        # Longer than the router's sleep and drain.
+        assert calls_of(hook, environment) == ["sleep 1"] * 75
+    assert calls_of(hook, environment) == [], "the router has ended"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -581,6 +625,53 @@ def test_routers_find_every_worker_by_the_name_of_its_headless_service(rendered,
     # Without workers a router is alive, but not ready.
     router = container(pods(resources)["kvasir-router"])
     assert router["startupProbe"]["httpGet"] == router["livenessProbe"]["httpGet"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_pod_passes_the_restricted_pod_security_standard(rendered, overlay):
+    judged = 0
+    for name, template in templates(rendered[overlay]).items():
+        assert violations(template["spec"], template["metadata"].get("annotations")) == [], name
+        judged += 1
+    assert judged == (3 if overlay in GROUPED else 2)
+
+
+def test_the_pod_that_fills_the_volume_passes_the_restricted_pod_security_standard():
+    assert violations(yaml.safe_load((DEPLOY / "fill.yaml").read_text())["spec"]) == []
+
+
+@pytest.mark.parametrize("path,value,named", [
+    (("hostNetwork",), True, "hostNetwork"), (("hostPID",), True, "hostPID"), (("hostIPC",), True, "hostIPC"),
+    (("volumes",), [{"name": "node", "hostPath": {"path": "/"}}], "volumes.node.hostPath"),
+    (("volumes",), [{"name": "share", "nfs": {"server": "s", "path": "/"}}], "volumes.share.nfs"),
+    (("securityContext", "sysctls"), [{"name": "kernel.msgmax", "value": "1"}], "sysctls.kernel.msgmax"),
+    (("securityContext", "runAsUser"), 0, "runAsUser"),
+    (("securityContext", "runAsNonRoot"), None, "containers.kvasir.runAsNonRoot"),
+    (("securityContext", "seccompProfile"), {"type": "Unconfined"}, "seccompProfile"),
+    (("securityContext", "seccompProfile"), None, "containers.kvasir.seccompProfile"),
+    (("securityContext", "seLinuxOptions"), {"type": "spc_t"}, "seLinuxOptions"),
+    (("securityContext", "appArmorProfile"), {"type": "Unconfined"}, "appArmorProfile"),
+    (("securityContext", "windowsOptions"), {"hostProcess": True}, "hostProcess"),
+    (("initContainers",), [{"name": "first"}], "initContainers.first.allowPrivilegeEscalation"),
+    (("containers", 0, "securityContext", "privileged"), True, "containers.kvasir.privileged"),
+    (("containers", 0, "securityContext", "procMount"), "Unmasked", "containers.kvasir.procMount"),
+    (("containers", 0, "securityContext", "allowPrivilegeEscalation"), None, "containers.kvasir.allowPrivilegeEscalation"),
+    (("containers", 0, "securityContext", "runAsUser"), 0, "containers.kvasir.runAsUser"),
+    (("containers", 0, "securityContext", "capabilities"), {}, "containers.kvasir.capabilities.drop"),
+    (("containers", 0, "securityContext", "capabilities", "add"), ["SYS_ADMIN"], "containers.kvasir.capabilities.add"),
+    (("containers", 0, "ports", 0, "hostPort"), 8100, "containers.kvasir.hostPort"),
+    (("containers", 0, "livenessProbe", "httpGet", "host"), "10.0.0.1", "containers.kvasir.host"),
+])
+def test_a_pod_outside_the_restricted_pod_security_standard_is_found(rendered, path, value, named):
+    pod = yaml.safe_load(yaml.dump(pods(rendered["overlays/cpu"])["kvasir-worker"]))
+    part = pod
+    for each in path[:-1]:
+        part = part[each]
+    if value is None:
+        del part[path[-1]]
+    else:
+        part[path[-1]] = value
+    assert named in violations(pod)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -790,6 +881,118 @@ def test_all_dashboards_are_in_the_config_map_that_grafana_loads(watched):
     assert sum(map(len, config["data"].values())) < 1 << 20
 
 
+def test_the_links_of_alerts_to_their_runbooks_follow_one_setting(build, watched):
+    def links(resources):
+        (rules,) = [each for each in resources if each["kind"] == "PrometheusRule"]
+        return [rule["annotations"]["runbook_url"]
+                for group in rules["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+
+    plain = yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())["groups"]
+    pages = [rule["annotations"]["runbook"] for group in plain for rule in group["rules"] if "alert" in rule]
+    assert links(watched["overlays/cpu"]) == [f"https://source.example/kvasir/{page}" for page in pages]
+    setting = build.tree / "kustomize/components/monitoring/kustomization.yaml"
+    text = setting.read_text()
+    assert text.count("url=https://source.example/kvasir\n") == 1
+    try:
+        setting.write_text(text.replace("source.example/kvasir", "git.mine/docs/k/blob/main"))
+        resources = list(yaml.safe_load_all(build(["single-gpu", "monitoring"], again=True).stdout))
+    finally:
+        setting.write_text(text)
+    assert links(resources) == [f"https://git.mine/docs/k/blob/main/{page}" for page in pages]
+    # The setting itself is not a resource of the cluster.
+    assert not [each for each in resources if "runbooks" in each["metadata"]["name"]]
+
+
+# A kubectl that records its calls, fails at the one that a test chooses, and knows which resources a selector leaves.
+KUBECTL = """#!{python}
+import json, os, subprocess, sys, yaml
+args = sys.argv[1:]
+with open(os.environ["CALLS"], "a+") as log:
+    log.seek(0)
+    turn = len(log.readlines())
+    log.write(json.dumps(args) + "\\n")
+if turn == int(os.environ["FAILS"]):
+    sys.exit("this step fails")
+if "get" in args:
+    print({{"jsonpath={{.metadata.generation}}": 7, "jsonpath={{.spec.replicas}}": 2}}[args[args.index("-o") + 1]])
+if "apply" in args:
+    done = subprocess.run(["{kustomize}", "build", args[args.index("-k") + 1]], capture_output=True, check=True)
+    name, value = args[args.index("-l") + 1].replace("!=", "=!").split("=")
+    for each in yaml.safe_load_all(done.stdout):
+        own = each["metadata"].get("labels", {{}}).get(name)
+        if (own != value[1:]) if value[0] == "!" else (own == value):
+            group = each["apiVersion"].rpartition("/")[0]
+            print(each["kind"].lower() + ("." + group if group else "") + "/" + each["metadata"]["name"])
+"""
+
+
+@pytest.fixture
+def roll(kustomize, tmp_path):
+    """A function that runs deploy/roll over that kubectl: (its result, the calls)."""
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(KUBECTL.format(python=sys.executable, kustomize=kustomize))
+    kubectl.chmod(0o755)
+
+    def run_it(*args, fails=-1):
+        calls = tmp_path / "calls"
+        calls.write_text("")
+        done = subprocess.run(
+            [DEPLOY / "roll", *args], capture_output=True, text=True, timeout=60,
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin", "CALLS": str(calls), "FAILS": str(fails)})
+        return done, [json.loads(line) for line in calls.read_text().splitlines()]
+
+    return run_it
+
+
+def steps(overlay):
+    """The calls of a roll, and how many of them are done before routers change."""
+    folder = str(KUSTOMIZE / overlay)
+    apply = ["-n", "kvasir", "apply", "-k", folder, "-l"]
+    routers = [[*apply, "app.kubernetes.io/name=kvasir-router", "-o", "name"],
+               ["-n", "kvasir", "rollout", "status", "deployment.apps/kvasir-router", "--timeout=2h"]]
+    if overlay in GROUPED:
+        group = "leaderworkerset.leaderworkerset.x-k8s.io/kvasir-worker"
+        waits = [["-n", "kvasir", "get", group, "-o", f"jsonpath={{{each}}}"] for each in (".metadata.generation", ".spec.replicas")]
+        waits += [["-n", "kvasir", "wait", group, f"--for=jsonpath={{.status.{each}", "--timeout=2h"]
+                  for each in ("observedGeneration}=7", "updatedReplicas}=2", "readyReplicas}=2")]
+    else:
+        waits = [["-n", "kvasir", "rollout", "status", "statefulset.apps/kvasir-worker", "--timeout=2h"]]
+    return [[*apply, "app.kubernetes.io/name!=kvasir-router", "-o", "name"], *waits, *routers], 1 + len(waits)
+
+
+@pytest.mark.parametrize("overlay", ["overlays/cpu", "overlays/smg", "overlays/multi-node"])
+def test_a_roll_changes_routers_only_after_every_worker_is_ready(roll, rendered, overlay):
+    calls, before = steps(overlay)
+    done, made = roll(KUSTOMIZE / overlay)
+    assert done.returncode == 0 and made == calls, done.stderr
+    # Each resource is applied once.
+    printed = re.findall(r"^[\w.-]+/(\S+)$", done.stdout, re.MULTILINE)
+    assert sorted(printed) == sorted(each["metadata"]["name"] for each in rendered[overlay])
+    (position,) = [match.start() for match in re.finditer(r"deploy/roll: routers", done.stdout)]
+    # The Services of routers may be applied with them.
+    assert re.findall(r"^[\w.-]+/\S+$", done.stdout[position:], re.MULTILINE) == [
+        "service/kvasir", "service/kvasir-routers", "deployment.apps/kvasir-router"]
+    # Nothing is done after a step that fails.
+    for turn in range(len(calls)):
+        done, made = roll(KUSTOMIZE / overlay, fails=turn)
+        assert done.returncode != 0 and made == calls[:turn + 1]
+        assert "deploy/roll: failed: " in done.stderr and "deploy/roll: done" not in done.stdout
+        assert ("deploy/roll: routers" in done.stdout) == (turn >= before)
+
+
+def test_a_roll_passes_its_namespace_and_time_on_and_refuses_what_it_does_not_know(roll):
+    done, made = roll("--namespace", "chat", "--timeout", "5m", KUSTOMIZE / "overlays/cpu")
+    assert done.returncode == 0 and len(made) == 4
+    assert all(call[:2] == ["-n", "chat"] for call in made)
+    assert [call[-1] for call in made if "rollout" in call] == ["--timeout=5m"] * 2
+    for args, named in (([], "no folder"), (["--wait", "x"], "--wait"), (["a", "b"], "more than one folder: a, b"),
+                        (["x", "--timeout"], "--timeout needs a value")):
+        done, made = roll(*args)
+        assert done.returncode == 2 and named in done.stderr and made == []
+    done, made = roll("--help")
+    assert done.returncode == 0 and made == [] and "--namespace NAME" in done.stdout and "set -e" not in done.stdout
+
+
 def stage(name):
     """The lines of one stage of the container file, with continued lines joined."""
     stages = re.split(r"^FROM ", CONTAINERFILE.replace("\\\n", " "), flags=re.MULTILINE)[1:]
@@ -982,6 +1185,17 @@ def contained_runs(root):
     return done.returncode == 0, done.stderr.strip()
 
 
+def runs_its_hook(process, pod, sleep="", forgotten=lambda: None):
+    """Runs the preStop of a process's pod, with another sleep, to its end. Answers may take 15 s."""
+    shell, option, command = container(pod)["lifecycle"]["preStop"]["exec"]["command"]
+    assert (shell, option) == ("/bin/sh", "-c") and command.endswith("s") and "exec kvasir drain --deadline " in command
+    hook = subprocess.Popen(
+        [shell, option, f"{re.sub(r'sleep [0-9]+', sleep, command)} --endpoint {process.admin}"], stdout=subprocess.DEVNULL,
+        env={**os.environ, "PATH": f"{BINARY.parent}:{os.environ['PATH']}", "KVASIR_DRAIN_TIMEOUT": "75s"})
+    forgotten()
+    assert hook.wait(timeout=60) == 0
+
+
 def passes(probe, served):
     """True if a probe of the kubelet passes. `served` has the address of each port."""
     if "httpGet" in probe:
@@ -1033,19 +1247,13 @@ def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(render
                     assert passes(container(pod)[probe], served[name]), (name, probe)
             # The preStop hooks run here without their sleep.
             for process, name in ((worker, "kvasir-worker"), (router, "kvasir-router")):
-                command = container(pods(resources)[name])["lifecycle"]["preStop"]["exec"]["command"]
-                drain = shlex.split(command[-1].split("; exec ")[-1]) if command[0] == "/bin/sh" else command
-                assert drain[0] == "kvasir"
+                runs_its_hook(process, pods(resources)[name], "sleep 0")
+                assert process.process.wait(timeout=30) == 0
                 if process is worker:
-                    run(*drain[1:], "--endpoint", process.admin)
-                    assert process.process.wait(timeout=30) == 0
                     ready, live = (
                         container(pods(resources)["kvasir-router"])[probe] for probe in ("readinessProbe", "livenessProbe"))
                     wait_until(lambda: not passes(ready, served["kvasir-router"]), "not ready without a worker")
                     assert passes(live, served["kvasir-router"])
-                else:
-                    run(*drain[1:], "--endpoint", process.admin)
-                    assert process.process.wait(timeout=30) == 0
 
 
 # The pods of a group run on one host, over its loopback.
@@ -1090,9 +1298,7 @@ def test_a_leader_and_its_rank_run_as_in_their_pods_and_end_together(rendered, o
         ranks = [(each["rank"], each["metrics"]) for each in leader.ready["ranks"]]
         assert ranks == [(0, leader.ready["metrics"]), (1, rank.ready["metrics"])]
         # This is the preStop hook of a rank.
-        command = container(pods(resources)["kvasir-rank"])["lifecycle"]["preStop"]["exec"]["command"]
-        assert command[0] == "kvasir"
-        run(*command[1:], "--endpoint", rank.admin)
+        runs_its_hook(rank, pods(resources)["kvasir-rank"])
         assert [process.process.wait(timeout=30) for process in (rank, leader)] == [0, 0]
     finally:
         for process in (leader, rank):
@@ -1171,15 +1377,8 @@ class Streams:
 
 def ends_with_its_pod(process, pod, forgotten=lambda: None):
     """Does what a kubelet does: preStop while the Service forgets the pod, then SIGTERM if the process still runs."""
-    command = container(pod)["lifecycle"]["preStop"]["exec"]["command"]
     # The sleep is shorter, because this Service forgets faster.
-    shell = re.sub(r"sleep \d+", "sleep 2", shlex.join(command) if command[0] != "/bin/sh" else command[-1])
-    assert re.search(r"\bkvasir drain$", shell), shell
-    hook = subprocess.Popen(
-        ["/bin/sh", "-c", f"{shell} --endpoint {process.admin}"],
-        env={**os.environ, "PATH": f"{BINARY.parent}:{os.environ['PATH']}"}, stdout=subprocess.DEVNULL)
-    forgotten()
-    assert hook.wait(timeout=60) == 0
+    runs_its_hook(process, pod, "sleep 2", forgotten)
     if process.process.poll() is None:
         process.process.terminate()
     assert process.process.wait(timeout=60) == 0
