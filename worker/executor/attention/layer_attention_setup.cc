@@ -346,12 +346,6 @@ absl::Status LayerAttention::MakeValue() {
                         /*transposed=*/true, &value_.sum_hadamard));
   }
   if (!value.lifted) return absl::OkStatus();
-  if (weights.lift_bias && activations_.dtype != kernels::DType::kF32) {
-    return absl::UnimplementedError(
-        absl::StrCat("lift: lifting values with a basis that has a mean needs "
-                     "activations of float32, but the device's are ",
-                     kernels::DTypeName(activations_.dtype)));
-  }
   const int64_t num_heads = program().heads.query.count;
   for (int64_t h = 0; h < num_heads; ++h) {
     value_.lifted_column.push_back(h * program().head_dim);
