@@ -206,7 +206,16 @@ void ReplicaRegistry::Stop() {
 
 void ReplicaRegistry::Tick(absl::Duration elapsed) {
   if (!gate_->Enter()) return;
-  for (const auto& replica : replicas()) {
+  const ReplicaList list = replicas();
+  ReplicaList::Replicas all(list.begin(), list.end());
+  {
+    // A removed worker may hang, too, while it still has requests.
+    base::MutexLock lock(&change_mutex_);
+    for (const auto& each : leaving_) {
+      if (auto replica = each.lock()) all.push_back(std::move(replica));
+    }
+  }
+  for (const auto& replica : all) {
     const ReplicaState before = replica->state();
     replica->OnTick(elapsed);
     if (replica->state() != before) ReportState(*replica, before);

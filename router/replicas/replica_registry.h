@@ -138,7 +138,7 @@ class ReplicaRegistry {
   void Stop() ABSL_LOCKS_EXCLUDED(change_mutex_);
   // Call this regularly with the time that has passed (RunningTime), so that
   // replicas that hang are found.
-  void Tick(absl::Duration elapsed);
+  void Tick(absl::Duration elapsed) ABSL_LOCKS_EXCLUDED(change_mutex_);
   // Sets a function that is called right after every call of on_change. It
   // replaces the previous function.
   void SetListener(std::function<void()> listener)
