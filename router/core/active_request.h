@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"
@@ -29,9 +31,11 @@ class ActiveRequest final : public RequestHandle,
                             public std::enable_shared_from_this<ActiveRequest> {
  public:
   ActiveRequest(RouterCore* core, RequestFlow flow, Ticket ticket,
-                std::shared_ptr<RequestSink> sink, RouterObserver* observer)
+                std::vector<uint64_t> pages, std::shared_ptr<RequestSink> sink,
+                RouterObserver* observer)
       : core_(core),
         ticket_(ticket),
+        pages_(std::move(pages)),
         id_(flow.id()),
         observer_(observer),
         sink_(std::move(sink)),
@@ -46,6 +50,8 @@ class ActiveRequest final : public RequestHandle,
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   Ticket ticket() const { return ticket_; }
+  // The keys of the prompt's pages (ReplicaPicker::KeysOf).
+  const std::vector<uint64_t>& pages() const { return pages_; }
   const CanonicalRequest& request() const ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return flow_.request();  // no lock: the flow's request never changes
   }
@@ -95,6 +101,7 @@ class ActiveRequest final : public RequestHandle,
 
   RouterCore* const core_;
   const Ticket ticket_;
+  const std::vector<uint64_t> pages_;
   const std::string id_;
   RouterObserver* const observer_;
   // Null after Close. Needs no lock, because only one thread at a time uses it.

@@ -82,7 +82,7 @@ class LostWorkersTest : public ::testing::Test {
         },
         &timers_, nullptr);
     KVASIR_ASSERT_OK(registry_->Start(absl::Seconds(20)));
-    options.policy = PolicyKind::kRoundRobin;
+    options.picker.policy = PolicyKind::kRoundRobin;
     router_ = std::make_unique<RouterCore>(
         options, RouterCore::Parts{registry_.get(), &timers_,
                                    /*log=*/nullptr, &moves_});

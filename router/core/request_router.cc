@@ -26,6 +26,12 @@ std::pair<int32_t, Ticket> PlaceOf(const ActiveRequest& active) {
   return {active.request().priority, active.ticket()};
 }
 
+PickerOptions WithSeed(PickerOptions options) {
+  std::random_device random;
+  options.seed = uint64_t{random()} << 32 | random();
+  return options;
+}
+
 std::string NewIdPrefix() {
   std::random_device random;
   return HexId(&random);
@@ -44,6 +50,7 @@ absl::StatusOr<MoveStreams> ParseMoveStreams(const std::string& text) {
 RouterCore::RouterCore(RouterCoreOptions options, Parts parts)
     : options_(std::move(options)),
       parts_(parts),
+      picker_(WithSeed(options_.picker)),
       random_(std::random_device()()),
       id_prefix_(NewIdPrefix()),
       admission_(options_.admission) {
@@ -142,7 +149,8 @@ std::vector<ModelStatus> RouterCore::Models() const {
   return parts_.registry->Models();
 }
 
-absl::Status RouterCore::Complete(CanonicalRequest* request) {
+absl::StatusOr<std::vector<uint64_t>> RouterCore::Complete(
+    CanonicalRequest* request) {
   KVASIR_ASSIGN_OR_RETURN(const ModelStatus model, Model(request->model));
   if (!model.info.has_value()) {
     return Admission::Unreached(request->model);
@@ -160,7 +168,10 @@ absl::Status RouterCore::Complete(CanonicalRequest* request) {
     request->seed = random_();
   }
   sampling.set_seed(*request->seed);
-  return absl::OkStatus();
+  // One replica needs no choice.
+  if (model.num_replicas < 2) return std::vector<uint64_t>();
+  return picker_.KeysOf(request->prompt, request->cache_salt,
+                        model.info->cache_id(), model.info->page_tokens());
 }
 
 void RouterCore::LogRefused(CanonicalRequest request, const absl::Status& why) {
@@ -193,9 +204,8 @@ absl::StatusOr<Admission::Answer> RouterCore::Enter(const ActivePtr& active) {
 
 absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
     CanonicalRequest request, std::shared_ptr<RequestSink> sink) {
-  if (absl::Status status = Complete(&request); !status.ok()) {
-    return Refuse(std::move(request), std::move(status));
-  }
+  absl::StatusOr<std::vector<uint64_t>> pages = Complete(&request);
+  if (!pages.ok()) return Refuse(std::move(request), pages.status());
   Ticket ticket;
   {
     base::MutexLock lock(&mutex_);
@@ -204,7 +214,8 @@ absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
   RequestFlow flow(std::move(request), absl::StrCat(id_prefix_, "-", ticket),
                    options_.max_attempts, base::Clock::Real().Now());
   const auto active = std::make_shared<ActiveRequest>(
-      this, std::move(flow), ticket, std::move(sink), parts_.observer);
+      this, std::move(flow), ticket, *std::move(pages), std::move(sink),
+      parts_.observer);
   const absl::StatusOr<Admission::Answer> answer = Enter(active);
   if (!answer.ok()) return Refuse(active->request(), answer.status());
   if (*answer == Admission::Answer::kWait) {
@@ -382,13 +393,9 @@ absl::Status RouterCore::Dispatch(const ActivePtr& active) {
     candidate.view.eligible &= active->MayRunOn(*candidate.replica);
     views.push_back(candidate.view);
   }
-  uint64_t turn;
-  {
-    base::MutexLock lock(&mutex_);
-    turn = turn_++;
-  }
   const std::optional<size_t> picked =
-      PickReplica(options_.policy, views, {request.prompt.size_tokens()}, turn);
+      picker_.Pick(views, {.prompt_tokens = request.prompt.size_tokens(),
+                           .pages = active->pages()});
   if (!picked.has_value()) {
     if (active->Waits() && (!draining || active->waiting().begun)) {
       return WaitForReplica(active);

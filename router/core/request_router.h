@@ -31,7 +31,7 @@
 #include "router/core/admission.h"
 #include "router/core/observer.h"
 #include "router/core/request_flow.h"
-#include "router/policy/policy.h"
+#include "router/policy/picker.h"
 #include "router/replicas/replica_registry.h"
 
 namespace kvasir::router {
@@ -41,7 +41,8 @@ absl::StatusOr<MoveStreams> ParseMoveStreams(const std::string& text);
 
 struct RouterCoreOptions {
   AdmissionLimits admission;
-  PolicyKind policy = PolicyKind::kLeastLoaded;
+  // The picker's seed is drawn by the router.
+  PickerOptions picker;
   // The max_tokens of requests that do not set it.
   uint32_t default_max_tokens = 256;
   // How long a request may wait in the router's queue if it sets no
@@ -108,8 +109,9 @@ class RouterCore final : public RequestRouter {
   friend class ActiveRequest;
   using ActivePtr = std::shared_ptr<ActiveRequest>;
 
-  // Checks the request against its model, and sets its unset fields.
-  absl::Status Complete(CanonicalRequest* request);
+  // Checks the request against its model, and sets its unset fields. Returns
+  // the keys of the prompt's pages for picker_.
+  absl::StatusOr<std::vector<uint64_t>> Complete(CanonicalRequest* request);
   absl::Status Refuse(CanonicalRequest request, absl::Status why);
   // Enters the request into the table if Admission lets it run or wait.
   // Returns UNAVAILABLE if the router drains and RESOURCE_EXHAUSTED if its
@@ -167,6 +169,7 @@ class RouterCore final : public RequestRouter {
 
   const RouterCoreOptions options_;
   const Parts parts_;
+  ReplicaPicker picker_;
   // Used only by the timer thread. moves_logged_ has the last connection to
   // each worker that ReportMoves has logged.
   RunningTime running_time_;
@@ -178,7 +181,6 @@ class RouterCore final : public RequestRouter {
   std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
   const std::string id_prefix_;
   Ticket next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t turn_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t ended_ ABSL_GUARDED_BY(mutex_) = 0;
   Admission admission_ ABSL_GUARDED_BY(mutex_);
   bool drain_announced_ ABSL_GUARDED_BY(mutex_) = false;

@@ -154,7 +154,7 @@ class RequestRouterTest : public ::testing::Test {
   // Submits a request whose client gets the whole answer in one response. Then
   // loses worker 0 after the first token.
   std::shared_ptr<RecordingSink> LoseAFoldedAnswer() {
-    KVASIR_EXPECT_OK(Start(2, {.policy = PolicyKind::kRoundRobin,
+    KVASIR_EXPECT_OK(Start(2, {.picker = {.policy = PolicyKind::kRoundRobin},
                                .queue_timeout = absl::Milliseconds(100)}));
     CanonicalRequest request = NewRequest();
     request.folded = true;
@@ -248,7 +248,7 @@ TEST_F(RequestRouterTest, ASeedThatTheClientHasSetIsKept) {
 }
 
 TEST_F(RequestRouterTest, IfAWorkerIsFullTheRequestGoesToAnotherWorker) {
-  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  KVASIR_ASSERT_OK(Start(2, {.picker = {.policy = PolicyKind::kRoundRobin}}));
   const auto sink = std::make_shared<RecordingSink>();
   const auto handle = Submit(sink);
   WaitForAttempt(0)->End(
@@ -275,7 +275,7 @@ TEST_F(RequestRouterTest,
 }
 
 TEST_F(RequestRouterTest, TokensThatAnEqualWorkerRepeatsAreDeliveredOnce) {
-  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  KVASIR_ASSERT_OK(Start(2, {.picker = {.policy = PolicyKind::kRoundRobin}}));
   CanonicalRequest request = NewRequest();
   request.folded = true;
   request.sampling.set_prompt_logprobs(0);
@@ -317,7 +317,7 @@ TEST_F(RequestRouterTest,
 }
 
 TEST_F(RequestRouterTest, EveryWorkerReceivesTheRequestsEvictionBudget) {
-  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  KVASIR_ASSERT_OK(Start(2, {.picker = {.policy = PolicyKind::kRoundRobin}}));
   CanonicalRequest request = NewRequest();
   request.eviction_budget = {.ratio = 0.5};
   const auto sink = std::make_shared<RecordingSink>();
@@ -334,7 +334,7 @@ TEST_F(RequestRouterTest, EveryWorkerReceivesTheRequestsEvictionBudget) {
 }
 
 TEST_F(RequestRouterTest, ThePromptIsSentToEachWorkerWithoutACopy) {
-  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  KVASIR_ASSERT_OK(Start(2, {.picker = {.policy = PolicyKind::kRoundRobin}}));
   CanonicalRequest request = NewRequest(50);
   const void* const where = request.prompt.bytes().data();
   const auto sink = std::make_shared<RecordingSink>();
@@ -372,7 +372,7 @@ TEST_F(RequestRouterTest, IfAllWorkersRefuseTheClientReceivesTheLastReason) {
 TEST_F(RequestRouterTest, AStreamGoesOnAfterItsWorkerHasDied) {
   Prepare(2);
   for (const auto& worker : workers_) worker->info()->set_device("cpu");
-  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  KVASIR_ASSERT_OK(Start(2, {.picker = {.policy = PolicyKind::kRoundRobin}}));
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink);
   WaitForAttempt(0)->Tokens({7, 8});
@@ -399,8 +399,8 @@ TEST_P(MoveStreamsTest,
     worker->info()->set_device("cpu");
     worker->info()->set_lifts_prompts(lifts);
   }
-  KVASIR_ASSERT_OK(
-      Start(2, {.policy = PolicyKind::kRoundRobin, .move_streams = moves}));
+  KVASIR_ASSERT_OK(Start(2, {.picker = {.policy = PolicyKind::kRoundRobin},
+                             .move_streams = moves}));
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink);
   WaitForAttempt(0)->Tokens({1});
@@ -434,7 +434,7 @@ TEST(ParseMoveStreamsTest, AnUnknownTextIsRefusedWithTheKnownOnes) {
 }
 
 TEST_F(RequestRouterTest, AWorkerThatDiesMidStreamEndsTheRequest) {
-  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  KVASIR_ASSERT_OK(Start(2, {.picker = {.policy = PolicyKind::kRoundRobin}}));
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink);
   WaitForAttempt(0)->Tokens({1});
@@ -609,7 +609,7 @@ TEST_F(RequestRouterTest, AReplicaHasTheStateConnectingUntilItIsReached) {
 
 TEST_F(RequestRouterTest,
        IfADrainingWorkerAbortsARequestItGoesToAnotherWorker) {
-  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  KVASIR_ASSERT_OK(Start(2, {.picker = {.policy = PolicyKind::kRoundRobin}}));
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink);
   const auto first = WaitForAttempt(0);
@@ -754,7 +754,7 @@ TEST_F(RequestRouterTest,
 }
 
 TEST_F(RequestRouterTest, ASecondAttemptGetsTheRemainingQueueTimeout) {
-  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  KVASIR_ASSERT_OK(Start(2, {.picker = {.policy = PolicyKind::kRoundRobin}}));
   CanonicalRequest request = NewRequest();
   request.queue_timeout = absl::Seconds(60);
   Submit(std::make_shared<RecordingSink>(), request);

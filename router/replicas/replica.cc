@@ -1,6 +1,7 @@
 #include "router/replicas/replica.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <tuple>
 
@@ -13,6 +14,11 @@ namespace {
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(100);
 constexpr absl::Duration kMaxBackoff = absl::Seconds(5);
 constexpr double kBackoffGrowth = 1.6;
+
+uint64_t NextIncarnation() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
 
 absl::Status Mismatch(const std::string& target, absl::string_view field,
                       absl::string_view have, absl::string_view want,
@@ -81,6 +87,7 @@ void Replica::OnInfo(const kvasir::v1::WorkerInfo& info) {
   base::MutexLock lock(&mutex_);
   info_ = info;
   ++connection_;
+  incarnation_ = NextIncarnation();
   liveness_.OnConnected();
   state_ = ReplicaState::kConnecting;
 }
@@ -186,6 +193,8 @@ ReplicaView Replica::view() const {
   }
   view.unreported_requests = unaccepted_ + fresh_;
   view.unreported_tokens = unaccepted_tokens_ + fresh_tokens_;
+  view.name = name_;
+  view.incarnation = incarnation_;
   return view;
 }
 

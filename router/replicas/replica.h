@@ -66,7 +66,9 @@ absl::Status CheckWorker(const std::string& target,
 class Replica {
  public:
   Replica(std::string target, std::unique_ptr<WorkerClient> client)
-      : target_(std::move(target)), client_(std::move(client)) {}
+      : target_(std::move(target)),
+        name_(StableHash(target_)),
+        client_(std::move(client)) {}
 
   const std::string& target() const { return target_; }
   WorkerClient* client() const { return client_.get(); }
@@ -117,12 +119,16 @@ class Replica {
   ReplicaState StateOfReport() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string target_;
+  const uint64_t name_;
   const std::unique_ptr<WorkerClient> client_;
 
   mutable base::Mutex mutex_;
   ReplicaState state_ ABSL_GUARDED_BY(mutex_) = ReplicaState::kConnecting;
   std::string detail_ ABSL_GUARDED_BY(mutex_);
   std::optional<kvasir::v1::WorkerInfo> info_ ABSL_GUARDED_BY(mutex_);
+  // The number of this connection, which no other connection of the router
+  // has; 0 before the first one.
+  uint64_t incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
   kvasir::v1::LoadReport report_ ABSL_GUARDED_BY(mutex_);
   Liveness liveness_ ABSL_GUARDED_BY(mutex_);
   uint64_t connection_ ABSL_GUARDED_BY(mutex_) = 0;

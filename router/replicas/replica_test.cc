@@ -118,6 +118,22 @@ TEST(ReplicaTest, ALostReplicaIsReadyAgainAfterItsNextReport) {
   EXPECT_EQ(replica->detail(), "");
 }
 
+TEST(ReplicaTest, EachConnectionHasANumberOfItsOwn) {
+  const std::shared_ptr<Replica> one = NewReplica();
+  const std::shared_ptr<Replica> other = NewReplica();
+  EXPECT_EQ(one->view().incarnation, 0u);
+  EXPECT_EQ(one->view().name, other->view().name);
+  one->OnInfo(GoodInfo());
+  other->OnInfo(GoodInfo());
+  const uint64_t first = one->view().incarnation;
+  EXPECT_NE(first, 0u);
+  EXPECT_NE(first, other->view().incarnation);
+  one->OnLost(absl::UnavailableError("gone"));
+  EXPECT_EQ(one->view().incarnation, first);
+  one->OnInfo(GoodInfo());
+  EXPECT_NE(one->view().incarnation, first);
+}
+
 TEST(ReplicaTest, TheTimeBetweenAttemptsToConnectGrowsUpToALimit) {
   const auto replica = NewReplica();
   const absl::Status lost = absl::UnavailableError("no route");

@@ -132,8 +132,10 @@ struct RouterFlags {
     std::vector<std::string> names;
   } worker_tls;
   std::vector<std::string> served_model_names;
-  std::string policy = "least_loaded";  // or round_robin
-  std::string move_streams = "exact";   // or rounding, off
+  std::string policy = "prefix_affinity";  // or least_loaded, round_robin
+  double load_factor = 1.25;
+  int64_t prefix_bytes = 16 << 20;
+  std::string move_streams = "exact";  // or rounding, off
   int64_t max_inflight = 4096;
   int64_t max_queue = 1024;
   int64_t stream_buffer_bytes = 16 << 20;

@@ -254,8 +254,10 @@ absl::Status RouterRuntime::MakeCore(const RouterRuntimeOptions& options) {
   core.default_max_tokens = static_cast<uint32_t>(options.default_max_tokens);
   core.queue_timeout = options.queue_timeout;
   core.max_n = kMaxSamples;
-  KVASIR_ASSIGN_OR_RETURN(core.policy,
+  KVASIR_ASSIGN_OR_RETURN(core.picker.policy,
                           router::ParsePolicy(options.router.policy));
+  core.picker.load_factor = options.router.load_factor;
+  core.picker.prefix_bytes = static_cast<size_t>(options.router.prefix_bytes);
   KVASIR_ASSIGN_OR_RETURN(
       core.move_streams, router::ParseMoveStreams(options.router.move_streams));
   core_ = std::make_unique<router::RouterCore>(

@@ -224,7 +224,7 @@ TEST(GrpcWorkerClientTest,
 }
 
 TEST_F(RouterWorkerTest, ARequestRefusedByAFullWorkerGoesToAnother) {
-  router_options_.policy = router::PolicyKind::kRoundRobin;
+  router_options_.picker.policy = router::PolicyKind::kRoundRobin;
   KVASIR_ASSERT_OK(Start(2));
   workers_[0]->engine.RefuseWith({absl::ResourceExhaustedError("queue full"),
                                   kvasir::v1::Refusal::RETRY_ELSEWHERE});
