@@ -13,6 +13,7 @@ void AddBenchCapacity(CLI::App* group, int* exit_code);
 void AddBenchDecode(CLI::App* group, int* exit_code);
 void AddBenchPrefill(CLI::App* group, int* exit_code);
 void AddBenchProxy(CLI::App* group, int* exit_code);
+void AddBenchRouter(CLI::App* group, int* exit_code);
 void AddBenchScheduler(CLI::App* group, int* exit_code);
 void AddBenchServe(CLI::App* group, int* exit_code);
 void AddBenchLoad(CLI::App* group, int* exit_code);

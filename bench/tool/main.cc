@@ -30,6 +30,7 @@ int main(int argc, char** argv) {
   AddBenchDecode(&app, &exit_code);
   AddBenchPrefill(&app, &exit_code);
   AddBenchProxy(&app, &exit_code);
+  AddBenchRouter(&app, &exit_code);
   AddBenchScheduler(&app, &exit_code);
   AddBenchServe(&app, &exit_code);
   AddBenchLoad(&app, &exit_code);

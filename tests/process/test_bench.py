@@ -29,6 +29,7 @@ FIGURES = {
     "attention": ["rows_with_target"],
     "decode": ["read_bandwidth_share", "batch8_speedup", "bytes_read_per_step"],
     "prefill": ["prefill_tokens_per_second"],
+    "router": ["chat_hit_rate_of_best", "chat_imbalance"],
     "scheduler": ["step_us", "metadata_share"],
     "serve": ["router_added_ms_p50", "router_over_worker", "closed_ttft_ms_p50", "open_itl_ms_p99"],
     "proxy": ["kserve_rate_over_null_proxy", "vllm_engine_rate_over_null_proxy",
@@ -83,6 +84,20 @@ def test_a_server_without_benchmarks_names_the_program_that_has_them(tmp_path):
                           capture_output=True, text=True)
     assert done.returncode == 1
     assert "kvasir-bench: No such file or directory" in done.stderr and "scripts/build kvasir-bench" in done.stderr
+
+
+def test_bench_router_simulates_each_policy_with_a_recorded_trace(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": 1000 * i, "input_length": 1024, "output_length": 4, "hash_ids": [1, i % 3]} for i in range(30)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = bench("router", "--file", str(trace), "--page-tokens", "512", "--replicas", "3")["rows"]
+    by = {row["policy"]: row for row in rows}
+    assert set(by) == {"prefix_affinity", "least_loaded", "two_choices", "round_robin"}
+    # Three of the prompts are new; two of these three share their first page. In the other prompts, all but one token is a hit.
+    assert by["prefix_affinity"]["of_best"] == 1
+    assert all(0 < row["hit_rate"] <= by["prefix_affinity"]["hit_rate"] for row in rows)
+    done = run("bench", "router", "--quick", "--file", str(trace), check=False)
+    assert done.returncode == 1 and "line 1: 1024 tokens have 16 full pages of 64 (--page-tokens)" in done.stderr
 
 
 def test_bench_decode_reads_each_weight_once_per_step():
