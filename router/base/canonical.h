@@ -41,6 +41,9 @@ struct CanonicalRequest {
   // Requests share cached prefixes only if their salts are equal. Requests with
   // an empty salt share them with each other.
   std::string cache_salt;
+  // The client's name for a conversation. Requests with equal salts and names
+  // go to the same worker if possible. Empty if the client gave none.
+  std::string session;
   TokenBytes prompt;
   // Start from NeutralSampling() and change what the client asked for. If
   // max_tokens is 0, the operator's default applies, limited by max_model_len.

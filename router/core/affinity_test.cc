@@ -35,13 +35,14 @@ class AffinityTest : public ::testing::Test {
   }
 
   // Runs a request, and returns the number of its worker.
-  int PlaceOf(const std::vector<int32_t>& prompt,
-              const std::string& salt = "") {
+  int PlaceOf(const std::vector<int32_t>& prompt, const std::string& salt = "",
+              const std::string& session = "") {
     CanonicalRequest request;
     request.model = "tiny";
     request.prompt = TokenBytes::FromIds(prompt);
     request.sampling = NeutralSampling();
     request.cache_salt = salt;
+    request.session = session;
     const auto sink = std::make_shared<RecordingSink>();
     std::vector<size_t> before;
     for (const auto& worker : workers_) {
@@ -109,6 +110,16 @@ TEST_F(AffinityTest, WhichPromptsATenantHasSentDoesNotMoveAnotherTenants) {
     equal += PlaceOf(prompt, "a") == PlaceOf(prompt, "b");
   }
   EXPECT_LT(equal, kPrompts / 2);
+}
+
+TEST_F(AffinityTest, TheRequestsOfASessionGoToOneWorker) {
+  for (int i = 0; i < 10; ++i) {
+    const std::string session = absl::StrCat("session ", i);
+    const int place = PlaceOf({1}, "", session);
+    for (int32_t j = 0; j < 3; ++j) {
+      EXPECT_EQ(PlaceOf(std::vector<int32_t>(40, j), "", session), place);
+    }
+  }
 }
 
 }  // namespace

@@ -32,6 +32,13 @@ PickerOptions WithSeed(PickerOptions options) {
   return options;
 }
 
+// Returns 0 if the client has named no session.
+uint64_t SessionOf(const CanonicalRequest& request) {
+  if (request.session.empty()) return 0;
+  return std::max<uint64_t>(
+      1, MixBits(StableHash(request.cache_salt), StableHash(request.session)));
+}
+
 std::string NewIdPrefix() {
   std::random_device random;
   return HexId(&random);
@@ -395,7 +402,8 @@ absl::Status RouterCore::Dispatch(const ActivePtr& active) {
   }
   const std::optional<size_t> picked =
       picker_.Pick(views, {.prompt_tokens = request.prompt.size_tokens(),
-                           .pages = active->pages()});
+                           .pages = active->pages(),
+                           .session = SessionOf(request)});
   if (!picked.has_value()) {
     if (active->Waits() && (!draining || active->waiting().begun)) {
       return WaitForReplica(active);

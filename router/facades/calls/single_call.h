@@ -45,6 +45,8 @@ struct PreparedCall {
   // The client's own cache salt. Requests of one tenant share cached prefixes
   // only if their salts are equal.
   std::string cache_salt;
+  // See CanonicalRequest.
+  std::string session;
   // If true, the client gets the whole answer in one response.
   bool folded = false;
   std::unique_ptr<Answer> answer;
@@ -200,6 +202,7 @@ class SingleCall final
     CanonicalRequest request = Describe();
     request.cache_salt =
         CacheSaltOf(arrived_.caller.cache_tenant(), prepared->cache_salt);
+    request.session = std::move(prepared->session);
     request.priority = prepared->priority;
     request.prompt = std::move(prepared->prompt);
     request.sampling = std::move(prepared->sampling);

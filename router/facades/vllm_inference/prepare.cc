@@ -78,6 +78,7 @@ absl::StatusOr<PreparedCall<VllmInferenceAnswer>> PrepareVllmInferenceCall(
   prepared.seed = request.seed;
   prepared.priority = request.priority;
   prepared.cache_salt = request.cache_salt;
+  prepared.session = request.session;
   prepared.folded = !request.streaming;
   prepared.answer = std::make_unique<VllmInferenceAnswer>(
       std::move(request), prompt,

@@ -208,6 +208,7 @@ absl::StatusOr<VllmInferenceRequest> ParseVllmInferenceRequest(
   out.sampling = proto::NeutralSampling();
   out.streaming = streaming;
   out.priority = message.priority();
+  out.session = message.session_id();
   out.cache_salt = message.kv().cache_salt();
   if (out.cache_salt.size() > kMaxCacheSaltBytes) {
     return WrongField("kv.cache_salt",

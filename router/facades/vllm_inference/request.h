@@ -24,6 +24,7 @@ struct VllmInferenceRequest {
   std::optional<uint64_t> seed;
   int32_t priority = 0;
   std::string cache_salt;
+  std::string session;
   std::vector<std::string> stop_strings;
   bool include_stop_string = false;
   bool skip_special_tokens = true;

@@ -86,6 +86,7 @@ TEST(VllmInferenceRequestTest, ImplementedFieldsOfTheRequestAreParsed) {
   EXPECT_EQ(request.text, "hello");
   EXPECT_EQ(request.sampling.temperature(), 0.5f);
   EXPECT_EQ(request.priority, -3);
+  EXPECT_EQ(request.session, "s");
   EXPECT_EQ(request.sampling.n(), 2);
   EXPECT_EQ(request.sampling.top_k(), 0)
       << "the largest uint32 means all tokens";
