@@ -542,6 +542,68 @@ def test_the_route_divides_clients_between_the_services_of_both_colours(build):
         assert {each["metadata"]["namespace"] for each in resources} == {route["metadata"]["namespace"]}
 
 
+def chosen(selector, labels):
+    """True if a label selector with matchLabels and `In` selects these labels."""
+    expressions = selector.get("matchExpressions", [])
+    assert selector.keys() <= {"matchLabels", "matchExpressions"} and all(each["operator"] == "In" for each in expressions)
+    return selects(selector.get("matchLabels", {}), labels) and all(labels.get(each["key"]) in each["values"] for each in expressions)
+
+
+def admitted(policy, namespace, labels):
+    """The named ports that a policy opens to a pod with these labels in this namespace: {port}."""
+    named = {"kubernetes.io/metadata.name": namespace, **labels}  # a namespace may carry any label, too
+    return {
+        port["port"] for rule in policy["spec"]["ingress"] for source in rule["from"] for port in rule["ports"]
+        if chosen(source.get("namespaceSelector", {"matchLabels": {"kubernetes.io/metadata.name": "kvasir"}}), named)
+        and chosen(source.get("podSelector", {}), labels)
+    }
+
+
+CLIENT = {"kvasir-client": "true"}
+ADMITS = "/spec/ingress/0/from/0/namespaceSelector/matchExpressions/0/values/-"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_only_clients_in_listed_namespaces_and_prometheus_reach_a_router(build, rendered, overlay):
+    policy = find(rendered[overlay], "NetworkPolicy", "kvasir-router")
+    served = {"http" if overlay in BEHIND_SMG else "grpc"}
+    scraped = {"metrics", *(["gateway-metrics"] if overlay in BEHIND_SMG else [])}
+    worker = labels_of_pods(rendered[overlay])[-1]
+    assert admitted(policy, "kvasir", CLIENT) == served
+    assert admitted(policy, "kvasir", {}) == admitted(policy, "kvasir", worker) == set()
+    for namespace in ("default", "chat", "kube-system"):
+        assert admitted(policy, namespace, CLIENT) == set(), namespace
+    assert admitted(policy, "monitoring", {}) == admitted(policy, "monitoring", CLIENT) == scraped
+    # This is how an installation lists another namespace.
+    assert ADMITS in (DEPLOY / "README.md").read_text()
+    patch = {"target": {"kind": "NetworkPolicy", "name": "kvasir-router"},
+             "patch": yaml.dump([{"op": "add", "path": ADMITS, "value": "chat"}])}
+    done = build(OWN.get(overlay, [overlay.removeprefix("overlays/")]), again=True, patches=[patch])
+    policy = find(list(yaml.safe_load_all(done.stdout)), "NetworkPolicy", "kvasir-router")
+    assert admitted(policy, "chat", CLIENT) == admitted(policy, "kvasir", CLIENT) == served
+    assert admitted(policy, "chat", {}) == admitted(policy, "default", CLIENT) == set()
+
+
+@pytest.mark.parametrize("overlay", ["cpu", "smg", "multi-node"])
+def test_the_dns_component_opens_only_ports_of_dns_and_not_for_workers(build, overlay):
+    import kubernetes_validate
+
+    done = build([overlay, "dns"])
+    assert done.returncode == 0, done.stderr
+    resources = list(yaml.safe_load_all(done.stdout))
+    policy = find(resources, "NetworkPolicy", "kvasir-dns")
+    for version in KUBERNETES:
+        kubernetes_validate.validate(policy, version, strict=True)
+    picked = {labels["app.kubernetes.io/name"] for labels in labels_of_pods(resources)
+              if chosen(policy["spec"]["podSelector"], labels)}
+    assert picked == {"kvasir-router", *(["kvasir-rank"] if overlay == "multi-node" else [])}
+    assert policy["spec"]["policyTypes"] == ["Egress"]
+    opened = [(rule["to"], {port["port"] for port in rule["ports"]}) for rule in policy["spec"]["egress"]]
+    assert opened == [
+        ([{"ipBlock": {"cidr": "169.254.20.10/32"}}], {53}),
+        ([{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}}], {5353})]
+
+
 @pytest.fixture
 def calls_of(tmp_path):
     """A function that runs a hook with a `sleep` and a `kvasir` that only print their arguments: [line]."""
@@ -758,7 +820,9 @@ def test_prompts_leave_a_pod_in_plain_text_only_if_a_setting_says_insecure(rende
         assert wanted["KVASIR_INSECURE"] == ("true" if plain else "false"), name
     if overlay in BEHIND_SMG:
         args = container(pods(rendered[overlay])["kvasir-router"], "gateway")["args"]
-        assert args[args.index("--prometheus-host") + 1] == "127.0.0.1"
+        ports = {each["name"]: each["containerPort"] for each in container(pods(rendered[overlay])["kvasir-router"], "gateway")["ports"]}
+        assert args[args.index("--prometheus-host") + 1] == "0.0.0.0"
+        assert args[args.index("--prometheus-port") + 1] == str(ports["gateway-metrics"])
         assert ("--tls-cert-path" in args) == ("--tls-key-path" in args) == (overlay == SMG_WITH_TLS)
 
 
@@ -782,7 +846,7 @@ def test_a_gateway_with_tls_answers_only_over_https(rendered, smg, tmp_path):
     gateway = container(pods(rendered[SMG_WITH_TLS])["kvasir-router"], "gateway")
     assert all(gateway[f"{each}Probe"]["httpGet"]["scheme"] == "HTTPS" for each in ("startup", "readiness", "liveness"))
     assert {"name": "gateway-tls", "mountPath": "/tls", "readOnly": True} in gateway["volumeMounts"]
-    with running_gateway(smg, gateway, tmp_path, {"/tls/tls.crt": str(pair), "/tls/tls.key": str(pair)}) as (address, _):
+    with running_gateway(smg, gateway, tmp_path, {"/tls/tls.crt": str(pair), "/tls/tls.key": str(pair)}) as (address, *_):
         trusted = ssl.create_default_context(cafile=tmp_path / "ca.pem")
         wait_until(lambda: status_of(f"https://{address}/liveness", trusted) == 200, "the gateway lives")
         assert status_of(f"https://{address}/workers", trusted) == 401
@@ -1102,10 +1166,10 @@ def smg():
 @contextlib.contextmanager
 def running_gateway(smg, gateway, tmp_path, files=()):
     """Runs the container's command line, with other `files` and without its router. Yields its address and keys."""
-    (port,) = (each["containerPort"] for each in gateway["ports"])
-    free = str(free_port())
-    args = [free if each == str(port) else dict(files).get(each, each) for each in gateway["args"]]
-    assert free in args
+    ports = {each["name"]: str(each["containerPort"]) for each in gateway["ports"]}
+    other = {port: str(free_port()) for port in ports.values()}
+    assert len(ports) == 2 and other.keys() <= set(gateway["args"])
+    args = [(other | dict(files)).get(each, each) for each in gateway["args"]]
     keys = {}
     for each in gateway["env"]:
         if secret := each.get("valueFrom", {}).get("secretKeyRef"):
@@ -1115,9 +1179,9 @@ def running_gateway(smg, gateway, tmp_path, files=()):
     assert not any("$(" in arg for arg in args), args
     args = [each.replace(":8001", f":{free_port()}") for each in args]
     with open(tmp_path / "log", "wb") as log:
-        process = subprocess.Popen([smg, *args, "--prometheus-port", str(free_port())], stdout=log, stderr=log, cwd=tmp_path)
+        process = subprocess.Popen([smg, *args], stdout=log, stderr=log, cwd=tmp_path)
     try:
-        yield f"127.0.0.1:{free}", keys
+        yield *(f"127.0.0.1:{other[ports[name]]}" for name in ("http", "gateway-metrics")), keys
     except BaseException:
         print((tmp_path / "log").read_text()[-2000:], file=sys.stderr)
         raise
@@ -1126,15 +1190,20 @@ def running_gateway(smg, gateway, tmp_path, files=()):
         process.wait()
 
 
-def test_the_gateway_of_a_pod_needs_keys_and_answers_its_probes(rendered, smg, tmp_path):
-    gateway = container(pods(rendered["overlays/smg"])["kvasir-router"], "gateway")
-    with running_gateway(smg, gateway, tmp_path) as (address, keys):
+def test_the_gateway_of_a_pod_needs_keys_and_answers_its_probes(watched, smg, tmp_path):
+    gateway = container(pods(watched["overlays/smg"])["kvasir-router"], "gateway")
+    with running_gateway(smg, gateway, tmp_path) as (address, metrics, keys):
         url = f"http://{address}"
         wait_until(lambda: status_of(url + gateway["livenessProbe"]["httpGet"]["path"]) == 200, "the gateway lives")
         assert status_of(url + gateway["startupProbe"]["httpGet"]["path"]) == 200
         # Nothing listens at the router's port, so the gateway is alive but not ready.
         assert status_of(url + gateway["readinessProbe"]["httpGet"]["path"]) == 503
         assert_keys_are_needed(url, keys["tenant-key"], keys["control-plane-key"])
+        # Prometheus needs no key. Its port has nothing else.
+        scraped = [each["port"] for each in find(watched["overlays/smg"], "PodMonitor", "kvasir-router")["spec"]["podMetricsEndpoints"]]
+        assert scraped == ["metrics", "gateway-metrics"]
+        assert status_of(f"http://{metrics}/metrics") == 200
+        assert status_of(f"http://{metrics}/workers") != 200 and status_of(f"http://{metrics}/v1/models") != 200
 
 
 # Runs a command as a pod's container: the root file system has only the program and its libraries and is read-only, and
