@@ -4,6 +4,7 @@ available here."""
 
 import concurrent.futures
 import contextlib
+import hashlib
 import http.client
 import json
 import os
@@ -99,7 +100,7 @@ def build(kustomize, tmp_path_factory):
             folder.mkdir(exist_ok=again)
             # A colour may be one of any overlay, in place of its own.
             own = yaml.safe_load((overlays / "blue-green" / colour / "kustomization.yaml").read_text()) if colour else {}
-            own |= {"resources": [f"../{base}"], "components": [f"../../components/{each}" for each in components]}
+            own |= {"namespace": "kvasir", "resources": [f"../{base}"], "components": [f"../../components/{each}" for each in components]}
             (folder / "kustomization.yaml").write_text(yaml.dump(own | more))
         return subprocess.run([kustomize, "build", folder], capture_output=True, text=True, timeout=60)
 
@@ -471,6 +472,100 @@ def names_in(value, name):
     if isinstance(value, dict):
         return [found for key, each in value.items() for found in ([each] if key == name else names_in(each, name))]
     return []
+
+
+# The settings of an overlay for each way in which the model arrives.
+SOURCES = {
+    "model-claim": {"CLAIM": "weights"},
+    "model-image": {"IMAGE": "registry.example/model@sha256:" + "0" * 64},
+    "model-download": {
+        "URL": "https://store.example/model.tar", "SHA256": "1" * 64, "SIZE": "150Gi",
+        "ROUTER_URL": "https://store.example/tokenizer.tar", "ROUTER_SHA256": "2" * 64, "ROUTER_SIZE": "2Gi"},
+}
+
+
+def source_of(values):
+    return [{"name": "kvasir-model-source", "literals": [f"{name}={value}" for name, value in values.items()]}]
+
+
+@pytest.mark.parametrize("overlay", [["cpu"], ["smg"], ["multi-gpu"], ["multi-node"], ["cpu", "tls"]])
+@pytest.mark.parametrize("component", SOURCES)
+def test_the_model_arrives_in_every_pod_as_a_component_says(build, overlay, component):
+    import kubernetes_validate
+
+    values = SOURCES[component]
+    done = build([*overlay, component], configMapGenerator=source_of(values))
+    assert done.returncode == 0, done.stderr
+    resources = list(yaml.safe_load_all(done.stdout))
+    assert not [each for each in resources if each["kind"] == "PersistentVolumeClaim"]
+    for each in resources:
+        assert each["kind"] == "Namespace" or each["metadata"]["namespace"] == "kvasir"
+        if each["kind"] == "LeaderWorkerSet":
+            continue
+        for version in KUBERNETES[component == "model-image":]:  # 1.27 has no volumes of images
+            kubernetes_validate.validate(each, version, strict=True)
+    for name, template in templates(resources).items():
+        pod = template["spec"]
+        assert violations(pod) == []
+        (volume,) = [each for each in pod["volumes"] if each["name"] == "model"]
+        assert {"name": "model", "mountPath": "/models", "readOnly": True} in container(pod)["volumeMounts"]
+        assert settings(resources, name)["KVASIR_MODEL"] == "/models/model"
+        if component == "model-claim":
+            assert volume == {"name": "model", "persistentVolumeClaim": {"claimName": "weights", "readOnly": True}}
+        elif component == "model-image":
+            assert volume == {"name": "model", "image": {"reference": values["IMAGE"], "pullPolicy": "IfNotPresent"}}
+        else:
+            prefix = "ROUTER_" if name == "kvasir-router" else ""
+            claim = volume["ephemeral"]["volumeClaimTemplate"]["spec"]
+            assert claim == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": values[f"{prefix}SIZE"]}}}
+            (download,) = pod["initContainers"]
+            given = {}
+            for each in download["env"]:
+                source = each["valueFrom"]["configMapKeyRef"]
+                (data,) = [each["data"] for each in resources if each["metadata"]["name"] == source["name"]]
+                given[each["name"]] = data[source["key"]]
+            assert given == {"URL": values[f"{prefix}URL"], "SHA256": values[f"{prefix}SHA256"]}
+            # The volume belongs to the pod's group.
+            assert pod["securityContext"]["fsGroup"] == USER
+            (script,) = [each["configMap"]["name"] for each in pod["volumes"] if each["name"] == "download"]
+            assert "download.sh" in find(resources, "ConfigMap", script[:-11])["data"]
+
+
+@pytest.mark.parametrize("component", SOURCES)
+def test_a_component_for_models_without_its_source_is_refused(build, component):
+    done = build(["cpu", component], again=True)
+    assert done.returncode != 0 and "kvasir-model-source" in done.stderr
+    values = dict(SOURCES[component])
+    values.pop("SIZE", None) or values.clear()
+    done = build(["cpu", component], again=True, configMapGenerator=source_of({**values, "OTHER": "x"}))
+    assert done.returncode != 0 and "kvasir-model-source" in done.stderr
+
+
+def test_a_download_leaves_only_a_folder_with_the_right_checksum(tmp_path):
+    store = tmp_path / "store"
+    (store / "folder").mkdir(parents=True)
+    (store / "folder/config.json").write_text("{}")
+    subprocess.run(["tar", "-C", store / "folder", "-cf", store / "model.tar", "."], check=True)
+    right = hashlib.sha256((store / "model.tar").read_bytes()).hexdigest()
+    models = tmp_path / "models"
+    models.mkdir()
+
+    def download(url, checksum):
+        return subprocess.run(
+            ["/bin/sh", KUSTOMIZE / "components/model-download/download.sh"], capture_output=True, text=True, timeout=60,
+            env={"PATH": "/usr/bin:/bin", "MODELS": str(models), "URL": url, "SHA256": checksum})
+
+    for url, checksum in (((store / "none.tar").as_uri(), right), ((store / "model.tar").as_uri(), "0" * 64)):
+        assert download(url, checksum).returncode != 0
+        assert not (models / "model").exists()
+    # Remains of an attempt that ended in the middle are no obstacle.
+    (models / "unpacked").mkdir()
+    done = download((store / "model.tar").as_uri(), right)
+    assert done.returncode == 0, done.stderr
+    assert [each.name for each in models.iterdir()] == ["model"]
+    assert (models / "model/config.json").read_text() == "{}"
+    # A restart of the pod's containers does not download again.
+    assert download("file:///none", right).returncode == 0
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
