@@ -1033,6 +1033,39 @@ def test_the_scaler_uses_metrics_that_the_adapter_has_and_workers_export(rendere
     assert asked <= catalogue.load().exported("worker")
 
 
+def test_a_scaler_of_groups_scales_the_set_of_groups_and_every_group_has_its_policy(build, rendered):
+    import kubernetes_validate
+
+    done = build(["multi-node", "autoscaling-groups", "exclusive-topology"])
+    assert done.returncode == 0, done.stderr
+    resources = list(yaml.safe_load_all(done.stdout))
+    scaler = find(resources, "HorizontalPodAutoscaler", "kvasir-worker")
+    for version in KUBERNETES:
+        kubernetes_validate.validate(scaler, version, strict=True)
+    groups = find(resources, "LeaderWorkerSet", "kvasir-worker")
+    assert scaler["spec"]["scaleTargetRef"] == {name: value for name, value in (
+        ("apiVersion", groups["apiVersion"]), ("kind", groups["kind"]), ("name", groups["metadata"]["name"]))}
+    # Except for its target, it is the scaler of single pods.
+    single = find(rendered[AUTOSCALED], "HorizontalPodAutoscaler", "kvasir-worker")
+    assert {**scaler["spec"], "scaleTargetRef": None} == {**single["spec"], "scaleTargetRef": None}
+    assert "replicas" not in groups["spec"]
+    policies = {each["spec"]["podSelector"]["matchLabels"].get(GROUP_INDEX): each["spec"]
+                for each in resources if each["kind"] == "NetworkPolicy"}
+    policies.pop(None)
+    assert policies.keys() == set(map(str, range(scaler["spec"]["maxReplicas"])))
+    # They differ only in the number of their group.
+    texts = {json.dumps(spec, sort_keys=True).replace(f'{GROUP_INDEX}": "{index}"', "") for index, spec in policies.items()}
+    assert len(texts) == 1
+    assert groups["metadata"]["annotations"] == {
+        "leaderworkerset.sigs.k8s.io/exclusive-topology": "topology.kubernetes.io/rack"}
+
+
+@pytest.mark.parametrize("components,lacks", [(["multi-node", "autoscaling"], "StatefulSet"), (["cpu", "autoscaling-groups"], "LeaderWorkerSet")])
+def test_a_scaler_without_its_target_is_refused(build, components, lacks):
+    done = build(components)
+    assert done.returncode != 0 and lacks in done.stderr, done.stderr
+
+
 def test_all_dashboards_are_in_the_config_map_that_grafana_loads(watched):
     config = find(watched["overlays/cpu"], "ConfigMap", "kvasir-dashboards")
     assert config["metadata"]["labels"]["grafana_dashboard"] == "1"
