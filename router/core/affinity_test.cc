@@ -20,12 +20,13 @@ class AffinityTest : public ::testing::Test {
     for (int i = 0; i < kWorkers; ++i) {
       workers_.push_back(std::make_unique<FakeWorker>(&transport_));
       workers_.back()->info()->set_max_model_len(1000);
-      options.targets.push_back(absl::StrCat("w", i));
+      options.workers.push_back({absl::StrCat("w", i)});
     }
     registry_ = std::make_unique<ReplicaRegistry>(
         options,
-        [this](const std::string& target) {
-          return workers_[static_cast<size_t>(target[1] - '0')]->NewClient();
+        [this](const WorkerAddress& worker) {
+          return workers_[static_cast<size_t>(worker.target[1] - '0')]
+              ->NewClient();
         },
         &timers_, nullptr);
     KVASIR_ASSERT_OK(registry_->Start(absl::Seconds(20)));
@@ -67,10 +68,10 @@ class AffinityTest : public ::testing::Test {
     report.set_free_pages(100);
     report.set_total_pages(100);
     workers_[static_cast<size_t>(worker)]->Report(report);
-    const Replica& replica =
-        *registry_->replicas()[static_cast<size_t>(worker)];
+    const std::shared_ptr<Replica> replica =
+        registry_->replicas()->at(static_cast<size_t>(worker));
     const absl::Time end = absl::Now() + absl::Seconds(20);
-    while (replica.view().unreported_requests > 0 && absl::Now() < end) {
+    while (replica->view().unreported_requests > 0 && absl::Now() < end) {
       absl::SleepFor(absl::Milliseconds(1));
     }
   }
