@@ -6,8 +6,9 @@
 // a bound. The bounds are those of "Consistent Hashing with Bounded Loads"
 // (Mirrokni, Thorup and Zadimoghaddam, 2018): with n replicas and m requests in
 // flight, a replica gets at most load_factor * (m + 1) / n of them, rounded up,
-// in proportion to max_num_seqs, or 4 if all of them run already. A replica that
-// has no place in its batch or no pages for it is left out if another has both.
+// in proportion to max_num_seqs, or 4 if all of them run already. A replica
+// that has no place in its batch or no pages for it is left out if another has
+// both.
 //
 // Among the replicas within the bound:
 // 1. With a session, rendezvous hashing of the session and the replicas' names
