@@ -69,7 +69,7 @@ class AffinityTest : public ::testing::Test {
     report.set_total_pages(100);
     workers_[static_cast<size_t>(worker)]->Report(report);
     const std::shared_ptr<Replica> replica =
-        registry_->replicas()->at(static_cast<size_t>(worker));
+        registry_->replicas()[static_cast<size_t>(worker)];
     const absl::Time end = absl::Now() + absl::Seconds(20);
     while (replica->view().unreported_requests > 0 && absl::Now() < end) {
       absl::SleepFor(absl::Milliseconds(1));
