@@ -124,8 +124,8 @@ def section(report) -> str:
     return "\n".join([
         f"{report['date']}, {machine['cpu']}, {machine['threads']} threads, {report['pairs']} pairs, "
         f"one binary (SHA-256 `{report['binary'][:12]}`); AVX2 is the same machine with `--avx2`. "
-        f"{counted[True]} of {sum(counted.values())} ratios with a target meet it, {counted[None]} "
-        "are undecided; those that miss it are **bold**.", "",
+        f"Ratios with a target: {sum(counted.values())}, met {counted[True]}, undecided "
+        f"{counted[None]}, missed {counted[False]} (**bold**).", "",
         "Attention of one layer at 16384 tokens, 4 sequences:", "",
         table(["shape", *head[1:]], attention), "",
         f"Whole decode steps of tinyllama-1.1b, {BATCH} sequences (bytes: weights and cache):", "",

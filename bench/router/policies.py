@@ -30,7 +30,7 @@ tokens as all replicas can run without hits. `two_choices`: the less loaded of t
 `prefix_affinity` is the default. On `chat` it needs at least 0.9 of the best hit rate with an imbalance of at most 1.25 and no longer waits than
 `least_loaded`: {verdict}.
 
-It loses where prompts share little or everything: without hits it chooses like `least_loaded`, and a choice costs more; prompts that every cache holds anyway
+It loses if prompts share little or everything: without hits it chooses like `least_loaded`, and a choice costs more; prompts that every cache holds anyway
 (`few_shot`, `hot`) gain nothing. Routers that share no state know only the prompts that they sent; with session ids they agree.
 
 A choice among 1,000 replicas takes {choice_us} us here, the memory is `--prefix-bytes` (16 MiB), 16 bytes for a page of a replica. Keys of a prompt are hashed once,

@@ -1,11 +1,11 @@
 // A simulation of routers and replicas, event by event and without sockets or
 // a model. The routers choose with the code of the product (ReplicaPicker).
 //
-// A replica runs prompts one after the other, each at a fixed rate plus a fixed
-// time, without the pages that its cache has; then it generates the output at a
-// fixed rate, at any batch size. Its cache keeps the pages of running requests,
-// and of the others those that were used last. It reports its load after each
-// change, but at most once in 50 ms.
+// A replica runs prompts one after the other. A prompt takes a fixed time, and
+// a time for each token whose page is not cached. Then the replica generates
+// the output at a fixed rate, at any batch size. Its cache keeps the pages of
+// running requests and the most recently used others. It reports its load after
+// each change, but at most once in 50 ms.
 #pragma once
 
 #include <cstdint>

@@ -135,9 +135,10 @@ void AddBenchRouter(CLI::App* group, int* exit_code) {
   AddFlag(command, "--file", flags->file,
           "a recorded trace instead: on each line a JSON object {timestamp: "
           "milliseconds, input_length: tokens, hash_ids: [a number for each "
-          "page of --page-tokens], output_length: tokens}, by time; equal "
-          "numbers are equal pages after equal pages. token_ids may replace "
-          "input_length and hash_ids; session_id is optional");
+          "page of --page-tokens], output_length: tokens}, in order of time; "
+          "equal numbers mean equal pages with equal pages before them. "
+          "token_ids may replace input_length and hash_ids; session_id is "
+          "optional");
   AddFlag(command, "--requests", flags->trace.requests,
           "the number of requests of a synthetic trace")
       ->check(CLI::Range(uint64_t{100}, uint64_t{100000000}));
@@ -176,7 +177,8 @@ void AddBenchRouter(CLI::App* group, int* exit_code) {
       ->check(Between(1.0, 100.0));
   AddBytes(command, "--prefix-bytes", flags->prefix_bytes,
            "as in `kvasir router`", {.least = int64_t{1} << 20});
-  AddFlag(command, "--seed", flags->trace.seed, "of the random numbers");
+  AddFlag(command, "--seed", flags->trace.seed,
+          "the seed of the random numbers");
   AddBenchFlags(command, &flags->bench);
   SetBench(
       command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),

@@ -101,7 +101,7 @@ TEST_F(AffinityTest, ALongerPromptGoesToTheWorkerThatWasSentItsBeginning) {
   }
 }
 
-TEST_F(AffinityTest, WhichPromptsATenantHasSentDoesNotMoveAnotherTenants) {
+TEST_F(AffinityTest, PromptsOfOneTenantDoNotMoveThoseOfAnother) {
   // The router forgets nothing here, so a shared key would move the second
   // tenant's prompt to the first one's worker.
   int equal = 0;

@@ -292,7 +292,7 @@ TEST_F(LostWorkersTest, AStreamWaitsAlsoWhileTheOtherReplicasDrain) {
 }
 
 // While the stream waits, other requests take its place among the running ones.
-TEST_F(LostWorkersTest, AStreamRunsAtOnceWhenAReplicaIsReadyEvenIfAllIsTaken) {
+TEST_F(LostWorkersTest, AStreamResumesAtOnceEvenAboveTheLimit) {
   Start(1, {.admission = {.max_in_flight = 1, .max_queue = 8}});
   const auto stream = std::make_shared<RecordingSink>();
   const auto other = std::make_shared<RecordingSink>();

@@ -282,7 +282,7 @@ TEST(RequestFlowTest, AWorkerThatHasComeBackMayBeAskedAgain) {
   EXPECT_FALSE(flow.Tried("a", 5));
 }
 
-TEST(RequestFlowTest, ARequestWaitsIfItIsNewOrBegunOrHasLostItsWorker) {
+TEST(RequestFlowTest, ARequestWaitsIfItIsNewOrHasOutputOrLostItsWorker) {
   RequestFlow flow = NewFlow();
   EXPECT_TRUE(flow.Waits());
   EXPECT_EQ(flow.waiting().since, kStart);
@@ -308,7 +308,7 @@ TEST(RequestFlowTest, ARequestWaitsIfItIsNewOrBegunOrHasLostItsWorker) {
   EXPECT_EQ(stream.waiting().arrival, kStart);
 }
 
-TEST(RequestFlowTest, ADeadlineThatPassesDuringTheWaitIsReportedAsSuch) {
+TEST(RequestFlowTest, ADeadlineThatPassesDuringTheWaitIsDeadlineExceeded) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("gone"), At(4)),

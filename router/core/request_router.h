@@ -134,7 +134,7 @@ class RouterCore final : public RequestRouter {
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Runs the waiting requests for which a replica is ready now. A request whose
   // replicas are all draining gets an error, and every waiting request gets one
-  // after BeginDrain, but not if it has output: then it waits on.
+  // after BeginDrain, unless it has output and keeps waiting.
   void RetryWaiting() ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns true if the request need not wait for one of the candidates: one is
   // ready that may run it, or all are draining and the request has no output.

@@ -6,9 +6,9 @@
 // a bound. The bounds are those of "Consistent Hashing with Bounded Loads"
 // (Mirrokni, Thorup and Zadimoghaddam, 2018): with n replicas and m requests in
 // flight, a replica gets at most load_factor * (m + 1) / n of them, rounded up,
-// in proportion to max_num_seqs, or 4 if all of them run already. A replica
-// that has no place in its batch or no pages for it is left out if another has
-// both.
+// in proportion to max_num_seqs. A replica with fewer than 4 requests that all
+// run may always get one. A replica that has no place in its batch or no pages
+// for it is left out if another has both.
 //
 // Among the replicas within the bound:
 // 1. With a session, rendezvous hashing of the session and the replicas' names
@@ -16,8 +16,8 @@
 //    or lost moves only its own share of the sessions.
 // 2. Otherwise the longest hit decides, and among equal hits the load; equal
 //    replicas take turns. A prefix that several replicas have is given to one
-//    more if that one's load is below the mean by the factor: so a new replica
-//    gets its share of the requests with a common system prompt.
+//    more if that one's load is at most the mean / load_factor: so a new
+//    replica gets its share of the requests with a common system prompt.
 // 3. Without a hit the load decides. Equal replicas are ordered by the
 //    rendezvous hash of the first page.
 #pragma once
@@ -105,7 +105,7 @@ class ReplicaPicker {
   absl::flat_hash_map<uint64_t, size_t> slot_of_ ABSL_GUARDED_BY(mutex_);
   // By the replica's place in the list of the last turn. May be outdated.
   std::vector<size_t> last_slots_ ABSL_GUARDED_BY(mutex_);
-  // Until this turn it is useless to search for slots.
+  // Until this turn no slot can become free.
   uint64_t no_slots_until_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

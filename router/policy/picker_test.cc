@@ -210,7 +210,7 @@ TEST(ReplicaPickerTest, AReplicaThatMayNotBeAskedIsNotChosenForItsPages) {
   EXPECT_NE(Pick(&picker, replicas, Chain(1, 4)), home);
 }
 
-TEST(ReplicaPickerTest, AWorkerThatHasRestartedIsNotTakenToHaveItsPages) {
+TEST(ReplicaPickerTest, ARestartedWorkerCountsAsEmpty) {
   ReplicaPicker picker(Options());
   std::vector<ReplicaView> replicas = Idle(4);
   Load(&replicas, 8);

@@ -13,7 +13,7 @@ struct MembershipRules {
   // An address is removed after this many answers in a row without it.
   int answers_to_remove = 1;
   // If true, an answer without any address counts only for workers that are not
-  // alive, because a server of names may have lost its data.
+  // alive, because a name server may have lost its data.
   bool empty_keeps_live = false;
 };
 

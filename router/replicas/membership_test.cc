@@ -78,7 +78,7 @@ TEST(MembershipTest, AFilesAnswerCountsAtOnceEvenIfItIsEmpty) {
 
 // A name server that fails, repeats old answers, leaves out, duplicates and
 // reorders addresses, while workers come and go.
-TEST(MembershipTest, InAChurnNoAddressIsLostAndNoneIsKept) {
+TEST(MembershipTest, WrongAnswersNeitherLoseLiveAddressesNorKeepDeadOnes) {
   for (uint32_t seed = 0; seed < 200; ++seed) {
     std::mt19937 random(seed);
     const auto one_in = [&random](uint32_t n) { return random() % n == 0; };

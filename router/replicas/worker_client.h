@@ -14,7 +14,7 @@
 
 namespace kvasir::router {
 
-// Where the router reaches a worker.
+// The address of a worker.
 struct WorkerAddress {
   std::string target;  // "host:port" or "unix:/path"
   // The name that the worker's certificate must have, unless other names are

@@ -1,4 +1,4 @@
-// Where a router finds its workers: the entries of --workers.
+// The sources of a router's workers: the entries of --workers.
 #pragma once
 
 #include <functional>
@@ -27,13 +27,13 @@ class WorkerSource {
 };
 
 // Returns the addresses of a host, without a port. NOT_FOUND: the name has
-// none. Other errors: it is unknown whether it has.
+// none. After other errors, this is unknown.
 using ResolveHost =
     std::function<absl::StatusOr<std::vector<std::string>>(const std::string&)>;
 
 // Asks the system's resolver (getaddrinfo), so that /etc/hosts and search
 // domains work. It does not return times to live; headless Services have short
-// ones, so a fixed period of lookups does. If the host has IPv4 addresses,
+// ones, so a fixed period is enough. If the host has IPv4 addresses,
 // returns only these. Otherwise a worker with an address of each family would
 // count twice.
 absl::StatusOr<std::vector<std::string>> ResolveBySystem(

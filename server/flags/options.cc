@@ -386,18 +386,18 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
       ->delimiter(',');
   AddFlag(app, "--policy", options->policy,
           "how the router chooses the replica for a request. "
-          "prefix_affinity: one that was sent the longest part of the prompt, "
-          "if its load is not far above the mean; least_loaded: the one with "
-          "the least load; round_robin: in turn")
+          "prefix_affinity: the session's replica, or one that was sent the "
+          "longest part of the prompt, unless its load is far above the mean; "
+          "least_loaded: the one with the least load; round_robin: in turn")
       ->check(
           CLI::IsMember({"prefix_affinity", "least_loaded", "round_robin"}));
   AddFlag(app, "--load-factor", options->load_factor,
-          "with prefix_affinity, the largest load of a replica, relative to "
-          "the mean, at which it gets requests because it has their prefixes")
+          "with prefix_affinity: a replica above this load, relative to the "
+          "mean, gets no requests for its prefixes")
       ->check(Between(1.0, 100.0));
   AddBytes(app, "--prefix-bytes", options->prefix_bytes,
-           "with prefix_affinity, the memory in which the router notes which "
-           "replica has which page of 16 bytes",
+           "with prefix_affinity: the memory in which the router notes which "
+           "replica has which page, 16 bytes for each",
            {.least = int64_t{1} << 20, .most = int64_t{1} << 36});
   AddFlag(app, "--move-streams", options->move_streams,
           "which streams go on at another replica after their worker is lost. "

@@ -202,7 +202,7 @@ def test_the_section_on_codes_marks_missed_and_undecided_ratios():
         "attention": {"AVX-512, llama-2-7b": measured(rotated_4bit=(3.2, 0.15), rotated_3bit=(3.3, 0.1)),
                       "AVX2, llama-2-7b": measured(rotated_4bit=(9.0, 0.16))},
         "steps": {"AVX-512, 8192": measured(dense_8bit=(1.2, 0.0))}})
-    assert "2 of 4 ratios with a target meet it, 1 are undecided" in text
+    assert "Ratios with a target: 4, met 2, undecided 1, missed 1 (**bold**)." in text
     assert "| llama-2-7b | rotated-4bit | 2.00 | 3.20 | ≥ 3.20 | 9.00 (undecided) | ≥ 1.50 |" in text
     assert "| llama-2-7b | rotated-3bit | 2.00 | **3.30** | ≥ 3.40 |  |  |" in text
     assert "| 8192 | dense-8bit | 2.00 | 1.20 | ≥ 1.15 |  |  |" in text

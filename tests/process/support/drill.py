@@ -444,8 +444,8 @@ def page(results, problems, seed, rounds, clients, flags) -> str:
 
 {clients} clients of all three protocols send requests (streams and single responses; greedy, seeded with log probabilities, penalties, three
 samples, stop strings) through two routers to three workers, which are disturbed meanwhile. Every answer is compared, token by token, with
-that of an undisturbed run. A disturbance's row has the answers that ended between its begin and the moment when all workers were in use again and
-{clients} more answers had come.
+that of an undisturbed run. A disturbance's row has the answers that ended from its start until all workers were in use again and {clients} more
+answers had come.
 
 {table}
 
@@ -455,9 +455,9 @@ that of an undisturbed run. A disturbance's row has the answers that ended betwe
   `models/tiny`.
 - Pages that workers still held or had leaked at the end, and other problems: {len(problems) or 'none'}.
 
-The same drill on other sizes: `python3 tests/process/support/drill.py --help`. On a cluster, run your own load through the gateway and, meanwhile,
-`kubectl delete pod --force` (killed), `kubectl exec POD -- kill -STOP 1` (stopped) and `kubectl rollout restart` (drained); the panel *Streams moved* of the router's
-dashboard and the clients' errors tell the result.
+The same drill with other sizes: `PYTHONPATH=tests/process build/venv/bin/python tests/process/support/drill.py --help`. On a cluster, run your own load through
+the gateway and, meanwhile, `kubectl delete pod --force` (killed), `kill -STOP PID` on the node (stopped) and `kubectl rollout restart` (drained). The panel
+*Moved to another replica a second* and the clients' errors show the result.
 """
 
 
