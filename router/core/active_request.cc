@@ -81,12 +81,15 @@ void ActiveRequest::DeliverTokens(
 void ActiveRequest::OnAttemptDone(const absl::Status& status) {
   const std::shared_ptr<ActiveRequest> self = shared_from_this();
   std::optional<absl::Status> end;
+  // The last lease of a removed replica destroys it, and its client.
+  std::unique_ptr<ReplicaLease> lease;
   {
     base::MutexLock lock(&mutex_);
     end = flow_.OnAttemptDone(status, base::Clock::Real().Now());
     attempt_.reset();
-    lease_.reset();
+    lease = std::move(lease_);
   }
+  lease.reset();
   if (!end.has_value()) {
     if (observer_ != nullptr) observer_->OnRetry(status);
     const absl::Status dispatched = core_->Dispatch(self);

@@ -273,6 +273,42 @@ TEST_F(ChangingWorkersTest, ADiscoveredWorkerThatIsRefusedIsOnlyLeftOut) {
   EXPECT_THAT(router_->Health().detail, HasSubstr("w1 refused"));
 }
 
+TEST_F(ChangingWorkersTest, ARequestLeavesARemovedWorkerThatHangs) {
+  KVASIR_ASSERT_OK(Start({0}));
+  const auto sink = Submit();
+  WaitForAttempt(0)->Accept();
+  SetWorkers({1});
+  EXPECT_TRUE(Eventually([&] { return IsReady(1); }));
+  workers_[0]->SetSilent(true);
+  EXPECT_TRUE(Eventually([&] {
+    router_->CheckWorkers(absl::Milliseconds(500));
+    kvasir::v1::LoadReport idle;
+    idle.set_free_pages(100);
+    idle.set_total_pages(100);
+    workers_[1]->Report(idle);
+    return workers_[0]->attempts()[0]->cancelled();
+  }));
+  Answer(WaitForAttempt(1));
+  KVASIR_EXPECT_OK(sink->Wait());
+}
+
+TEST_F(ChangingWorkersTest,
+       ARequestMayReturnToItsWorkerThatWasRemovedAndAddedAgain) {
+  KVASIR_ASSERT_OK(Start({0}));
+  const auto sink = Submit();
+  WaitForAttempt(0)->Accept();
+  SetWorkers({});
+  workers_[0]->Die();
+  EXPECT_TRUE(Eventually([&] {
+    return router_->Health().detail.find("ready") == std::string::npos;
+  }));
+  workers_[0]->SetReachable(true);
+  SetWorkers({0});
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->attempts().size() == 2; }));
+  Answer(workers_[0]->attempts()[1]);
+  KVASIR_EXPECT_OK(sink->Wait());
+}
+
 TEST_F(ChangingWorkersTest, AStopAlsoEndsTheCallsToRemovedWorkers) {
   KVASIR_ASSERT_OK(Start({0}));
   CanonicalRequest request = NewRequest();

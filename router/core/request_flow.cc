@@ -300,6 +300,8 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
   }
   move_reason_ = ReasonOf(status);
   lost_ = absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value();
+  // A worker that was only silent may be asked again when it has reported.
+  if (left_ && !blamed_) tried_.back().connection = kNoConnection;
   if (lost_ && attempt_began_ && (!left_ || blamed_)) ++lost_workers_;
   waits_since_ = now;
   const bool retry = Retryable(end, lost_workers_, now);

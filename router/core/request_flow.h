@@ -73,8 +73,8 @@ class RequestFlow {
   bool cancelled() const { return cancel_reason_.has_value(); }
 
   // Call before a stream to `replica` is opened. `moves` says whether a stream
-  // may move if this replica is lost. `connection` is the number of times that
-  // the router has connected to the replica.
+  // may move if this replica is lost. `connection` is the
+  // number of the connection to it.
   void OnAttempt(const std::string& replica, absl::Time now,
                  MoveStreams moves = MoveStreams::kOff,
                  uint64_t connection = 0);
@@ -194,6 +194,7 @@ class RequestFlow {
   std::optional<CancelReason> cancel_reason_;
   bool cancelled_at_deadline_ = false;
   uint32_t attempts_ = 0;
+  static constexpr uint64_t kNoConnection = ~uint64_t{0};
   struct Asked {
     std::string replica;
     uint64_t connection = 0;

@@ -77,14 +77,17 @@ void RouterCore::ReportMoves() {
   std::map<MoveStreams, size_t> counts = {{MoveStreams::kOff, 0},
                                           {MoveStreams::kExact, 0},
                                           {MoveStreams::kRounding, 0}};
+  const std::map<std::string, uint64_t> before =
+      std::exchange(moves_logged_, {});
   for (const auto& replica : parts_.registry->replicas()) {
     const uint64_t connection = replica->connection();
     const auto info = replica->info();
     if (!replica->in_use() || !info.has_value()) continue;
     const MoveStreams moves = MovesFrom(options_.move_streams, *info);
     ++counts[moves];
-    uint64_t& logged = moves_logged_[replica->target()];
-    if (std::exchange(logged, connection) == connection) continue;
+    moves_logged_[replica->target()] = connection;
+    const auto logged = before.find(replica->target());
+    if (logged != before.end() && logged->second == connection) continue;
     base::Log(base::LogLevel::kInfo, "streams",
               {{"worker", replica->target()},
                {"move", MoveStreamsName(moves)},
@@ -109,12 +112,7 @@ void RouterCore::TickLater() {
 }
 
 void RouterCore::CheckWorkers(absl::Duration elapsed) {
-  parts_.registry->Tick(elapsed);
-  bool hung = false;
-  for (const auto& replica : parts_.registry->replicas()) {
-    hung |= replica->state() == ReplicaState::kHung;
-  }
-  if (!hung) return;
+  if (!parts_.registry->Tick(elapsed)) return;
   std::map<std::string, CandidateList> candidates;
   for (const ModelStatus& model : parts_.registry->Models()) {
     candidates.emplace(model.name, parts_.registry->Candidates(model.name));
@@ -175,8 +173,6 @@ absl::StatusOr<std::vector<uint64_t>> RouterCore::Complete(
     request->seed = random_();
   }
   sampling.set_seed(*request->seed);
-  // One replica needs no choice.
-  if (model.num_replicas < 2) return std::vector<uint64_t>();
   return picker_.KeysOf(request->prompt, request->cache_salt,
                         model.info->cache_id(), model.info->page_tokens());
 }

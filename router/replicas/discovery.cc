@@ -1,5 +1,6 @@
 #include "router/replicas/discovery.h"
 
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -50,7 +51,7 @@ void Discovery::Start(absl::Duration patience) {
 }
 
 void Discovery::Look(Source* source) {
-  std::thread([this, gate = gate_, source, looks = source->source] {
+  const auto look = [this, gate = gate_, source, looks = source->source] {
     Answer answer = looks->Look();
     // The timers may be gone, unless the gate is open.
     if (!gate->Enter()) return;
@@ -61,7 +62,12 @@ void Discovery::Look(Source* source) {
                   gate->Leave();
                 });
     gate->Leave();
-  }).detach();
+  };
+  try {
+    std::thread(look).detach();
+  } catch (const std::system_error& error) {  // no more threads are allowed
+    OnAnswer(source, absl::ResourceExhaustedError(error.what()));
+  }
 }
 
 void Discovery::OnAnswer(Source* source, const Answer& answer) {

@@ -35,7 +35,13 @@ void Liveness::OnReport(const kvasir::v1::LoadReport& report) {
 void Liveness::OnTick(absl::Duration elapsed, bool busy) {
   silent_ += elapsed;
   back_ += elapsed;
-  stuck_ = works_ || busy ? stuck_ + elapsed : absl::ZeroDuration();
+  if (works_ || busy) {
+    stuck_ += elapsed;
+    return;
+  }
+  // Its requests have left, so nothing shows whether it still hangs.
+  if (stuck_ >= step_limit_) back_ = absl::ZeroDuration();
+  stuck_ = absl::ZeroDuration();
 }
 
 Liveness::State Liveness::state() const {

@@ -97,6 +97,7 @@ TEST(LivenessTest, RequestsThatTheWorkerHasNotReportedAreWorkToo) {
   EXPECT_EQ(liveness.state(), State::kStuck);
   Pass(1, Report(7, 0), &liveness);
   EXPECT_EQ(liveness.state(), State::kAlive) << "the request has ended";
+  EXPECT_LT(liveness.OpenSeats(64), 64u) << "it may still hang";
 }
 
 TEST(LivenessTest, AllSeatsOfANewWorkerAreOpen) {

@@ -86,7 +86,6 @@ absl::Status CheckWorker(const std::string& target,
 void Replica::OnInfo(const kvasir::v1::WorkerInfo& info) {
   base::MutexLock lock(&mutex_);
   info_ = info;
-  ++connection_;
   incarnation_ = NextIncarnation();
   liveness_.OnConnected();
   state_ = ReplicaState::kConnecting;
@@ -114,6 +113,7 @@ void Replica::OnReport(const kvasir::v1::LoadReport& report) {
   liveness_.OnReport(report);
   state_ = StateOfReport();
   failures_ = 0;
+  ++reports_;
   fresh_ = 0;
   fresh_tokens_ = 0;
 }
@@ -155,7 +155,7 @@ ReplicaState Replica::state() const {
 
 uint64_t Replica::connection() const {
   base::MutexLock lock(&mutex_);
-  return connection_;
+  return incarnation_;
 }
 
 bool Replica::in_use() const {
@@ -210,22 +210,27 @@ void Replica::OnSent(uint64_t prompt_tokens) {
   unaccepted_tokens_ += prompt_tokens;
 }
 
-void Replica::OnAccepted(uint64_t prompt_tokens) {
+uint64_t Replica::OnAccepted(uint64_t prompt_tokens) {
   base::MutexLock lock(&mutex_);
   --unaccepted_;
   unaccepted_tokens_ -= prompt_tokens;
   ++fresh_;
   fresh_tokens_ += prompt_tokens;
+  return reports_;
 }
 
-void Replica::OnEnded(uint64_t prompt_tokens, bool accepted) {
+void Replica::OnEnded(uint64_t prompt_tokens,
+                      std::optional<uint64_t> accepted_after) {
   base::MutexLock lock(&mutex_);
   --in_flight_;
-  // An accepted request counts in the worker's reports, and no longer
-  // as unaccepted.
-  if (accepted) return;
-  --unaccepted_;
-  unaccepted_tokens_ -= prompt_tokens;
+  if (!accepted_after.has_value()) {
+    --unaccepted_;
+    unaccepted_tokens_ -= prompt_tokens;
+  } else if (*accepted_after == reports_) {
+    --fresh_;
+    fresh_tokens_ -= prompt_tokens;
+  }
+  // Otherwise the request counts in the worker's reports.
 }
 
 absl::Duration Replica::NextBackoff() {

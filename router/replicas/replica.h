@@ -89,7 +89,8 @@ class Replica {
   ReplicaState state() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns whether and how the worker hangs.
   Liveness::State liveness() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns the number of times that the router has connected to the worker.
+  // Returns the number of the connection to the worker
+  // (ReplicaView.incarnation).
   uint64_t connection() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns true if the worker has passed its checks and is not lost. New
   // replicas of a model must agree with those in use.
@@ -111,8 +112,10 @@ class Replica {
  private:
   friend class ReplicaLease;
   void OnSent(uint64_t prompt_tokens) ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnAccepted(uint64_t prompt_tokens) ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnEnded(uint64_t prompt_tokens, bool accepted)
+  // Returns the number of the last report.
+  uint64_t OnAccepted(uint64_t prompt_tokens) ABSL_LOCKS_EXCLUDED(mutex_);
+  // `accepted_after` is what OnAccepted returned; absent: not accepted.
+  void OnEnded(uint64_t prompt_tokens, std::optional<uint64_t> accepted_after)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration NextBackoff() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the state of a worker that is connected and has sent report_.
@@ -131,13 +134,13 @@ class Replica {
   uint64_t incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
   kvasir::v1::LoadReport report_ ABSL_GUARDED_BY(mutex_);
   Liveness liveness_ ABSL_GUARDED_BY(mutex_);
-  uint64_t connection_ ABSL_GUARDED_BY(mutex_) = 0;
   int failures_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
   // How many requests were sent and have not been accepted by the worker yet.
   uint32_t unaccepted_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t unaccepted_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
-  // How many requests the worker has accepted after its last report.
+  uint64_t reports_ ABSL_GUARDED_BY(mutex_) = 0;
+  // How many running requests the worker has accepted after its last report.
   uint32_t fresh_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t fresh_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
 };
@@ -150,21 +153,22 @@ class ReplicaLease {
       : replica_(std::move(replica)), prompt_tokens_(prompt_tokens) {
     replica_->OnSent(prompt_tokens_);
   }
-  ~ReplicaLease() { replica_->OnEnded(prompt_tokens_, accepted_); }
+  ~ReplicaLease() { replica_->OnEnded(prompt_tokens_, accepted_after_); }
   ReplicaLease(const ReplicaLease&) = delete;
   ReplicaLease& operator=(const ReplicaLease&) = delete;
 
   const Replica& replica() const { return *replica_; }
 
   void OnAccepted() {
-    if (!accepted_) replica_->OnAccepted(prompt_tokens_);
-    accepted_ = true;
+    if (!accepted_after_.has_value()) {
+      accepted_after_ = replica_->OnAccepted(prompt_tokens_);
+    }
   }
 
  private:
   const std::shared_ptr<Replica> replica_;
   const uint64_t prompt_tokens_;
-  bool accepted_ = false;
+  std::optional<uint64_t> accepted_after_;
 };
 
 }  // namespace kvasir::router

@@ -12,10 +12,11 @@
 namespace kvasir::router {
 namespace {
 
-void AddLoad(const ReplicaView& view, ModelLoad* load) {
+void AddLoad(const ReplicaView& view, uint32_t max_num_seqs, ModelLoad* load) {
   load->running += view.running;
   load->waiting += uint64_t{view.waiting} + view.unreported_requests;
-  load->max_num_seqs += view.max_num_seqs;
+  // The view has fewer while the worker starts slowly.
+  load->max_num_seqs += max_num_seqs;
   // Limit the free pages, because a worker's report may contain
   // impossible numbers.
   const uint64_t free = std::min(view.free_pages, view.total_pages);
@@ -29,12 +30,15 @@ void AddLoad(const ReplicaView& view, ModelLoad* load) {
 struct ReplicaRegistry::FirstAnswers {
   base::Mutex mutex;
   base::CondVar changed;
+  // True when Start has returned. Later answers are not kept.
+  bool finished ABSL_GUARDED_BY(mutex) = false;
   std::set<std::string> answered ABSL_GUARDED_BY(mutex);
   std::vector<absl::Status> refusals ABSL_GUARDED_BY(mutex);
 
   void Add(const Replica& replica, const absl::Status& refusal)
       ABSL_LOCKS_EXCLUDED(mutex) {
     base::MutexLock lock(&mutex);
+    if (finished) return;
     if (answered.insert(replica.target()).second && !refusal.ok()) {
       refusals.push_back(refusal);
     }
@@ -115,6 +119,7 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
     if (now >= deadline) break;
     first.changed.WaitWithTimeout(&first.mutex, deadline - now);
   }
+  first.finished = true;
   return first.refusals.empty() ? absl::OkStatus() : first.refusals.front();
 }
 
@@ -204,8 +209,8 @@ void ReplicaRegistry::Stop() {
   gate_->Close();
 }
 
-void ReplicaRegistry::Tick(absl::Duration elapsed) {
-  if (!gate_->Enter()) return;
+bool ReplicaRegistry::Tick(absl::Duration elapsed) {
+  if (!gate_->Enter()) return false;
   const ReplicaList list = replicas();
   ReplicaList::Replicas all(list.begin(), list.end());
   {
@@ -215,12 +220,15 @@ void ReplicaRegistry::Tick(absl::Duration elapsed) {
       if (auto replica = each.lock()) all.push_back(std::move(replica));
     }
   }
+  bool hung = false;
   for (const auto& replica : all) {
     const ReplicaState before = replica->state();
     replica->OnTick(elapsed);
     if (replica->state() != before) ReportState(*replica, before);
+    hung |= replica->state() == ReplicaState::kHung;
   }
   gate_->Leave();
+  return hung;
 }
 
 void ReplicaRegistry::SetListener(std::function<void()> listener) {
@@ -387,7 +395,7 @@ std::vector<ModelStatus> ReplicaRegistry::Models() const {
       ++model.num_replicas;
       if (const ReplicaView view = replica->view(); view.eligible) {
         ++model.num_ready_replicas;
-        AddLoad(view, &model.load);
+        AddLoad(view, info.has_value() ? info->max_num_seqs() : 0, &model.load);
       }
       model.ready = model.num_ready_replicas > 0;
       if (!info.has_value()) continue;

@@ -137,8 +137,9 @@ class ReplicaRegistry {
   // Stop may be called again.
   void Stop() ABSL_LOCKS_EXCLUDED(change_mutex_);
   // Call this regularly with the time that has passed (RunningTime), so that
-  // replicas that hang are found.
-  void Tick(absl::Duration elapsed) ABSL_LOCKS_EXCLUDED(change_mutex_);
+  // replicas that hang are found. Returns true if one of them hangs, removed
+  // ones included.
+  bool Tick(absl::Duration elapsed) ABSL_LOCKS_EXCLUDED(change_mutex_);
   // Sets a function that is called right after every call of on_change. It
   // replaces the previous function.
   void SetListener(std::function<void()> listener)

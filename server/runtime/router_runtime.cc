@@ -256,6 +256,13 @@ absl::Status RouterRuntime::MakeCore(const RouterRuntimeOptions& options) {
   core.max_n = kMaxSamples;
   KVASIR_ASSIGN_OR_RETURN(core.picker.policy,
                           router::ParsePolicy(options.router.policy));
+  // One worker needs no choice. In a list that may grow, prompts are remembered
+  // for the second one.
+  KVASIR_ASSIGN_OR_RETURN(const router::WorkerList list,
+                          router::ParseWorkers(options.router.workers));
+  if (list.sources.empty() && list.fixed.size() == 1) {
+    core.picker.policy = router::PolicyKind::kLeastLoaded;
+  }
   core.picker.load_factor = options.router.load_factor;
   core.picker.prefix_bytes = static_cast<size_t>(options.router.prefix_bytes);
   KVASIR_ASSIGN_OR_RETURN(

@@ -170,7 +170,7 @@ class Two:
         self.lost, self.other = (start_worker(stack, "127.0.0.1:0", *flags) for _ in range(2))
         self.proxy = CuttableProxy(self.other.grpc)
         workers = f"{self.lost.grpc},{self.proxy.address}"
-        self.router = stack.enter_context(KvasirProcess("router", "--workers", workers, "--log-format", "json"))
+        self.router = stack.enter_context(KvasirProcess("router", "--workers", workers, "--policy", "least_loaded", "--log-format", "json"))
         self.clients = Clients(stack, self.router)
 
     def begin(self, evicts=False):

@@ -387,7 +387,8 @@ def test_the_lost_connection_of_one_rank_ends_all_ranks(tmp_path, long_model):
             wait_until(lambda: "waiting for ranks" in group.log(), "a listener")
             rank = group.rank(port=proxy.address.rsplit(":", 1)[1])
             group.wait_ready()
-            with KvasirProcess("router", "--workers", f"unix:{folder}/worker") as router:
+            # Otherwise the stream would wait for its worker to come back.
+            with KvasirProcess("router", "--workers", f"unix:{folder}/worker", "--move-streams", "off") as router:
                 load = Endless(router.grpc, router.ready["model"])
                 proxy.cut()
                 error = load.error(END_SECONDS)

@@ -111,7 +111,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   // Updates live_ and load_ for other threads, and passes a changed load to
   // listeners.
   void Publish() ABSL_LOCKS_EXCLUDED(mutex_);
-  uint32_t StepLimitMs() const;  // for LoadSnapshot
+  absl::Duration StepLimit() const;  // LoadSnapshot.step_limit_ms
   void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   void EndAll() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -570,17 +570,19 @@ absl::StatusOr<kvasir::v1::StepResult> ThreadedEngine::Await() {
   absl::StatusOr<kvasir::v1::StepResult> result = executor_->Await();
   in_flight_ = nullptr;
   const absl::Time now = options_.clock->Now();
-  longest_step_ = std::max(longest_step_, now - enqueued_at_);
+  // Even a step that was stopped from outside at most doubles the limit.
+  longest_step_ = std::max(
+      longest_step_,
+      std::min(now - enqueued_at_, 2 * StepLimit() / kStepLimitFactor));
   MutexLock lock(&mutex_);
   executing_ = nullptr;
   progress_at_ = now;
   return result;
 }
 
-uint32_t ThreadedEngine::StepLimitMs() const {
-  const absl::Duration limit = std::clamp(kStepLimitFactor * longest_step_,
-                                          kLeastStepLimit, absl::Hours(24));
-  return static_cast<uint32_t>(absl::ToInt64Milliseconds(limit));
+absl::Duration ThreadedEngine::StepLimit() const {
+  return std::clamp(kStepLimitFactor * longest_step_, kLeastStepLimit,
+                    absl::Hours(24));
 }
 
 void ThreadedEngine::Publish() {
@@ -590,7 +592,8 @@ void ThreadedEngine::Publish() {
     MutexLock lock(&mutex_);
     scheduler_queued_ = scheduler_->num_queued();
     load.draining = draining_;
-    load.step_limit_ms = StepLimitMs();
+    load.step_limit_ms =
+        static_cast<uint32_t>(absl::ToInt64Milliseconds(StepLimit()));
     const bool wanted = std::exchange(load_wanted_, false);
     const bool changed = load != load_;
     load_ = load;

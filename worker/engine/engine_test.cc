@@ -674,6 +674,23 @@ TEST_P(EngineTest, TheStepLimitIsTenTimesTheLongestStepButAtLeastTenSeconds) {
       [](const LoadSnapshot& load) { return load.step_limit_ms == 70000; });
 }
 
+// For example, the process was stopped for some time.
+TEST_P(EngineTest, AStepAboveTheLimitRaisesItAtMostTwofold) {
+  options_.clock = &manual_clock_;
+  KVASIR_ASSERT_OK(Start());
+  const auto listener = std::make_shared<CountingListener>();
+  engine_->SubscribeLoad(listener);
+  gate_.Close();
+  const auto sink = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r"), sink).status);
+  gate_.AwaitHeld();
+  manual_clock_.Advance(absl::Seconds(50));
+  gate_.Open();
+  sink->AwaitEnd();
+  listener->Await(
+      [](const LoadSnapshot& load) { return load.step_limit_ms == 20000; });
+}
+
 class CountingObserver final : public EngineObserver {
  public:
   void OnStep(const StepStats& step) override {

@@ -209,6 +209,11 @@ absl::StatusOr<VllmInferenceRequest> ParseVllmInferenceRequest(
   out.streaming = streaming;
   out.priority = message.priority();
   out.session = message.session_id();
+  if (out.session.size() > kMaxSessionBytes) {
+    return WrongField("session_id",
+                      absl::StrCat("at most ", kMaxSessionBytes, " bytes"),
+                      out.session.size());
+  }
   out.cache_salt = message.kv().cache_salt();
   if (out.cache_salt.size() > kMaxCacheSaltBytes) {
     return WrongField("kv.cache_salt",

@@ -43,6 +43,7 @@ struct VllmInferenceRequest {
 };
 
 inline constexpr size_t kMaxCacheSaltBytes = 256;
+inline constexpr size_t kMaxSessionBytes = 256;
 
 // A zero in a field without presence means that the field is not set.
 // Errors: INVALID_ARGUMENT names the field, the allowed values and the given

@@ -227,6 +227,9 @@ TEST(VllmInferenceRequestTest,
               }),
               is("kv.cache_salt: want at most 256 bytes, have 257"));
   EXPECT_THAT(
+      Refusal([](auto* m) { m->set_session_id(std::string(257, 's')); }),
+      is("session_id: want at most 256 bytes, have 257"));
+  EXPECT_THAT(
       Refusal([](auto* m) { m->mutable_sampling()->set_num_sequences(2); },
               /*streaming=*/false),
       is("sampling.num_sequences: want 1 in a call of Generate"));

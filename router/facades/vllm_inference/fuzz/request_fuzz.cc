@@ -25,6 +25,7 @@ void Parse(std::string_view text) {
     KVASIR_CHECK(request->wants_logprobs || request->num_candidates == 0);
     KVASIR_CHECK(request->cache_salt.size() <=
                  kvasir::router::kMaxCacheSaltBytes);
+    KVASIR_CHECK(request->session.size() <= kvasir::router::kMaxSessionBytes);
     KVASIR_CHECK(request->stop_strings.size() <=
                  kvasir::router::kMaxStopStrings);
   }
