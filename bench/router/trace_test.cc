@@ -1,8 +1,7 @@
 #include "bench/router/trace.h"
 
-#include <fstream>
-
 #include "base/status_matchers.h"
+#include "base/temp_folder.h"
 
 namespace kvasir::bench {
 namespace {
@@ -18,12 +17,6 @@ std::vector<uint64_t> PagesOf(const Trace& trace, size_t request,
   std::vector<uint64_t> pages;
   trace.PagesOf(request, output, &pages);
   return pages;
-}
-
-std::string WriteFile(const std::string& text) {
-  const std::string path = ::testing::TempDir() + "/trace.jsonl";
-  std::ofstream(path) << text;
-  return path;
 }
 
 TEST(TraceTest, EverySyntheticTraceHasTheRequestedRateAndOrder) {
@@ -72,7 +65,9 @@ TEST(TraceTest, AnUnknownNameIsRefusedWithTheKnownOnes) {
 }
 
 TEST(TraceTest, ReadsPagesAndTokensFromAFile) {
-  const std::string path = WriteFile(
+  const base::TempFolder folder;
+  const std::string path = folder.Write(
+      "trace.jsonl",
       R"({"timestamp": 0, "input_length": 9, "output_length": 5, )"
       R"("hash_ids": [7, 8, 9]})"
       "\n\n"
@@ -101,12 +96,13 @@ TEST(TraceTest, ReadsPagesAndTokensFromAFile) {
 }
 
 TEST(TraceTest, AWrongLineIsNamedByItsNumber) {
+  const base::TempFolder folder;
   const std::string good =
       R"({"timestamp": 10, "input_length": 4, "output_length": 5, )"
       R"("hash_ids": [7]})"
       "\n";
   const auto refuses = [&](const std::string& line, const char* what) {
-    EXPECT_THAT(ReadTrace(WriteFile(good + line), 4),
+    EXPECT_THAT(ReadTrace(folder.Write("trace.jsonl", good + line), 4),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          AllOf(HasSubstr("line 2"), HasSubstr(what))));
   };
@@ -121,7 +117,7 @@ TEST(TraceTest, AWrongLineIsNamedByItsNumber) {
   refuses(R"({"timestamp": 20, "output_length": 5, "token_ids": []})",
           "the prompt is empty");
   EXPECT_THAT(
-      ReadTrace(WriteFile(""), 4),
+      ReadTrace(folder.Write("trace.jsonl", ""), 4),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no requests")));
   EXPECT_THAT(ReadTrace("/nowhere", 4),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("/nowhere")));
