@@ -98,13 +98,21 @@ def panel_json(catalogue, panel, id_, x, y):
         },
         "targets": targets,
     }
+    defaults = json_["fieldConfig"]["defaults"]
+    if "wrong" in panel:
+        colours = ("green", "red") if "above" in panel["wrong"] else ("red", "green")
+        (limit,) = panel["wrong"].values()
+        steps = [{"color": colours[0], "value": None}, {"color": colours[1], "value": limit}]
+        defaults["thresholds"] = {"mode": "absolute", "steps": steps}
     if kind == "graph":
-        json_["fieldConfig"]["defaults"]["custom"] = {"fillOpacity": 8, "showPoints": "never"}
+        defaults["custom"] = {"fillOpacity": 8, "showPoints": "never"}
+        if "wrong" in panel:
+            defaults["custom"]["thresholdsStyle"] = {"mode": "dashed"}
         json_["options"] = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}}
     elif kind == "stat":
         json_["options"] = {"reduceOptions": {"calcs": ["lastNotNull"]}, "graphMode": "area"}
     elif kind == "heatmap":
-        json_["options"] = {"calculate": False, "yAxis": {"unit": json_["fieldConfig"]["defaults"]["unit"]}}
+        json_["options"] = {"calculate": False, "yAxis": {"unit": defaults["unit"]}}
     else:
         json_["transformations"] = [
             {"id": "organize", "options": {"excludeByName": {"Time": True, "Value": True, "__name__": True}}}

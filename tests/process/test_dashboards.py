@@ -113,6 +113,21 @@ def test_panels_show_values_above_zero_under_load(prometheus):
         )
 
 
+def test_values_for_which_an_alert_fires_are_red_on_their_panels():
+    limits = {
+        "overview: KV cache in use": "KvasirCacheFull", "overview: First token, p90": "KvasirFirstTokenSlow",
+        "requests: Share of failed requests of each replica": "KvasirReplicaFails",
+    }
+    alerts = {rule.get("alert"): rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
+    for panel in limits:
+        board, title = panel.split(": ")
+        panels = json.loads((ROOT / f"deploy/grafana/{board}.json").read_text())["panels"]
+        (defaults,) = [each["fieldConfig"]["defaults"] for each in panels if each["title"] == title]
+        low, high = defaults["thresholds"]["steps"]
+        assert low == {"color": "green", "value": None} and high["color"] == "red"
+        assert f" > {high['value']}" in alerts[limits[panel]]["expr"]
+
+
 def groups(prometheus):
     return [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
 
