@@ -570,11 +570,10 @@ absl::StatusOr<kvasir::v1::StepResult> ThreadedEngine::Await() {
   absl::StatusOr<kvasir::v1::StepResult> result = executor_->Await();
   in_flight_ = nullptr;
   const absl::Time now = options_.clock->Now();
+  // A step above the limit was stopped from outside; it doubles the limit.
+  const absl::Duration most = 2 * StepLimit() / kStepLimitFactor;
   const absl::Duration took = now - enqueued_at_;
-  // A step above the limit was stopped from outside. It doubles the limit.
-  const auto counts =
-      took > StepLimit() ? 2 * StepLimit() / kStepLimitFactor : took;
-  longest_step_ = std::max(longest_step_, counts);
+  longest_step_ = std::max(longest_step_, took > StepLimit() ? most : took);
   MutexLock lock(&mutex_);
   executing_ = nullptr;
   progress_at_ = now;
