@@ -76,9 +76,9 @@ class AffinityTest : public ::testing::Test {
     }
   }
 
-  TimerThread timers_;
   TimerThread transport_;
   std::vector<std::unique_ptr<FakeWorker>> workers_;
+  TimerThread timers_;
   std::unique_ptr<ReplicaRegistry> registry_;
   std::unique_ptr<RouterCore> router_;
 };

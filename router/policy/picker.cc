@@ -141,11 +141,11 @@ std::optional<size_t> ReplicaPicker::PickByPrefix(
   }
   if (request.session == 0) {
     Choice* const idle = best;
+    const size_t first = turn_ % replicas.size();
     const PrefixMap::Hit hit = prefixes_->LongestHit(request.pages, among);
     // Equal holders of a common prefix take turns.
     const auto before_in_turn = [&](const Choice& a, const Choice& b) {
       if (a.load != b.load) return a.load < b.load;
-      const size_t first = turn_ % replicas.size();
       return std::pair(a.index < first, a.index) <
              std::pair(b.index < first, b.index);
     };
