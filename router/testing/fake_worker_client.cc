@@ -249,7 +249,14 @@ void FakeWorkerClient::WatchLoad(absl::Duration,
   });
 }
 
-FakeWorkerClient::~FakeWorkerClient() { worker_->EndWatch(this); }
+FakeWorkerClient::FakeWorkerClient(FakeWorker* worker)
+    : worker_(worker), gate_(worker->gate_) {}
+
+FakeWorkerClient::~FakeWorkerClient() {
+  if (!gate_->Enter()) return;  // the worker is gone
+  worker_->EndWatch(this);
+  gate_->Leave();
+}
 
 void FakeWorkerClient::Close() {
   {

@@ -59,7 +59,7 @@ class FakeAttempt final : public Attempt,
 
 class FakeWorkerClient;
 
-// A fake worker that a test controls. It must outlive its clients.
+// A fake worker that a test controls. It must outlive all calls to its clients.
 // Threads: its methods may be called from any thread.
 class FakeWorker {
  public:
@@ -112,7 +112,7 @@ class FakeWorker {
 
 class FakeWorkerClient final : public WorkerClient {
  public:
-  explicit FakeWorkerClient(FakeWorker* worker) : worker_(worker) {}
+  explicit FakeWorkerClient(FakeWorker* worker);
   ~FakeWorkerClient() override;
 
   std::shared_ptr<Attempt> NewAttempt(
@@ -125,7 +125,8 @@ class FakeWorkerClient final : public WorkerClient {
 
  private:
   FakeWorker* const worker_;
-  bool closed_ = false;  // guarded by worker_->mutex_
+  const std::shared_ptr<CallbackGate> gate_;  // the worker's
+  bool closed_ = false;                       // guarded by worker_->mutex_
 };
 
 }  // namespace kvasir::router
