@@ -455,7 +455,7 @@ client had one more answer, so that no request sees two disturbances.
 {table}
 
 - *moved*: sent to a second worker. *Asked the other router*: a draining router refused a new request, and the client asked the other one. *Pause*: between two
-  responses of a stream; the longest of each stream.
+  responses of a stream; the longest of each stream. If the workers' pool is small, this includes the time of preempted requests.
 - {datetime.date.today().isoformat()}, {rounds} rounds, seed {seed}, {os.cpu_count()} CPUs, workers {' '.join(map(str, flags)) or 'without flags'}, built-in model of
   `models/tiny`.
 - Pages that workers still held or had leaked at the end, and other problems: {len(problems) or 'none'}.
