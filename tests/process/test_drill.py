@@ -7,7 +7,7 @@ import pytest
 import drill
 
 # A pool that is too small for a worker's share of the clients, so some requests wait or are preempted.
-SMALL_POOL = ["--kv-cache-bytes", "8MiB"]
+SMALL_POOL = ["--kv-cache-bytes", "16MiB"]
 
 
 @pytest.mark.timeout(1800)

@@ -33,8 +33,8 @@ import access_log
 from kvasir_process import OPERATOR_PORTS, TINY, CuttableProxy, KvasirProcess, wait_until
 
 TEXT = (TINY / "evaluation.txt").read_text()
-MAX_TOKENS = 200
-REQUEST_TIMEOUT_SECONDS = 120
+MAX_TOKENS = 120
+REQUEST_TIMEOUT_SECONDS = 300
 SAMPLINGS = {
     "greedy": {"temperature": 0.0},
     "seeded, log probabilities": {"temperature": 1.0, "seed": 5, "top_p": 0.9, "logprobs": 2},
