@@ -282,6 +282,18 @@ TEST(RequestFlowTest, AWorkerThatHasComeBackMayBeAskedAgain) {
   EXPECT_FALSE(flow.Tried("a", 5));
 }
 
+TEST(RequestFlowTest, OnlyAWorkerThatWasMerelySilentMayBeAskedAgain) {
+  for (const bool blamed : {false, true}) {
+    RequestFlow flow = NewFlow();
+    flow.OnAttempt("a", At(1), MoveStreams::kExact, /*connection=*/4);
+    EXPECT_TRUE(flow.Leave(blamed, At(2)));
+    EXPECT_TRUE(flow.Tried("a", 4));
+    EXPECT_EQ(flow.OnAttemptDone(absl::CancelledError("left"), At(3)),
+              std::nullopt);
+    EXPECT_EQ(flow.Tried("a", 4), blamed);
+  }
+}
+
 TEST(RequestFlowTest, ARequestWaitsIfItIsNewOrHasOutputOrLostItsWorker) {
   RequestFlow flow = NewFlow();
   EXPECT_TRUE(flow.Waits());

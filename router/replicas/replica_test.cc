@@ -147,6 +147,25 @@ TEST(ReplicaTest, TheTimeBetweenAttemptsToConnectGrowsUpToALimit) {
   EXPECT_EQ(replica->OnLost(lost), first);
 }
 
+TEST(ReplicaTest, ARequestThatEndsBeforeTheNextReportIsNoLoad) {
+  const auto replica = NewReplica();
+  replica->OnInfo(GoodInfo());
+  replica->OnReport(Report(0));
+  {
+    ReplicaLease lease(replica, 100);
+    lease.OnAccepted();
+    EXPECT_EQ(replica->view().unreported_requests, 1u);
+  }
+  EXPECT_EQ(replica->view().unreported_requests, 0u);
+  EXPECT_EQ(replica->view().unreported_tokens, 0u);
+  {
+    ReplicaLease lease(replica, 100);
+    lease.OnAccepted();
+    replica->OnReport(Report(1));
+  }
+  EXPECT_EQ(replica->view().unreported_requests, 0u);
+}
+
 TEST(ReplicaTest, CountsRequestsSinceTheLastReport) {
   const auto replica = NewReplica();
   replica->OnInfo(GoodInfo());
